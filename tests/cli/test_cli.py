@@ -167,7 +167,6 @@ def test_the_demo_compares_the_methods_and_says_who_wins(tmp_path, monkeypatch):
         "comparison.csv",
         "delays.png",
         "report.html",
-        "table.csv",
         "table.md",
         "target.png",
         *demo_module.RECIPES,
@@ -334,7 +333,7 @@ def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
     command = [sys.executable, str(script), "compare", str(recipe), "--seeds", "2", "-j", "2", "--out", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "table.csv").is_file()
+    assert (tmp_path / "out" / "comparison.csv").is_file()
 
 
 def test_an_engine_of_the_command_line(recipe, tmp_path):
@@ -348,7 +347,7 @@ def test_an_engine_of_the_command_line(recipe, tmp_path):
     here, pool = ((tmp_path / name / "metrics.csv").read_bytes() for name in ("here", "pool"))
     assert here == pool
     done = invoke("compare", recipe, "--engine", "pool", "--workers", "2", "--seeds", "2", "--out", "both")
-    assert done.exit_code == 0 and (tmp_path / "both" / "table.csv").is_file(), done.output
+    assert done.exit_code == 0 and (tmp_path / "both" / "comparison.csv").is_file(), done.output
 
 
 def test_a_tracker_of_the_command_line(recipe, tmp_path):

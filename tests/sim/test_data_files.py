@@ -194,7 +194,7 @@ def test_plays_become_windows_with_their_next_character_and_the_end_is_for_testi
         for x, y in zip(client.x.tolist(), client.y.tolist(), strict=True):
             if 1 not in (*x, y):  # no line break inside
                 assert y == (x[-1] - 2 + 1) % 26 + 2
-    with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 roles"):
+    with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 users"):
         build_data(section("shakespeare", dir=str(tmp_path), clients=3, length=8), seed=0)
 
 

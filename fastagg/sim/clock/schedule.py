@@ -60,7 +60,30 @@ class Job:
         return {"client": self.client, "number": self.number, "task": self.task.state_dict(), "origin": origin}
 
 
-class TimedSchedule:
+class _Timed:
+    """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
+
+    def __init__(self, server: Server, delays: DelayModel, steps: Steps) -> None:
+        self.unit = delays.unit
+        self._server, self._delays, self._steps = server, delays, steps
+        self._dispatches: Counter[int] = Counter()
+
+    def _send(self, client: int) -> tuple[int, Dispatch, float]:
+        """Send ``client`` the model. Return the number of its dispatch, its task, and how long it will take."""
+        number = self._dispatches[client]
+        self._dispatches[client] += 1
+        task = self._server.dispatch(client)
+        return number, task, self._delays.duration(client, number, self._steps(client, task))
+
+    def state_dict(self) -> State:
+        return {"dispatches": dict(self._dispatches), "delays": self._delays.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._dispatches = Counter(state["dispatches"])
+        self._delays.load_state_dict(state["delays"])
+
+
+class TimedSchedule(_Timed):
     """Clients take virtual time. The delay model tells how long, and the participation rule tells who is next.
 
     With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
@@ -73,17 +96,13 @@ class TimedSchedule:
         self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, *, at_flush: bool = False,
         before: bool = False,
     ) -> None:  # fmt: skip
-        self.unit = delays.unit
-        self._steps = steps
+        super().__init__(server, delays, steps)
         self._at_flush, self._before = at_flush, before
         self._last: Dispatch | None = None  # with ``before``: the task that was sent last
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
-        self._server = server
-        self._delays = delays
         self._participation = participation
         self._clock: VirtualClock[Job] = VirtualClock()
-        self._dispatches: Counter[int] = Counter()
 
     @property
     def now(self) -> float:
@@ -123,13 +142,11 @@ class TimedSchedule:
             self._dispatch(client)
 
     def state_dict(self) -> State:
-        return {
+        return super().state_dict() | {
             "clock": self._clock.state_dict(Job.state_dict),
             "owed": list(self._owed),
             "sent": self._sent,
             "last": None if self._last is None else self._last.state_dict(),
-            "dispatches": dict(self._dispatches),
-            "delays": self._delays.state_dict(),
             "participation": self._participation.state_dict(),
         }
 
@@ -137,22 +154,18 @@ class TimedSchedule:
         self._clock.load_state_dict(state["clock"], lambda job: _job(job, self._server))
         self._owed, self._sent = list(state["owed"]), state["sent"]
         self._last = _task(state["last"], self._server)
-        self._dispatches = Counter(state["dispatches"])
-        self._delays.load_state_dict(state["delays"])
+        super().load_state_dict(state)
         self._participation.load_state_dict(state["participation"])
 
     def _dispatch(self, client: int, before: Dispatch | None = None) -> None:
-        number = self._dispatches[client]
-        self._dispatches[client] += 1
-        task = self._server.dispatch(client)
+        number, task, duration = self._send(client)
         if self._before:
             self._last = task
-        duration = self._delays.duration(client, number, self._steps(client, task))
         origin = None if before is None else before.for_client(client, task.local_steps, task.id)
         self._clock.schedule(duration, Job(client, number, task, origin))
 
 
-class RoundSchedule:
+class RoundSchedule(_Timed):
     """Synchronous rounds of ``per_round`` uniformly drawn clients. All are received when the slowest is done.
 
     The next round starts at that moment. Clients are drawn from (seed, round), and durations as elsewhere from (seed,
@@ -162,11 +175,8 @@ class RoundSchedule:
     def __init__(
         self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps
     ) -> None:
-        self.unit = delays.unit
-        self._steps = steps
+        super().__init__(server, delays, steps)
         self.now = 0.0
-        self._server = server
-        self._delays = delays
         self._clients = clients
         self._per_round = per_round
         self._seed = seed
@@ -174,7 +184,6 @@ class RoundSchedule:
         self._gone: set[int] = set()
         self._end = 0.0
         self._waiting: deque[Job] = deque()
-        self._dispatches: Counter[int] = Counter()
 
     def in_flight(self) -> list[Job]:
         """Return the jobs of this round that were not received yet, in the order in which they will be."""
@@ -186,10 +195,7 @@ class RoundSchedule:
         self._rounds += 1
         self._end = self.now
         for client in drawn:
-            number = self._dispatches[client]
-            self._dispatches[client] += 1
-            task = self._server.dispatch(client)
-            duration = self._delays.duration(client, number, self._steps(client, task))
+            number, task, duration = self._send(client)
             self._end = max(self._end, self.now + duration)
             self._waiting.append(Job(client, number, task))
 
@@ -208,21 +214,18 @@ class RoundSchedule:
         self._gone = set(clients)  # a round that has begun is finished, because the server would otherwise wait forever
 
     def state_dict(self) -> State:
-        return {
+        return super().state_dict() | {
             "now": self.now,
             "rounds": self._rounds,
             "end": self._end,
             "waiting": [job.state_dict() for job in self._waiting],
-            "dispatches": dict(self._dispatches),
-            "delays": self._delays.state_dict(),
             "gone": sorted(self._gone),
         }
 
     def load_state_dict(self, state: State) -> None:
         self.now, self._rounds, self._end = state["now"], state["rounds"], state["end"]
         self._waiting = deque(_job(job, self._server) for job in state["waiting"])
-        self._dispatches = Counter(state["dispatches"])
-        self._delays.load_state_dict(state["delays"])
+        super().load_state_dict(state)
         self._gone = set(state["gone"])
 
 

@@ -21,7 +21,7 @@ from fastagg.sim.data.federated import FederatedData, Samples, Text
 from fastagg.sim.data.files import places, read_text
 from fastagg.sim.seeds import generator
 
-User = tuple[list[Foreign], list[Foreign]]  # x and y
+User = tuple[Foreign, Foreign]  # x and y
 Convert = Callable[[str, User], Samples]
 
 

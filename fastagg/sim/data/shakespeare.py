@@ -18,7 +18,6 @@ from fastagg.errors import DataError
 from fastagg.sim.data import leaf
 from fastagg.sim.data.federated import FederatedData, Samples, Text
 from fastagg.sim.data.files import places, read_text
-from fastagg.sim.seeds import generator
 
 SPEAKER = re.compile(r"^([A-Z][^\n:]{0,60}):[ \t]*$", re.MULTILINE)
 
@@ -86,25 +85,19 @@ def _from_plays(
 ) -> FederatedData:
     spoken = roles("\n".join(read_text(path) for path in texts))
     alphabet = Alphabet(set().union(*spoken.values()))
-    cuts = {name: int((1 - test_share) * len(text)) for name, text in spoken.items()}
-    # Each of the two parts must be longer than one input. Otherwise it would have no sample.
-    enough = sorted(
-        name for name, text in spoken.items() if cuts[name] >= length + min_samples and len(text) - cuts[name] > length
-    )
-    if len(enough) < clients:
-        raise DataError(
-            f"{clients} clients are asked for, but only {len(enough)} of {len(spoken)} roles in {texts[0].parent} "
-            f"speak enough for {min_samples} samples of {length} characters and a test"
-        )
-    train, test = [], []
-    for name in (enough[i] for i in generator(seed, "users").permutation(len(enough))[:clients]):
-        tokens = alphabet.encode(spoken[name])
-        train.append(_windows(tokens[: cuts[name]], length))
-        test.append(_windows(tokens[cuts[name] :], length))
-    together = Samples(torch.cat([s.x for s in test]), torch.cat([s.y for s in test]))
-    return FederatedData(train, together, alphabet.size, Text(alphabet.size))
+    train: dict[str, leaf.User] = {}
+    test: dict[str, leaf.User] = {}
+    for name, text in spoken.items():
+        tokens, cut = alphabet.encode(text), int((1 - test_share) * len(text))
+        # Each of the two parts must be longer than one input. Otherwise it would have no sample.
+        if min(cut, len(text) - cut) > length:
+            train[name], test[name] = _windows(tokens[:cut], length), _windows(tokens[cut:], length)
+    return leaf.federate(
+        (train, test), lambda _, windows: Samples(*windows), alphabet.size, clients, seed, min_samples, test_share,
+        text=Text(alphabet.size),
+    )  # fmt: skip
 
 
-def _windows(tokens: np.ndarray, length: int) -> Samples:
+def _windows(tokens: np.ndarray, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     windows = torch.from_numpy(tokens).unfold(0, length + 1, 1)
-    return Samples(windows[:, :-1], windows[:, -1].long())
+    return windows[:, :-1], windows[:, -1].long()

@@ -58,7 +58,7 @@ def compare(
 
     ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
 
-    ``out`` gets comparison.csv (a line per run), table.csv and table.md (a line per group of seeds), report.html, and
+    ``out`` gets comparison.csv (a line per run), table.md (a line per group of seeds), report.html, and
     pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
     for a grid over one key, heatmap for a grid over two.
     A finished run of the same config in ``out`` is not repeated. A run of another config is replaced with ``replace``,
@@ -86,7 +86,6 @@ def compare(
         shown = findings.find(groups, judged, target, baseline)
         try:
             output.write_text(out / "comparison.csv", sweep_tables.comparison_csv(ran))
-            output.write_text(out / "table.csv", sweep_tables.groups_csv(groups, target, baseline))
             output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
             output.write_text(out / "report.html", pages.comparison_page(groups, shown, title, target))
             pictures = _draw(groups, out, title, target, baseline, picture)

@@ -29,6 +29,8 @@ from fastagg.timing import Stopwatch
 _log = logging.getLogger("fastagg")
 
 AHEAD = 2**24  # parameters of updates that are trained before they are due
+# what a checkpoint has of a simulation as it is
+KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
 
 Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
 
@@ -259,14 +261,9 @@ class Simulation:
         return {
             "config": to_toml(self.config),
             "rows": [astuple(row) for row in self.rows],
-            "uploads": self.uploads,
+            "kept": {name: getattr(self, name) for name in KEPT},
             "client_uploads": dict(self.client_uploads),
-            "client_accuracy": list(self.client_accuracy),
             "states": dict(self.trainer.states) if isinstance(self.trainer, OwnTrainer) else {},
-            "bytes": [self.bytes_up, self.bytes_down],
-            "largest": self.largest,
-            "warm_up": self.warm_up,
-            "dropped": self.dropped,
             "delays": {name: part.state_dict() for name, part in self.statistics.items()},
             "differences": None if self.differences is None else self.differences.state_dict(),
             "distillation": None if distillation is None else asdict(distillation),
@@ -276,11 +273,9 @@ class Simulation:
 
     def _remember(self, run: State) -> None:
         self.rows[:] = [Row(*row) for row in run["rows"]]
-        self.uploads, self.largest, self.dropped = run["uploads"], run["largest"], run["dropped"]
-        self.warm_up = run["warm_up"]
+        for name in KEPT:
+            setattr(self, name, run["kept"][name])
         self.client_uploads = Counter(run["client_uploads"])
-        self.client_accuracy = list(run["client_accuracy"])
-        self.bytes_up, self.bytes_down = run["bytes"]
         if isinstance(self.trainer, OwnTrainer):
             self.trainer.states = dict(run["states"])
         for name, part in self.statistics.items():

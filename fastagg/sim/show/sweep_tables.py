@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fastagg._types import Plain
 from fastagg.sheet import Sheet
-from fastagg.sim.many.groups import Group, Spread, choice_keys, name_of, speedups, spread
+from fastagg.sim.many.groups import Group, Spread, name_of, speedups, spread
 from fastagg.sim.one.metrics import ACTIVITIES, duration, seconds, unit_text
 
 if TYPE_CHECKING:
@@ -18,17 +17,12 @@ if TYPE_CHECKING:
     from fastagg.sim.one.result import Result
     from fastagg.sim.recipes.tables import Cell
 
-# The numbers of summary.json in table.csv, in addition to the accuracies and the times to target.
-NUMBERS = (
-    "final_accuracy", "final_loss", "best_accuracy", "virtual_time", "uploads", "versions", "delay_mean",
-    "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max", "client_uploads_min", "client_uploads_max",
-    "client_uploads_cv", "server_share",
-)  # fmt: skip
-
+# The numbers of summary.json in comparison.csv.
 RUN_NUMBERS = (
-    "algorithm", "seed", "stopped", "final_accuracy", "best_accuracy", "last5_accuracy_mean", "last5_accuracy_std",
-    "time_to_target", "uploads_to_target", "virtual_time", "uploads", "versions", "delay_mean", "delay_median",
-    "delay_max",
+    "algorithm", "seed", "stopped", "final_accuracy", "final_loss", "best_accuracy", "last5_accuracy_mean",
+    "last5_accuracy_std", "time_to_target", "uploads_to_target", "virtual_time", "uploads", "versions", "bytes_up",
+    "bytes_down", "delay_mean", "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max", "client_uploads_min",
+    "client_uploads_max", "client_uploads_cv",
 )  # fmt: skip
 
 # Titles of the papers' measures, by (measure, scale). Other measures are called by their names.
@@ -113,41 +107,6 @@ def markdown(groups: Sequence[Group], target: float | None = None, baseline: str
     return "\n".join(sheet.markdown() for sheet in found if sheet is not None)
 
 
-def groups_csv(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
-    """Return CSV with a header and one line per group: the mean and the deviation over seeds of every number."""
-    paper = any(group.paper.numbers for group in groups)
-    keys = choice_keys(group.choice for group in groups)
-    lines = []
-    for group, ratio in zip(groups, speedups(groups, baseline, target), strict=True):
-        reached = group.reached(target)
-        line: Plain = {"method": group.method, "name": group.name}
-        line |= {short: dict(group.choice).get(key) for key, short in keys.items()}
-        line |= {"seeds": len(group.results)} | {state: _count(group, state) for state in ("diverged", "interrupted")}
-        line |= _pair("accuracy", group.over("last5_accuracy_mean"))
-        line |= _pair(f"paper_{group.paper.measure}", _printed(group)) if paper else {}
-        line |= {"target": group.results[0].config.run.target if target is None else target}
-        line |= {"reached": sum(row is not None for row in reached)}
-        line |= _pair("time_to_target", spread([None if row is None else row.time for row in reached]))
-        line |= _pair("uploads_to_target", spread([None if row is None else row.uploads for row in reached]))
-        line |= {"speedup": ratio} if baseline else {}
-        for key in NUMBERS:
-            line |= _pair(key, group.over(key))
-        lines.append(line)
-    return _csv(lines)
-
-
-def _csv(lines: Sequence[Plain]) -> str:
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return buffer.getvalue()
-
-
-def _pair(name: str, value: Spread) -> dict[str, float | None]:
-    return {f"{name}_mean": value.mean, f"{name}_std": value.deviation}
-
-
 def _printed(group: Group) -> Spread:
     mean, deviation = (*group.paper.numbers, None, None)[:2]
     return Spread(mean, deviation, 0, 0)
@@ -175,10 +134,6 @@ def _time(value: Spread, unit: str) -> str:
     return duration(value.mean, unit) + never
 
 
-def _count(group: Group, state: str) -> int:
-    return sum(result.summary["stopped"] == state for result in group.results)
-
-
 def _states(group: Group) -> str:
     counts = Counter(r.summary["stopped"] for r in group.results if r.summary["stopped"] != "finished")
     parts = [state if count == len(group.results) == 1 else f"{count} {state}" for state, count in counts.items()]
@@ -201,12 +156,15 @@ def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Sheet:
 def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
     """Return one line per run with its grid values and the numbers of its summary.json, as CSV with a header."""
     keys = dict.fromkeys(key for cell, _ in runs for key, _ in cell.choice)
-    return _csv(
-        [
-            {"name": cell.config.name, **keys, **dict(cell.choice), **{key: result.summary[key] for key in RUN_NUMBERS}}
-            for cell, result in runs
-        ]
-    )
+    lines = [
+        {"name": cell.config.name, **keys, **dict(cell.choice), **{key: result.summary[key] for key in RUN_NUMBERS}}
+        for cell, result in runs
+    ]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return buffer.getvalue()
 
 
 def units(results: Sequence[Result]) -> str:
