@@ -140,24 +140,12 @@ def _simulated(given: Any) -> float:
 def _compared(recipes: list[Any]) -> float:
     from fastagg.sim.many.compare import compare
     from fastagg.sim.recipes.tables import Cell
+    from fastagg.sim.show.progress import Watcher
 
     rates = [one.algorithm.keywords["lr"] for one in recipes]
     cells = [Cell(one, folder=f"whole,algorithm.lr={rate}") for one, rate in zip(recipes, rates, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
-        return max(float(result.rows[-1].loss) for result in compare(cells, Path(folder), _Silent()).results)
-
-
-class _Silent:
-    """A watcher."""
-
-    def started(self, cell: Any) -> None:
-        pass
-
-    def advanced(self, cell: Any, share: float) -> None:
-        pass
-
-    def ended(self, cell: Any, outcome: Any) -> None:
-        pass
+        return max(float(result.rows[-1].loss) for result in compare(cells, Path(folder), Watcher()).results)
 
 
 def _built(problem: Problem, run: Callable[[], float]) -> Built:

@@ -49,11 +49,10 @@ class VirtualClock(Generic[Item]):
 
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
         """Remove and return the items that ``unwanted`` selects. The others keep their times."""
-        picked = [entry for entry in sorted(self._heap, key=lambda entry: entry[:2]) if unwanted(entry[2])]
-        gone = {order for _, order, _ in picked}
-        self._heap = [entry for entry in self._heap if entry[1] not in gone]
+        gone = [item for item in self.pending() if unwanted(item)]
+        self._heap = [entry for entry in self._heap if not unwanted(entry[2])]
         heapq.heapify(self._heap)
-        return [item for _, _, item in picked]
+        return gone
 
     def state_dict(self, item: Callable[[Item], State]) -> State:
         """Return the clock as plain data. ``item`` converts the scheduled items."""
