@@ -247,12 +247,6 @@ def test_a_folder_that_cannot_be_written_is_a_data_error_before_training(tiny, t
     assert rows == []
 
 
-def test_missing_scikit_learn_says_what_to_install(tiny, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(ConfigError, match=r'pip install "fastagg\[sim\]"'):
-        run(tiny())
-
-
 @pytest.mark.parametrize("end", [{"run.versions": 13}, {"run.uploads": 39}])
 def test_the_last_five_versions_are_tested_one_by_one(end, tiny):
     ends = {"run.uploads": None, **end, "run.evaluate_every": 50}

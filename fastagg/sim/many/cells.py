@@ -10,7 +10,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -142,6 +142,8 @@ def _side_by_side(
 def _outcome(workers: Workers, future: Future[Any]) -> Outcome:
     try:
         found = workers.read(future)
+    except BrokenExecutor:
+        return "its process died"
     except Exception as died:
         return str(died)
     return found.message if isinstance(found, Failure) else found
