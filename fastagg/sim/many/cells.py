@@ -6,14 +6,14 @@ others. After ctrl-C the cells at hand stop at their next update and write what 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fastagg.errors import ConfigError, DataError, FastaggError
@@ -49,8 +49,15 @@ def run_cells(
         with on_ctrl_c() as asked:
             return _one_by_one(cells, out, watcher, replace, asked.is_set)
     out = out.absolute()
-    with _Board(out / ".running") as board, closing(engines.start(engine, jobs, _begin, board, fresh=True)) as workers:
-        return _side_by_side(cells, out, workers, board, watcher, replace)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        told = TemporaryDirectory(prefix=".running-", dir=out)
+    except OSError as error:
+        raise DataError(f"cannot write results to {out}: {error}") from error
+    with told as folder:
+        board = _Board(Path(folder))
+        with closing(engines.start(engine, jobs, _begin, board, fresh=True)) as workers:
+            return _side_by_side(cells, out, workers, board, watcher, replace)
 
 
 def _one_by_one(
@@ -88,20 +95,11 @@ class _Board:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __enter__(self) -> _Board:
-        shutil.rmtree(self._folder, ignore_errors=True)  # a killed process left it
-        try:
-            self._folder.mkdir(parents=True)
-        except OSError as error:
-            raise DataError(f"cannot write results to {self._folder.parent}: {error}") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def tell(self, task: int, share: float) -> None:
-        (self._folder / f"{task}.new").write_text(repr(share))
-        (self._folder / f"{task}.new").replace(self._folder / str(task))
+        file = self._folder / str(task)
+        with suppress(OSError):  # on a full disk a run goes on for as long as it can
+            file.with_suffix(".new").write_text(repr(share))
+            file.with_suffix(".new").replace(file)
 
     def told(self, task: int) -> float:
         file = self._folder / str(task)
