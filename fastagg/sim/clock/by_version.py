@@ -105,7 +105,7 @@ class VersionSchedule:
     order takes its place, with the same tau. If all have answered it, the nearest newer version is used.
     """
 
-    unit = "update"
+    unit, classes = "update", None
 
     def __init__(self, server: Server, delays: VersionDelay, clients: int, seed: int) -> None:
         self._server = server

@@ -29,6 +29,7 @@ class DelayModel:
     """A model that remembers nothing: its draws are independent."""
 
     unit: str
+    classes: np.ndarray | None = None  # [clients], 0 small, 1 medium, 2 large; None if there are none
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
         raise NotImplementedError
@@ -43,7 +44,7 @@ class Classes(DelayModel):
     """A client's dispatches take uniform times from the range of its class, in units of 10 s."""
 
     unit = "10 s"
-    classes: np.ndarray  # [clients], 0 small, 1 medium, 2 large
+    classes: np.ndarray
 
     def __init__(self, seed: int, ranges: Sequence[tuple[float, float]]) -> None:
         self._seed, self._ranges = seed, ranges
@@ -126,7 +127,7 @@ class Around(DelayModel):
     """A model that changes the times of ``delays``."""
 
     def __init__(self, delays: DelayModel) -> None:
-        self.unit, self._delays = delays.unit, delays
+        self.unit, self.classes, self._delays = delays.unit, delays.classes, delays
 
     def state_dict(self) -> State:
         return self._delays.state_dict()

@@ -64,7 +64,7 @@ class _Timed:
     """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
 
     def __init__(self, server: Server, delays: DelayModel, steps: Steps) -> None:
-        self.unit = delays.unit
+        self.unit, self.classes = delays.unit, delays.classes
         self._server, self._delays, self._steps = server, delays, steps
         self._dispatches: Counter[int] = Counter()
 

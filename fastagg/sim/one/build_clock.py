@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fastagg.errors import ConfigError
 from fastagg.sim.clock.by_version import (
     ExponentialVersions,
@@ -90,16 +88,6 @@ def find_file(name: str, config: Config) -> Path:
     path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
     inside = path if folder is None else Path(folder).expanduser() / name
     return inside if inside.is_file() and not path.is_file() else path
-
-
-def delay_classes(config: Config, sizes: Sequence[int]) -> np.ndarray | None:
-    """Return each client's class: 0 small, 1 medium, 2 large. None if the delays have no classes."""
-    delay = config.delay
-    if isinstance(delay, sections.ThreeClassDelay):
-        return ThreeClass(len(sizes), config.seed, delay.table, delay.gamma, delay.counts).classes
-    if isinstance(delay, sections.SizeTiedDelay):
-        return SizeTied(sizes, config.seed, delay.table, delay.gamma).classes
-    return None
 
 
 def lost_clients(config: Config) -> frozenset[int]:

@@ -81,7 +81,7 @@ class Simulation:
             sizes = [len(samples) for samples in self.data.clients]
             self.schedule = build_clock.build_schedule(config, self.server, sizes)
             self._lost = build_clock.lost_clients(config)
-            classes = build_clock.delay_classes(config, sizes)
+            classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
             self.ahead = self._ahead(engine, workers, sent)
