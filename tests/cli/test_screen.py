@@ -74,7 +74,7 @@ ROWS = [Row(0, 0.0, 0, 0.1, 2.3, 0.0, 0), Row(2500, 7364.2, 2500, 0.968, 0.1, 22
 def group(method: str, setting: str, missed: bool = False) -> Group:
     config = load("fedavg-digits-large" if method == "FedAvg" else "fadas-digits-large", {"run.target": 0.95})
     wall = dict.fromkeys((*ACTIVITIES, "other"), 12345.67) | {"total": 61728.35}
-    summary = dict.fromkeys(sweep_tables.NUMBERS, 22.8) | summarise(ROWS, 0.95)
+    summary = dict.fromkeys(sweep_tables.RUN_NUMBERS, 22.8) | summarise(ROWS, 0.95)
     summary |= {"wall_seconds": wall, "delay_max": 1005, "stopped": "finished", "notes": ["a note"]}
     results = [
         Result(config.model_copy(update={"seed": seed}), ROWS[: 1 if missed and seed else 2], summary, "10 s")

@@ -14,7 +14,7 @@ def rows(*accuracies: float) -> list[Row]:
 def test_delay_statistics_are_those_of_the_list(delays):
     statistics = DelayStatistics()
     for delay in delays:
-        statistics.add(delay)
+        statistics[delay] += 1
     assert statistics.mean == pytest.approx(np.mean(delays))
     assert statistics.median == np.median(delays)
     assert statistics.maximum == max(delays)
@@ -22,7 +22,7 @@ def test_delay_statistics_are_those_of_the_list(delays):
 
 def test_no_delays_count_as_zero():
     statistics = DelayStatistics()
-    statistics.add(4)
+    statistics[4] += 1
     statistics.clear()
     assert (statistics.mean, statistics.median, statistics.maximum) == (0.0, 0.0, 0)
 

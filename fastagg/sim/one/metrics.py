@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fastagg._types import Plain
 
@@ -88,46 +90,26 @@ class DelayRow:
     uploads: int
 
 
-class DelayStatistics:
-    """Counts delays by value. So memory grows with the largest delay, not with the number of uploads."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def add(self, delay: int) -> None:
-        self._counts[delay] += 1
-
-    def clear(self) -> None:
-        self._counts.clear()
-
-    def state_dict(self) -> dict[int, int]:
-        return dict(self._counts)
-
-    def load_state_dict(self, state: dict[int, int]) -> None:
-        self._counts = Counter(state)
+class DelayStatistics(Counter[int]):
+    """How many updates had each delay. So memory grows with the largest delay, not with the number of uploads."""
 
     @property
     def mean(self) -> float:
-        total = self._counts.total()
-        return sum(d * n for d, n in self._counts.items()) / total if total else 0.0
+        total = self.total()
+        return sum(d * n for d, n in self.items()) / total if total else 0.0
 
     @property
     def median(self) -> float:
-        total = self._counts.total()
-        if not total:
+        if not self:
             return 0.0
-        return (self._at((total - 1) // 2) + self._at(total // 2)) / 2
+        delays = sorted(self)
+        *_, total = ends = list(accumulate(self[delay] for delay in delays))
+        low, high = (delays[bisect_right(ends, rank)] for rank in ((total - 1) // 2, total // 2))
+        return (low + high) / 2
 
     @property
     def maximum(self) -> int:
-        return max(self._counts, default=0)
-
-    def _at(self, rank: int) -> int:
-        for delay in sorted(self._counts):
-            rank -= self._counts[delay]
-            if rank < 0:
-                return delay
-        raise IndexError(rank)
+        return max(self, default=0)
 
 
 def participation(uploads: Counter[int], clients: int) -> dict[str, float]:

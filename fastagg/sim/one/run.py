@@ -85,7 +85,7 @@ def run(
             told.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
 
         stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress, evaluate, keeper)
-        unit, delays = simulation.schedule.unit, simulation.delays.state_dict()
+        unit, delays = simulation.schedule.unit, dict(simulation.delays)
         summary, clients = summary_of(simulation, stopped), simulation.clients()
         if out is None:
             weights = {name: array.clone() for name, array in simulation.server.parameters().items()}

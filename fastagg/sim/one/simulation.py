@@ -149,10 +149,10 @@ class Simulation:
         self.largest = max(self.largest, receipt.delay)
         self.warm_up += receipt.version == 0
         if receipt.version != before:
-            self.rounds.add(self.largest)
+            self.rounds[self.largest] += 1
             self.largest = 0
-        self.delays.add(receipt.delay)
-        self._recent.add(receipt.delay)
+        self.delays[receipt.delay] += 1
+        self._recent[receipt.delay] += 1
         return receipt.applied
 
     def evaluate(self) -> Row:
@@ -264,7 +264,7 @@ class Simulation:
             "kept": {name: getattr(self, name) for name in KEPT},
             "client_uploads": dict(self.client_uploads),
             "states": dict(self.trainer.states) if isinstance(self.trainer, OwnTrainer) else {},
-            "delays": {name: part.state_dict() for name, part in self.statistics.items()},
+            "delays": {name: dict(part) for name, part in self.statistics.items()},
             "differences": None if self.differences is None else self.differences.state_dict(),
             "distillation": None if distillation is None else asdict(distillation),
             "schedule": self.schedule.state_dict(),
@@ -279,7 +279,8 @@ class Simulation:
         if isinstance(self.trainer, OwnTrainer):
             self.trainer.states = dict(run["states"])
         for name, part in self.statistics.items():
-            part.load_state_dict(run["delays"][name])
+            part.clear()
+            part.update(run["delays"][name])
         if self.differences is not None:
             self.differences.load_state_dict(run["differences"])
         for name, value in (run["distillation"] or {}).items():
