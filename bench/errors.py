@@ -7,7 +7,7 @@ python bench/errors.py drift    # of ACE's mean after many arrivals, and of a pl
 
 from __future__ import annotations
 
-import argparse
+import sys
 
 import checkout  # noqa: F401
 import numpy as np
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 import fastagg
 
+SIZE, CLIENTS, ARRIVALS = 1_000_000, 50, 5000  # of drift
 
-def blocks(given: argparse.Namespace) -> None:
+
+def blocks() -> None:
     """Gaussian numbers, heavy tails (Student's t, 3 degrees of freedom), and a gradient of layers of unlike scale."""
     torch.manual_seed(0)
     tails = torch.distributions.StudentT(3.0).sample
@@ -40,7 +42,7 @@ def rounded(values: Tensor, block: int, levels: int) -> float:
     return float((stored - rows).norm() / rows.norm())
 
 
-def flower(given: argparse.Namespace) -> None:
+def flower() -> None:
     """Compared with float64, in units of the last place of the model's own type."""
     from cases import servers
 
@@ -65,36 +67,30 @@ def flower(given: argparse.Namespace) -> None:
             print(f"{dtype}, {whose}: {off.max():.2f} (mean {off.mean():.2f})")
 
 
-def drift(given: argparse.Namespace) -> None:
+def drift() -> None:
     """Clients that agree are the hardest case, because the sum is n times a row."""
-    print(f"d = {given.size:,}, n = {given.clients}, {given.arrivals:,} arrivals; gradients 1 + N(0, 0.1)\n")
+    print(f"d = {SIZE:,}, n = {CLIENTS}, {ARRIVALS:,} arrivals; gradients 1 + N(0, 0.1)\n")
     print("| format | error of the mean, ulp | plain fp32 mean, ulp |\n|---|---|---|")
     draw = torch.Generator().manual_seed(0)
-    pool = [torch.randn(given.size, generator=draw).mul_(0.1).add_(1.0) for _ in range(7)]
-    for format in given.formats:
-        start = torch.zeros(given.size)
-        server = fastagg.ACE(start, lr=1e-6, num_clients=given.clients, cache=format, warmup="partial")
+    pool = [torch.randn(SIZE, generator=draw).mul_(0.1).add_(1.0) for _ in range(7)]
+    for format in ("fp32", "int8"):
+        start = torch.zeros(SIZE)
+        server = fastagg.ACE(start, lr=1e-6, num_clients=CLIENTS, cache=format, warmup="partial")
         cache = server._running.extension.state.cache
-        plain, held = torch.zeros(given.size), {client: torch.zeros(given.size) for client in range(given.clients)}
-        for turn in range(given.arrivals):
-            client = turn * 7919 % given.clients
+        plain, held = torch.zeros(SIZE), {client: torch.zeros(SIZE) for client in range(CLIENTS)}
+        for turn in range(ARRIVALS):
+            client = turn * 7919 % CLIENTS
             server.dispatch(client)
             server.receive(client, pool[turn % 7])
             fresh = cache.row(client).float()
-            plain += (fresh - held[client]) / given.clients
+            plain += (fresh - held[client]) / CLIENTS
             held[client] = fresh
-        exact = sum(row.double() for row in held.values()) / given.clients
+        exact = sum(row.double() for row in held.values()) / CLIENTS
         ulp = float(np.spacing(np.float32(max(float(row.abs().max()) for row in held.values()))))
-        means = (server.state_dict(copy=False)["direction"]["sum"].double() / given.clients, plain.double())
+        means = (server.state_dict(copy=False)["direction"]["sum"].double() / CLIENTS, plain.double())
         errors = (float((mean - exact).abs().max()) / ulp for mean in means)
         print(f"| {format} | " + " | ".join(f"{error:.2f}" for error in errors) + " |", flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["blocks", "flower", "drift"])
-    for name, default in (("size", 1_000_000), ("clients", 50), ("arrivals", 5000)):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"of drift ({default:,})")
-    parser.add_argument("--formats", nargs="+", default=["fp32", "int8"])
-    chosen = parser.parse_args()
-    {"blocks": blocks, "flower": flower, "drift": drift}[chosen.what](chosen)
+    {"blocks": blocks, "flower": flower, "drift": drift}[sys.argv[1]]()

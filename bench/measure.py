@@ -104,24 +104,17 @@ def measure(
     found = Found()
     for group in list(batches(others, problem, shared)) or [[]]:
         timer = clock or (timing.ToldClock() if case.told else timing.clock_of(CPU if case.host else device))
-        one = _group(case, problem, [leader, *group], rounds, within, timer, care, floors)
+        built, skipped = build(case, problem, [leader, *group])
+        try:
+            one = _timed(case, problem, leader.name, built, skipped, rounds, within, timer, care, floors)
+        finally:
+            for ready in built.values():
+                ready.close()
         found = Found(
             one.timed | found.timed, found.skipped | one.skipped, max(found.others, one.others),
             found.discarded + one.discarded,
         )  # fmt: skip
     return found
-
-
-def _group(
-    case: Case, problem: Problem, group: Sequence[Candidate], rounds: int, within: float, clock: timing.Clock,
-    care: timing.Care, floors: bool,
-) -> Found:  # fmt: skip
-    built, skipped = build(case, problem, group)
-    try:
-        return _timed(case, problem, group[0].name, built, skipped, rounds, within, clock, care, floors)
-    finally:
-        for ready in built.values():
-            ready.close()
 
 
 def _timed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,19 +13,9 @@ from fastagg._types import State, Tree
 from fastagg.errors import CheckpointError
 from fastagg.storage.cache import FORMATS, SCALE_BLOCK
 
-Range = TypeVar("Range", bound="Between")
+Range = TypeVar("Range", bound=tuple[int, int, object])  # the first element, the end, and what is of them
 Sliced = Mapping[str, str]  # name in a direction's state -> how it is cut: vector, rows or blocks
 _BLOCK = native.block  # elements of one block of an exact resummation
-
-
-class Between(Protocol):
-    """Some of the elements of the whole model."""
-
-    @property
-    def begin(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
 
 
 class Part(NamedTuple):
@@ -42,12 +32,12 @@ def overlapping(slices: Sequence[Range], begin: int, end: int) -> list[Range]:
     Raises:
         CheckpointError: the slices leave out some of these elements.
     """
-    found = [one for one in slices if one.begin < end and begin < one.end]
+    found = [one for one in slices if one[0] < end and begin < one[1]]
     at = begin
-    for one in found:
-        if one.begin > at:
+    for first, last, _ in found:
+        if first > at:
             break
-        at = one.end
+        at = last
     if at < end:
         raise CheckpointError(f"the checkpoint is damaged: its slices leave out elements from {at} on")
     return found

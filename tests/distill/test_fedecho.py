@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import oracle
+from support import inside, oracle
 from support.models import Residual, same
 from support.properties import examples
 from support.traces import Case, Updates, cases, drive
@@ -105,7 +105,7 @@ def network_flat() -> np.ndarray[Any, Any]:
 def test_the_teacher_is_the_mean_of_what_is_stored(cache: str) -> None:
     server = echo(cache=cache, buffer_size=3)
     play(server, 20)
-    teachers = server._running.extension.state.teachers  # type: ignore[attr-defined]
+    teachers = inside.direction(server).teachers
     known = [slot for slot in teachers.slots if slot >= 0]
     mean = torch.stack([teachers.cache.row(slot).double() for slot in known]).mean(dim=0)
     torch.testing.assert_close(teachers.sum / len(known), mean, rtol=0, atol=1e-15)
@@ -256,11 +256,11 @@ def test_a_failure_leaves_everything_as_it_was(
     play(server, 5)  # one is in the buffer: the next one flushes
     server.dispatch(2)
     before = server.state_dict()
-    server._running.extension.state.student.module.fault = fault  # type: ignore[attr-defined]
+    inside.direction(server).student.module.fault = fault
     with pytest.raises(error, match=match):
         server.receive(2, torch.full((NETWORK.size,), 0.01))
     assert same(before, server.state_dict())
-    server._running.extension.state.student.module.fault = ""  # type: ignore[attr-defined]
+    inside.direction(server).student.module.fault = ""
     twin = fastagg.FedEcho(Broken(), distill=distill, num_clients=3, buffer_size=2, cache="int8")
     twin.load_state_dict(before)
     for s in (server, twin):

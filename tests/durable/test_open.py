@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 from support.presets import CLIENTS, PRESETS, calls, model, update
 
 import fastagg
@@ -174,14 +175,14 @@ def test_tasks_that_ended_stay_ended(tmp_path: Path) -> None:
     for client in "abc":
         server.dispatch(client)
     server.receive("a", torch.ones(5))
-    server._engine.skew += 11.0
+    inside.pass_time(server, 11.0)
     server.dispatch("d")  # there is room for it, since the others are forgotten
     server.dispatch("a")
     found = again(server, tmp_path / "b", make)
     assert equal(without_lives(server), without_lives(found))
     with pytest.raises(fastagg.UnknownClient):
         found.receive("b", torch.ones(5))
-    found._engine.skew += 11.0  # leases begin anew, and end
+    inside.pass_time(found, 11.0)  # leases begin anew, and end
     assert found.expire() == 2 and found.memory()["versions"] == 0
 
 
@@ -235,7 +236,7 @@ def test_durability_says_who_waits(tmp_path: Path) -> None:
 def test_a_refused_update_leaves_nothing_behind(tmp_path: Path) -> None:
     server = opened(tmp_path / "a", maker("ASGD"))
     server.dispatch(1)
-    state, last = without_lives(server), server._log.journal.last
+    state, last = without_lives(server), inside.journal(server).last
     for bad in (torch.zeros(SIZE + 1), torch.full((SIZE,), float("nan")), torch.zeros(SIZE, dtype=torch.float64)):
         with pytest.raises(fastagg.FastaggError):
             server.receive(1, bad)
@@ -243,7 +244,7 @@ def test_a_refused_update_leaves_nothing_behind(tmp_path: Path) -> None:
         server.receive(2, torch.zeros(SIZE))
     with pytest.raises(fastagg.StaleIncarnation):
         server.receive(1, torch.zeros(SIZE), incarnation=5)
-    assert server._log.journal.last == last and equal(without_lives(server), state)
+    assert inside.journal(server).last == last and equal(without_lives(server), state)
 
 
 def test_a_folder_is_one_servers(tmp_path: Path) -> None:
@@ -373,7 +374,7 @@ def test_threads_share_syncs_and_all_that_was_acknowledged_is_there(tmp_path: Pa
         thread.start()
     for thread in threads:
         thread.join()
-    assert server._log.journal.groups < 16 * rounds
+    assert inside.journal(server).groups < 16 * rounds
     found = again(server, tmp_path / "b", make)
     assert equal(without_lives(server), without_lives(found))
     assert found.version == 16 * rounds // 4
@@ -396,7 +397,7 @@ def test_a_checkpoint_while_clients_answer_holds_one_moment(tmp_path: Path) -> N
         thread.start()
         for k in range(5):
             server.checkpoint()
-            with server._engine.inside:  # no copy of a folder is of one moment while it is written
+            with inside.engine(server).inside:  # no copy of a folder is of one moment while it is written
                 server.flush()
                 shutil.copytree(folder, tmp_path / f"{name} {k}")
         stop.set()
@@ -470,7 +471,7 @@ def test_no_interrupt_falls_between_a_step_and_its_record(name: str, tmp_path: P
             found.close()
     assert lines > 10
     assert CLIENTS == 3
-    assert not server._engine.is_inside
+    assert not inside.engine(server).is_inside
     server.close()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 from support.lossy import LossyDisk
 from support.presets import PRESETS, calls, model, update
 
@@ -64,9 +65,9 @@ def record(name: str, seed: int) -> tuple[LossyDisk, list[str], Callable[[], fas
                 states.append(fingerprint(server))
             else:
                 # Both the state and the promise: what comes after is at least this.
-                server._log.journal.mode = "none"
+                inside.journal(server).mode = "none"
                 server.receive(call.client, update(call.number, SIZE), num_samples=1)
-                server._log.journal.mode = "arrival"
+                inside.journal(server).mode = "arrival"
                 states.append(fingerprint(server))
                 if rng.random() < 0.7:
                     server.flush()

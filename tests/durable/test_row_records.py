@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 from support.ledgers import sum_of
 from support.presets import numbers, update
 from test_open import HEAD as RECORD_HEAD
@@ -149,7 +150,7 @@ def test_a_record_is_as_small_as_its_row(cache: str, tmp_path: Path) -> None:
         found = lengths(tmp_path / "a")
         assert len(found) == 6
         assert max(found) <= BYTES[cache] * size + HEAD
-        assert server._log.journal.written < 6 * (BYTES[cache] * size + HEAD + 2 * BLOCK)
+        assert inside.journal(server).written < 6 * (BYTES[cache] * size + HEAD + 2 * BLOCK)
 
 
 def test_fp32_rows_and_rules_that_need_the_update_keep_it(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_rows_on_a_disk(tmp_path: Path) -> None:
     play(server, 0, 13)
     server.checkpoint()
     play(server, 13, 26)
-    rows_then = [server._running.extension.state.rows.row(client) for client in range(4)]
+    rows_then = [inside.row(server, client) for client in range(4)]
     state = server.flat.clone(), sum_of(server).clone()
     assert kinds(tmp_path / "a") == {"row": 13}
     server.close()
@@ -183,8 +184,8 @@ def test_rows_on_a_disk(tmp_path: Path) -> None:
     with opened(tmp_path / "a", make) as found:
         assert torch.equal(found.flat, state[0]) and torch.equal(sum_of(found), state[1])
         for client, row in enumerate(rows_then):
-            assert row is not None and torch.equal(found._running.extension.state.rows.row(client), row)
-            assert torch.equal(row, usual._running.extension.state.cache.row(client))
+            assert row is not None and torch.equal(inside.row(found, client), row)
+            assert torch.equal(row, inside.row(usual, client))
 
 
 def test_several_at_once_trained_models_and_uploads(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_memory_that_runs_out_leaves_no_record(tmp_path: Path) -> None:
     server.receive(0, update(0, SIZE))
     server.dispatch(0)
     server.flush()  # the journal's thread asks for no memory meanwhile
-    before, last, failed = without_lives(server), server._log.journal.last, 0
+    before, last, failed = without_lives(server), inside.journal(server).last, 0
     for at in range(100):
         native.memory.fail_after(at)
         try:
@@ -282,7 +283,7 @@ def test_memory_that_runs_out_leaves_no_record(tmp_path: Path) -> None:
             break
         finally:
             native.memory.fail_after(-1)
-        assert server._log.journal.last == last
+        assert inside.journal(server).last == last
         assert equal(without_lives(server), before)
     assert failed >= 2, "a new version, and the record's row"
     found = again(server, tmp_path / "b", maker("partial"))

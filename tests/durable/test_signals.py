@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 from support.ledgers import sum_of
 from support.lossy import LossyDisk
 
@@ -90,7 +91,7 @@ def answering(server: fastagg.Server) -> Callable[[], None]:
 
 def whole(server: fastagg.Server) -> None:
     assert torch.equal(server.flat, torch.full((8,), float(server.version))), "each version is one step of one"
-    assert not server._engine.is_inside, "a lock stayed taken"
+    assert not inside.engine(server).is_inside, "a lock stayed taken"
 
 
 def test_a_server() -> None:
@@ -176,7 +177,7 @@ def test_who_is_interrupted_while_waiting_may_use_the_memory_again(form: str) ->
     server.flush()
     disk.free.clear()
     server.dispatch("b")  # its group waits for the disk, and the update for its group
-    while server._log.journal.pending == 0:
+    while inside.journal(server).pending == 0:
         time.sleep(0.001)
     time.sleep(0.3)
     update = -torch.ones(5000)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import oracle
+from support import inside, oracle
 from support.properties import examples
 from support.traces import Case, Updates, cases, drive
 from test_traces import OPTIMIZERS, POLICIES, agree
@@ -206,7 +206,7 @@ def test_the_mean_does_not_drift_in_a_million_arrivals(format: str, bias: float)
         client = i * 7919 % n
         server.dispatch(client)
         server.receive(client, pool[i % 997])
-    state = server._running.extension.state
+    state = inside.direction(server)
     rows = torch.stack([state.cache.row(slot) for slot in range(n)])
     exact = rows.double().mean(0)
     largest = float(rows.abs().max())

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import inside
 from support.models import same
 from support.presets import PRESETS, SYNCHRONOUS, calls, model, update
 
@@ -42,7 +43,7 @@ def all_finite(value: Any) -> bool:
 
 def rows_finite(server: fastagg.Server) -> bool:
     state = server.state_dict(copy=False)["direction"]
-    cache = getattr(server._running.extension.state, "cache", None)
+    cache = getattr(inside.direction(server), "cache", None)
     if cache is None:
         return True
     assert isinstance(cache, ClientCache)
@@ -321,7 +322,7 @@ def test_a_forked_child_is_told_whose_server_it_is() -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with server._engine.inside:
+        with inside.engine(server).inside:
             held.set()
             done.wait()
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import inside
 from torch import Tensor
 
 import fastagg
@@ -63,7 +64,7 @@ def test_every_form_has_the_same_bits(form: str) -> None:
     update = arrays(1)
     plain, other = server(), server()
     plain.receive(0, {name: strided(value) for name, value in update.items()})
-    taken = other._engine.receive(0, make(update), *[None] * 5)
+    taken = inside.engine(other).receive(0, make(update), *[None] * 5)
     assert (taken is not None) == by_itself
     if taken is None:
         other.receive(0, make(update))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import inside
 from support.ledgers import known, open_tasks
 from support.models import same
 
@@ -22,7 +23,7 @@ D = 8
 
 def later(server: fastagg.Server, seconds: float) -> None:
     """So many seconds pass on the server's clock."""
-    server._engine.skew += seconds
+    inside.pass_time(server, seconds)
 
 
 def ones(size: int = D) -> torch.Tensor:
@@ -111,7 +112,7 @@ def test_tasks_of_old_versions_end_when_asked() -> None:
     assert open_tasks(server) == 4
     assert server.expire() == 0
     assert server.expire(before=3) == 3
-    assert server._engine.owed("slow") == [3]
+    assert inside.owed(server, "slow") == [3]
     assert server.receive("slow", ones()).delay == 1
     for bad in (-1, 1.5, "now"):
         with pytest.raises(ConfigError, match="before"):
@@ -228,7 +229,7 @@ def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
 
 def _owed(server: fastagg.Server, client: int) -> list[int]:
     try:
-        return list(server._engine.owed(client))
+        return inside.owed(server, client)
     except UnknownClient:
         return []
 
@@ -309,10 +310,10 @@ def test_answers_that_would_wait_beyond_the_limit_are_refused_at_once() -> None:
         except Busy as error:
             done.append(error)
 
-    with server._engine.inside:
+    with inside.engine(server).inside:
         waits = threading.Thread(target=answer, args=(0,))
         waits.start()
-        while not server._engine.callers_waiting:
+        while not inside.engine(server).callers_waiting:
             pass
         refused = threading.Thread(target=answer, args=(1,))
         refused.start()

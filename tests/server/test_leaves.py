@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import oracle
+from support import inside, oracle
 
 import fastagg
 from fastagg.registry import describe
@@ -251,7 +251,7 @@ def test_a_server_with_a_folder_has_the_sums_in_its_journal(name: str, weighting
     plain, server = make(), fastagg.open(tmp_path / "state", make)
     for turn, count in enumerate([4, 1, 2, 5, 3]):
         leaf = fastagg.Leaf(torch.zeros(SIZE), weighting=weighting)
-        count = min(count, server._running.extension.state.native.room)
+        count = min(count, inside.direction(server).native.room)
         for number, update in enumerate(updates(count, turn)):
             leaf.fold(update, number + 2)
         partial = leaf.take()

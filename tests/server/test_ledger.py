@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support import inside
 from support.ledgers import sum_of
 from support.models import same
 from support.presets import update
@@ -131,7 +132,7 @@ class Clients(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "server"):
             return
-        ledger = self.server._engine
+        ledger = inside.engine(self.server)
         assert ledger.known == len(self.last)
         state = ledger.tasks()
         ids = [int(c) for c in state["clients"]] if self.numbered else list(state["clients"])
@@ -277,7 +278,7 @@ def arrive(server: fastagg.Server, first: int, last: int, begin: int, end: int) 
 
 def distance_from_its_rows(server: fastagg.Server) -> float:
     """The largest difference between the sum that is kept and the rows added up in float64."""
-    state, held = server._running.extension.state, server._running.extension.state.native.state()
+    state, held = inside.direction(server), inside.direction(server).native.state()
     cache = state.cache
     if "weights" in held:
         weights = {slot: float(w) for slot, w in enumerate(held["weights"]) if w}
@@ -301,7 +302,7 @@ def test_the_sum_is_that_of_the_rows(name: str) -> None:
         assert same(other.state_dict(), whole.state_dict())
         server = other
     assert distance_from_its_rows(server) < 1e-6
-    server._running.extension.state.sum.add_(1e-3)
+    inside.direction(server).sum.add_(1e-3)
     assert distance_from_its_rows(server) > 1e-6
     arrive(server, 300, 300 + 4 * 23 + 3, 0, size)
     assert distance_from_its_rows(server) < 1e-6

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 from support.ledgers import known
 from support.presets import update
 
@@ -66,7 +67,7 @@ def seconds(server: fastagg.Server, clients: int, first: int) -> float:
 
 
 def rows(server: fastagg.Server) -> int:
-    cache = getattr(server._running.extension.state, "cache", None)
+    cache = getattr(inside.direction(server), "cache", None)
     return 0 if cache is None else cache.nbytes()
 
 

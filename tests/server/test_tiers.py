@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 from support.disks import damage, full_disk
 from support.ledgers import open_tasks
 from torch import Tensor
@@ -56,7 +57,7 @@ class Trace:
 
 
 def rows_of(server: fastagg.Server, clients: int = 12) -> list[Tensor]:
-    state = server._running.extension.state
+    state = inside.direction(server)
     assert isinstance(state, TieredState)
     found = [state.rows.row(client) for client in range(clients)]
     assert all(row is not None for row in found)
@@ -64,7 +65,7 @@ def rows_of(server: fastagg.Server, clients: int = 12) -> list[Tensor]:
 
 
 def sum_of(server: fastagg.Server) -> Tensor:
-    held: Tensor = server._running.extension.state.sum
+    held: Tensor = inside.direction(server).sum
     return held
 
 
@@ -79,7 +80,7 @@ def test_rows_are_those_of_a_cache_in_memory(format: str, tmp_path: Path) -> Non
     Trace().play(60, few, all_, plain)
     assert same(few, all_), "what fits into memory makes no difference"
     for client, row in enumerate(rows_of(few)):
-        assert torch.equal(row, plain._running.extension.state.cache.row(client))
+        assert torch.equal(row, inside.row(plain, client))
     torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-5)
     counts = few.tiers()
     assert counts["frames"] == 4 and counts["ahead"] + counts["late"] + counts["cold"] == 60 - 12
@@ -98,7 +99,7 @@ def test_with_everything_that_ace_can_have(tmp_path: Path) -> None:
             server.dispatch(client)
             assert server.receive_many([(client, update, None, 1 + client)])[0].applied
     for client, row in enumerate(rows_of(few)):
-        assert torch.equal(row, plain._running.extension.state.cache.row(client))
+        assert torch.equal(row, inside.row(plain, client))
     apart = (few.flat - plain.flat).abs()  # where a mean is nearly zero AMSGrad makes much of its rounding
     assert apart.mean() < 1e-6 and plain.flat.abs().mean() > 0.01
 
@@ -124,13 +125,13 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
         update = torch.randn(SIZE, generator=draw)
         for server in servers:
             server.receive(client, update)
-        weights = plain._running.extension.state.native.state()["weights"]
+        weights = inside.weights(plain)
         left += int((weights == 0).sum() > 3)
-        assert (few._running.extension.state.native.state()["weights"] == weights).all()
+        assert (inside.weights(few) == weights).all()
     assert left > 20, "nobody was too old"
     assert same(few, all_)
     for client, row in enumerate(rows_of(few)):
-        assert torch.equal(row, plain._running.extension.state.cache.row(client))
+        assert torch.equal(row, inside.row(plain, client))
     torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-4)
     rows, weights = torch.stack(rows_of(few)).double(), torch.from_numpy(weights).double()
     torch.testing.assert_close(sum_of(few).double(), weights @ rows, rtol=0, atol=2e-5)
@@ -150,11 +151,11 @@ def test_more_rows_leave_than_memory_holds(format: str, frames: int, tmp_path: P
     few, all_ = made(frames), made(2 * clients + 4)
     trace, most = Trace(clients, size), 0
     for _ in range(2 * clients):
-        before = few._running.extension.state.native.state()["weights"]
+        before = inside.weights(few)
         trace.play(1, few, all_)
-        after = few._running.extension.state.native.state()["weights"]
+        after = inside.weights(few)
         most = max(most, int(((before > 0) & (after == 0)).sum()))
-        assert (all_._running.extension.state.native.state()["weights"] == after).all()
+        assert (inside.weights(all_) == after).all()
     assert most > 20, "nobody left"
     assert same(few, all_), "what fits into memory makes no difference"
     state = few.state_dict()
@@ -190,8 +191,8 @@ def test_a_log_of_few_rows_replays_with_many(tmp_path: Path) -> None:
 
 def exact_sum(server: fastagg.Server) -> Tensor:
     """The sum of a server's rows, each with its weight, in float64."""
-    weights = server._running.extension.state.native.state()["weights"].tolist()
-    held = [server._running.extension.state.rows.row(client) for client in range(len(weights))]
+    weights = inside.weights(server).tolist()
+    held = [inside.row(server, client) for client in range(len(weights))]
     total = torch.zeros(server.layout.size, dtype=torch.float64)
     for weight, row in zip(weights, held, strict=True):
         assert row is not None or weight == 0
@@ -311,7 +312,7 @@ def damaged_server(path: Path, *clients: int, **more: Any) -> fastagg.Server:
     server = make(path, **more)
     Trace().play(30, server)
     state = server.state_dict()
-    server._running.extension.state.saved(state["direction"])
+    inside.direction(server).saved(state["direction"])
     for client in clients:
         damage(path, client, state, STRIDE["int8"], 200_000)
     for client in (0, 1, 3, 4):  # nothing of the others is in memory any more
@@ -320,7 +321,7 @@ def damaged_server(path: Path, *clients: int, **more: Any) -> fastagg.Server:
 
 
 def rows_of_client(server: fastagg.Server, client: int) -> Tensor | None:
-    found: Tensor | None = server._running.extension.state.rows.row(client)
+    found: Tensor | None = inside.row(server, client)
     return found
 
 
@@ -510,7 +511,7 @@ def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     del server
     with pytest.raises(fastagg.ConfigError, match="checkpoints of another server"):
         other.receive(0, torch.ones(SIZE))
-    assert other._engine.open_tasks == 1  # its state cannot be read
+    assert inside.engine(other).open_tasks == 1  # its state cannot be read
     Trace().play(3, fastagg.load(tmp_path / "server.pt"))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 from support.models import same
 from support.presets import PRESETS, SYNCHRONOUS, Call, calls, model, update
 from torch import nn
@@ -86,7 +87,7 @@ class Moment:
     def restore(self) -> None:
         self.server.load_state_dict(self.old)
         if self.sent:  # otherwise nobody holds the loaded version, and the step is in place
-            self.server._engine.share_model()
+            inside.engine(self.server).share_model()
 
     def play(self) -> State:
         self.restore()
@@ -113,7 +114,7 @@ def cut_everywhere(moment: Moment, again: Act | None = None, between: tuple[Stat
             moment.act(moment.server)
             # A line more or less is a question of what else happens to be alive; the last lines are after the commit.
             assert cut.lines > 0.99 * count.lines, f"cut at {at} of {count.lines}, and it ended after {cut.lines} lines"
-        assert not moment.server._engine.is_inside, cut.line
+        assert not inside.engine(moment.server).is_inside, cut.line
         held = moment.server.state_dict()
         if same(held, moment.old):
             ends["old"] += 1
@@ -204,7 +205,7 @@ def test_an_interrupt_of_several_at_once(name: str) -> None:
     else:
         first = run_until_a_step(server, name, D)
         server.dispatch(first.client)
-        owed = {client: server._engine.owed(client) for client in range(3)}
+        owed = {client: inside.owed(server, client) for client in range(3)}
         assert all(owed.values())
         answers = [(client, update(4 + client, D), max(versions), 2.0) for client, versions in owed.items()]
     moment = Moment(server, lambda s: s.receive_many(answers))
@@ -390,7 +391,7 @@ def test_an_allocation_that_fails_wherever_the_scrub_is(name: str) -> None:
     failed = 0
     for number in range(30):
         before = server.state_dict()
-        server._engine.share_model()
+        inside.engine(server).share_model()
         native.memory.fail_after(0)
         try:
             server.receive(number % 3, update(number, size))
@@ -543,7 +544,7 @@ def test_distilling_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     server, act = echo_stepping()
     moment = Moment(server, act)
     new = moment.play()
-    student = type(server._running.extension.state.student)
+    student = type(inside.direction(server).student)
     places = [(student, "bind", 2), (student, "infer", 1), (student, "logits", 2), (student, "gradients", 2),
               (fastagg.ops, "distillation_loss", 2), (fastagg.ops, "soft_targets", 1)]  # fmt: skip
     for owner, name, most in places:

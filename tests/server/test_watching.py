@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import inside
 
 import fastagg
 from fastagg import ConfigError, MissingDependency
@@ -47,7 +48,7 @@ def test_an_opened_server_says_what_it_does(tmp_path: Path, caplog: pytest.LogCa
 def test_a_server_that_nobody_watches_has_nothing_in_its_way() -> None:
     server = fastagg.ASGD(torch.zeros(5), lr=0.1)
     assert not {"receive", "receive_many", "receive_models", "dispatch"} & set(vars(server))
-    assert server._watch is None
+    assert not inside.is_watched(server)
 
 
 def test_numbers(tmp_path: Path) -> None:

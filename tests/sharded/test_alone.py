@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 from support.presets import PRESETS, calls, model, tensors, update
 
 import fastagg
@@ -123,7 +124,7 @@ def test_a_state_cut_in_slices_and_joined_again_is_the_same(name: str) -> None:
         else:
             server.receive(call.client, update(call.number, SIZE), num_samples=3)
     whole = states.Part(0, SIZE, server.state_dict())
-    at, sliced = [0, GROUP, 3 * GROUP, SIZE], server._running.extension.state.sliced
+    at, sliced = [0, GROUP, 3 * GROUP, SIZE], inside.direction(server).sliced
     parts = [states.Part(a, b, states.slice_of([whole], a, b, sliced)) for a, b in itertools.pairwise(at)]
     middle = states.slice_of(states.overlapping(parts, GROUP, 2 * GROUP), GROUP, 2 * GROUP, sliced)
     assert torch.equal(middle["flat"], server.flat[GROUP : 2 * GROUP])
@@ -235,8 +236,7 @@ def test_the_rest_of_a_servers_methods() -> None:
 
 def test_slices_of_ended_tasks_are_released() -> None:
     server = fastagg.sharded(lambda piece: fastagg.FedBuff(piece, buffer_size=1, lease=60.0), model(SIZE))
-    assert server._group is not None
-    held, ledger = server._group._updates._held, server._engine
+    held, ledger = inside.group(server)._updates._held, inside.engine(server)
     for client in ("forgotten", "late", "silent", "answers"):
         server.dispatch(client)
         server.deliver(client, update(0, SIZE), 0)
@@ -257,8 +257,7 @@ def test_slices_of_ended_tasks_are_released() -> None:
 
 def test_slices_of_tasks_that_never_were_have_limits_and_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     server = fastagg.sharded(lambda piece: fastagg.FedBuff(piece, buffer_size=1), model(SIZE))
-    assert server._group is not None
-    updates, now = server._group._updates, [100.0]
+    updates, now = inside.group(server)._updates, [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     slice_ = update(0, SIZE)
     task = server.dispatch("ann")
@@ -284,7 +283,6 @@ def test_slices_of_tasks_that_never_were_have_limits_and_an_end(monkeypatch: pyt
 
 def test_large_slices_of_tasks_that_never_were_have_a_limit_in_bytes() -> None:
     part = fastagg.sharded(lambda piece: fastagg.FedBuff(piece), torch.zeros(5 << 22))
-    assert part._group is not None
     slice_ = torch.zeros(5 << 22)  # 80 MiB
     for client in range(3):
         part.deliver(client, slice_, 1)
@@ -329,8 +327,7 @@ def test_an_interrupt_is_told_to_nobody_before_the_others_know(monkeypatch: pyte
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    assert server._group is not None
-    for name, target in (("order", server._group.link), ("receive", server._answers)):
+    for name, target in (("order", inside.group(server).link), ("receive", server._answers)):
         with monkeypatch.context() as during:
             during.setattr(target, name, interrupted)
             with pytest.raises(KeyboardInterrupt):

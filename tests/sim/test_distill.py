@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import inside
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.one import build
@@ -60,7 +61,7 @@ def test_another_tasks_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist.npz", **images, **labels)
     for unlabelled in ({"data": "mnist", "dir": str(tmp_path)}, {"path": str(tmp_path / "mnist.npz"), "samples": 25}):
         simulation = Simulation(config(unlabelled=unlabelled))
-        inputs = simulation.server._running.extension.state.student.inputs  # type: ignore[attr-defined]
+        inputs = inside.direction(simulation.server).student.inputs
         assert inputs.shape == (unlabelled.get("samples", 40), 1, 8, 8)
         assert abs(float(inputs.mean())) < 1e-5 and float(inputs.std()) == pytest.approx(1, abs=1e-4)
         simulation.step()

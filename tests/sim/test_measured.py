@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import inside
 
 import fastagg
 from fastagg import ConfigError, DataError
@@ -132,7 +133,7 @@ def test_a_full_disk_is_named_before_anything_is_watched(tmp_path: Path) -> None
     server, path = fastagg.ASGD(torch.zeros(3), lr=0.1), tmp_path / "times.csv"
     with room_for(5), pytest.raises(ConfigError, match="cannot write"):
         fastagg.watch(server, times=path)
-    assert server._watch is None and path.read_bytes() == b""
+    assert not inside.is_watched(server) and path.read_bytes() == b""
     fastagg.watch(server, times=path)
     assert path.read_text() == HEADER + "\n"
 
@@ -144,7 +145,7 @@ def test_times_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         fastagg.watch(server, times=tmp_path / "other.csv")
     with pytest.raises(ConfigError, match="cannot write"):
         fastagg.watch(server, times=tmp_path)
-    assert server._watch is None
+    assert not inside.is_watched(server)
     fastagg.watch(server, times=tmp_path / "times.csv")
     with pytest.raises(ConfigError, match="already"):
         fastagg.watch(server, times=tmp_path / "more.csv")

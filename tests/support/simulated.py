@@ -28,6 +28,7 @@ from test_open import without_lives
 import fastagg
 from fastagg import FastaggError, NotDurable, Reentered
 from fastagg.durable import doctor, opening
+from support import inside
 from support.lossy import LossyDisk
 from support.presets import PRESETS, model, update
 
@@ -242,8 +243,7 @@ class Life:
         self.kept.clear()
         for server in self.opened_by:
             with contextlib.suppress(FastaggError):
-                assert server._log is not None
-                server._log.close(1.0)
+                inside.log(server).close(1.0)
 
     def do(self, op: Op, *, waits: bool, task: Task | None = None, act: Callable[[], None] | None = None) -> Any:
         """Do the same with the server and the twin: the outcome is the same, and so is the server.
@@ -327,8 +327,7 @@ class Life:
 
     @property
     def _log(self) -> Any:
-        assert self.server._log is not None
-        return self.server._log
+        return inside.log(self.server)
 
     def _turn_of_the_keeper(self) -> None:
         """Wait for a checkpoint that is due. So the disk's bytes do not depend on threads."""
@@ -827,7 +826,7 @@ class Life:
         seconds = self.rng.choice((2 * LEASE, 2 * LEASE, -10.0))
 
         def op(server: fastagg.Server, _: int | None) -> Any:
-            server._engine.skew += seconds
+            inside.pass_time(server, seconds)
             return server.expire()
 
         self.do(op, waits=False)

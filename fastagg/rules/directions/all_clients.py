@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar
-
-import torch
 
 from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import Native, State
 from fastagg.errors import ConfigError
-from fastagg.rules.directions.base import Direction, DirectionState, Material, resummation_of
+from fastagg.rules.directions.base import DirectionState, Material, PerClient, SumState, resummation_of
 from fastagg.rules.names import Cache, Kind, Mode, Warmup, words
 from fastagg.rules.staleness import Staleness
 from fastagg.storage import memory
@@ -24,7 +21,7 @@ WARMUPS = words(Warmup)
 
 
 @dataclass(frozen=True)
-class AllClients(Direction):
+class AllClients(PerClient):
     """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, Algorithm 1).
 
     An update replaces the client's cached one, and the difference of the two *as stored* is added to the sum. So the
@@ -46,16 +43,13 @@ class AllClients(Direction):
         -2.0
     """
 
-    num_clients: int
     cache: Cache | Tiered = "fp32"
     warmup: Warmup = "full"
     mode: Mode = "incremental"
     kind: Kind = field(default="gradient", kw_only=True)
-    in_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.whole("num_clients", self.num_clients, least=1, most=_MOST_CLIENTS)
         if isinstance(self.cache, dict):  # from a checkpoint
             object.__setattr__(self, "cache", tiered_of(self.cache))
         if isinstance(self.cache, Tiered):
@@ -68,10 +62,6 @@ class AllClients(Direction):
         _checks.one_of("warmup", self.warmup, WARMUPS)
         _checks.one_of("mode", self.mode, words(Mode))
 
-    @property
-    def clients(self) -> int | None:
-        return self.num_clients
-
     def native_setting(self) -> Native:
         """The settings of the native part."""
         return native.engine.AllClientsSetting(
@@ -82,11 +72,8 @@ class AllClients(Direction):
         return TieredState(self, material) if isinstance(self.cache, Tiered) else AllClientsState(self, material)
 
 
-_MOST_CLIENTS = 2**31 - 1
-
-
 @dataclass(frozen=True)
-class Differences(Direction):
+class Differences(PerClient):
     """ACE where each client keeps its last gradient and sends ``g_new - g_prev`` (the ACE paper, Algorithm a.5).
 
     The server keeps only the sum. Clients use :class:`fastagg.clients.GradientDifference`.
@@ -96,19 +83,12 @@ class Differences(Direction):
         warmup: as in :class:`AllClients`.
     """
 
-    num_clients: int
     warmup: Warmup = "full"
     kind: Kind = field(default="gradient", kw_only=True)
-    in_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.whole("num_clients", self.num_clients, least=1, most=_MOST_CLIENTS)
         _checks.one_of("warmup", self.warmup, WARMUPS)
-
-    @property
-    def clients(self) -> int | None:
-        return self.num_clients
 
     def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
         reason = "differences must reach the sum whole, or it is no sum of gradients any more"
@@ -119,7 +99,7 @@ class Differences(Direction):
         return _DifferencesState(self, material)
 
 
-class AllClientsState(DirectionState):
+class AllClientsState(SumState):
     """Rows, their sum, and the weight of each row in it."""
 
     sliced = MappingProxyType({"sum": "vector", "cache": "rows", "scrub": "blocks"})
@@ -138,30 +118,25 @@ class AllClientsState(DirectionState):
         )  # fmt: skip
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.cache.nbytes() + self.sum.nbytes + self.native.nbytes()}
-
-    def finite(self) -> bool:
-        return bool(torch.isfinite(self.sum).all())
+        return {"direction": self.cache.nbytes() + super().memory()["direction"]}
 
     def state_dict(self, *, rows: bool = True) -> State:
-        numbers = self.native.state()
-        used = numbers["shares"].nonzero()[0].tolist()
+        found = super().state_dict()
+        used = found["shares"].nonzero()[0].tolist()
         return {
-            **numbers,
+            **found,
             "cache": self.cache.state_dict(used, data=rows),
-            "sum": self.sum,
             "scrub": None if self.resummation is None else self.resummation.state(),
         }
 
     def load_state_dict(self, state: State) -> None:
         self.cache.load_state_dict(state["cache"])
-        self.sum.copy_(state["sum"])
         if self.resummation is not None and state["scrub"] is not None:
             self.resummation.load(state["scrub"])
         super().load_state_dict(state)
 
 
-class TieredState(DirectionState):
+class TieredState(SumState):
     """Rows on a disk, their sum, and the weight of each row in it."""
 
     def __init__(self, setting: AllClients, material: Material) -> None:
@@ -177,24 +152,17 @@ class TieredState(DirectionState):
             )
         )  # fmt: skip
 
-    def memory(self) -> dict[str, int]:
-        return {"direction": self.sum.nbytes + self.native.nbytes()}
-
-    def finite(self) -> bool:
-        return bool(torch.isfinite(self.sum).all())
-
     def tiers(self) -> dict[str, int]:
         return self.rows.counts()
 
     def state_dict(self, *, rows: bool = True) -> State:
-        return {"cache": self.rows.state_dict(), **self.native.state(), "sum": self.sum}
+        return {"cache": self.rows.state_dict(), **super().state_dict()}
 
     def saved(self, state: State) -> None:
         self.rows.saved(state["cache"])
 
     def load_state_dict(self, state: State) -> None:
         lost = self.rows.load_state_dict(state["cache"])
-        self.sum.copy_(state["sum"])
         super().load_state_dict(state)
         if lost:
             self.native.give_up(lost)
@@ -211,7 +179,7 @@ class TieredState(DirectionState):
         self.rows.native.close()
 
 
-class _DifferencesState(DirectionState):
+class _DifferencesState(SumState):
     """The sum of the differences is the sum of the gradients."""
 
     sliced = MappingProxyType({"sum": "vector"})
@@ -224,16 +192,3 @@ class _DifferencesState(DirectionState):
                 sign=setting.sign, setting=told, rows=None, seed=0, sum=self.sum.data_ptr(), resummation=None
             )
         )
-
-    def memory(self) -> dict[str, int]:
-        return {"direction": self.sum.nbytes + self.native.nbytes()}
-
-    def finite(self) -> bool:
-        return bool(torch.isfinite(self.sum).all())
-
-    def state_dict(self, *, rows: bool = True) -> State:
-        return {**self.native.state(), "sum": self.sum}
-
-    def load_state_dict(self, state: State) -> None:
-        self.sum.copy_(state["sum"])
-        super().load_state_dict(state)

@@ -210,6 +210,41 @@ class Direction:
         return OwnState(self, material)
 
 
+@dataclass(frozen=True)
+class PerClient(Direction):
+    """Base class of the directions that keep something of each client, in kernels. Client ids are 0..n-1."""
+
+    num_clients: int
+    in_kernels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.whole("num_clients", self.num_clients, least=1, most=2**31 - 1)
+
+    @property
+    def clients(self) -> int | None:
+        return self.num_clients
+
+
+class SumState(DirectionState):
+    """A sum over clients, and what the engine knows of each of them. ``sum`` is the vector, [d]."""
+
+    sum: Tensor
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.sum.nbytes + self.native.nbytes()}
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.sum).all())
+
+    def state_dict(self, *, rows: bool = True) -> State:
+        return {**self.native.state(), "sum": self.sum}
+
+    def load_state_dict(self, state: State) -> None:
+        self.sum.copy_(state["sum"])
+        super().load_state_dict(state)
+
+
 class OwnState(DirectionState):
     """A user's own direction in plain torch. Its result is the update of one step."""
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
 
 import torch
 
 from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import State
-from fastagg.rules.directions.base import Direction, DirectionState, Material, resummation_of
+from fastagg.rules.directions.base import DirectionState, Material, PerClient, SumState, resummation_of
 from fastagg.rules.names import Cache, Repeat, words
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
 
 
 @dataclass(frozen=True)
-class Calibrated(Direction):
+class Calibrated(PerClient):
     """``D = h + sum(Delta_i - h_i)/|S|`` over M updates, then ``h_i = Delta_i``, ``h = mean_i h_i``.
 
     CA2FL, the ACE paper's Algorithm a.3; S is the set of distinct clients in the buffer.
@@ -39,28 +38,21 @@ class Calibrated(Direction):
         2.0
     """
 
-    num_clients: int
     size: int = 10
     cache: Cache = "fp32"
     repeat: Repeat = "start"
-    in_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.whole("num_clients", self.num_clients, least=1, most=2**31 - 1)
         _checks.whole("buffer_size", self.size, least=1)
         _checks.one_of("cache", self.cache, words(Cache))
         _checks.one_of("repeat", self.repeat, words(Repeat))
-
-    @property
-    def clients(self) -> int | None:
-        return self.num_clients
 
     def start(self, material: Material) -> DirectionState:
         return _CalibratedState(self, material)
 
 
-class _CalibratedState(DirectionState):
+class _CalibratedState(SumState):
     """Rows (including those of the current round), their sum, and the buffer."""
 
     sliced = MappingProxyType({"acc": "vector", "sum": "vector", "cache": "rows", "scrub": "blocks"})
@@ -85,23 +77,22 @@ class _CalibratedState(DirectionState):
 
     def memory(self) -> dict[str, int]:
         held = 0 if self.acc is self.sum else self.acc.nbytes
-        return {"direction": self.cache.nbytes() + self.sum.nbytes + held + self.native.nbytes()}
+        return {"direction": self.cache.nbytes() + held + super().memory()["direction"]}
 
     def finite(self) -> bool:
-        held = [self.sum, *([self.acc] if self.native.state()["versions"] else [])]
-        return all(bool(torch.isfinite(vector).all()) for vector in held)
+        held = bool(self.native.state()["versions"])
+        return super().finite() and not (held and not torch.isfinite(self.acc).all())
 
     def state_dict(self, *, rows: bool = True) -> State:
-        numbers = self.native.state()
-        used = sorted({*(slot for _, slot in numbers["slots"]), *(slot for _, slot, _ in numbers["fresh"])})
+        found = super().state_dict()
+        used = sorted({*(slot for _, slot in found["slots"]), *(slot for _, slot, _ in found["fresh"])})
         return {
-            **numbers, "cache": self.cache.state_dict(used, data=rows), "sum": self.sum,
-            "scrub": self.resummation.state(), "acc": self.acc if numbers["versions"] else None,
+            **found, "cache": self.cache.state_dict(used, data=rows), "scrub": self.resummation.state(),
+            "acc": self.acc if found["versions"] else None,
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
         self.cache.load_state_dict(state["cache"])
-        self.sum.copy_(state["sum"])
         self.resummation.load(state["scrub"])
         super().load_state_dict(state)
         if state["acc"] is not None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 import fastagg
 from fastagg.shards import folder
+from support import inside
 from support.presets import PRESETS, model, update
 from support.sharded.ranks import SIZE, command, start
 
@@ -73,7 +74,7 @@ def all_or_none(seen: Seen, group: Any) -> None:
     rank, (_, begin, end, _) = server.rank, server.slices()[server.rank]
     if rank == 1:
         server.deliver(7, update(1, SIZE)[begin:end], 0)
-        extension = server._running.extension
+        extension = inside.extension(server)
         weigh = extension._weigh
 
         def fails_once(*given: Any) -> Any:

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 import fastagg
+from support import inside
 from support.presets import PRESETS, calls, model, tensors, update
 from support.sharded.ranks import Whole
 
@@ -83,7 +84,7 @@ def rank(name: str, folder: Path, rank: int, size: int, store: str) -> None:
         server.follow()
         return
     server.save(folder / "seen")
-    whole = Whole(folder / "seen", server._running.extension.state.sliced, SIZE)
+    whole = Whole(folder / "seen", inside.direction(server).sliced, SIZE)
     mark = digest(whole, server.version)
     found = json.loads((folder / "states").read_text()).index(mark)
     os.write(1, f"found {found}\n".encode())

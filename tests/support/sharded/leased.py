@@ -18,6 +18,7 @@ import torch
 
 import fastagg
 from fastagg.server.engine import as_tensors
+from support import inside
 from support.presets import model, update
 from support.sharded.ranks import SIZE, command, leave, led, sharded, start
 
@@ -33,7 +34,7 @@ def make(piece: Any) -> fastagg.Server:
 
 
 def ledger(server: Any) -> Any:
-    return server._engine
+    return inside.engine(server)
 
 
 def plain(server: Any) -> Any:

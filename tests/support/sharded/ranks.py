@@ -24,6 +24,7 @@ import torch.distributed as dist
 import fastagg
 from fastagg.server import checkpoint
 from fastagg.shards import states
+from support import inside
 from support.presets import PRESETS, Call, calls, model, tensors, update
 
 PATIENCE = 600.0  # seconds: emulated kernels under sanitizers, beside other work
@@ -119,7 +120,7 @@ class Whole:
 def difference(name: str, folder: Path, said: list[Any], server: Any) -> str:
     """Return the differences from one process as text; empty if there are none."""
     expected, receipts = alone(name)
-    found = tensors(Whole(folder, server._running.extension.state.sliced))  # type: ignore[arg-type]
+    found = tensors(Whole(folder, inside.direction(server).sliced))
     if found.keys() != expected.keys():
         return f"holds {sorted(found)}, expected {sorted(expected)}"
     for key, tensor in expected.items():
