@@ -6,38 +6,20 @@ APPFL runs with ``optimize_memory=False``: its default collects garbage at every
 from __future__ import annotations
 
 import gc
-import importlib.machinery
 import logging
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
 from appfl.vsim import AsyncSimDriver, ClientProfile
+from appfl_agents import agents
 from omegaconf import OmegaConf
 from simulated import BATCH, COHORT, EPOCHS, LR, UPDATES, data, done, tested
 
 from fastagg.timing import Stopwatch
 
 SETTINGS = {"staleness_fn": "constant", "alpha": 1.0, "K": 5, "optimize_memory": False}
-
-
-def agents() -> Any:
-    """Return APPFL's agents. They import torchvision, whose wheel does not load beside torch's CPU build, and do not
-    use it here."""
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in ("", ".models", ".transforms", ".datasets", ".datasets.utils"):
-            sys.modules[f"torchvision{name}"] = stub = MagicMock()
-            stub.__spec__, stub.__path__ = importlib.machinery.ModuleSpec(f"torchvision{name}", None), []
-    import appfl.agent
-
-    return appfl.agent
 
 
 def federation(folder: Path, digits: Any) -> tuple[Any, list[Any]]:

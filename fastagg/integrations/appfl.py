@@ -21,7 +21,7 @@ from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset, require
 from fastagg.integrations.goals import of_clients
-from fastagg.integrations.named import resolved
+from fastagg.integrations.named import number_of, resolved
 from fastagg.integrations.replies import Reply, take
 from fastagg.integrations.session import Session, Settings
 from fastagg.integrations.windows import Window
@@ -241,11 +241,7 @@ class Aggregator(BaseAggregator):
             self._saved = self.server.version
 
     def _id(self, client: str | int) -> str | int:
-        if self.server.num_clients is None:
-            return client
-        if self._ids is None or client not in self._ids:
-            raise UnknownClient(f"client {client!r}: {self.config['algorithm']} needs aggregator_kwargs.client_ids")
-        return self._ids.index(client)
+        return number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
 
     def _say(self, message: str) -> None:
         self.logger.info(f"fastagg: {message}")

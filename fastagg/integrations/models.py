@@ -1,4 +1,4 @@
-"""A model from outside: whether it is the server's own, and puts it in its place."""
+"""A server's model or state from outside."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fastagg._types import Arrays
+from fastagg._types import Arrays, State
 from fastagg.errors import ShapeMismatch
+from fastagg.server import checkpoint
 from fastagg.server.server import Server
 from fastagg.storage.pieces import as_tensor
 
@@ -32,6 +33,22 @@ def put(server: Server, arrays: Arrays) -> None:
     taken = server.layout.take(arrays, server.device)
     buffers = {"values": taken.buffers, "counters": taken.counters, "sum": None, "most": None, "count": 0}
     server.load_state_dict({**server.state_dict(copy=False), "flat": taken.flat, "buffers": buffers})
+
+
+def resume(server: Server, state: State) -> int:
+    """Continue from a checkpoint's ``state``. Its open tasks end, because their answers cannot come any more.
+
+    Returns:
+        The number of these tasks.
+
+    Raises:
+        CheckpointError: the state belongs to another model or algorithm, or is damaged. Nothing has changed.
+    """
+    server.load_state_dict(state)
+    out = checkpoint.open_tasks(state)
+    for client, version in out:
+        server.forget(client, version)
+    return len(out)
 
 
 def _pairs(mine: Arrays, theirs: Arrays) -> Iterable[tuple[str, Tensor, Tensor]]:

@@ -15,7 +15,7 @@ pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).parents[2]
 # By example: its page, the file that differs, and what runs it.
-RUN = Path(__file__).with_name("appfl_agents.py")
+RUN = ROOT / "bench" / "simulators" / "appfl_agents.py"
 EXAMPLES = {
     "processes": ("own.md", "train.py", ["train.py"]),
     "pfl": ("pfl.md", "train.py", ["train.py"]),

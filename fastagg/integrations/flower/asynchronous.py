@@ -406,10 +406,7 @@ class _Run:
 
     def _resume(self, path: Path) -> None:
         state = checkpoint.read(path)
-        self.server.load_state_dict(state)
-        out = checkpoint.open_tasks(state)
-        for client, version in out:
-            self.server.forget(client, version)
+        out = models.resume(self.server, state)
         kept = state.get("flower", {})  # not there in a file of Server.save
         self.nodes.load_state_dict(kept.get("nodes", {}))
         self.session.load_state_dict(kept.get("session", {}))
@@ -418,7 +415,7 @@ class _Run:
             self.session.skip(self.server.version)
         log.info(
             "fastagg: resumed version %d after %d updates; %d tasks that were out are sent again",
-            self.server.version, self.session.tally.updates, len(out),
+            self.server.version, self.session.tally.updates, out,
         )  # fmt: skip
 
 

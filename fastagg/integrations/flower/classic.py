@@ -13,13 +13,13 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from torch import Tensor
 
-from fastagg import _checks
 from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, UnknownClient
 from fastagg.integrations.flower import models
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
-from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate
+from fastagg.integrations.flower.rounds import Tasks
+from fastagg.integrations.flower.settings import callable_or_none, proximal, say_what_differs, set_rate
 from fastagg.integrations.flower.tasks import log, raise_if_useless
 from fastagg.integrations.replies import Reply, take
 from fastagg.model import Layout
@@ -52,17 +52,12 @@ class ClassicStrategy(FedAvg):
         **flower: Foreign,
     ) -> None:
         super().__init__(**flower)
-        if proximal_mu is not None:
-            _checks.number("proximal_mu", proximal_mu, least=0)
-        elif models.preset_of(server) == "FedProx":
-            log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
-            proximal_mu = 0.0
-        self._make, self.deterministic, self.proximal_mu = server, deterministic, proximal_mu
+        self._make, self.deterministic, self.proximal_mu = server, deterministic, proximal(server, proximal_mu)
         self.lr = callable_or_none("lr", lr)
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
-        self._tasks: dict[str, Dispatch] = {}  # by client id
-        self._saved, self._said = -1, False
+        self._tasks = Tasks[str]()  # by client id
+        self._saved = -1
         self._asked = False  # whether Flower has been given a model, or has given one
         if self.checkpoint is not None and resume and self.checkpoint.exists():
             self._resumed: State | None = files.read(self.checkpoint)
@@ -95,7 +90,7 @@ class ClassicStrategy(FedAvg):
         if self.proximal_mu is not None:
             told = {"proximal_mu": self.proximal_mu}
             chosen = [(proxy, FitIns(fit.parameters, {**fit.config, **told})) for proxy, fit in chosen]
-        self._tasks = {proxy.cid: server.dispatch(proxy.cid) for proxy, _ in chosen}
+        self._tasks.send(server, [proxy.cid for proxy, _ in chosen])
         return chosen
 
     def configure_evaluate(
@@ -126,7 +121,7 @@ class ClassicStrategy(FedAvg):
         folded = self._fold(server, sorted(results, key=lambda pair: pair[0].cid) if self.deterministic else results)
         server.close_round()
         memory.trim()
-        self._give_up_tasks(server)
+        self._tasks.give_up(server)
         log.info("fastagg: round %d: %d updates, version %d", server_round, len(folded), server.version)
         if server.version == before:
             return None, {}
@@ -146,26 +141,20 @@ class ClassicStrategy(FedAvg):
                 if proxy.cid in known:
                     raise UnknownClient("it has answered already")
                 reply = Reply.read(_arrays(result.parameters), result.metrics or {}, samples=result.num_examples)
-                answers.append((self._task_of(server, proxy.cid), reply))
+                answers.append((self._tasks.pop(server, proxy.cid), reply))
             except FastaggError as error:
                 refused.append(_dropped(proxy.cid, error))
             else:
                 known[proxy.cid] = result
         folded = []
-        for (client, result), outcome in zip(known.items(), take(server, answers), strict=True):
+        for (client, result), (task, _), outcome in zip(known.items(), answers, take(server, answers), strict=True):
             if isinstance(outcome, FastaggError):
+                server.forget(task.client, task.version)
                 refused.append(_dropped(client, outcome))
             else:
-                del self._tasks[client]
                 folded.append((result.num_examples, result.metrics))
         raise_if_useless(folded, refused)
         return folded
-
-    def _task_of(self, server: Server, client: str) -> Dispatch:
-        """The client's task of this round. A subclass may have asked clients without ``super()``."""
-        if client not in self._tasks:
-            self._tasks[client] = server.dispatch(client)
-        return self._tasks[client]
 
     # -- the model -----------------------------------------------------------------------------------------------
 
@@ -176,13 +165,8 @@ class ClassicStrategy(FedAvg):
             raise ConfigError("the server has a model of its own: Flower's must ask initialize_parameters for it")
         if server is None:
             server, self._asked = self._make_server(arrays), True
-        if not models.holds(server, arrays):
-            self._give_up_tasks(server)
-            models.put(server, arrays)
-            if not self._said:
-                self._said = True
-                log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
-        self._give_up_tasks(server)  # of a round that a wrapper gave up
+        self._tasks.adopt(server, arrays)
+        self._tasks.give_up(server)  # of a round that a wrapper gave up
         return server
 
     def _make_server(self, arrays: Arrays) -> Server:
@@ -194,16 +178,9 @@ class ClassicStrategy(FedAvg):
     def _go_on(self, server: Server) -> None:
         state, self._resumed = self._resumed, None
         if state is not None:
-            server.load_state_dict(state)
-            for client, version in files.open_tasks(state):
-                server.forget(client, version)
+            models.resume(server, state)
             self._saved = server.version
             log.info("fastagg: resumed version %d", server.version)
-
-    def _give_up_tasks(self, server: Server) -> None:
-        for task in self._tasks.values():
-            server.forget(task.client, task.version)
-        self._tasks.clear()
 
 
 def _arrays(parameters: Parameters) -> list[Tensor]:

@@ -14,6 +14,7 @@ from fastagg.errors import ConfigError
 from fastagg.integrations.flower.records import write
 from fastagg.integrations.models import holds as holds
 from fastagg.integrations.models import put as put
+from fastagg.integrations.models import resume as resume
 from fastagg.rules.directions import Cohort
 from fastagg.server.server import Server
 

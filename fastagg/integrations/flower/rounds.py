@@ -1,16 +1,57 @@
-"""A round's replies as they arrive. They are freed as they are added, unless somebody looks at them."""
+"""A round's tasks, and its replies as they arrive. They are freed as they are added, unless somebody looks at them."""
 
 from __future__ import annotations
 
 import time
 from collections import UserList
 from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fastagg.integrations.flower import tasks
+from fastagg._types import Arrays
+from fastagg.integrations.flower import models, tasks
+from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Server
+
+Who = TypeVar("Who", int, str)
+
+
+class Tasks(Generic[Who]):
+    """A round's tasks without an answer so far, by node or client.
+
+    Attributes:
+        open: the tasks.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[Who, Dispatch] = {}
+        self._said = False  # whether a changed model was logged
+
+    def send(self, server: Server, to: Iterable[Who]) -> None:
+        """Begin a round."""
+        self.open = {who: server.dispatch(who) for who in to}
+
+    def pop(self, server: Server, who: Who) -> Dispatch:
+        """The task that ``who`` has answered. A subclass may have asked others without ``super()``."""
+        return self.open.pop(who) if who in self.open else server.dispatch(who)
+
+    def give_up(self, server: Server) -> None:
+        """End the tasks that are open."""
+        for task in self.open.values():
+            server.forget(task.client, task.version)
+        self.open.clear()
+
+    def adopt(self, server: Server, arrays: Arrays) -> None:
+        """Take the arrays from Flower as the model, if other code has changed them. Open tasks then end."""
+        if models.holds(server, arrays):
+            return
+        self.give_up(server)
+        models.put(server, arrays)
+        if not self._said:
+            self._said = True
+            tasks.log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
 
 
 class Replies(UserList[Message]):

@@ -61,6 +61,18 @@ def callable_or_none(name: str, given: Function | None) -> Function | None:
     return given
 
 
+def proximal(make: object, mu: float | None) -> float | None:
+    """FedProx's ``mu``, which clients are sent; None if they are sent none.
+
+    Raises:
+        ConfigError: it is not a number of at least 0.
+    """
+    if mu is None and preset_of(make) == "FedProx":
+        log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
+        return 0.0
+    return None if mu is None else _checks.number("proximal_mu", mu, least=0)
+
+
 def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:
     """The learning rate of Flower's FedAdam by round, t = 1, 2, ...: ``lr * sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))``.
 

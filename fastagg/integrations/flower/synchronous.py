@@ -19,12 +19,12 @@ from fastagg.integrations import replies as read_replies
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import read
-from fastagg.integrations.flower.rounds import Replies, Streaming
-from fastagg.integrations.flower.settings import callable_or_none, say_what_differs, set_rate, split
+from fastagg.integrations.flower.rounds import Replies, Streaming, Tasks
+from fastagg.integrations.flower.settings import callable_or_none, proximal, say_what_differs, set_rate, split
 from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.session import Session
 from fastagg.server import checkpoint as files
-from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.dispatch import Receipt
 from fastagg.server.server import Server
 from fastagg.storage import memory
 
@@ -81,22 +81,17 @@ class SyncStrategy(FedAvg):
         self.settings, flower = split(settings, _IGNORED, max_failures=None)
         super().__init__(**flower)
         self.poll = _checks.number("poll", poll, least=0)
-        if proximal_mu is not None:
-            _checks.number("proximal_mu", proximal_mu, least=0)
-        elif models.preset_of(server) == "FedProx":
-            log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
-            proximal_mu = 0.0
-        self.proximal_mu, self.lr = proximal_mu, callable_or_none("lr", lr)
+        self.proximal_mu, self.lr = proximal(server, proximal_mu), callable_or_none("lr", lr)
         self._make, self.deterministic, self.resume = server, deterministic, resume
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
         self.session: Session | None = None
-        self._tasks: dict[int, Dispatch] = {}  # by node
+        self._tasks = Tasks[int]()  # by node
         self._sent: list[Metadata] = []  # of the round's messages, without what they carry
         self._streaming: Streaming | None = None  # the grid of the round that start() runs
         self._rounds, self._saved = 0, -1  # finished rounds; the version in the checkpoint
         self._result = Result()
-        self._runs = self._said = False  # whether start() runs; whether a changed model was logged
+        self._runs = False  # whether start() runs
 
     # -- a run ---------------------------------------------------------------------------------------------------
 
@@ -150,7 +145,7 @@ class SyncStrategy(FedAvg):
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
         self._streaming = streaming = Streaming(grid, self.server, self.poll)
-        self._give_up_tasks()  # of a round that a subclass did not aggregate here
+        self._tasks.give_up(self.server)  # of a round that a subclass did not aggregate here
         messages = list(self.configure_train(number, result.arrays, train, grid))
         self._sent = [message.metadata for message in messages]
         replies = streaming.send_and_receive(messages, timeout=timeout)
@@ -201,16 +196,14 @@ class SyncStrategy(FedAvg):
     def _begin(self, arrays: ArrayRecord) -> None:
         self.server = server = models.made(self._make, read(arrays), rounds=True)
         self.session = Session(server, self.settings, say=log.info)
-        self._result, self._tasks, self._sent, self._rounds, self._saved = Result(), {}, [], 0, -1
+        self._result, self._tasks, self._sent, self._rounds, self._saved = Result(), Tasks(), [], 0, -1
         if self.checkpoint is not None and self.resume and self.checkpoint.exists():
             state = files.read(self.checkpoint)
-            server.load_state_dict(state)
+            models.resume(server, state)
             kept = state.get("flower", {})  # not there in a file of Server.save
             history.restore(self._result, kept)
             self._rounds = kept.get("rounds", server.version)
             self.session.load_state_dict(kept.get("session", {}))
-            for client, version in files.open_tasks(state):
-                server.forget(client, version)
             self._saved = server.version
             log.info("fastagg: resumed version %d after %d rounds", server.version, self._rounds)
         say_what_differs(server, self.lr is not None, self._make, strategy)
@@ -231,19 +224,13 @@ class SyncStrategy(FedAvg):
             self._begin(arrays)
         assert self.server is not None
         given = models.formed(self.server, read(arrays))
-        if models.holds(self.server, given):
-            return self.server
-        if not began:
+        if not began and not models.holds(self.server, given):
             self.server, self.session = (self._make if isinstance(self._make, Server) else None), None
             raise ConfigError(
                 "the server goes on from another model than the one that it was handed: start from "
                 "strategy.resumed(initial_arrays)"
             )
-        self._give_up_tasks()
-        models.put(self.server, given)
-        if not self._said:
-            self._said = True
-            log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
+        self._tasks.adopt(self.server, given)
         return self.server
 
     def configure_train(
@@ -254,14 +241,14 @@ class SyncStrategy(FedAvg):
         if unused and not self._runs:
             raise ConfigError(f"{', '.join(unused)}: a wrapper runs the rounds, and would ignore it")
         server = self._adopt(arrays)
-        self._give_up_tasks()  # of a round that a wrapper gave up
+        self._tasks.give_up(server)  # of a round that a wrapper gave up
         set_rate(server, self.lr, server_round)
         told: dict[str, object] = {**config, tasks.VERSION: server.version}
         if self.proximal_mu is not None:
             told["proximal-mu"] = self.proximal_mu
         messages = list(super().configure_train(server_round, arrays, ConfigRecord(told), grid))
         self._sent = [message.metadata for message in messages]
-        self._tasks = {sent.dst_node_id: server.dispatch(sent.dst_node_id) for sent in self._sent}
+        self._tasks.send(server, [sent.dst_node_id for sent in self._sent])
         return messages
 
     def aggregate_train(
@@ -291,7 +278,7 @@ class SyncStrategy(FedAvg):
             self._fold(server, session, batch, round_, frees)
         server.close_round()
         memory.trim()  # there is no update before the next round
-        self._miss(server_round, round_)
+        self._miss(server, server_round, round_)
         log.info("fastagg: round %d: %d updates, version %d", server_round, len(round_.good), server.version)
         for node, error in round_.bad:
             session.failed(node, str(error)) if isinstance(error, tasks.Failed) else session.refused(node, error)
@@ -322,7 +309,7 @@ class SyncStrategy(FedAvg):
                 continue
             round_.heard.add(node)
             try:
-                arrived.append((self._task_of(server, node), node, message))
+                arrived.append((self._tasks.pop(server, node), node, message))
             except FastaggError as error:
                 round_.bad.append((node, read_replies.bare(error)))
         outcomes = tasks.take(server, arrived, self.weighted_by_key, in_place=frees)
@@ -338,28 +325,18 @@ class SyncStrategy(FedAvg):
                 if frees and message.has_content():
                     message.content = tasks.noted(message.content, node)
 
-    def _task_of(self, server: Server, node: int) -> Dispatch:
-        """The task of this round that ``node`` has. A subclass may have asked nodes without ``super()``."""
-        return self._tasks.pop(node) if node in self._tasks else server.dispatch(node)
-
-    def _miss(self, server_round: int, round_: _Round) -> None:
+    def _miss(self, server: Server, server_round: int, round_: _Round) -> None:
         """End the tasks without an answer. Those that a subclass has left out did not fail."""
         heard = set() if self._streaming is None else self._streaming.heard
         came = {node for message_id, node in round_.asked.items() if message_id in heard}
-        for node in self._tasks:
+        for node in self._tasks.open:
             if node in came:
                 log.info("fastagg: the reply of node %d in round %d was left out by the strategy", node, server_round)
                 continue
             log.warning("fastagg: node %d did not answer round %d", node, server_round)
             if self._runs or not round_.good:  # a wrapper may have left it out
                 round_.bad.append((node, tasks.Failed(f"no answer in round {server_round}")))
-        self._give_up_tasks()
-
-    def _give_up_tasks(self) -> None:
-        for task in self._tasks.values():
-            assert self.server is not None
-            self.server.forget(task.client, task.version)
-        self._tasks.clear()
+        self._tasks.give_up(server)
 
 
 @dataclass

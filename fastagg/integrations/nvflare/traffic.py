@@ -18,7 +18,7 @@ from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset, replies
 from fastagg.integrations.evaluation import Found
 from fastagg.integrations.goals import of_clients
-from fastagg.integrations.named import resolved
+from fastagg.integrations.named import number_of, resolved
 from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
 from fastagg.integrations.replies import Ready, Reply
 from fastagg.integrations.session import Session, Settings
@@ -299,13 +299,7 @@ class Traffic:
         return task
 
     def _id(self, client: str) -> str | int:
-        if self.server.num_clients is None:
-            return client
-        if self.clients is None or client not in self.clients:
-            raise UnknownClient(
-                f"client {client!r}: {self.algorithm} needs the names of all clients, got {self.clients}"
-            )
-        return list(self.clients).index(client)
+        return number_of(self.server, client, self.clients, "clients")
 
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Reply:
         whole = bool(reply.params_type == ParamsType.FULL)
