@@ -55,6 +55,11 @@ class Table:
         gradient: bool,
         out: int,
     ) -> None: ...
+    @property
+    def outputs(self) -> int: ...  # of a sample
+    def evaluate(self, *, start: int, buffers: int, x: int, samples: int, outputs: int) -> None: ...
+
+def permutations(seed: bytes, size: int, count: int, out: int) -> None: ...
 
 # What a step is told (csrc/plan.h).
 

@@ -2,8 +2,10 @@
 #include <pybind11/stl.h>
 
 #include <array>
-#include <cmath>
+#include <cstring>
+#include <string_view>
 
+#include "../train/order.h"
 #include "../train/table.h"
 #include "host.h"
 #include "structs.h"
@@ -83,9 +85,24 @@ void train_client(Table& table, Address start, Address buffers, Address x, Addre
                          mu,
                          at<const float>(correction),
                          gradient,
-                         at(out)};
+                         at(out),
+                         nullptr};
   const Released released;
   table.train(call);
+}
+
+void permutations(const py::bytes& seed, int64_t size, int64_t count, Address out) {
+  uint64_t words[4];
+  const std::string_view given(seed);
+  if (given.size() != sizeof words || size < 0 || size > UINT32_MAX || count < 0)
+    throw Refused("permutations: expected 32 bytes, and sizes below 2**32");
+  std::memcpy(words, given.data(), sizeof words);
+  train::permute(words, size, count, at<int64_t>(out));
+}
+
+void evaluate(Table& table, Address start, Address buffers, Address x, int64_t samples, Address outputs) {
+  const Released released;
+  table.evaluate(at<const float>(start), at(buffers), at<const float>(x), samples, at(outputs));
 }
 
 }  // namespace
@@ -102,7 +119,10 @@ void bind_train(py::module_& m) {
            by_name, arg("shape"), arg("layers"), arg("batch"), arg("squares"), arg("parameters"), arg("buffers"))
       .def("train", &train_client, by_name, arg("start"), arg("buffers"), arg("x"), arg("y"), arg("samples"),
            arg("squares"), arg("index"), arg("lengths"), arg("lr"), arg("momentum"), arg("weight_decay"), arg("mu"),
-           arg("correction"), arg("gradient"), arg("out"));
+           arg("correction"), arg("gradient"), arg("out"))
+      .def_property_readonly("outputs", &Table::outputs)
+      .def("evaluate", &evaluate, by_name, arg("start"), arg("buffers"), arg("x"), arg("samples"), arg("outputs"));
+  m.def("permutations", &permutations, arg("seed"), arg("size"), arg("count"), arg("out"));
 }
 
 }  // namespace fastagg::bindings

@@ -70,6 +70,7 @@ struct Call {
   const float* correction;  // flat, added to every gradient; or null
   bool gradient;            // one gradient instead of a delta
   float* out;               // flat
+  float* outputs;           // not null: nothing is learned, and the samples' outputs, with running statistics, go here
 };
 
 }  // namespace fastagg::train

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "../cpu/kernels.h"
 #include "../refusal.h"
@@ -400,7 +401,9 @@ Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch,
   need(batch > 0 && batch < 1 << 20, "batch: expected 1..1048575");
   need(parameters >= 0 && parameters < std::numeric_limits<int32_t>::max(), "too many parameters");
   for (const Description& each : layers)
-    need(each.mean < buffers && each.variance < buffers, "running statistics outside the model");
+    need(each.mean < buffers && each.variance < buffers &&
+             (each.kind != "batch_norm" || (each.mean >= 0 && each.variance >= 0)),
+         "running statistics outside the model");
   net_.batch = batch;
   net_.squares = squares;
   Builder(*this, input, layers);
@@ -428,6 +431,21 @@ void Table::train(const Call& call) {
   cpu::kernels().train(net_, call, memory.get());
   const std::lock_guard<std::mutex> lock(memory_->mutex);
   memory_->idle.push_back(std::move(memory));
+}
+
+void Table::evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs) {
+  std::vector<int64_t> index(static_cast<size_t>(samples)), lengths;
+  std::iota(index.begin(), index.end(), int64_t{0});
+  for (int64_t done = 0; done < samples; done += net_.batch) lengths.push_back(std::min(net_.batch, samples - done));
+  Call call{};
+  call.start = start;
+  call.buffers = buffers;
+  call.x = x;
+  call.index = index.data();
+  call.lengths = lengths.data();
+  call.steps = static_cast<int64_t>(lengths.size());
+  call.outputs = outputs;
+  train(call);
 }
 
 }  // namespace fastagg::train

@@ -40,6 +40,8 @@ class Table {
   int64_t batch() const { return net_.batch; }
   // The call's numbers were checked: lengths are 1..batch, indices and labels are in their ranges.
   void train(const Call& call);
+  // Writes the outputs of `samples` inputs, one after the other, with the running statistics.
+  void evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs);
 
  private:
   class Builder;

@@ -256,6 +256,7 @@ struct Norm {
 
 // Adds samples to the mean and the squares of those before (Chan, Golub and LeVeque 1979).
 void moments(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  if (w.call.outputs) return;
   const Norm norm(w, layer);
   const Image& image = w.net.images[layer.in];
   const float* x = w.values(layer.in);
@@ -283,15 +284,21 @@ void moments(const Work& w, const Layer& layer, int64_t first, int64_t last) {
 void finish_moments(const Work& w, const Layer& layer) {
   const Norm norm(w, layer);
   const Image& image = w.net.images[layer.in];
-  const float count = static_cast<float>(w.count * image.height * image.width);
+  const bool learns = w.call.outputs == nullptr;
+  const float count = learns ? static_cast<float>(w.count * image.height * image.width) : 1.0f;
   const float *gain = w.weight(layer.weight), *offset = w.weight(layer.bias);
+  float *mean = w.call.buffers + layer.mean, *variance = w.call.buffers + layer.variance;
+  if (!learns)
+    for (int64_t c = 0; c < image.channels; ++c) {
+      norm.mean[c] = mean[c];
+      norm.squares[c] = variance[c];
+    }
   for (int64_t c = 0; c < image.padded; ++c) {
     norm.inverse[c] = 1.0f / sqrtf(norm.squares[c] / count + layer.eps);
     norm.scale[c] = norm.inverse[c] * gain[c];
     norm.shift[c] = offset[c] - norm.mean[c] * norm.scale[c];
   }
-  if (layer.mean < 0) return;
-  float *mean = w.call.buffers + layer.mean, *variance = w.call.buffers + layer.variance;
+  if (!learns) return;
   for (int64_t c = 0; c < image.channels; ++c) {
     mean[c] += layer.momentum * (norm.mean[c] - mean[c]);
     variance[c] += layer.momentum * (norm.squares[c] / (count > 1.0f ? count - 1.0f : 1.0f) - variance[c]);
@@ -344,7 +351,7 @@ struct GroupScratch {
   float* inverse(int64_t sample) const { return own + (2 * sample + 1) * padded; }
 };
 
-// Sets each of a group's channels to finish(sum over the group's channels of values, optionally times gain).
+// Sets each of a group's channels to finish(sum over the group's channels of values, optionally times gain; the first).
 template <typename Finish>
 FASTAGG_FN void over_group(const Layer& layer, int64_t channels, const float* values, const float* gain, float* out,
                            Finish finish) {
@@ -352,7 +359,8 @@ FASTAGG_FN void over_group(const Layer& layer, int64_t channels, const float* va
   for (int64_t g = 0; g < channels; g += size) {
     float sum = 0.0f;
     for (int64_t c = g; c < g + size; ++c) sum += gain ? values[c] * gain[c] : values[c];
-    for (int64_t c = g; c < g + size; ++c) out[c] = finish(sum, c);
+    const float found = finish(sum, g);
+    for (int64_t c = g; c < g + size; ++c) out[c] = found;
   }
 }
 
@@ -563,14 +571,14 @@ void backward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   }
 }
 
-// All gradients of one batch. A block of samples goes through layer after layer while it is in the cache. It stops
-// where all samples must be there first: at BatchNorm's sums, and at layers of one pixel, whose products need many
-// samples.
-void batch_gradient(const Work& w) {
+// All gradients of one batch, or its outputs alone. A block of samples goes through layer after layer while it is in
+// the cache. It stops where all samples must be there first: at BatchNorm's sums, and at layers of one pixel, whose
+// products need many samples.
+void run_batch(const Work& w) {
   const Net& net = w.net;
-  const int64_t passes = 2 * net.layer_count;
+  const int64_t passes = w.call.outputs ? net.layer_count - 1 : 2 * net.layer_count;
   const auto layer_of = [&](int64_t pass) -> const Layer& {
-    return net.layers[pass < net.layer_count ? pass : passes - 1 - pass];
+    return net.layers[pass < net.layer_count ? pass : 2 * net.layer_count - 1 - pass];
   };
   const auto run = [&](int64_t pass, int64_t first, int64_t last) {
     if (pass == 0) gather(w, first, last);
@@ -600,6 +608,15 @@ void batch_gradient(const Work& w) {
   }
 }
 
+// The batch's outputs, to the places of its samples.
+void put_outputs(const Work& w) {
+  const int32_t last = w.net.layers[w.net.layer_count - 1].in;
+  const Image& image = w.net.images[last];
+  for (int64_t s = 0; s < w.count; ++s)
+    memcpy(w.call.outputs + w.index[s] * image.channels, w.values(last) + s * image.sample,
+           static_cast<size_t>(image.channels) * sizeof(float));
+}
+
 void train_client(const Net& net, const Call& call, float* memory) {
   float *weights = memory + net.weights, *gradient = memory + net.gradient, *velocity = memory + net.velocity;
   float *anchor = memory + net.anchor, *correction = memory + net.correction, *turned = memory + net.turned_weights;
@@ -616,9 +633,14 @@ void train_client(const Net& net, const Call& call, float* memory) {
   Work w{net, call, memory, 0, call.index};
   for (int64_t step = 0; step < call.steps; ++step, w.index += w.count) {
     w.count = call.lengths[step];
+    if (call.outputs) {
+      run_batch(w);
+      put_outputs(w);
+      continue;
+    }
     FASTAGG_NO_CARRY
     for (int64_t i = 0; i < turns; ++i) turned[i] = weights[turning[i]];
-    batch_gradient(w);
+    run_batch(w);
     const F lr = splat(-call.lr), decay = splat(call.weight_decay), mu = splat(call.mu), keep = splat(call.momentum);
     for (int64_t i = 0; i < net.packed; i += kFloats) {
       const F x = at(weights + i);
@@ -633,6 +655,7 @@ void train_client(const Net& net, const Call& call, float* memory) {
       put_vector(call.gradient ? slope : Simd::multiply_add(slope, lr, x), (call.gradient ? gradient : weights) + i);
     }
   }
+  if (call.outputs) return;
   const float *start = call.start, *found = call.gradient ? gradient : weights;
   float* out = call.out;
   FASTAGG_NO_CARRY

@@ -15,7 +15,10 @@ from hashlib import blake2b
 from zlib import crc32
 
 import numpy as np
+import torch
 from numpy.random.bit_generator import ISeedSequence
+
+from fastagg._build import native
 
 
 class _Hashed(ISeedSequence):
@@ -78,6 +81,13 @@ def below(count: int, seed: int, stream: str, *key: int) -> int:
             if product & _BITS_32 >= least:
                 return product >> 32
     raise AssertionError("it never ends")
+
+
+def permutations(count: int, size: int, seed: int, stream: str, *key: int) -> torch.Tensor:
+    """Return ``count`` of ``generator(seed, stream, *key).permutation(size)``, one after the other, sooner. int64."""
+    found = torch.empty(count * size, dtype=torch.int64)
+    native.permutations(_words(seed, stream, key), size, count, found.data_ptr())
+    return found
 
 
 def integer(seed: int, stream: str, *key: int) -> int:

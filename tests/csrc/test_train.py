@@ -125,6 +125,14 @@ class Client:
         )  # type: ignore[arg-type]  # fmt: skip
         return out, buffers
 
+    def outputs(self, x: Tensor) -> Tensor:
+        found = torch.full((len(x), CLASSES), torch.nan)
+        self.table.evaluate(
+            start=self.start.data_ptr(), buffers=self.buffers.data_ptr(), x=x.data_ptr(), samples=len(x),
+            outputs=found.data_ptr(),
+        )  # fmt: skip
+        return found
+
     def exactly(
         self, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, mu: float = 0.0,
         correction: Tensor | None = None,
@@ -171,6 +179,19 @@ def test_a_gradient_equals_autograd_s_in_double(case: str) -> None:
     change, expected_buffers = client.exactly(lr=1.0)
     close(gradient, -change, 3e-6)
     close(buffers, expected_buffers)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_are_those_of_the_module_in_evaluation(case: str) -> None:
+    module, shape = network(case)
+    for buffer in module.buffers():  # as after some training
+        buffer.copy_(buffer + torch.rand_like(buffer.float()))
+    client = Client(module, shape)
+    client.train()  # what it leaves behind changes nothing
+    before = client.buffers.clone()
+    close(client.outputs(client.x), deepcopy(module).double().eval()(client.x.double()).detach(), 3e-6)
+    assert torch.equal(client.outputs(client.x[7:9]), client.outputs(client.x)[7:9])  # whoever is beside it
+    assert torch.equal(client.buffers, before)
 
 
 SETTINGS: list[dict[str, float]] = [
@@ -221,11 +242,11 @@ def test_every_instruction_set_gives_the_same_bits(case: str) -> None:
         for isa, supported in native.cpu_isas().items():
             if supported:
                 set_isa(isa)
-                found.append(client.train(momentum=0.9, mu=0.1, weight_decay=0.1))
+                found.append((*client.train(momentum=0.9, mu=0.1, weight_decay=0.1), client.outputs(client.x)))
     finally:
         set_isa(used)
-    for update, buffers in found[1:]:
-        assert torch.equal(update, found[0][0]) and torch.equal(buffers, found[0][1])
+    for results in found[1:]:
+        assert all(map(torch.equal, results, found[0]))
 
 
 def test_no_bit_depends_on_who_trains_beside_or_before() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, tested
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, rated
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.models import build
 
@@ -128,8 +128,8 @@ def test_evaluation_counts_correct_labels_and_averages_the_loss(samples):
     module.load_state_dict({"1.weight": weight, "1.bias": torch.zeros(2)})
     flipped = samples.y.clone()
     flipped[:5] = 1 - flipped[:5]
-    assert tested(module, samples)[0] == 1.0
-    accuracy, loss = tested(module, Samples(samples.x, flipped))
+    assert rated(module, samples)[0] == 1.0
+    accuracy, loss = rated(module, Samples(samples.x, flipped))
     assert accuracy == pytest.approx(18 / 23)
     expected = nn.functional.cross_entropy(samples.x @ weight.T, flipped)
     assert loss == pytest.approx(float(expected), rel=1e-5)
@@ -139,5 +139,5 @@ def test_evaluation_uses_running_statistics_and_leaves_them_alone():
     module = build("cnn", (1, 8, 8), 10, [4], seed=0)
     params = {key: value.clone() for key, value in module.state_dict().items()}
     test = Samples(torch.randn(6, 1, 8, 8) + 3, torch.zeros(6, dtype=torch.int64))
-    tested(module, test)
+    rated(module, test)
     assert equal(module.state_dict(), params)

@@ -3,7 +3,7 @@ import torch
 
 from fastagg import FedBuff
 from fastagg.errors import ConfigError
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, tested
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, rated
 from fastagg.sim.data.federated import Samples, Text
 from fastagg.sim.data.shakespeare import Alphabet
 from fastagg.sim.models import PLAIN, build
@@ -75,7 +75,7 @@ def test_the_lstm_learns_the_next_character():
     task = server.dispatch(0)
     server.receive(0, trainer.train(task, samples, 0, 0), version=task.version)
     module.load_state_dict(server.parameters())
-    accuracy, loss = tested(module, samples)
+    accuracy, loss = rated(module, samples)
     assert accuracy == 1.0
     assert loss < 0.1
 

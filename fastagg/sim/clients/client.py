@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,7 +15,7 @@ from fastagg.clients import GradientDifference, add_proximal_gradient_
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.translate import QUIET
 from fastagg.sim.data.federated import Samples, Score, batches
-from fastagg.sim.seeds import generator, integer
+from fastagg.sim.seeds import integer, permutations
 
 # What a client sends: arrays by name, parameters' changes and new buffers; one vector if the model has no buffers.
 Update = dict[str, torch.Tensor] | torch.Tensor
@@ -55,15 +54,16 @@ class LocalWork:
         assert self.epochs is not None
         return self.epochs * -(-size // min(self.batch_size, size))
 
-    def batches(self, size: int, local_steps: int | None, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        """Yield the indices of each mini-batch among a client's ``size`` samples. Every epoch has its own order."""
+    def batches(self, size: int, local_steps: int | None, seed: int, *key: int) -> tuple[torch.Tensor, list[int]]:
+        """Return the places of all mini-batches' samples among a client's ``size``, and each batch's length.
+
+        Every epoch has its own order, drawn from (seed, key).
+        """
         batch_size = min(self.batch_size, size)
-        per_epoch = -(-size // batch_size)
-        for step in range(self.steps_of(size, local_steps)):
-            start = (step % per_epoch) * batch_size
-            if start == 0:
-                order = rng.permutation(size)
-            yield order[start : start + batch_size]
+        per_epoch, steps = -(-size // batch_size), self.steps_of(size, local_steps)
+        lengths = [min(batch_size, size - step % per_epoch * batch_size) for step in range(steps)]
+        index = permutations(-(-steps // per_epoch), size, seed, "batches", *key)
+        return index[: sum(lengths)], lengths
 
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":
@@ -106,10 +106,9 @@ class Turn:
         """Yield the mini-batches of the recipe's epochs or steps, or of ``steps``. Another call draws others."""
         key = (self.client, self.number, self._passes) if self._passes else (self.client, self.number)
         self._passes += 1
-        rng = generator(self._seed, "batches", *key)
         steps = self._task.local_steps if steps is None else steps
-        indices = map(torch.from_numpy, self._work.batches(len(data), steps, rng))
-        return batches(data, indices, self._seed, self.client, self.number)
+        index, lengths = self._work.batches(len(data), steps, self._seed, *key)
+        return batches(data, index.split(lengths), self._seed, self.client, self.number)
 
     def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch, with its graph."""
@@ -236,20 +235,27 @@ def cross_entropy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
 
 
-def tested(
-    module: nn.Module, test: Samples, score: Score | None = None, loss: Loss | None = None, metric: Metric | None = None
+def rated(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    test: Samples,
+    score: Score | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
 ) -> tuple[float, float]:
-    """Return accuracy (0..1) and mean cross-entropy of ``module`` over ``test``.
+    """Return accuracy (0..1) and mean cross-entropy of ``model``, a module or another function, over ``test``.
 
-    ``score`` says them instead, where the data has one. ``metric`` replaces the accuracy, ``loss`` the cross-entropy.
+    ``score`` says them of a module instead, where the data has one. ``metric`` replaces the accuracy, ``loss`` the
+    cross-entropy.
     """
-    module.eval()
+    module = model if isinstance(model, nn.Module) else None
+    if module is not None:
+        module.eval()
     correct, total, outputs = 0, 0.0, []
     with torch.inference_mode():
-        if score is not None and metric is None and loss is None:
+        if module is not None and score is not None and metric is None and loss is None:
             return score(module, test)
         for x, y in zip(test.x.split(2048), test.y.split(2048), strict=True):
-            logits = module(x)
+            logits = model(x)
             if metric is not None:
                 outputs.append(logits)
             elif not y.is_floating_point():

@@ -5,9 +5,8 @@ Any number of threads may train clients at once. The bits of an update depend ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +15,6 @@ from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.client import LocalWork, Update
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.data.federated import Samples, batches
-from fastagg.sim.seeds import generator
 
 
 class FusedTrainer:
@@ -26,18 +24,23 @@ class FusedTrainer:
         Untranslated: torch must train these clients; the message says why.
     """
 
-    def __init__(self, module: nn.Module, work: LocalWork, seed: int, clients: Sequence[Samples]) -> None:
+    def __init__(
+        self, module: nn.Module, work: LocalWork, seed: int, clients: Sequence[Samples], test: Samples
+    ) -> None:
         if work.optimizer != "sgd":
             raise Untranslated(f"the local optimizer is {work.optimizer}")
         if work.autocast:
             raise Untranslated("run.autocast is on")
-        for samples in clients:
+        shape = test.x.shape[1:]
+        for samples in (*clients, test):
+            if samples.x.shape[1:] != shape:
+                raise Untranslated("inputs have several shapes")
             if samples.x.device.type != "cpu":
                 raise Untranslated(f"clients train on {samples.x.device}")
             if samples.x.dtype is not torch.float32 or samples.y.dtype is not torch.int64 or samples.y.dim() != 1:
                 raise Untranslated("samples are not fp32 with one label each")
         self._work, self._seed = work, seed
-        self._layers = Table(module, clients[0].x.shape[1:])
+        self._layers = Table(module, shape)
         parameters = dict(module.named_parameters())
         buffers = dict(module.named_buffers())
         self._sent = [(name, p.shape) for name, p in parameters.items()]
@@ -59,17 +62,32 @@ class FusedTrainer:
         """Return the mini-batch gradient at ``task``'s model (weight decay included), and the buffers of that pass."""
         return self._run(task, samples, client, number, 1, gradient=True)
 
+    def model(self, params: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return what does as the module in evaluation, with ``params``, up to rounding."""
+        flat, statistics = (
+            torch.cat([torch.empty(0), *(params[name].reshape(-1) for name, _ in names)])
+            for names in (self._sent, self._statistics)
+        )
+
+        def outputs(x: Tensor) -> Tensor:
+            x, found = x.contiguous(), torch.empty(len(x), self._table.outputs)
+            self._table.evaluate(
+                start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), samples=len(x),
+                outputs=found.data_ptr(),
+            )  # fmt: skip
+            return found
+
+        return outputs
+
     def _run(
         self, task: Dispatch, samples: Samples, client: int, number: int, steps: int | None, *, gradient: bool
     ) -> Update:
-        work, rng = self._work, generator(self._seed, "batches", client, number)
-        plan = list(work.batches(len(samples), steps, rng))
-        index = np.concatenate(plan)
-        x, y = samples.x, samples.y
+        work, x, y = self._work, samples.x, samples.y
+        index, lengths = work.batches(len(samples), steps, self._seed, client, number)
         if samples.augment is not None:
-            drawn = list(batches(samples, map(torch.from_numpy, plan), self._seed, client, number))
+            drawn = list(batches(samples, index.split(lengths), self._seed, client, number))
             x, y = (torch.cat(part) for part in zip(*drawn, strict=True))
-            index = np.arange(len(index))
+            index = torch.arange(len(index))
         x, y = x.contiguous(), y.contiguous()
         flat, out = task.flat, torch.empty(sum(self._lengths))
         statistics, counters = torch.empty(0), []
@@ -78,7 +96,7 @@ class FusedTrainer:
             statistics = statistics.clone()
         self._table.train(
             start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(y),
-            squares=False, index=index.ctypes.data, lengths=[len(batch) for batch in plan],
+            squares=False, index=index.data_ptr(), lengths=lengths,
             lr=work.lr * work.lr_decay**number, momentum=work.momentum, weight_decay=work.weight_decay,
             mu=0.0 if gradient else work.mu, correction=0, gradient=gradient, out=out.data_ptr(),
         )  # fmt: skip
@@ -86,7 +104,7 @@ class FusedTrainer:
             return out
         sent = dict(_views(out, self._sent, self._lengths))
         sent.update(_views(statistics, self._statistics, self._statistics_lengths))
-        sent.update((name, counter + len(plan)) for name, counter in zip(self._counters, counters, strict=True))
+        sent.update((name, counter + len(lengths)) for name, counter in zip(self._counters, counters, strict=True))
         return sent
 
 

@@ -157,7 +157,7 @@ def build_trainer(
             raise Untranslated("own.loss is a function of your own")
         if not config.run.fused:
             raise Untranslated("run.fused is off")
-        return FusedTrainer(module, work, config.seed, data.clients), None
+        return FusedTrainer(module, work, config.seed, data.clients, data.test), None
     except Untranslated as reason:
         return LocalTrainer(module, work, config.seed, own.loss), str(reason)
 

@@ -16,7 +16,8 @@ from fastagg.errors import CheckpointError, ConfigError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.sim import engines
-from fastagg.sim.clients.client import DifferenceSender, tested
+from fastagg.sim.clients.client import DifferenceSender, rated
+from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.engines.ahead import Ahead, Here, Remote, Threads
@@ -158,9 +159,9 @@ class Simulation:
     def evaluate(self) -> Row:
         """Test the server's model and record a row."""
         with self.stopwatch.timing("evaluation"):
-            self.module.load_state_dict(self.server.parameters())
-            accuracy, loss = tested(self.module, self.data.test, self.data.score, self.own.loss, self.own.metric)
-            self.client_accuracy = self._by_client()
+            model, own = self._model(), self.own
+            accuracy, loss = rated(model, self.data.test, self.data.score, own.loss, own.metric)
+            self.client_accuracy = self._by_client(model)
         row = Row(
             self.server.version,
             self.schedule.now,
@@ -177,7 +178,15 @@ class Simulation:
         self._recent.clear()
         return row
 
-    def _by_client(self) -> list[float]:
+    def _model(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what tests the server's model."""
+        params = self.server.parameters()
+        if isinstance(self.trainer, FusedTrainer) and self.data.score is None:
+            return self.trainer.model(params)
+        self.module.load_state_dict(params)
+        return self.module
+
+    def _by_client(self, model: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
         """Test every client on its own samples, if there are any, each with its personal model if it has one."""
         found, own, states = [], self.own, getattr(self.trainer, "states", {})
         for client, samples in enumerate(self.data.tests or ()):
@@ -185,7 +194,7 @@ class Simulation:
             if personal is not None:
                 with torch.no_grad():
                     personal(self.module, state)
-            found.append(tested(self.module, samples, None, own.loss, own.metric)[0])
+            found.append(rated(model, samples, None, own.loss, own.metric)[0])
             if personal is not None:
                 self.module.load_state_dict(self.server.parameters())
         return found
