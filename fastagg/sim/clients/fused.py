@@ -5,10 +5,11 @@ Any number of threads may train clients at once. The bits of an update depend ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 
 from fastagg._build import native
 from fastagg.server.dispatch import Dispatch
@@ -43,15 +44,13 @@ class FusedTrainer:
         self._layers = Table(module, shape)
         parameters = dict(module.named_parameters())
         buffers = dict(module.named_buffers())
-        self._sent = [(name, p.shape) for name, p in parameters.items()]
-        self._lengths = [p.numel() for p in parameters.values()]
-        statistics = {name: b for name, b in buffers.items() if b.is_floating_point()}
-        self._statistics = [(name, b.shape) for name, b in statistics.items()]
-        self._statistics_lengths = [b.numel() for b in statistics.values()]
-        self._counters = [name for name in buffers if name not in statistics]
+        self._sent = {name: p.detach() for name, p in parameters.items()}
+        self._statistics = {name: b for name, b in buffers.items() if b.is_floating_point()}
+        self._counters = [name for name in buffers if name not in self._statistics]
+        self._size, held = (sum(a.numel() for a in arrays.values()) for arrays in (self._sent, self._statistics))
         self._table = native.Table(
-            shape=self._layers.shape, layers=self._layers.layers, squares=False, parameters=sum(self._lengths),
-            batch=min(work.batch_size, max(map(len, clients))), buffers=sum(self._statistics_lengths),
+            shape=self._layers.shape, layers=self._layers.layers, squares=False, parameters=self._size,
+            batch=min(work.batch_size, max(map(len, clients))), buffers=held,
         )  # fmt: skip
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
@@ -65,7 +64,7 @@ class FusedTrainer:
     def model(self, params: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Return what does as the module in evaluation, with ``params``, up to rounding."""
         flat, statistics = (
-            torch.cat([torch.empty(0), *(params[name].reshape(-1) for name, _ in names)])
+            torch.cat([torch.empty(0), *(params[name].reshape(-1) for name in names)])
             for names in (self._sent, self._statistics)
         )
 
@@ -89,7 +88,7 @@ class FusedTrainer:
             x, y = (torch.cat(part) for part in zip(*drawn, strict=True))
             index = torch.arange(len(index))
         x, y = x.contiguous(), y.contiguous()
-        flat, out = task.flat, torch.empty(sum(self._lengths))
+        flat, out = task.flat, torch.empty(self._size)
         statistics, counters = torch.empty(0), []
         if self._statistics:
             _, statistics, counters = task.state_dict()["model"]
@@ -102,12 +101,11 @@ class FusedTrainer:
         )  # fmt: skip
         if not self._statistics:  # the server takes one vector as it is, and looks names up one by one
             return out
-        sent = dict(_views(out, self._sent, self._lengths))
-        sent.update(_views(statistics, self._statistics, self._statistics_lengths))
+        sent = _views(out, self._sent) | _views(statistics, self._statistics)
         sent.update((name, counter + len(lengths)) for name, counter in zip(self._counters, counters, strict=True))
         return sent
 
 
-def _views(flat: Tensor, names: Sequence[tuple[str, torch.Size]], lengths: list[int]) -> Iterator[tuple[str, Tensor]]:
-    for (name, shape), piece in zip(names, flat.split(lengths), strict=True):
-        yield name, piece.view(shape)
+def _views(flat: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    # a third of the time that a view of each takes
+    return dict(zip(like, _unflatten_dense_tensors(flat, tuple(like.values())), strict=True))
