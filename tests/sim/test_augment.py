@@ -66,7 +66,9 @@ def test_training_sees_the_augmented_batch():
     torch.nn.init.zeros_(module[1].weight)
     samples = Samples(torch.randn(6, 3, 32, 32), torch.tensor([0, 1, 0, 1, 1, 1]), crop_and_flip)
     sent = Sent(module)
-    delta = LocalTrainer(module, LocalWork(0.5, 6, steps=1), seed=2).train(sent, samples, client=1, number=4)
+    delta = LocalTrainer(module, LocalWork(lr=0.5, batch_size=6, steps=1), seed=2).train(
+        sent, samples, client=1, number=4
+    )
     order = torch.from_numpy(generator(2, "batches", 1, 4).permutation(6))
     x = crop_and_flip(samples.x[order], generator(2, "augment", 1, 4)).flatten(1)
     error = torch.full((6, 2), 0.5) - torch.nn.functional.one_hot(samples.y[order], 2)
@@ -77,7 +79,7 @@ def test_the_learning_rate_decays_with_the_clients_dispatches():
     module = torch.nn.Linear(3, 2)
     samples = Samples(torch.randn(8, 3), torch.tensor([0, 1] * 4))
     sent = Sent(module)
-    trainer = LocalTrainer(module, LocalWork(0.1, 8, steps=1, lr_decay=0.5), seed=0)
+    trainer = LocalTrainer(module, LocalWork(lr=0.1, batch_size=8, steps=1, lr_decay=0.5), seed=0)
     first, third, again = (trainer.train(sent, samples, 0, n)["weight"] for n in (0, 2, 0))
     assert torch.allclose(first, 4 * third, rtol=1e-3, atol=1e-7)  # the full batch is the same batch every time
     assert torch.equal(first, again)
@@ -87,7 +89,7 @@ def test_adamw_first_step_has_the_size_of_the_learning_rate():
     module = torch.nn.Linear(3, 2)
     samples = Samples(torch.randn(8, 3), torch.tensor([0, 1] * 4))
     sent = Sent(module)
-    trainer = LocalTrainer(module, LocalWork(0.01, 8, steps=1, optimizer="adamw"), seed=0)
+    trainer = LocalTrainer(module, LocalWork(lr=0.01, batch_size=8, steps=1, optimizer="adamw"), seed=0)
     deltas = [trainer.train(sent, samples, 0, 0)["weight"] for _ in range(2)]
     assert np.allclose(deltas[0].abs(), 0.01, rtol=1e-3)
     assert torch.equal(deltas[0], deltas[1])  # no moments carried over

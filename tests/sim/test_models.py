@@ -71,7 +71,7 @@ def test_the_lstm_learns_the_next_character():
     samples = Samples(tokens[:, :-1], tokens[:, -1].long())
     module = build("lstm", (8,), alphabet.size, [4, 16], seed=0, text=Text(alphabet.size))
     server = FedBuff(module, buffer_size=1)
-    trainer = LocalTrainer(module, LocalWork(1.0, 16, epochs=10, momentum=0.5), seed=0)
+    trainer = LocalTrainer(module, LocalWork(lr=1.0, batch_size=16, epochs=10, momentum=0.5), seed=0)
     task = server.dispatch(0)
     server.receive(0, trainer.train(task, samples, 0, 0), version=task.version)
     module.load_state_dict(server.parameters())

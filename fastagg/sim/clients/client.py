@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from fastagg.clients import GradientDifference, add_proximal_gradient_
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.translate import QUIET
 from fastagg.sim.data.federated import Samples, Score, batches
+from fastagg.sim.recipes.sections import Client
 from fastagg.sim.seeds import integer, permutations
 
 # What a client sends: arrays by name, parameters' changes and new buffers; one vector if the model has no buffers.
@@ -25,25 +25,14 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Metric = Callable[[torch.Tensor, torch.Tensor], float]
 
 
-@dataclass(frozen=True)
-class LocalWork:
-    """SGD on a client: either ``epochs`` passes over its samples or ``steps`` mini-batches, the other None.
+class LocalWork(Client):
+    """SGD on a client: what a recipe says of it, and whether the forward pass is in bf16 where torch.autocast does so.
 
-    lr is the papers' eta_l. A task with ``local_steps`` (AsyncFedED's adaptive K) overrides both. ``mu`` > 0 adds
-    FedProx's proximal term, ``(mu/2)*|x - x_s|^2``, to the local loss. A client's ``number``-th dispatch trains with
-    ``lr * lr_decay**number``. ``optimizer`` "adamw" has torch's defaults beyond lr and weight decay.
+    A task with ``local_steps`` (AsyncFedED's adaptive K) overrides ``epochs`` and ``steps``. ``optimizer`` "adamw" has
+    torch's defaults beyond lr and weight decay.
     """
 
-    lr: float
-    batch_size: int
-    epochs: int | None = None
-    steps: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    mu: float = 0.0
-    lr_decay: float = 1.0
-    optimizer: str = "sgd"
-    autocast: bool = False  # the forward pass in bf16, where torch.autocast does so
+    autocast: bool = False
 
     def steps_of(self, size: int, local_steps: int | None) -> int:
         """How many mini-batches a client with ``size`` samples takes, told to take ``local_steps`` or nothing."""

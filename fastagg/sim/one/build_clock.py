@@ -7,23 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastagg.errors import ConfigError
-from fastagg.sim.clock.by_version import (
-    ExponentialVersions,
-    ReplayedVersions,
-    UniformVersions,
-    VersionDelay,
-    VersionSchedule,
-    read_delays,
-)
-from fastagg.sim.clock.delays import (
-    DelayModel,
-    Exponential,
-    PerStep,
-    SizeTied,
-    Suspension,
-    ThreeClass,
-    Transmission,
-)
+from fastagg.sim.clock import by_version
+from fastagg.sim.clock import delays as models
 from fastagg.sim.clock.measured import Measured, read_times
 from fastagg.sim.clock.participation import AllClients, Concurrency, Participation
 from fastagg.sim.clock.schedule import RoundSchedule, TimedSchedule
@@ -37,14 +22,14 @@ if TYPE_CHECKING:
     from fastagg.server.server import Server
 
 
-Schedule = TimedSchedule | RoundSchedule | VersionSchedule
+Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
 def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Schedule:
     """Return the schedule. ``sizes``: the number of samples of each client."""
     delay, clients, seed = config.delay, config.data.clients, config.seed
     if isinstance(delay, sections.VersionDelay):
-        return VersionSchedule(server, build_version_delay(delay, config), clients, seed)
+        return by_version.VersionSchedule(server, build_version_delay(delay, config), clients, seed)
     delays = build_delays(config, sizes, server.layout.size)
     work = build_work(config)
 
@@ -60,26 +45,26 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Sche
     return TimedSchedule(server, delays, participation, steps, at_flush=at_flush, before=before)
 
 
-def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> DelayModel:
+def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> models.DelayModel:
     """Return the delay model. ``sizes``: the number of samples of each client."""
     delay, seed, clients, size = config.delay, config.seed, len(sizes), 4 * parameters  # bytes, fp32
     assert isinstance(delay, sections.TimedDelay)
     if isinstance(delay, sections.ThreeClassDelay):
-        delays: DelayModel = ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
+        delays: models.DelayModel = models.ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
     elif isinstance(delay, sections.SizeTiedDelay):
-        delays = SizeTied(sizes, seed, delay.table, delay.gamma)
+        delays = models.SizeTied(sizes, seed, delay.table, delay.gamma)
     elif isinstance(delay, sections.MeasuredDelay):
         delays = Measured(read_times(find_file(delay.file, config)), clients, seed, delay.order)
     else:
         assert isinstance(delay, sections.ExponentialDelay)
-        delays = Exponential(seed, delay.mean, clients, delay.spread)
+        delays = models.Exponential(seed, delay.mean, clients, delay.spread)
     if delay.steps is not None:
-        delays = PerStep(delays, delay.steps)
+        delays = models.PerStep(delays, delay.steps)
     if delay.suspension:  # before the transmission: a hang is at most as long as the longest training
-        delays = Suspension(delays, seed, delay.suspension)
+        delays = models.Suspension(delays, seed, delay.suspension)
     if delay.speed is not None or delay.up is not None:
         down, up = (0.0 if speed is None else size / speed for speed in (delay.speed, delay.up))
-        delays = Transmission(delays, seed, down, delay.jitter, up)
+        delays = models.Transmission(delays, seed, down, delay.jitter, up)
     return delays
 
 
@@ -100,11 +85,11 @@ def lost_clients(config: Config) -> frozenset[int]:
     return frozenset(map(int, generator(config.seed, "dropout").permutation(clients)[:lost]))
 
 
-def build_version_delay(delay: sections.VersionDelay, config: Config) -> VersionDelay:
+def build_version_delay(delay: sections.VersionDelay, config: Config) -> by_version.VersionDelay:
     seed = config.seed
     if delay.file is not None:
-        return ReplayedVersions(read_delays(find_file(delay.file, config), config.data.clients))
+        return by_version.ReplayedVersions(by_version.read_delays(find_file(delay.file, config), config.data.clients))
     if delay.mean is not None:
-        return ExponentialVersions(seed, delay.mean)
+        return by_version.ExponentialVersions(seed, delay.mean)
     assert delay.tau_max is not None
-    return UniformVersions(seed, delay.tau_max)
+    return by_version.UniformVersions(seed, delay.tau_max)
