@@ -13,7 +13,8 @@ from fastagg.cli import screen
 from fastagg.cli.app import app
 from fastagg.sheet import Sheet
 from fastagg.sim.recipes import demo as demo_module
-from fastagg.sim.recipes import names, tables
+from fastagg.sim.recipes import names
+from fastagg.sim.recipes.catalogue import catalogue
 
 RECIPE = """
 name = "mine"
@@ -185,7 +186,7 @@ def test_recipes_can_be_filtered():
         assert result.exit_code == 0, result.output
         return [line.split()[0] for line in result.stdout.splitlines()]
 
-    assert len(listed()) == len(tables.catalogue())  # a line each
+    assert len(listed()) == len(catalogue())  # a line each
     assert set(listed("--kind", "recipes")) == set(names())
     assert all("ace" in name for name in listed("ace", "table"))
     assert "fadas-digits-large" in listed("--algorithm", "FADAS", "--no-files", "--data", "digits")
@@ -260,7 +261,7 @@ def test_missing_files_and_folders_are_one_line_and_exit_code_2(recipe, tmp_path
     assert "name it with --data-dir (data.dir): train-*.parquet" in refused("compare", "fadas-table2")
     version = 'delay={name="version", file="none.csv"}'
     changes = ["--set", version, "--set", 'participation={rule="all"}']
-    assert "cannot read the delay file none.csv" in refused("run", recipe, *changes)
+    assert "cannot read none.csv" in refused("run", recipe, *changes)
     (tmp_path / "none.csv").write_text("1,2,3\n")
     assert "has 3 columns, expected 1 or 12" in refused("run", recipe, *changes)
     assert "given more than once" in refused("compare", recipe, recipe)

@@ -4,6 +4,7 @@ import pytest
 from fastagg.errors import ConfigError
 from fastagg.sim.clock.delays import (
     THREE_CLASS_TABLES,
+    DelayModel,
     Exponential,
     PerStep,
     Suspension,
@@ -87,7 +88,7 @@ def test_settings_out_of_range_are_refused(tiny, delay, key):
         tiny({"delay": delay})
 
 
-class Always:
+class Always(DelayModel):
     unit = "s"
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:

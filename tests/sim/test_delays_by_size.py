@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError
-from fastagg.sim.clock.delays import SIZE_TIED_TABLES, Exponential, SizeTied, Suspension, Transmission
+from fastagg.sim.clock.delays import SIZE_TIED_TABLES, DelayModel, Exponential, SizeTied, Suspension, Transmission
 from fastagg.sim.one.build_clock import build_delays
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 
 
-class Nothing:
+class Nothing(DelayModel):
     """No delay at all."""
 
     unit = "s"
