@@ -119,6 +119,40 @@ class _Addressed:
         self.metadata = type("Metadata", (), {"dst_node_id": node})
 
 
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_while_replies_come_there_is_one_sum_and_not_what_was_sent(synchronous: bool) -> None:
+    sent, places, alive = list[weakref.ref[ArrayRecord]](), dict[int, set[int]](), []
+
+    class Grid(FakeGrid):
+        def push_messages(self, messages):
+            ids = super().push_messages(messages)
+            for message_id in ids:  # it has left this process
+                message = self.log[int(message_id[1:])][1]
+                sent.append(weakref.ref(message.content["arrays"]))
+                message.__dict__["_content"] = None
+            return ids
+
+        def pull_messages(self, ids):
+            acc = strategy.server.state_dict(copy=False)["direction"]["acc"]
+            places.setdefault(strategy.server.version, set()).update(() if acc is None else [acc.data_ptr()])
+            alive.append(len({id(one()) for one in sent} - {id(None), id(first)}))
+            return super().pull_messages(ids)
+
+    first = flower.write({"w": torch.zeros(50_000)})
+    grid = Grid(trained, range(1, 9), delay=lambda node: node)
+    make = fastagg.FedAvg if synchronous else partial(fastagg.FedBuff, buffer_size=8)
+    strategy = sync(make) if synchronous else flower.AsyncStrategy(make, poll=0)
+    gc.collect()
+    gc.disable()
+    try:
+        result = strategy.start(grid, first, num_rounds=3)
+    finally:
+        gc.enable()
+    assert strategy.server.version == 3 and float(flower.read(result.arrays)["w"][0]) > 0
+    assert len(alive) > 10 and not any(alive)
+    assert [len(places[version]) for version in range(3)] == [1, 1, 1]
+
+
 def test_few_replies_are_in_memory_at_once() -> None:
     alive: list[weakref.ref] = []
     most = 0
