@@ -19,6 +19,7 @@ from fastagg.errors import ConfigError, DataError
 from fastagg.sim.many import advice, rules
 from fastagg.sim.many.cells import run_cells
 from fastagg.sim.many.claims import STUDENT
+from fastagg.sim.show.progress import Watcher
 
 CLIENTS, FLIGHT = 20, 10
 
@@ -94,7 +95,7 @@ def test_it_recommends_what_a_simulation_of_everything_finds(small: None, tmp_pa
     delay = {"name": "measured", "file": str(tmp_path / "slow.csv")}
     base = {"data": {"name": "digits", "clients": CLIENTS, "alpha": 0.1}, "delay": delay}
     lab = advice._Lab(
-        base, {"FedAvg": "", "FedBuff": "", "ACE": "fp32"}, FLIGHT, {"uploads": 100}, tmp_path, 1, advice._Quiet()
+        base, {"FedAvg": "", "FedBuff": "", "ACE": "fp32"}, FLIGHT, {"uploads": 100}, tmp_path, 1, Watcher()
     )
     (pace,) = lab.run([("FedBuff", 0, 1003)]).values()
     lab.end = {"time": pace.summary["virtual_time"]}
