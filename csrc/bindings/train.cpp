@@ -91,13 +91,21 @@ void train_client(Table& table, Address start, Address buffers, Address x, Addre
   table.train(call);
 }
 
-void permutations(const py::bytes& seed, int64_t size, int64_t count, Address out) {
+train::Pcg64 generator(const py::bytes& seed) {
   uint64_t words[4];
   const std::string_view given(seed);
-  if (given.size() != sizeof words || size < 0 || size > UINT32_MAX || count < 0)
-    throw Refused("permutations: expected 32 bytes, and sizes below 2**32");
+  if (given.size() != sizeof words) throw Refused("seed: expected 32 bytes");
   std::memcpy(words, given.data(), sizeof words);
-  train::permute(words, size, count, at<int64_t>(out));
+  return train::Pcg64(words);
+}
+
+uint32_t below(const py::bytes& seed, uint32_t count) {
+  if (count == 0) throw Refused("below: expected a count of at least 1");
+  return generator(seed).below(count);
+}
+
+void permutations(const py::bytes& seed, uint32_t size, int64_t count, Address out) {
+  train::permute(generator(seed), size, count, at<int64_t>(out));
 }
 
 void evaluate(Table& table, Address start, Address buffers, Address x, int64_t samples, Address outputs) {
@@ -122,6 +130,8 @@ void bind_train(py::module_& m) {
            arg("correction"), arg("gradient"), arg("out"))
       .def_property_readonly("outputs", &Table::outputs)
       .def("evaluate", &evaluate, by_name, arg("start"), arg("buffers"), arg("x"), arg("samples"), arg("outputs"));
+  m.def("uniform", [](const py::bytes& seed) { return generator(seed).uniform(); }, arg("seed"));
+  m.def("below", &below, arg("seed"), arg("count"));
   m.def("permutations", &permutations, arg("seed"), arg("size"), arg("count"), arg("out"));
 }
 

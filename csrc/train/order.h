@@ -1,4 +1,4 @@
-// The order of samples in an epoch: NumPy's permutations, sooner.
+// NumPy's random numbers and permutations, sooner: making a generator takes longer than using it.
 #pragma once
 
 #include <stdint.h>
@@ -11,13 +11,32 @@ __extension__ typedef unsigned __int128 Wide;
 constexpr Wide wide(uint64_t high, uint64_t low) { return (Wide{high} << 64) | low; }
 constexpr Wide kMultiplier = wide(0x2360ED051FC65DA4u, 0x4385DF649FCCF645u);
 
-// numpy.random.PCG64 from the four words of its seed (O'Neill 2014, XSL-RR).
+// A numpy.random.Generator of PCG64 (O'Neill 2014, XSL-RR), from the four words of its seed.
 class Pcg64 {
  public:
   explicit Pcg64(const uint64_t words[4])
       : step_((wide(words[2], words[3]) << 1) | 1), state_((step_ + wide(words[0], words[1])) * kMultiplier + step_) {}
 
-  // 0..most, as NumPy's shuffles draw it.
+  uint64_t next() {
+    state_ = state_ * kMultiplier + step_;
+    const uint64_t word = static_cast<uint64_t>(state_ >> 64) ^ static_cast<uint64_t>(state_);
+    const int turn = static_cast<int>(state_ >> 122);
+    return (word >> turn) | (word << (-turn & 63));
+  }
+
+  // 0 to below 1, as Generator.random draws it.
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
+  // 0..count-1, as Generator.integers draws it (Lemire 2019: a product's upper half, without the uneven rest).
+  uint32_t below(uint32_t count) {
+    const uint32_t least = (0u - count) % count;
+    for (;;) {
+      const uint64_t product = uint64_t{half()} * count;
+      if (static_cast<uint32_t>(product) >= least) return static_cast<uint32_t>(product >> 32);
+    }
+  }
+
+  // 0..most, as Generator.permutation draws it.
   uint32_t upto(uint32_t most) {
     uint32_t mask = most;
     for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
@@ -30,12 +49,8 @@ class Pcg64 {
  private:
   uint32_t half() {
     kept_ = !kept_;
-    if (!kept_) return static_cast<uint32_t>(pair_ >> 32);
-    state_ = state_ * kMultiplier + step_;
-    const uint64_t word = static_cast<uint64_t>(state_ >> 64) ^ static_cast<uint64_t>(state_);
-    const int turn = static_cast<int>(state_ >> 122);
-    pair_ = (word >> turn) | (word << (-turn & 63));
-    return static_cast<uint32_t>(pair_);
+    if (kept_) pair_ = next();
+    return static_cast<uint32_t>(kept_ ? pair_ : pair_ >> 32);
   }
 
   Wide step_, state_;
@@ -43,10 +58,9 @@ class Pcg64 {
   bool kept_ = false;
 };
 
-// Writes `epochs` permutations of 0..size-1, as Generator.permutation draws them one after the other.
-inline void permute(const uint64_t words[4], int64_t size, int64_t epochs, int64_t* out) {
-  Pcg64 draws(words);
-  for (; epochs > 0; --epochs, out += size) {
+// Writes `count` permutations of 0..size-1, one after the other.
+inline void permute(Pcg64 draws, int64_t size, int64_t count, int64_t* out) {
+  for (; count > 0; --count, out += size) {
     for (int64_t i = 0; i < size; ++i) out[i] = i;
     for (int64_t i = size - 1; i > 0; --i) std::swap(out[i], out[draws.upto(static_cast<uint32_t>(i))]);
   }

@@ -9,7 +9,6 @@ needs only counters, no generator states.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
 from zlib import crc32
@@ -49,38 +48,17 @@ def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(words))  # type: ignore[arg-type]
 
 
-# One number needs no generator, which takes longer to make than to use. These are PCG64's own steps (O'Neill 2014,
-# XSL-RR), so that the numbers are those of a fresh generator.
-_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
-_BITS_32, _BITS_64, _BITS_128 = ((1 << bits) - 1 for bits in (32, 64, 128))
-_FOUR = struct.Struct("<4Q")
-
-
-def _integers(seed: int, stream: str, key: tuple[int, ...]) -> Iterator[int]:
-    """Yield the 64-bit integers of ``generator(seed, stream, *key)``."""
-    high, low, other_high, other_low = _FOUR.unpack(_words(seed, stream, key))
-    step = (((other_high << 64 | other_low) << 1) | 1) & _BITS_128
-    state = ((step + (high << 64 | low)) * _MULTIPLIER + step) & _BITS_128
-    while True:
-        state = (state * _MULTIPLIER + step) & _BITS_128
-        word, turn = (state >> 64) ^ (state & _BITS_64), state >> 122
-        yield (word >> turn | word << (64 - turn)) & _BITS_64
+# One number needs no generator, which takes longer to make than to use. Neither does an order of samples.
 
 
 def uniform(seed: int, stream: str, *key: int) -> float:
     """Return ``generator(seed, stream, *key).random()``, sooner."""
-    return (next(_integers(seed, stream, key)) >> 11) * 2.0**-53
+    return native.uniform(_words(seed, stream, key))
 
 
 def below(count: int, seed: int, stream: str, *key: int) -> int:
     """Return ``generator(seed, stream, *key).integers(count)``, sooner; ``count`` is at least 1 and below 2**32."""
-    least = (1 << 32) % count
-    for pair in _integers(seed, stream, key):
-        for half in (pair & _BITS_32, pair >> 32):  # Lemire 2019: a product's upper half, without the uneven rest
-            product = half * count
-            if product & _BITS_32 >= least:
-                return product >> 32
-    raise AssertionError("it never ends")
+    return native.below(_words(seed, stream, key), count)
 
 
 def permutations(count: int, size: int, seed: int, stream: str, *key: int) -> torch.Tensor:

@@ -52,7 +52,7 @@ class LocalWork(Client):
         per_epoch, steps = -(-size // batch_size), self.steps_of(size, local_steps)
         lengths = [min(batch_size, size - step % per_epoch * batch_size) for step in range(steps)]
         index = permutations(-(-steps // per_epoch), size, seed, "batches", *key)
-        return index[: sum(lengths)], lengths
+        return index if steps % per_epoch == 0 else index[: sum(lengths)], lengths
 
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":

@@ -89,17 +89,17 @@ class FusedTrainer:
             index = torch.arange(len(index))
         x, y = x.contiguous(), y.contiguous()
         flat, out = task.flat, torch.empty(self._size)
-        statistics, counters = torch.empty(0), []
+        statistics, counters = None, []
         if self._statistics:
             _, statistics, counters = task.state_dict()["model"]
             statistics = statistics.clone()
         self._table.train(
-            start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(y),
-            squares=False, index=index.data_ptr(), lengths=lengths,
+            start=flat.data_ptr(), buffers=0 if statistics is None else statistics.data_ptr(), x=x.data_ptr(),
+            y=y.data_ptr(), samples=len(y), squares=False, index=index.data_ptr(), lengths=lengths,
             lr=work.lr * work.lr_decay**number, momentum=work.momentum, weight_decay=work.weight_decay,
             mu=0.0 if gradient else work.mu, correction=0, gradient=gradient, out=out.data_ptr(),
         )  # fmt: skip
-        if not self._statistics:  # the server takes one vector as it is, and looks names up one by one
+        if statistics is None:  # the server takes one vector as it is, and looks names up one by one
             return out
         sent = _views(out, self._sent) | _views(statistics, self._statistics)
         sent.update((name, counter + len(lengths)) for name, counter in zip(self._counters, counters, strict=True))
