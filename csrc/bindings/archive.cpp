@@ -1,6 +1,5 @@
 #include "archive.h"
 
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -14,18 +13,19 @@ namespace {
 
 using engine::Archive;
 
-template <typename T>
-py::array_t<T> array_of(const std::vector<T>& values) {
-  py::array_t<T> out(static_cast<py::ssize_t>(values.size()));
-  std::copy(values.begin(), values.end(), out.mutable_data());
-  return out;
-}
-
-template <typename T>
-std::vector<T> vector_from(const py::object& given) {
-  const py::array_t<T, py::array::c_style | py::array::forcecast> array(given);
-  return {array.data(), array.data() + array.size()};
-}
+// The columns of a ledger's state, and those of its ids, by name.
+using State = engine::Ledger::State;
+using Column = std::vector<int64_t>;
+constexpr std::pair<const char*, Column State::*> kColumns[] = {{"last_sent", &State::last_sent},
+                                                                {"next_steps", &State::next_steps},
+                                                                {"task_client", &State::task_client},
+                                                                {"task_version", &State::task_version},
+                                                                {"task_steps", &State::task_steps}};
+using EndedIds = decltype(State::ids);
+constexpr std::pair<const char*, Column EndedIds::*> kIds[] = {{"firsts", &EndedIds::firsts},
+                                                               {"nexts", &EndedIds::nexts},
+                                                               {"ended", &EndedIds::ended},
+                                                               {"outcomes", &EndedIds::outcomes}};
 
 class Saves : public Archive {
  public:
@@ -138,18 +138,11 @@ py::dict saved(const engine::Ledger::State& of, bool numbered, int64_t size) {
   state["version"] = of.version;
   state["steps"] = of.steps;
   state["clients"] = numbered ? py::object(array_of(numbers)) : py::object(ids);
-  state["last_sent"] = array_of(of.last_sent);
-  state["next_steps"] = array_of(of.next_steps);
-  state["task_client"] = array_of(of.task_client);
-  state["task_version"] = array_of(of.task_version);
-  state["task_steps"] = array_of(of.task_steps);
+  for (const auto& [name, column] : kColumns) state[name] = array_of(of.*column);
   state["versions"] = versions;
   py::dict named;
   named["open"] = array_of(of.task_id);
-  named["firsts"] = array_of(of.ids.firsts);
-  named["nexts"] = array_of(of.ids.nexts);
-  named["ended"] = array_of(of.ids.ended);
-  named["outcomes"] = array_of(of.ids.outcomes);
+  for (const auto& [name, column] : kIds) named[name] = array_of(of.ids.*column);
   state["ids"] = named;
   state["offset"] = of.offset;
   return state;
@@ -160,18 +153,13 @@ engine::Ledger::State ledger_state_of(const py::dict& state) {
   found.version = py::cast<int64_t>(state["version"]);
   found.steps = py::cast<int64_t>(state["steps"]);
   for (const py::handle id : py::list(state["clients"])) found.clients.push_back(id_of(id));
-  found.last_sent = vector_from<int64_t>(state["last_sent"]);
-  found.next_steps = vector_from<int64_t>(state["next_steps"]);
-  found.task_client = vector_from<int64_t>(state["task_client"]);
-  found.task_version = vector_from<int64_t>(state["task_version"]);
-  found.task_steps = vector_from<int64_t>(state["task_steps"]);
+  for (const auto& [name, column] : kColumns) found.*column = vector_from<int64_t>(state[name]);
   for (const auto& [version, kept] : py::dict(state["versions"]))
     found.versions.emplace_back(py::cast<int64_t>(version), vector_of(py::reinterpret_borrow<py::object>(kept)));
   if (const py::object given = state["ids"]; !given.is_none()) {
     const py::dict ids(given);
     found.task_id = vector_from<int64_t>(ids["open"]);
-    found.ids = {vector_from<int64_t>(ids["firsts"]), vector_from<int64_t>(ids["nexts"]),
-                 vector_from<int64_t>(ids["ended"]), vector_from<int64_t>(ids["outcomes"])};
+    for (const auto& [name, column] : kIds) found.ids.*column = vector_from<int64_t>(ids[name]);
   }
   found.offset = py::cast<int64_t>(state["offset"]);
   return found;

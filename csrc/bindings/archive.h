@@ -1,9 +1,10 @@
 // States as plain Python data: numbers, lists, NumPy's columns, and torch's vectors.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <pybind11/numpy.h>
 
 #include <functional>
+#include <vector>
 
 #include "../engine/archive.h"
 #include "../engine/ledger.h"
@@ -11,6 +12,17 @@
 namespace fastagg::bindings {
 
 namespace py = pybind11;
+
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+template <typename T>
+std::vector<T> vector_from(const py::object& given) {
+  const py::array_t<T, py::array::c_style | py::array::forcecast> array(given);
+  return {array.data(), array.data() + array.size()};
+}
 
 // The fields of a state as a dict, and back. Loading throws std::invalid_argument, or what Python raises for data of
 // another kind.

@@ -54,10 +54,11 @@ void sketch(const Update& update, int64_t k, uint64_t seed, Address partial, Add
   cuda::sketch(update, k, seed, at(partial), at(out), where);
 }
 
-cuda::Logits logits_of(Address values, const Batch& batch) { return {at(values), batch.rows, batch.classes}; }
+cuda::Logits logits_of(Address values, const Batch& batch) { return {at(values), batch.first, batch.second}; }
 
 cuda::Targets targets_of(const Targets& given) {
-  return {at(given.probs), at<int64_t>(given.labels), at<double>(given.entropy), given.rows};
+  const auto& [probs, labels, entropy, rows] = given;
+  return {at(probs), at<int64_t>(labels), at<double>(entropy), rows};
 }
 
 void soft_targets(Address logits, double scale, const Batch& batch, const Targets& out, const cuda::Where& where) {

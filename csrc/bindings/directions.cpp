@@ -1,5 +1,4 @@
 // Binds the states of directions, the rows of clients, and where they are. fastagg/rules makes them.
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include "../engine/all_clients.h"
@@ -109,17 +108,6 @@ py::object coded_row_of(const DirectionState& direction) {
 }
 
 // -- rows on a disk
-
-template <typename T>
-py::array_t<T> array_of(const std::vector<T>& values) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
-template <typename T>
-std::vector<T> vector_from(const py::handle& given) {
-  const py::array_t<T, py::array::c_style | py::array::forcecast> array(py::reinterpret_borrow<py::object>(given));
-  return std::vector<T>(array.data(), array.data() + array.size());
-}
 
 std::shared_ptr<Tiers> make_tiers(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
                                   int64_t keep, const std::string& path) {

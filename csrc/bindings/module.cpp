@@ -6,7 +6,6 @@
 #include <atomic>
 #include <iterator>
 #include <map>
-#include <optional>
 
 #include "../cpu/cpu.h"
 #include "../cpu/distill.h"
@@ -23,39 +22,31 @@ extern const char* const fastagg_sources;  // a digest (cmake/digest.cmake)
 
 namespace {
 
-// Releases the GIL if the work takes longer than getting the GIL back.
-class Released {
- public:
-  explicit Released(int64_t elements) {
-    if (elements >= 4096) release_.emplace();
-  }
-
- private:
-  std::optional<py::gil_scoped_release> release_;
-};
+using bindings::kWorthReleasing;
+using bindings::Released;
 
 // A sum of whole numbers: the addresses of its lower halves, its upper halves and its marks.
 using Whole = std::tuple<Address, Address, Address>;
 Upper upper_of(const Whole& sum) { return {at<int32_t>(std::get<1>(sum)), at<uint8_t>(std::get<2>(sum))}; }
 
 void accumulate_exact(const Update& update, const Whole& sum, bool fresh, float weight) {
-  const Released released(update.size);
+  const Released released(update.size >= kWorthReleasing);
   float* const low = at(std::get<0>(sum));
   cpu::accumulate(update, fresh ? nullptr : low, weight, low, upper_of(sum));
 }
 
 void add_exact(Address terms, int64_t size, const Whole& sum, bool fresh) {
-  const Released released(size);
+  const Released released(size >= kWorthReleasing);
   cpu::add_fixed(at<int64_t>(terms), 1, at(std::get<0>(sum)), fresh, upper_of(sum), size);
 }
 
 void read_exact(const Whole& sum, int64_t size, Address out) {
-  const Released released(size);
+  const Released released(size >= kWorthReleasing);
   cpu::read_fixed(at(std::get<0>(sum)), upper_of(sum), size, at<int64_t>(out));
 }
 
 std::pair<double, uint64_t> exact_norm(Address terms, int64_t size) {
-  const Released released(size);
+  const Released released(size >= kWorthReleasing);
   const cpu::FixedNorm found = cpu::norm_of_fixed(at<int64_t>(terms), size);
   return {std::sqrt(found.squares), found.largest};
 }
@@ -79,7 +70,7 @@ py::array_t<double> group_sums(const Update& update, Address x, Address base, bo
   std::vector<cpu::GroupSums> groups;
   const size_t used = x == 0 ? 1 : inner ? 3 : 2;
   {
-    const Released released(update.size);
+    const Released released(update.size >= kWorthReleasing);
     groups = x == 0 ? cpu::squares_by_group(update) : cpu::distances_by_group(update, at(x), at(base), inner);
   }
   py::array_t<double> out({used, groups.size()});
@@ -153,19 +144,20 @@ void read_row(const Rows& rows, int64_t slot, Address out) {
 
 template <typename T>
 void soft_targets(Address logits, double scale, const Batch& batch, const Targets& out) {
+  const auto& [probs, labels, entropy, rows] = out;
   py::gil_scoped_release release;
-  cpu::soft_targets(at<const T>(logits), scale, batch.rows, batch.classes, at<T>(out.probs), at<int64_t>(out.labels),
-                    at<double>(out.entropy));
+  cpu::soft_targets(at<const T>(logits), scale, batch.first, batch.second, at<T>(probs), at<int64_t>(labels),
+                    at<double>(entropy));
 }
 
 template <typename T>
 std::pair<double, double> distill(Address logits, const Batch& batch, const Targets& targets, Address which,
                                   std::pair<double, double> alpha, Address gradient) {
+  const auto& [probs, labels, entropy, rows] = targets;
   py::gil_scoped_release release;
-  const cpu::Distilled found =
-      cpu::distill(at<const T>(logits), at<const T>(targets.probs), at<const int64_t>(targets.labels),
-                   at<const double>(targets.entropy), at<const int64_t>(which), targets.rows, batch.rows, batch.classes,
-                   alpha.first, alpha.second, at<T>(gradient));
+  const cpu::Distilled found = cpu::distill(at<const T>(logits), at<const T>(probs), at<const int64_t>(labels),
+                                            at<const double>(entropy), at<const int64_t>(which), rows, batch.first,
+                                            batch.second, alpha.first, alpha.second, at<T>(gradient));
   return {found.loss, found.alpha};
 }
 
@@ -256,14 +248,6 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("settle_rows", &settle_rows, arg("jobs"), by_name, arg("sum"), arg("size"));
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"));
 
-  py::class_<Batch>(m, "Batch")
-      .def(py::init([](int64_t rows, int64_t classes) { return Batch{rows, classes}; }), by_name, arg("rows"),
-           arg("classes"));
-  py::class_<Targets>(m, "Targets")
-      .def(py::init([](Address probs, Address labels, Address entropy, int64_t rows) {
-             return Targets{probs, labels, entropy, rows};
-           }),
-           by_name, arg("probs"), arg("labels"), arg("entropy"), arg("rows"));
   m.def("soft_targets_f32", &soft_targets<float>, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"));
   m.def("soft_targets_f64", &soft_targets<double>, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"));
   m.def("distill_f32", &distill<float>, by_name, arg("logits"), arg("batch"), arg("targets"), arg("which"),

@@ -43,16 +43,8 @@ using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elem
 Update update_of(const Pieces& pieces, int64_t origin);
 Hyper hyper_of(double lr, double beta1, double beta2, double eps, double root_scale);
 
-// Logits [rows, classes], and the address of the result.
-struct Batch {
-  int64_t rows, classes;
-};
-
-// The teachers' result for every row (csrc/cpu/distill.h).
-struct Targets {
-  Address probs, labels, entropy;
-  int64_t rows;
-};
+using Batch = std::pair<int64_t, int64_t>;                       // of logits: rows, classes
+using Targets = std::tuple<Address, Address, Address, int64_t>;  // the teachers' probs, labels, entropy, and their rows
 
 // Checks that need several structs at once. CPU and CUDA both refuse what fails here.
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);

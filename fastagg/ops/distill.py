@@ -55,8 +55,7 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
     rows, classes = logits.shape
     labels = torch.empty(rows, dtype=torch.int64, device=device)
     entropy = torch.empty(rows, dtype=torch.float64, device=device)
-    batch = native.Batch(rows=rows, classes=classes)
-    said = native.Targets(probs=probs.data_ptr(), labels=labels.data_ptr(), entropy=entropy.data_ptr(), rows=rows)
+    batch, said = (rows, classes), (probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), rows)
     if on is CPU:
         _SOFT_TARGETS[logits.dtype](logits=logits.data_ptr(), scale=scale, batch=batch, out=said)
     else:
@@ -129,10 +128,7 @@ class _Distillation(torch.autograd.Function):
         rows = None if rows is None else rows.contiguous()
         student, gradient = student.contiguous(), torch.empty_like(student, memory_format=torch.contiguous_format)
         count, classes = student.shape
-        batch = native.Batch(rows=count, classes=classes)
-        said = native.Targets(
-            probs=probs.data_ptr(), labels=labels.data_ptr(), entropy=entropy.data_ptr(), rows=len(probs)
-        )
+        batch, said = (count, classes), (probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), len(probs))
         if on is CPU:
             try:
                 mean, _ = _DISTILL[student.dtype](

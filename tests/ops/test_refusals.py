@@ -283,7 +283,7 @@ def test_addresses_go_by_name() -> None:
         lambda: native.read_row(rows().native, 0, at),
         lambda: native.Update([(at, D, 0)], 0),
         lambda: native.Rows("fp32", D, 1, at, 0),
-        lambda: native.soft_targets_f32(at, 1.0, native.Batch(rows=1, classes=1), None),
+        lambda: native.soft_targets_f32(at, 1.0, (1, 1), None),
     ):
         refused(call, "incompatible", x, error=TypeError)
 
