@@ -5,7 +5,6 @@
 // language asks for itself: it is done when all before it is done.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,8 +24,6 @@ class Runner {
   virtual void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) = 0;
   virtual void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) = 0;
   virtual void zero(void* memory, int64_t bytes) = 0;
-  // Something else that is to be done in order with the kernels, on their stream.
-  virtual void also(std::function<void(void* stream)> act) { act(nullptr); }
   virtual bool at_once() const { return true; }
   virtual void settle() noexcept {}  // waits for all
   virtual void begin() {}
@@ -35,8 +32,9 @@ class Runner {
   virtual void follow() {}
   // Keeps memory until the arrival's work is done.
   virtual void hold(const store::Owner&) {}
-  // Gets the kernels of this optimizer ready, so that the first arrival need not.
-  virtual void load(const Optimizer&) {}
+  // Gets the kernels of this optimizer, and of rows in this format, ready, so that the first arrival need not.
+  // Negative: there are no rows.
+  virtual void load(const Optimizer&, int) {}
 
   // An update that the host does not read. Judging it brings it to the device, if it lies in host memory, and asks for
   // its norm.

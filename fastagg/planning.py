@@ -241,7 +241,7 @@ def _maker(rule: str, settings: Mapping[str, Any]) -> Make:
         given = {name: value for name, value in given.items() if name in takes} | dict(settings)
         if isinstance(cache := given.get("cache"), Tiered):
             stride = native.engine.Tiers.stride(cache.format, size)
-            given["cache"] = replace(cache, path=folder / "rows", memory=_FRAMES * stride, device=None)
+            given["cache"] = replace(cache, path=folder / "rows", memory=_FRAMES * stride)
         server: Server = preset(model, **given)
         return server
 

@@ -103,7 +103,6 @@ void bind_functions(py::module_& m) {
     cuda::compute_capability(device, &major, &minor);
     return std::make_pair(major, minor);
   });
-  m.def("copies_on", [](int device) { return std::shared_ptr<store::Copies>(cuda::copies_on(device)); });
   m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("blocks"), arg("where"));
   m.def("add_rows", &add_rows, arg("rows"), by_name, arg("jobs"), arg("count"), arg("weights"), arg("weight"),
         arg("where"));
@@ -130,6 +129,7 @@ void bind_emulation(py::module_& to) {
   m.def("new_stream", [] { return reinterpret_cast<Address>(emulation::new_stream()); });
   m.def("settle", [](Address stream) { emulation::settle_stream(at<void>(stream)); });
   m.def("take_counts", &emulation::take_counts);
+  m.def("unload", &emulation::unload);
   m.def("empty_launches", &emulation::empty_launches);
   m.def("fail_launch", &emulation::fail_launch);
 }

@@ -118,15 +118,6 @@ std::shared_ptr<Tiers> make_tiers(const std::string& format, std::pair<int64_t, 
   return std::make_shared<Tiers>(Tiers::Setting{place, size, clients, memory, keep}, path);
 }
 
-void use_device(Tiers& tiers, std::shared_ptr<store::Copies> copies, std::optional<int64_t> bytes,
-                py::function memory) {
-  const store::Owner held = owner_of(std::move(memory));
-  tiers.use_device(std::move(copies), bytes.value_or(-1), [held](int64_t nbytes) {
-    const Holds holds;
-    return vector_of(py::handle(object_of(held))(nbytes));
-  });
-}
-
 py::dict cut_of(Tiers& tiers) {
   Tiers::Cut cut;
   {
@@ -177,7 +168,6 @@ py::dict counts_of(const Tiers& tiers) {
   found["ahead"] = counts.ahead;
   found["late"] = counts.late;
   found["cold"] = counts.cold;
-  found["there"] = counts.there;
   found["lost"] = counts.lost;
   found["read"] = counts.read;
   found["written"] = counts.written;
@@ -202,7 +192,6 @@ void bind_rows(py::module_& m) {
       .def_property_readonly("count", &store::RowCut::count);
   py::class_<Tiers, std::shared_ptr<Tiers>>(m, "Tiers")
       .def(py::init(&make_tiers), by_name, arg("format"), arg("shape"), arg("memory"), arg("keep"), arg("path"))
-      .def("use_device", &use_device)
       .def("on_first_use",
            [](Tiers& tiers, py::function claim) {
              const store::Owner held = owner_of(std::move(claim));
@@ -230,7 +219,6 @@ void bind_rows(py::module_& m) {
       .def("counts", &counts_of)
       .def_property_readonly("is_open", &Tiers::is_open)
       .def_property_readonly("frames", &Tiers::frames)
-      .def_property_readonly("device_frames", &Tiers::device_frames)
       .def_property_readonly("scales_at", [](const Tiers& tiers) { return tiers.windows().scales_at(); })
       .def_property_readonly("nbytes_on_disk", &Tiers::nbytes_on_disk)
       .def_static("stride", [](const std::string& format, int64_t size) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../cpu/cpu.h"
+#include "../cuda/cuda.h"
 #include "archive.h"
 #include "arrays.h"
 #include "extension.h"
@@ -23,8 +24,6 @@ namespace {
 using engine::Arrival;
 using engine::Engine;
 using py::arg;
-
-constexpr size_t kMostPieces = 512;  // that a device's kernels take (csrc/cuda/cuda.h)
 
 // An engine, and the Python objects that its results are made with.
 struct Server {
@@ -229,7 +228,7 @@ bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arri
     // Python looks for a model where a difference is expected, joins many pieces, sends much, and copies for a log.
     constexpr int64_t kMostSent = int64_t{1} << 18;
     if ((found == Reader::Found::kArrays && server.checks_models) || arrival.reported) return false;
-    if (arrays.on_device() ? static_cast<bool>(server.log) || arrival.update.pieces.size() > kMostPieces
+    if (arrays.on_device() ? static_cast<bool>(server.log) || arrival.update.pieces.size() > cuda::kMostPieces
                            : arrival.update.size > kMostSent)
       return false;
     arrival.in_host = !arrays.on_device();
@@ -554,11 +553,26 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   return arrival;
 }
 
+// Sends an answer of the log to the device, as when it came.
+void bring(const Server& server, Arrival& arrival) {
+  py::list pieces;
+  for (const Piece& piece : arrival.update.pieces)
+    pieces.append(
+        tensor_of(arrival.owner, const_cast<void*>(piece.data), piece.size, static_cast<Element>(piece.dtype)));
+  const py::object reported = arrival.reported ? py::cast(arrival.reported) : py::none();
+  const py::tuple found = python_of(*server.engine->extension()).attr("brought")(pieces, reported);
+  const py::object there = found[0], extra = found[1];
+  arrival.update = update_of(there.attr("native"), server.origin);
+  arrival.owner = owner_of(there);
+  if (!extra.is_none()) arrival.extra = owner_of(extra);
+}
+
 // Returns the task, if the operation sends one; else None.
 py::object execute(Server& server, const log::Operation& operation, const py::object& body, const py::object& update) {
   Arrival arrival;
   const bool answers = operation.kind == log::kAnswer || operation.kind == log::kRow;
   if (answers) arrival = arrival_of(server, operation, body, update);
+  if (server.device >= 0 && operation.kind == log::kAnswer && !arrival.is_whole()) bring(server, arrival);
   py::object made = answers ? py::none() : new_task(server), control = control_of(server);
   std::optional<engine::Task> task;
   {

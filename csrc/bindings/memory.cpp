@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 
 #include "../store/blocks.h"
-#include "../store/copies.h"
 #include "arrays.h"
 #include "structs.h"
 
@@ -25,32 +24,6 @@ void bind_memory(py::module_& to) {
   m.def("trim", &store::trim);
   m.def("fail_after", &store::fail_after);
   m.def("left_to_fail", &store::left_to_fail);
-
-  using store::Copies;
-  const auto nogil = py::call_guard<py::gil_scoped_release>();
-  py::class_<Copies, std::shared_ptr<Copies>>(m, "Copies", "Of a device (cuda.copies_on). Marks are numbers here.")
-      .def("mark", [](Copies& copies) { return reinterpret_cast<Address>(copies.mark()); })
-      .def(
-          "up",
-          [](Copies& copies, std::pair<Address, Address> device, std::pair<Address, Address> host, int64_t bytes) {
-            copies.up(at<void>(device.first), at<void>(device.second), at<void>(host.first), at<void>(host.second),
-                      static_cast<size_t>(bytes));
-          },
-          nogil)
-      .def(
-          "down",
-          [](Copies& copies, std::pair<Address, Address> host, std::pair<Address, Address> device, int64_t bytes) {
-            copies.down(at<void>(host.first), at<void>(host.second), at<void>(device.first), at<void>(device.second),
-                        static_cast<size_t>(bytes));
-          },
-          nogil)
-      .def("before",
-           [](Copies& copies, Address stream, Address mark) { copies.before(at<void>(stream), {at<void>(mark)}); })
-      .def("after",
-           [](Copies& copies, Address stream, Address mark) { copies.after(at<void>(stream), {at<void>(mark)}); })
-      .def(
-          "wait", [](Copies& copies, Address mark) { copies.wait(at<void>(mark)); }, nogil)
-      .def("settle", &Copies::settle, nogil);
 }
 
 }  // namespace fastagg::bindings

@@ -7,7 +7,7 @@
 namespace fastagg::cuda {
 namespace {
 
-constexpr int kMostTerms = 256;
+constexpr int kMostTerms = 16;
 
 struct Terms {
   int count;
@@ -180,7 +180,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
                        moments_aligned(optimizer.moments);
   const unsigned blocks = warps(blocks_of(update.size), where.device);
   Optimizer none;
-  // A launch takes a limited number of terms. If there are more (ACED, when hundreds of clients expire at once),
+  // A launch takes a limited number of terms. If there are more (ACED, when many clients expire at once),
   // further launches add the rest. A mean steps in the last launch. A calibrated direction steps in the first, because
   // its terms follow the step.
   bool steps_first = direction.kind == kCalibrated;

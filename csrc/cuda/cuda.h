@@ -11,7 +11,6 @@
 #include <string>
 
 #include "../plan.h"
-#include "../store/copies.h"
 #include "../verdict.h"
 
 namespace fastagg::cuda {
@@ -43,8 +42,8 @@ struct Answer {
 Answer answer();
 void compute_capability(int device, int* major, int* minor);
 
-// The most pieces of an update. Kernels take their arguments by value, at most 32 KB.
-constexpr int kMostPieces = 512;
+// The most pieces of an update. Kernels take their arguments by value, and every driver takes 4 KB of them.
+constexpr int kMostPieces = 200;
 
 // All five directions. Only the mean and the calibrated direction may be without an optimizer.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
@@ -71,8 +70,6 @@ void zero(void* memory, int64_t bytes, const Where& where);
 void copy(void* to, const void* from, int64_t bytes, const Where& where);
 // Any memory, and the host waits for it.
 void copy_now(void* to, const void* from, int64_t bytes, const Where& where);
-
-std::unique_ptr<store::Copies> copies_on(int device);
 
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);

@@ -86,6 +86,7 @@ __device__ __forceinline__ void wait_for_judge() {
 template <typename... Expected, typename... Given>
 void launch_on(bool obeys, const char* what, const Where& where, Shape shape, void (*kernel)(Expected...),
                Given&&... arguments) {
+  static_assert((((sizeof(Expected) + 7) / 8 * 8) + ...) <= 4096, "before CUDA 12.1 a kernel takes no more");
   if (where.loads) {
     cudaFuncAttributes found;
     return check(cudaFuncGetAttributes(&found, kernel), what);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../store/blocking.h"
+#include "../store/process.h"
 #include "launch.cuh"
 #include "queue.h"
 
@@ -13,14 +14,28 @@ namespace {
 constexpr size_t kApart = 16, kFirstRing = size_t{256} << 10;
 constexpr int kPlaces = 64;  // for verdicts, that are allocated at a time
 
+// A forked child has no device. What its parent's server leaves there is not touched: the device's library, and locks
+// that other threads held, may never answer.
+struct Own {
+  const int process = store::process();
+  bool forked() const { return store::process() != process; }
+  void check_process() const {
+    if (forked())
+      throw Error(
+          "CUDA: this process was forked from the one that its server and receipts belong to: start it by spawning");
+  }
+};
+
 // Pinned memory.
-struct Block {
+struct Block : Own {
   explicit Block(size_t size) : bytes(size) {
     void* made = nullptr;
     check(cudaHostAlloc(&made, size, cudaHostAllocPortable | cudaHostAllocMapped), "pinned memory");
     at = static_cast<char*>(made);
   }
-  ~Block() { (void)cudaFreeHost(at); }
+  ~Block() {
+    if (!forked()) (void)cudaFreeHost(at);
+  }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   char* at;
@@ -28,10 +43,11 @@ struct Block {
 };
 
 // Events and places for verdicts, for use again. Receipts may live longer than their server.
-class Pool {
+class Pool : public Own {
  public:
   explicit Pool(int device_) : device(device_) {}
   ~Pool() {
+    if (forked()) return;
     for (const cudaEvent_t each : events_) (void)cudaEventDestroy(each);
   }
   cudaEvent_t event() {
@@ -57,6 +73,7 @@ class Pool {
     return found;
   }
   void give_back(cudaEvent_t event) noexcept {
+    if (forked()) return;
     const std::lock_guard<std::mutex> lock(mutex_);
     try {
       events_.push_back(event);
@@ -65,6 +82,7 @@ class Pool {
     }
   }
   void give_back(Verdict* place) noexcept {
+    if (forked()) return;
     const std::lock_guard<std::mutex> lock(mutex_);
     places_.push_back(place);  // there is room for all
   }
@@ -83,6 +101,7 @@ struct Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   bool is_done() const {
+    pool->check_process();
     const cudaError_t status = cudaEventQuery(event);
     if (status == cudaSuccess) return true;
     (void)cudaGetLastError();  // clears it: that an event has not happened is no error
@@ -105,6 +124,7 @@ class Pending : public Coming {
   ~Pending() override { pool_->give_back(place_); }
   Verdict* place() override { return place_; }
   Verdict wait() override {
+    pool_->check_process();
     if (!then) throw Error("CUDA, an arrival: nothing tells when its verdict is there");
     const DeviceGuard guard(pool_->device);
     then->wait();
@@ -125,6 +145,7 @@ class InOrder : public Queue {
 
   void settle() noexcept override {
     try {
+      pool_->check_process();
       const DeviceGuard guard(pool_->device);
       if (last_) last_->wait();
       sweep();
@@ -134,6 +155,7 @@ class InOrder : public Queue {
 
   void begin(void* stream) override {
     if (depth_ > 0) return static_cast<void>(++depth_);
+    pool_->check_process();
     const DeviceGuard guard(pool_->device);
     sweep();
     now_ = std::make_shared<Event>(pool_);
@@ -164,6 +186,7 @@ class InOrder : public Queue {
 
   void follow(void* stream) override {
     if (!last_ || static_cast<cudaStream_t>(stream) == last_stream_) return;
+    pool_->check_process();
     const DeviceGuard guard(pool_->device);
     check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), last_->event, 0), "wait for the server's work");
   }

@@ -46,13 +46,13 @@ constexpr int kTogether = 4;
 // loaded, too, but not added.
 template <typename Format, int Count>
 __device__ __forceinline__ void add_slots(const Table& rows, int64_t slot, int64_t index, const float* weights,
-                                          float weight, double (&total)[2][kFour]) {
+                                          int64_t shift, float weight, double (&total)[2][kFour]) {
   Halves row[Count];
 #pragma unroll
   for (int s = 0; s < Count; ++s) row[s] = decode<Format>(rows.row(slot + s), index);
 #pragma unroll
   for (int s = 0; s < Count; ++s) {
-    const float factor = weights == nullptr ? weight : weights[slot + s];
+    const float factor = weights == nullptr ? weight : weights[slot + s - shift];
     if (factor == 0.0f) continue;
     each([&](int h, int e) { total[h][e] += static_cast<double>(factor * row[s].half[h].v[e]); });
   }
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kThreads)
     });
     int64_t slot = job.first_slot;
     for (; slot + kTogether <= job.last_slot; slot += kTogether)
-      add_slots<Format, kTogether>(rows, slot, index, weights, weight, total);
-    for (; slot < job.last_slot; ++slot) add_slots<Format, 1>(rows, slot, index, weights, weight, total);
+      add_slots<Format, kTogether>(rows, slot, index, weights, job.shift, weight, total);
+    for (; slot < job.last_slot; ++slot) add_slots<Format, 1>(rows, slot, index, weights, job.shift, weight, total);
     each_half(begin, left_of_block, [&](int h, int64_t at, int64_t left) {
 #pragma unroll
       for (int e = 0; e < kFour; ++e)

@@ -135,16 +135,16 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor
 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
+enum cudaMemcpyKind { cudaMemcpyDefault };
 enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
-enum { cudaStreamNonBlocking = 1, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2, cudaHostRegisterPortable = 1 };
+enum { cudaEventDisableTiming = 2 };
 
 namespace emulation {  // streams.cpp
 struct Stream;
 struct Event;
 // What the program has asked of CUDA so far, for tests.
 struct Counts {
-  std::atomic<int64_t> launches{0}, copies{0}, memsets{0}, records{0}, orders{0}, waits{0};
+  std::atomic<int64_t> launches{0}, copies{0}, memsets{0}, records{0}, orders{0}, waits{0}, loads{0};
 };
 extern Counts counts;
 // The stream that stands in for torch's current one, of this thread; null: the one whose work is done at once.
@@ -152,17 +152,15 @@ extern thread_local Stream* current;
 // For tests: launches do nothing (the host's time alone), or the launch after so many more fails; negative: none.
 extern std::atomic<bool> empty;
 extern std::atomic<int64_t> fails_after;
-cudaError_t launch(Stream* stream, std::function<void()> kernel);
+cudaError_t launch(Stream* stream, const void* kernel, std::function<void()> run);
+cudaError_t load(const void* kernel);  // counts it, unless it was loaded before
 cudaError_t query(Event* event);
 cudaError_t settle(Stream* stream);
-cudaError_t make(Stream** stream);
 cudaError_t make(Event** event);
-cudaError_t end(Stream* stream);
 cudaError_t end(Event* event);
 cudaError_t record(Event* event, Stream* stream);
 cudaError_t wait(Stream* stream, Event* event);
 cudaError_t wait(Event* event);
-cudaError_t wait_for_all();
 cudaError_t copy(void* to, const void* from, size_t bytes, Stream* stream);
 cudaError_t set(void* to, int value, size_t bytes, Stream* stream);
 }  // namespace emulation
@@ -187,9 +185,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int) 
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   return emulation::set(to, value, bytes, stream);
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return emulation::make(stream); }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return emulation::settle(stream); }
-inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return emulation::end(stream); }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return emulation::wait(stream, event);
 }
@@ -198,7 +194,6 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return emulation::end(e
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return emulation::record(event, stream); }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) { return emulation::query(event); }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) { return emulation::wait(event); }
-inline cudaError_t cudaDeviceSynchronize() { return emulation::wait_for_all(); }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   return emulation::copy(to, from, bytes, stream);
 }
@@ -211,11 +206,9 @@ inline cudaError_t cudaHostAlloc(void** made, size_t bytes, unsigned) {
 inline cudaError_t cudaFreeHost(void* memory) { return free(memory), cudaSuccess; }
 struct cudaFuncAttributes {};
 template <typename... Expected>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*)(Expected...)) {
-  return cudaSuccess;
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*kernel)(Expected...)) {
+  return emulation::load(reinterpret_cast<const void*>(kernel));
 }
-inline cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
-inline cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 #if defined(FASTAGG_PTX)
 namespace emulation::ptx {  // ptx/launch.cpp: runs the PTX of `kernel` on the parameters' bytes
 void launch(const void* kernel, unsigned blocks, unsigned threads, const char* parameters, size_t bytes);
@@ -235,15 +228,17 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     end += sizeof argument;
   };
   (add(static_cast<Expected>(arguments)), ...);
-  return emulation::launch(config->stream, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
-    emulation::ptx::launch(reinterpret_cast<const void*>(kernel), blocks, threads, parameters->bytes, end);
+  const void* const which = reinterpret_cast<const void*>(kernel);
+  return emulation::launch(config->stream, which, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
+    emulation::ptx::launch(which, blocks, threads, parameters->bytes, end);
   });
 }
 #else
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
   const auto taken = std::make_shared<std::tuple<std::decay_t<Expected>...> >(std::forward<Given>(arguments)...);
-  return emulation::launch(config->stream, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
+  const void* const which = reinterpret_cast<const void*>(kernel);
+  return emulation::launch(config->stream, which, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
     emulation::run(blocks, threads, [&] { std::apply(kernel, *taken); });
   });
 }

@@ -15,6 +15,7 @@ void settle_stream(void* stream);  // does what it was asked for, and all that t
 
 // What the program has asked of CUDA since the last call.
 std::map<std::string, int64_t> take_counts();
+void unload();  // no kernel is loaded any more
 // Launches do nothing, for the host's time alone.
 void empty_launches(bool empty);
 // The launch after so many more fails; negative: none.

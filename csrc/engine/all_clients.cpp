@@ -50,7 +50,6 @@ Rows AllClients::coded_row() const {
 }
 
 void AllClients::before_sending(int64_t version) {
-  if (tiers_) tiers_->before_sending();
   if (!ages() || !setting_.by_dispatch) return;
   if (due_count_ > 4 * setting_.clients + 1024) {  // most of it is of dispatches that later ones replaced
     std::unordered_map<int64_t, std::vector<int64_t>> due;
@@ -195,7 +194,6 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
     for (size_t term = 0; term < terms_.size() && !aside_; ++term)
       direction.sum.terms.push_back({tiers_->row_of_term(term), terms_[term].second});
   if (resummation_) resummation_->leaves(runner, client, leaving_);
-  if (tiers_) tiers_->begin(runner);
   if (tiers_ && !aside_) tiers_->leaves(runner, leaving_);
   const bool steps = outcome_ == Outcome::kStep;
   if (aside_) {
@@ -224,7 +222,6 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
       for (size_t term = 0; term < terms_.size(); ++term) tiers_->moves(runner, term);
     }
     tiers_->advance(runner, sum_);
-    tiers_->end(runner);
   }
   if (direct_ && steps) step_along_sum(runner, update, optimizer);
 }

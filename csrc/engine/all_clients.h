@@ -31,6 +31,7 @@ class AllClients : public DirectionState {
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override { return rows_ ? client : -1; }
   Rows coded_row() const override;
+  int format() const override { return format_; }
   void copy_row_to(void* place) noexcept override { copy_ = place; }
   void before_sending(int64_t version) override;
   void sent(int64_t client, int64_t version) noexcept override;

@@ -23,6 +23,7 @@ class Calibrated : public DirectionState {
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override;
+  int format() const override { return rows_.format; }
   void fields(Archive& archive) override;
   int64_t nbytes() const override;
 

@@ -68,6 +68,8 @@ class DirectionState {
   // A row, without slots, if all that an update changes follows from the encoded row that it becomes: then a log keeps
   // that row. No size: the update's own numbers are needed.
   virtual Rows coded_row() const { return {}; }
+  // The format of its rows, with or without memory for them; negative: it has none.
+  virtual int format() const { return -1; }
   // After `plan`: `run` puts the new row, packed, here, too.
   virtual void copy_row_to(void*) noexcept {}
   virtual bool immediate() const { return false; }  // a step is made of one update, whose weight scales it

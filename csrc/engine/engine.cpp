@@ -26,7 +26,8 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
       model_(std::move(model)) {
   if (runner_->at_once()) return;
   const InOrder order(*runner_);  // the caller has made the model on its stream
-  if (!own_step()) runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data));
+  if (!own_step())
+    runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data), direction_->format());
 }
 
 Engine::~Engine() { runner_->settle(); }

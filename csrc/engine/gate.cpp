@@ -3,12 +3,9 @@
 #include <chrono>
 #include <string>
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <pthread.h>
-#endif
-
 #include "../refusal.h"
 #include "../store/blocking.h"
+#include "../store/process.h"
 
 namespace fastagg::engine {
 namespace {
@@ -17,24 +14,14 @@ constexpr std::chrono::milliseconds kSignals{50};  // how often a waiting caller
 
 thread_local char here = 0;  // its address names the thread
 
-std::atomic<int> forks{0};  // of this process and those before it; asking the system for the process takes longer
-
-int process() {
-#if defined(__unix__) || defined(__APPLE__)
-  static const int watched = pthread_atfork(nullptr, nullptr, [] { ++forks; });
-  static_cast<void>(watched);
-#endif
-  return forks.load(std::memory_order_relaxed);
-}
-
 }  // namespace
 
-Gate::Gate() : process_(process()) {}
+Gate::Gate() : process_(store::process()) {}
 
 bool Gate::is_mine() const { return owner_.load(std::memory_order_relaxed) == &here; }
 
 void Gate::enter(bool limited) {
-  if (forks.load(std::memory_order_relaxed) != process_)
+  if (store::process() != process_)
     throw Refusal(Why::kOtherProcess,
                   "this server belongs to the process that made it: save it there and fastagg.load it here");
   if (is_mine())

@@ -34,16 +34,28 @@ OnCuda::OnCuda(Place place, int64_t size) : place_(std::move(place)) {
   scratch_ = reinterpret_cast<double*>(reinterpret_cast<char*>(own_.data) + verdict);
 }
 
-// A resummation of rows on tiers has many launches with the same jobs.
 template <typename T>
 size_t OnCuda::pack(const T* values, size_t count) {
-  const size_t bytes = count * sizeof(T);
-  if (bytes > 0 && bytes_.size() - last_ == bytes && std::memcmp(bytes_.data() + last_, values, bytes) == 0)
-    return last_;
-  last_ = (bytes_.size() + kApart - 1) / kApart * kApart;
-  bytes_.resize(last_ + bytes);
-  std::memcpy(bytes_.data() + last_, values, bytes);
-  return last_;
+  const size_t place = (bytes_.size() + kApart - 1) / kApart * kApart, bytes = count * sizeof(T);
+  bytes_.resize(place + bytes);
+  std::memcpy(bytes_.data() + place, values, bytes);
+  return place;
+}
+
+void OnCuda::check_whole() const {
+  if (torn_)
+    throw cuda::Error(
+        "a launch failed in the middle of an arrival, so this server's state is lost: load its last checkpoint");
+}
+
+void OnCuda::begin() {
+  check_whole();
+  place_.queue->begin(place_.stream());
+}
+
+void OnCuda::follow() {
+  check_whole();
+  place_.queue->follow(place_.stream());
 }
 
 void OnCuda::step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
@@ -67,9 +79,15 @@ void OnCuda::recompute_sum(const Rows& rows, const float* weights, float* sum) {
 }
 
 void OnCuda::add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) {
-  const size_t place = pack(jobs.data(), jobs.size());
   const bool has = weights != nullptr;
-  const size_t weighed = has ? pack(weights, static_cast<size_t>(rows.slots)) : 0;
+  std::vector<RowJob> sent = jobs;
+  std::vector<float> some;  // of the jobs' slots alone
+  for (RowJob& job : sent) {
+    if (!has) break;
+    job.shift = job.first_slot - static_cast<int64_t>(some.size());
+    some.insert(some.end(), weights + job.first_slot, weights + job.last_slot);
+  }
+  const size_t place = pack(sent.data(), sent.size()), weighed = pack(some.data(), some.size());
   const auto count = static_cast<int64_t>(jobs.size());
   launches_.push_back([=](const cuda::Where& where, const char* bytes) {
     const float* all = has ? at<float>(bytes, weighed) : nullptr;
@@ -87,10 +105,6 @@ void OnCuda::settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t si
 
 void OnCuda::zero(void* memory, int64_t bytes) {
   launches_.push_back([=](const cuda::Where& where, const char*) { cuda::zero(memory, bytes, where); });
-}
-
-void OnCuda::also(std::function<void(void* stream)> act) {
-  launches_.push_back([act = std::move(act)](const cuda::Where& where, const char*) { act(where.stream); });
 }
 
 void OnCuda::prepare() {
@@ -115,14 +129,22 @@ void OnCuda::launch() {
     ~Forgets() { mine.forget(); }
     OnCuda& mine;
   } const forgets{*this};
-  for (const Launch& one : launches_) one(where_, on_device_);
+  size_t done = 0;
+  try {
+    for (const Launch& one : launches_) {
+      one(where_, on_device_);
+      ++done;
+    }
+  } catch (...) {
+    torn_ = done > 0;
+    throw;
+  }
 }
 
 void OnCuda::forget() noexcept {
   launches_.clear();
   bytes_.clear();
   obeyed_ = nullptr;
-  last_ = 0;
 }
 
 // Copies an update from the host's memory to where kernels read it.
@@ -164,7 +186,7 @@ std::shared_ptr<Judgement> OnCuda::judge(const Unread& unread) {
   return coming;
 }
 
-void OnCuda::load(const Optimizer& optimizer) {
+void OnCuda::load(const Optimizer& optimizer, int format) {
   cuda::Where loads = where();
   loads.loads = true;
   const float* const some = optimizer.x;  // nothing is launched, so nobody reads or writes there
@@ -174,12 +196,21 @@ void OnCuda::load(const Optimizer& optimizer) {
   for (const Update* update : {&whole, &pieces}) {
     cuda::judge(*update, {}, {}, scratch_, verdict_, nullptr, loads);
     cuda::accumulate(*update, some, 1.0, nullptr, loads);
-    for (const DirectionKind kind : {kSingle, kFlush, kBlend}) {
+    for (const DirectionKind kind : {kSingle, kFlush, kBlend, kMean}) {
+      if (kind == kMean && format < 0) continue;
       Direction direction;
       direction.kind = kind;
+      direction.row.format = format;
       cuda::step(*update, direction, optimizer, loads);
+      if (kind == kMean) cuda::step(*update, direction, {}, loads);
     }
   }
+  if (format < 0) return;
+  Rows rows;
+  rows.format = format, rows.size = rows.slots = 1;
+  cuda::add_rows(rows, nullptr, 1, nullptr, 0.0f, loads);
+  cuda::settle_rows(nullptr, 1, nullptr, 1, loads);
+  cuda::recompute_sum(rows, nullptr, nullptr, {0, 1, 1}, loads);
 }
 
 }  // namespace fastagg::engine

@@ -27,14 +27,13 @@ class OnCuda : public Runner {
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override;
   void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override;
   void zero(void* memory, int64_t bytes) override;
-  void also(std::function<void(void* stream)> act) override;
   bool at_once() const override { return false; }
   void settle() noexcept override { place_.queue->settle(); }
-  void begin() override { place_.queue->begin(place_.stream()); }
+  void begin() override;
   void end() noexcept override { place_.queue->end(); }
-  void follow() override { place_.queue->follow(place_.stream()); }
+  void follow() override;
   void hold(const store::Owner& owner) override { place_.queue->hold(owner); }
-  void load(const Optimizer& optimizer) override;
+  void load(const Optimizer& optimizer, int format) override;
   std::shared_ptr<Judgement> judge(const Unread& unread) override;
   const void* verdict() const override { return verdict_; }
   void obey(const void* verdict) override { obeyed_ = static_cast<const Verdict*>(verdict); }
@@ -44,11 +43,12 @@ class OnCuda : public Runner {
 
  private:
   using Launch = std::function<void(const cuda::Where& where, const char* bytes)>;
-  // Appends the values to the bytes, unless they are the last ones again. Returns where they begin.
+  // Appends the values to the bytes. Returns where they begin.
   template <typename T>
   size_t pack(const T* values, size_t count);
 
   void bring(const Unread& unread);
+  void check_whole() const;
   cuda::Where where() const { return {place_.device, place_.stream()}; }
 
   Place place_;
@@ -59,8 +59,8 @@ class OnCuda : public Runner {
   size_t room_ = 0;
   std::vector<Launch> launches_;
   std::vector<char> bytes_;  // what the launches read on the device
-  size_t last_ = 0;          // where the last of them begin
   const Verdict* obeyed_ = nullptr;
+  bool torn_ = false;  // a launch failed behind others: the device's memory is between two versions
   cuda::Where where_{};
   const char* on_device_ = nullptr;
 };

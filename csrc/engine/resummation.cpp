@@ -25,10 +25,9 @@ void Resummation::make_room(int64_t shadows) {
   if (shadows <= capacity_) return;
   const int64_t capacity = std::max(shadows, capacity_ + capacity_ / 4);
   free_.reserve(static_cast<size_t>(capacity));  // so that `commit` cannot fail
-  const store::Vector grown = memory_->bytes(capacity * kShadow);
-  if (capacity_ > 0) memory_->copy(grown.data, arena_.data, capacity_ * kShadow);
-  arena_ = grown;
-  for (int64_t i = capacity; i-- > capacity_;) free_.push_back(i);
+  arenas_.push_back(memory_->bytes((capacity - capacity_) * kShadow));
+  auto* const first = reinterpret_cast<double*>(arenas_.back().data);
+  for (int64_t i = capacity - capacity_; i-- > 0;) free_.push_back(first + i * kBlock);
   capacity_ = capacity;
 }
 
@@ -46,7 +45,7 @@ void Resummation::plan(int64_t arrival) {
     if (free_.empty()) make_room(capacity_ + 1);
     flights_.push_back({block, 0, free_.back(), 0});
     free_.pop_back();
-    memory_->zero(shadow(flights_.back()), kShadow);
+    memory_->zero(flights_.back().shadow, kShadow);
   }
   jobs_.reserve(flights_.size());
   done_.reserve(flights_.size());
@@ -55,7 +54,7 @@ void Resummation::plan(int64_t arrival) {
 void Resummation::follow(Runner& runner, int64_t slot, float weight) {
   jobs_.clear();
   for (const Flight& flight : flights_)
-    if (slot < flight.done) jobs_.push_back({flight.block, slot, slot + 1, shadow(flight)});
+    if (slot < flight.done) jobs_.push_back({flight.block, slot, slot + 1, flight.shadow});
   if (!jobs_.empty()) runner.add_rows(rows_, jobs_, nullptr, weight);
 }
 
@@ -72,7 +71,7 @@ void Resummation::advance(Runner& runner, const float* weights, float* sum) {
   done_.clear();
   for (Flight& flight : flights_) {
     const int64_t until = std::min(rows_.slots, flight.done + kRowsAtOnce);
-    jobs_.push_back({flight.block, flight.done, until, shadow(flight)});
+    jobs_.push_back({flight.block, flight.done, until, flight.shadow});
     flight.done = until;
     if (until == rows_.slots) done_.push_back(jobs_.back());
   }
@@ -107,7 +106,7 @@ void Resummation::fields(Archive& archive) {
     const Flight& flight = flights_[i];
     blocks.push_back(flight.block), done.push_back(flight.done);
     shadows.resize(shadows.size() + kBlock);
-    memory_->get(shadows.data() + shadows.size() - kBlock, shadow(flight), kShadow);
+    memory_->get(shadows.data() + shadows.size() - kBlock, flight.shadow, kShadow);
   }
   archive.list("blocks", blocks);
   archive.list("done", done);
@@ -122,7 +121,7 @@ void Resummation::fields(Archive& archive) {
       throw std::invalid_argument("a resummation's block or row out of range");
     flights_.push_back({blocks[i], done[i], free_.back(), done[i]});
     free_.pop_back();
-    memory_->put(shadow(flights_.back()), &shadows[i * kBlock], kShadow);
+    memory_->put(flights_.back().shadow, &shadows[i * kBlock], kShadow);
   }
   before_ = flights_.size();
 }

@@ -7,7 +7,7 @@
 // does what the whole does; and the turns lie evenly over the arrivals, however many blocks there are.
 //
 // Read at an arrival: a quarter of a row and what it takes to follow the row that changed, a 128th. Kept: an eighth of
-// a byte per parameter, in memory that grows by doubling.
+// a byte per parameter, in memory that grows and does not move.
 #pragma once
 
 #include <memory>
@@ -43,22 +43,20 @@ class Resummation {
  private:
   struct Flight {
     int64_t block, done;  // rows below `done` are in the shadow
-    int64_t shadow;
+    double* shadow;
     int64_t held;  // `done` before this arrival
   };
   void follow(Runner& runner, int64_t slot, float weight);
   bool begins(int64_t block, int64_t arrival) const;
   void make_room(int64_t shadows);
-  double* at(int64_t shadow) const { return reinterpret_cast<double*>(arena_.data) + shadow * kBlock; }
-  double* shadow(const Flight& flight) const { return at(flight.shadow); }
 
   Rows rows_;
   int64_t first_block_, blocks_, cycle_;
   std::shared_ptr<store::Memory> memory_;
   store::Owner owner_;
-  store::Vector arena_;  // shadows, one after the other
+  std::vector<store::Vector> arenas_;  // of shadows
   int64_t capacity_ = 0;
-  std::vector<int64_t> free_;
+  std::vector<double*> free_;
   std::vector<Flight> flights_;
   size_t before_ = 0;  // flights that had begun before this arrival
   std::vector<RowJob> jobs_, done_;

@@ -1,7 +1,5 @@
 #include "frames.h"
 
-#include <exception>
-
 namespace fastagg::store {
 
 Frames::Frames(const Windows& windows, int64_t clients, int64_t count, int64_t aheads)
@@ -16,15 +14,7 @@ Frames::Frames(const Windows& windows, int64_t clients, int64_t count, int64_t a
 
 void Frames::map() {
   if (arena_.data() == nullptr) arena_ = Mapped(count() * stride_);
-  if (ahead_arena_.data() == nullptr) {
-    ahead_arena_ = Mapped(aheads() * windows_.read_bytes());
-    if (device_) device_->copies().pin(ahead_arena_.data(), ahead_arena_.bytes());
-  }
-}
-
-void Frames::unpin_memory() {
-  for (int64_t frame = 0; frame < pinned_; ++frame) device_->copies().unpin(at(frame));
-  if (ahead_arena_.data() != nullptr) device_->copies().unpin(ahead_arena_.data());
+  if (ahead_arena_.data() == nullptr) ahead_arena_ = Mapped(aheads() * windows_.read_bytes());
 }
 
 int64_t Frames::nbytes() const {
@@ -58,7 +48,6 @@ int64_t Frames::take(bool also_expected) {
   if (!free_.empty()) {
     const int32_t frame = free_.back();
     free_.pop_back();
-    if (device_ && frame == pinned_) device_->copies().pin(at(pinned_++), static_cast<size_t>(stride_));
     return frame;
   }
   const int32_t frame = idle_.first >= 0 ? idle_.first : also_expected ? expected_.first : -1;
@@ -104,15 +93,6 @@ void Frames::unpin(int64_t frame) {
   Frame& one = (*this)[frame];
   one.pinned = false;
   if (one.state == kPlanned) clean(frame);
-}
-
-void Frames::send(int64_t frame) noexcept {
-  try {
-    if (!device_->fetch((*this)[frame].client, at(frame), mark_of(frame))) return;
-  } catch (const std::exception&) {
-    return;  // the arrival asks again, and says what is wrong
-  }
-  expect(frame, false);
 }
 
 }  // namespace fastagg::store

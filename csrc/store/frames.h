@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "device_rows.h"
 #include "mapped.h"
 #include "windows.h"
 
@@ -29,19 +28,14 @@ class Frames {
 
   Frames(const Windows& windows, int64_t clients, int64_t count, int64_t aheads);
 
-  // Before `map`: rows are copied to and from this device.
-  void use_device(DeviceRows* device) { device_ = device; }
   // Allocates. A second call does nothing.
   void map();
-  // The device does not copy from or to this memory any more.
-  void unpin_memory();
 
   Frame& operator[](int64_t frame) { return frames_[static_cast<size_t>(frame)]; }
   int64_t count() const { return static_cast<int64_t>(frames_.size()); }
   int64_t nbytes() const;
   char* at(int64_t frame) const { return arena_.data() + frame * stride_; }
   Row row_in(int64_t frame) const { return frame < 0 ? Row{} : windows_.row_at(at(frame)); }
-  DeviceRows::Mark mark_of(int64_t frame) const { return device_->mark_of_host(frame); }
 
   // The frame that is the client's, though its row may still be on its way. Negative: none.
   int32_t& of(int64_t client) { return frame_of_[static_cast<size_t>(client)]; }
@@ -60,8 +54,6 @@ class Frames {
   // No other row takes this frame.
   void pin(int64_t frame);
   void unpin(int64_t frame);
-  // The row is wanted on the device. From then on the host's frame is not needed any more.
-  void send(int64_t frame) noexcept;
 
   int64_t aheads() const { return static_cast<int64_t>(ahead_.size()); }
   int64_t place_of(int64_t turn) const { return static_cast<int64_t>(static_cast<size_t>(turn) % ahead_.size()); }
@@ -83,8 +75,6 @@ class Frames {
   List idle_, expected_;
   std::vector<int32_t> frame_of_;  // by client; negative: none
   std::vector<Ahead> ahead_;
-  DeviceRows* device_ = nullptr;  // none: kernels run on the host
-  int64_t pinned_ = 0;            // frames from here on were never used
 };
 
 }  // namespace fastagg::store

@@ -8,7 +8,6 @@
 
 #include "../math/reduce.h"
 #include "../runner.h"
-#include "copies.h"
 #include "windows.h"
 
 namespace fastagg::store {
@@ -16,9 +15,6 @@ namespace fastagg::store {
 class Sweep {
  public:
   Sweep(const Windows& windows, int64_t clients);
-  // The sums of the window that is begun lie in this memory of a device from now on: so many numbers.
-  void lie_on(Copies& copies, double* shadow);
-  size_t shadow_size() const { return shadow_size_; }
 
   // Turns before `done` are over. An arrival takes those up to `next`; the one after it those up to `next(1)`.
   int64_t done() const { return turns_after(arrivals_); }
@@ -40,8 +36,8 @@ class Sweep {
   void take(Runner& runner, int64_t turn, const Row& part, float weight, float* sum);
   void commit() noexcept { ++arrivals_; }
 
-  // All of `sum` anew, from rows that weigh so much; `part(client, window)` gives a row's window, in memory of the
-  // host, and may throw, and then nothing has changed. The runner is one on the host.
+  // All of `sum` anew, from rows that weigh so much; `part(client, window)` gives a row's window and may throw, and
+  // then nothing has changed.
   void rebuild(Runner& runner, const std::vector<float>& weights,
                const std::function<Row(int64_t client, int64_t window)>& part, float* sum);
 
@@ -52,21 +48,17 @@ class Sweep {
   void check(int64_t arrivals, const std::vector<double>& begun) const;
   void load(int64_t arrivals, const std::vector<double>& begun);
 
-  int64_t nbytes() const { return static_cast<int64_t>(held_.size() * sizeof(double)); }
+  int64_t nbytes() const { return static_cast<int64_t>(shadow_.size() * sizeof(double)); }
 
  private:
   int64_t turns_after(int64_t arrivals) const { return windows_.count() * arrivals / 4; }
   const std::vector<RowJob>& jobs(int64_t window, double* shadow);
   void add(Runner& runner, const Row& part, int64_t window, float weight, double* shadow);
-  void put(void* to, const void* from, size_t bytes);
 
   Windows windows_;
   int64_t clients_, arrivals_ = 0;
-  size_t shadow_size_;
-  std::vector<double> held_;  // where the shadow is, unless a device has it
-  double* shadow_;
-  std::vector<double> aside_;  // a copy of the shadow; empty: none
-  Copies* copies_ = nullptr;
+  std::vector<double> shadow_;  // the sums of the window that is begun
+  std::vector<double> aside_;   // a copy of the shadow; empty: none
   std::vector<RowJob> jobs_;
 };
 

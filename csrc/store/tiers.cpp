@@ -41,18 +41,7 @@ void Tiers::close() noexcept {
   if (closed_) return;
   closed_ = true;
   transfers_.end();
-  if (transfers_.is_forked()) {  // a child has no device
-    static_cast<void>(device_.release());
-    return;
-  }
-  if (device_) {
-    try {
-      device_->copies().settle();
-    } catch (const std::exception&) {  // a device that does not work any more does not copy either
-    }
-    frames_.unpin_memory();
-  }
-  file_.close();
+  if (!transfers_.is_forked()) file_.close();
 }
 
 // Before anything is done with rows.
@@ -62,41 +51,11 @@ void Tiers::use() {
   transfers_.check_process();
 }
 
-void Tiers::use_device(std::shared_ptr<Copies> copies, int64_t bytes, DeviceRows::Allocate memory) {
-  const DeviceRows::Setting setting{windows_, setting_.clients, bytes, frames(), frames_.aheads(), sweep_.most_turns()};
-  device_ = std::make_unique<DeviceRows>(setting, std::move(copies), std::move(memory));
-  frames_.use_device(device_.get());
-  transfers_.use_device(device_.get());
-}
-
-// Room on the device for `least` rows, and for one more that is waited for, where the number of its frames is free.
-void Tiers::make_device_room(int64_t least) {
-  int64_t more = 0;
-  {
-    const Lock lock(transfers_.mutex());
-    more = device_->wanted(least);
-  }
-  if (more <= 0) return;
-  Vector memory = device_->memory_for(more);  // without the mutex: it may ask the host language
-  const Lock lock(transfers_.mutex());
-  if (!memory) return device_->stay();
-  device_->add(std::move(memory), more);
-}
-
-void Tiers::before_sending() {
-  if (device_ && is_open()) make_device_room(0);
-}
-
 void Tiers::expect(int64_t client) noexcept {
   if (!is_open()) return;
   const Lock lock(transfers_.mutex());
   if (places_.of(client) < 0) return;
-  if (device_ && device_->has(client)) return device_->expect(client);
-  if (const int64_t frame = frames_.of(client); frame >= 0) {
-    frames_.expect(frame, true);
-    if (device_ && frames_.with(client) >= 0) frames_.send(frame);
-    return;
-  }
+  if (const int64_t frame = frames_.of(client); frame >= 0) return frames_.expect(frame, true);
   const int64_t frame = frames_.take(false);
   if (frame < 0) return;  // all of memory is for clients that were asked before it
   try {
@@ -110,10 +69,8 @@ void Tiers::expect(int64_t client) noexcept {
 void Tiers::unplan() {
   if (old_ >= 0) frames_.unpin(old_);
   unpin_terms();
-  if (device_) device_->release();
   old_ = -1;
   old_row_ = new_row_ = {};
-  there_ = false;
   way_ = Transfers::kNone;
   due_.clear();
   sweep_.drop_aside();
@@ -129,16 +86,6 @@ void Tiers::unpin_terms() {
 void Tiers::plan(int64_t client, bool replaces, const Terms& terms, const std::vector<float>& weights, float entering) {
   use();
   const int64_t least = static_cast<int64_t>(terms.size()) + kLeastFrames;
-  const auto check_room = [&](const char* where, int64_t held) {
-    if (least > held)
-      throw SlotsFailed(path_ + ": " + std::to_string(terms.size()) + " rows leave the sum or come back at once, and " +
-                        where + " holds " + std::to_string(held) + ": open it with more memory");
-  };
-  if (device_) {
-    check_room("memory", frames());
-    make_device_room(least);
-    check_room("the device", device_->frames());
-  }
   {
     Lock lock(transfers_.mutex());
     unplan();
@@ -160,10 +107,7 @@ bool Tiers::prepare(Lock& lock, bool replaces, const std::vector<float>& weights
     if (!may_wait) return false;
     transfers_.wait(lock);
   }
-  if (replaces) {
-    there_ = device_ && device_->has(client_);
-    if (!take_row(lock, client_, may_wait, &old_, &old_row_)) return false;
-  }
+  if (replaces && !take_row(lock, client_, may_wait, &old_, &old_row_)) return false;
   for (size_t term = term_frames_.size(); term < terms_.size() && !in_windows_; ++term) {
     term_frames_.push_back(-1);
     term_rows_.emplace_back();
@@ -177,32 +121,17 @@ bool Tiers::prepare(Lock& lock, bool replaces, const std::vector<float>& weights
     if (new_ < 0) return false;
     frames_[new_].state = Frames::kPlanned;
   }
-  new_row_ = device_ ? device_->hold_new() : frames_.row_in(new_);
+  new_row_ = frames_.row_in(new_);
   places_.reserve(file_);
-  if (!prepare_due(lock, weights, entering, may_wait)) return false;
-  for (Due& due : due_)
-    if (due.mark != nullptr) due.row = device_->stage(due.row, sweep_.window_of(due.turn), due.mark);
-  return true;
+  return prepare_due(lock, weights, entering, may_wait);
 }
 
-// A client's row for the planned arrival: where the kernels find it, and the frame of the host that it needs; negative:
-// none. False: it must be waited for.
+// A client's row for the planned arrival, and its frame. False: it must be waited for.
 bool Tiers::take_row(Lock& lock, int64_t client, bool may_wait, int64_t* frame, Row* row) {
-  if (device_ && device_->has(client)) {
-    *row = device_->hold(client);
-    way_ = std::max(way_, Transfers::kAhead);
-    return true;
-  }
   const int64_t found = transfers_.fetched(lock, client, may_wait, &way_);
   if (found < 0) return false;
   frames_.pin(*frame = found);
-  if (!device_) {
-    *row = frames_.row_in(found);
-  } else if (device_->has(client)) {  // the thread that fetched it has begun to copy it
-    *row = device_->hold(client);
-  } else {
-    *row = device_->hold(client, frames_.at(found), frames_.mark_of(found));
-  }
+  *row = frames_.row_in(found);
   return true;
 }
 
@@ -221,19 +150,17 @@ bool Tiers::prepare_due(Lock& lock, const std::vector<float>& weights, float ent
     Due due{turn, {}, next_weight(client, weights, entering)};
     const Frames::Ahead& ahead = frames_.ahead(place);
     for (bool asked = false; due.weight != 0.0f;) {
-      if (client == client_ || (device_ && device_->has(client))) {
-        due.row = windows_.part(client == client_ ? new_row_ : device_->hold(client), window);
+      if (client == client_) {
+        due.row = windows_.part(new_row_, window);
         break;
       }
       if (const int64_t frame = frames_.with(client); frame >= 0) {
         due.row = windows_.part(frames_.row_in(frame), window);
-        if (device_) due.mark = frames_.mark_of(frame);
         break;
       }
       const bool coming = frames_.of(client) >= 0 || ahead.state == Frames::kReading;
       if (!coming && ahead.turn == turn && ahead.slot == places_.of(client) && ahead.state == Frames::kClean) {
         due.row = windows_.read_at(frames_.ahead_at(place), window);
-        if (device_) due.mark = device_->mark_of_ahead(place);
         break;
       }
       if (!may_wait) return false;
@@ -249,14 +176,6 @@ bool Tiers::prepare_due(Lock& lock, const std::vector<float>& weights, float ent
   return true;
 }
 
-void Tiers::begin(Runner& runner) {
-  if (device_) device_->begin(runner);
-}
-
-void Tiers::end(Runner& runner) {
-  if (device_) device_->end(runner, frames_.at(new_), frames_.mark_of(new_));
-}
-
 void Tiers::advance(Runner& runner, float* sum) {
   for (const Due& due : due_) sweep_.take(runner, due.turn, due.row, due.weight, sum);
 }
@@ -264,7 +183,6 @@ void Tiers::advance(Runner& runner, float* sum) {
 void Tiers::commit() noexcept {
   const Lock lock(transfers_.mutex());
   unpin_terms();
-  if (device_) device_->commit(client_);
   int32_t& frame = frames_.of(client_);
   if (old_ >= 0) {
     if (frames_[old_].state == Frames::kWriting) {
@@ -272,7 +190,7 @@ void Tiers::commit() noexcept {
     } else {
       frames_.release(old_);
     }
-  } else if (frame >= 0) {  // a row that is not in the sum, or that was read on the device
+  } else if (frame >= 0) {  // a row that is not in the sum
     if (frames_[frame].state == Frames::kClean) {
       frames_.drop(frame);
     } else {
@@ -286,9 +204,7 @@ void Tiers::commit() noexcept {
   counts_.ahead += way_ == Transfers::kAhead;
   counts_.late += way_ == Transfers::kLate;
   counts_.cold += way_ == Transfers::kCold;
-  counts_.there += there_;
   old_ = new_ = -1;
-  there_ = false;
   way_ = Transfers::kNone;
   due_.clear();
   sweep_.commit();
@@ -304,7 +220,6 @@ void Tiers::ask_ahead() noexcept {
     const Frames::Ahead& ahead = frames_.ahead(frames_.place_of(turn));
     if (ahead.turn == turn || ahead.state == Frames::kReading || places_.of(client) < 0 || frames_.of(client) >= 0)
       continue;
-    if (device_ && device_->has(client)) continue;
     try {
       transfers_.ask_window(turn, client, sweep_.window_of(turn), false);
     } catch (const std::bad_alloc&) {
@@ -352,10 +267,6 @@ void Tiers::open() {
 void Tiers::take_file(SlotFile::Use use, const std::function<void()>& load) {
   file_.open(path_, windows_.stride(), use);
   try {
-    if (device_) {
-      device_->start(sweep_.shadow_size());
-      sweep_.lie_on(device_->copies(), device_->shadow());
-    }
     load();
     frames_.map();
     transfers_.start();
@@ -372,7 +283,6 @@ bool Tiers::copy_row(int64_t client, std::vector<char>& into) {
   if (places_.of(client) < 0) return false;
   Transfers::Way way = Transfers::kNone;
   const int64_t frame = transfers_.fetched(lock, client, true, &way);
-  if (device_) device_->wait(frames_.mark_of(frame));
   into.assign(frames_.at(frame), frames_.at(frame) + windows_.stride());
   return true;
 }
@@ -383,7 +293,6 @@ Row Tiers::read_part(int64_t client, int64_t window, char* into) {
   uint32_t sum = 0;
   {
     const Lock lock(transfers_.mutex());
-    if (device_ && device_->has(client)) return device_->read(client, window, into);
     if (const int64_t frame = frames_.with(client); frame >= 0) return windows_.part(frames_.row_in(frame), window);
     slot = places_.of(client);
     sum = places_.sums(slot)[window];
@@ -444,7 +353,6 @@ void Tiers::find_lost(const std::vector<float>& weights, std::vector<int64_t>* l
 void Tiers::rebuild(Runner& runner, const std::vector<float>& weights, const std::vector<int64_t>& lost, float* sum) {
   const Blocking out;
   const Mapped read(windows_.read_bytes());
-  if (device_) device_->copies().settle();  // rows that are being copied back are there
   std::vector<float> left = weights;
   for (const int64_t client : lost) left[static_cast<size_t>(client)] = 0.0f;
   {
@@ -460,7 +368,6 @@ void Tiers::rebuild(Runner& runner, const std::vector<float>& weights, const std
       frames_.drop(frame);
       frames_.of(client) = -1;
     }
-    if (device_) device_->drop(client);
     places_.drop(client);
   }
   counts_.lost += static_cast<int64_t>(lost.size());
@@ -468,12 +375,7 @@ void Tiers::rebuild(Runner& runner, const std::vector<float>& weights, const std
 
 int64_t Tiers::nbytes() const {
   const Lock lock(transfers_.mutex());
-  return frames_.nbytes() + places_.nbytes() + sweep_.nbytes() + (device_ ? device_->nbytes() : 0);
-}
-
-int64_t Tiers::device_frames() const {
-  const Lock lock(transfers_.mutex());
-  return device_ ? device_->frames() : 0;
+  return frames_.nbytes() + places_.nbytes() + sweep_.nbytes();
 }
 
 int64_t Tiers::nbytes_on_disk() const { return file_.slots() * windows_.stride(); }

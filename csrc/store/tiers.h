@@ -4,10 +4,10 @@
 // a frame, so that it is there when the client answers. An arrival reads its client's frame and writes the new row to
 // another frame, which a thread then writes to a free slot of the file. A slot that a checkpoint refers to is not
 // written over: the checkpoint is the list of the slots, and the rows stay where they are.
-// If the kernels run on a device, there are frames on the device, too, and arrivals read and write those.
+// Kernels run on the CPU.
 // This is the planned arrival. The parts that it is made of have a file each: which rows are in memory (frames.h), the
 // threads that read and write (transfers.h), where a row lies in memory (windows.h), the slots (places.h), the scrub
-// (sweep.h) and the frames on a device (device_rows.h).
+// (sweep.h).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "device_rows.h"
 #include "frames.h"
 #include "places.h"
 #include "sweep.h"
@@ -40,7 +39,6 @@ class Tiers {
     int64_t ahead = 0;  // rows that were there when their clients answered
     int64_t late = 0;   // that were on their way
     int64_t cold = 0;   // that nobody had asked for
-    int64_t there = 0;  // that were on the device already: a part of `ahead`
     int64_t read = 0;   // bytes
     int64_t written = 0;
     int64_t lost = 0;  // rows that were given up
@@ -54,8 +52,6 @@ class Tiers {
 
   const Windows& windows() const { return windows_; }
 
-  // Before the first use: kernels run on a device, which holds rows in so many bytes (DeviceRows::Setting).
-  void use_device(std::shared_ptr<Copies> copies, int64_t bytes, DeviceRows::Allocate memory);
   // `claim` is called once, before the first use: it sees to it that the file is this server's, and calls `open` or
   // `load`.
   std::function<void()> claim;
@@ -65,9 +61,7 @@ class Tiers {
   // Gives the file back. Rows cannot be used any more; what no checkpoint refers to is lost.
   void close() noexcept;
 
-  // A client is about to be sent a model. May fail.
-  void before_sending();
-  // It was sent.
+  // A client was sent a model.
   void expect(int64_t client) noexcept;
   // Clients whose rows leave the sum or come back into it, in order, and by how much their weights change: from or to
   // 0.
@@ -78,7 +72,7 @@ class Tiers {
   void plan(int64_t client, bool replaces, const Terms& terms, const std::vector<float>& weights, float entering);
   // Whether there are more terms than memory has frames for. Then they have no rows; `move_in_windows` adds them to
   // this sum, a window of each at a time, as it is read. It may fail. The scrub follows on a copy from `set_aside` on,
-  // until `take_aside`. Not for a device.
+  // until `take_aside`.
   bool moves_in_windows() const { return in_windows_; }
   void set_aside() { sweep_.set_aside(); }
   void move_in_windows(Runner& runner, float* sum);
@@ -86,9 +80,6 @@ class Tiers {
   Row old_row() const { return old_row_; }
   Row new_row() const { return new_row_; }
   Row row_of_term(size_t term) const { return term_rows_[term]; }
-  // All kernels that use these rows are called between the two.
-  void begin(Runner& runner);
-  void end(Runner& runner);
   // What the row weighs in the sum goes away, or comes. The first before the row is written, the second after.
   void leaves(Runner& runner, float weight) { sweep_.follow(runner, client_, old_row(), -weight); }
   void enters(Runner& runner, float weight) { sweep_.follow(runner, client_, new_row(), weight); }
@@ -128,7 +119,6 @@ class Tiers {
   int64_t nbytes() const;
   int64_t nbytes_on_disk() const;
   int64_t frames() const { return frames_.count(); }
-  int64_t device_frames() const;
   Counts counts() const;
 
  private:
@@ -136,12 +126,10 @@ class Tiers {
     int64_t turn;
     Row row;  // at the window's begin; no data: not in the sum
     float weight;
-    DeviceRows::Mark mark = nullptr;  // of the host's memory that the row is in; null: it is where the kernels run
   };
   typedef Transfers::Lock Lock;
   bool prepare(Lock& lock, bool replaces, const std::vector<float>& weights, float entering, bool may_wait);
   bool take_row(Lock& lock, int64_t client, bool may_wait, int64_t* frame, Row* row);
-  void make_device_room(int64_t least);
   void unpin_terms();
   float next_weight(int64_t client, const std::vector<float>& weights, float entering) const;
   bool prepare_due(Lock& lock, const std::vector<float>& weights, float entering, bool may_wait);
@@ -158,16 +146,14 @@ class Tiers {
   bool closed_ = false;
   Places places_;
   Sweep sweep_;
-  std::unique_ptr<DeviceRows> device_;  // null: kernels run on the host
   Frames frames_;
   Transfers transfers_;  // its mutex is for all of these
   Counts counts_;        // but for the bytes
 
   // Planned.
-  int64_t client_ = -1, old_ = -1, new_ = -1;  // `old_` is negative, too, if the row is on the device
-  Row old_row_, new_row_;                      // where kernels find them
+  int64_t client_ = -1, old_ = -1, new_ = -1;
+  Row old_row_, new_row_;  // where kernels find them
   bool in_windows_ = false;
-  bool there_ = false;  // the old row was on the device
   Terms terms_;
   std::vector<int64_t> term_frames_;
   std::vector<Row> term_rows_;

@@ -149,7 +149,6 @@ void Transfers::check(const Row& part, int64_t window, uint32_t sum, int64_t cli
 
 // Reads what was asked for, and compares the checksums.
 void Transfers::fill(const Ask& ask, const std::vector<uint32_t>& expected) {
-  if (device_) device_->wait(ask.frame < 0 ? device_->mark_of_ahead(ask.place) : frames_.mark_of(ask.frame));
   if (ask.frame < 0) {
     const Row part = windows_.read(file_, ask.slot, ask.window, frames_.ahead_at(ask.place));
     check(part, ask.window, expected[static_cast<size_t>(ask.window)], ask.client, ask.slot);
@@ -191,7 +190,6 @@ void Transfers::reads() {
     } else if (const Frames::Frame& frame = frames_[ask.frame]; good && !frame.orphan) {
       frames_.clean(ask.frame);
       bytes_read_ += windows_.stride();
-      if (device_ && frame.expected) frames_.send(ask.frame);
     } else {
       if (frames_.of(ask.client) == ask.frame) frames_.of(ask.client) = -1;
       frames_.release(ask.frame);
@@ -210,7 +208,6 @@ void Transfers::writes() {
     lock.unlock();
     std::string failed;
     try {
-      if (device_) device_->wait(frames_.mark_of(frame));  // the row comes from the device
       for (int64_t window = 0; window < windows_.count(); ++window)
         found[static_cast<size_t>(window)] = windows_.sum(windows_.part(frames_.row_in(frame), window), window);
       file_.write(slot, frames_.at(frame));

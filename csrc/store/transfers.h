@@ -34,7 +34,6 @@ class Transfers {
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 
-  void use_device(DeviceRows* device) { device_ = device; }
   void start();
   void end();
   bool is_forked() const;  // the threads are those of a parent process
@@ -89,7 +88,6 @@ class Transfers {
   SlotFile& file_;
   Frames& frames_;
   Places& places_;
-  DeviceRows* device_ = nullptr;
   int process_ = 0;
 
   mutable std::mutex mutex_;

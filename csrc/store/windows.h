@@ -47,10 +47,6 @@ struct Windows {
     if (scaled()) file.read(slot, scales_at() + scale_page(window), SlotFile::kPage, scales_in(into));
     return read_at(into, window);
   }
-  // Bytes of a window's data and scales, and both of them one behind the other, in memory of `read_bytes`.
-  int64_t data_of(int64_t window) const { return data_bytes(elements(window)); }
-  int64_t scales_of(int64_t window) const { return scales(elements(window)) * 4; }
-  Row packed_at(char* into) const { return {into, scaled() ? reinterpret_cast<float*>(scales_in(into)) : nullptr}; }
   // Where `read` has put it.
   Row read_at(char* into, int64_t window) const {
     if (!scaled()) return {into, nullptr};

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.storage.pieces import Pieces
 
-_MOST_PIECES = 512  # csrc/cuda/source.cuh, kMostPieces
+_MOST_PIECES = 200  # csrc/cuda/cuda.h, kMostPieces
 
 
 class Cuda(NamedTuple):

@@ -103,7 +103,10 @@ class Answers:
                 buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
                 answer.extra = OnDevice(Parsed(pieces, buffers, parsed.counters))
             if self.logs:
-                answer.on_host = parsed.parameters.to(torch.device("cpu"))
+                host = torch.device("cpu")
+                answer.on_host = parsed.parameters.to(host)
+                buffers = None if parsed.buffers is None else parsed.buffers.to(host)
+                answer.reported = reported(parsed._replace(buffers=buffers), self.running.extension.held)
         if control is not None:
             answer.control = checked_control(parts.layout, control).flat(torch.float32).cpu()
         return answer

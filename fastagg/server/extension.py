@@ -19,12 +19,13 @@ from fastagg._build import native
 from fastagg._types import Move, Native
 from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.model import Layout, Parsed
+from fastagg.ops.place import on_device
 from fastagg.ops.update import Distances, distances_from
 from fastagg.rules.directions import Arrival, Direction, DirectionState
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Facts, Staleness
-from fastagg.server.statistics import Statistics
-from fastagg.storage import memory
+from fastagg.server.statistics import Statistics, divided
+from fastagg.storage import memory, staging
 from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
@@ -109,6 +110,15 @@ class Extension:
         if self.norms is not ops:
             found = [self.norms.largest(bound) for bound in found]
         return found[0], found[1], found[2]
+
+    def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, OnDevice | None]:
+        """Return an answer of a log as it came to the device: the update there, and what the engine does not read."""
+        pieces = on_device(staging.upload(Pieces(update), self.device))
+        if reported is None:
+            return pieces, OnDevice(Parsed(pieces, None, None)) if self.always else None
+        buffers = None if reported.values is None else staging.upload(Pieces([reported.values]), self.device)
+        counters = divided(torch.tensor(reported.counters), self.held.counters) if reported.counters else None
+        return pieces, OnDevice(Parsed(pieces, buffers, counters))
 
     def fits(self, values: int, counters: int) -> bool:
         """Return whether the model has so many statistics."""

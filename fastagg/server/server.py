@@ -720,8 +720,7 @@ class Server:
 
         Of answers whose clients had one: ``ahead`` (it was in memory), ``late`` (it was on its way) and ``cold``
         (nobody had asked for it, or memory had no room). ``lost`` ones were damaged and given up. ``read`` and
-        ``written`` are bytes; ``frames`` is how many fit into memory; ``on_disk`` are the file's bytes. On a CUDA
-        device ``there`` of those ``ahead`` were on the device already, which has room for ``device_frames``."""
+        ``written`` are bytes; ``frames`` is how many fit into memory; ``on_disk`` are the file's bytes."""
         return self._running.extension.state.tiers()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rows of clients on a disk, with some of them in memory and on a device: for more clients than memory has rows for."""
+"""Rows of clients on a disk, with some of them in memory: for more clients than memory has rows for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import re
 import secrets
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,10 +20,8 @@ from torch import Tensor
 from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import Plain, State
-from fastagg.errors import CacheError, CheckpointError, ConfigError, DeviceError
-from fastagg.ops.place import on_cuda, place
+from fastagg.errors import CacheError, CheckpointError, ConfigError
 from fastagg.rules.names import Cache, words
-from fastagg.storage import memory
 
 ROWS, INDEX = "rows.bin", "rows.json"
 SAMPLE = 1 << 30  # bytes of rows that are compared with their checksums when a checkpoint is loaded
@@ -40,9 +37,8 @@ class Tiered:
     """Cached updates on a disk, some of them in memory: ``fastagg.ACE(..., cache=fastagg.Tiered("int8", path="a/"))``.
 
     When a client is sent a model its cached update is fetched, so that it is in memory when the client answers. A
-    thread writes the new one back. A server on a CUDA device also has some there, and copies them to it and back while
-    it computes. The memory of the host that it has used for them is pinned. A checkpoint of the server refers to the
-    file in ``path`` and does not copy it, so keep both. One server at a time can use a folder.
+    thread writes the new one back. A checkpoint of the server refers to the file in ``path`` and does not copy it, so
+    keep both. One server at a time can use a folder. The server's model is on the CPU.
 
     A cached update whose checksum is wrong is given up: the sum is computed again without it, which reads the whole
     file once, an error in the log names the client, and the client counts as one that has not answered yet.
@@ -53,8 +49,6 @@ class Tiered:
         path: a folder on a local disk, which is made if it is missing.
         keep: how many checkpoints stay loadable, counting back from the last. What changes after a checkpoint takes a
             second place in the file until that checkpoint is given up.
-        device: bytes on the CUDA device, as for ``memory``. At least four updates. None: room for those of the clients
-            that train at a time, at least four, and at most as many as in memory.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -71,14 +65,11 @@ class Tiered:
     memory: int | str = "1GB"
     path: str | os.PathLike[str] = "rows"
     keep: int = 2
-    device: int | str | None = None
 
     def __post_init__(self) -> None:
         _checks.one_of("format", self.format, words(Cache))
         _checks.whole("keep", self.keep, least=1)
         bytes_of("memory", self.memory)
-        if self.device is not None:
-            bytes_of("device", self.device)
         if not isinstance(self.path, (str, os.PathLike)) or not str(self.path):
             raise ConfigError(f"path: expected a folder, got {self.path!r:.100}")
         object.__setattr__(self, "path", os.fspath(self.path))
@@ -100,8 +91,8 @@ def bytes_of(name: str, given: int | str, expected: str = "bytes, such as 8_000_
 
 
 def tiered_of(config: Plain) -> Tiered:
-    """The settings of a checkpoint; older ones say what happens to damaged rows."""
-    return Tiered(**{key: value for key, value in config.items() if key != "damaged"})
+    """The settings of a checkpoint; older ones say what happens to damaged rows, and how many a device has."""
+    return Tiered(**{key: value for key, value in config.items() if key not in ("damaged", "device")})
 
 
 class TieredRows:
@@ -113,13 +104,12 @@ class TieredRows:
         setting: format, memory and folder.
         size: d, elements of a row.
         clients: n.
-        device: where the kernels run.
 
     Raises:
-        ConfigError: the memory, or the device's, holds fewer than four rows; or there are rows for a device on the CPU.
+        ConfigError: the memory holds fewer than four rows.
     """
 
-    def __init__(self, setting: Tiered, size: int, clients: int, device: torch.device | Literal["cpu"] = "cpu") -> None:
+    def __init__(self, setting: Tiered, size: int, clients: int) -> None:
         self.setting, self.size, self.clients = setting, size, clients
         self.folder = Path(setting.path)
         try:
@@ -127,7 +117,6 @@ class TieredRows:
                 format=setting.format, shape=(size, clients), memory=bytes_of("memory", setting.memory),
                 keep=setting.keep, path=str(self.folder / ROWS),
             )  # fmt: skip
-            self._use(torch.device(device))
         except ValueError as error:
             raise ConfigError(str(error)) from error
         me = weakref.ref(self)
@@ -136,17 +125,6 @@ class TieredRows:
         self.after_loss: Callable[[], object] = lambda: None  # called when rows were given up
         self._id = ""
         self._listed: list[int] = []  # checkpoints that can be loaded
-
-    def _use(self, device: torch.device) -> None:
-        bytes = None if self.setting.device is None else bytes_of("device", self.setting.device)
-        if on_cuda(device):
-            on = place(device)
-            assert on is not None
-            self.native.use_device(native.cuda.copies_on(on.device), bytes, lambda count: _memory_on(device, count))
-        elif bytes is not None:
-            raise ConfigError(
-                f"device: {self.setting.device!r} for cached updates on a CUDA device; this server is on the CPU"
-            )
 
     def row(self, client: int) -> Tensor | None:
         """The row of ``client`` as it is used everywhere, dequantised: [d] fp32. None if it has none."""
@@ -165,10 +143,7 @@ class TieredRows:
 
     def counts(self) -> dict[str, int]:
         """What happened to rows since the folder was opened, and what they take."""
-        return {
-            **self.native.counts(), "frames": self.native.frames, "device_frames": self.native.device_frames,
-            "on_disk": self.native.nbytes_on_disk,
-        }  # fmt: skip
+        return {**self.native.counts(), "frames": self.native.frames, "on_disk": self.native.nbytes_on_disk}
 
     def state_dict(self) -> State:
         """Where the rows are. When this returns they are on the disk, and stay there until :meth:`saved` of a later
@@ -316,7 +291,7 @@ def problems(setting: Tiered, size: int, state: State, *, all: bool) -> list[str
         state: :meth:`TieredRows.state_dict` of the checkpoint.
         all: look at all rows, as in :meth:`TieredRows.damaged`.
     """
-    rows = TieredRows(replace(setting, device=None), size, len(state["slots"]))
+    rows = TieredRows(setting, size, len(state["slots"]))
     try:
         slots = state["slots"].tolist()
         lost = rows.damaged(state, all=all)
@@ -329,14 +304,6 @@ def problems(setting: Tiered, size: int, state: State, *, all: bool) -> list[str
 
 def _plain(state: State) -> State:
     return {**state, **{name: state[name].numpy() for name in ("slots", "sums", "shadow")}}
-
-
-def _memory_on(device: torch.device, count: int) -> Tensor | None:
-    """So many bytes on the device. None: there is no room."""
-    try:
-        return memory.empty_bytes(count, device)
-    except (DeviceError, MemoryError):
-        return None
 
 
 def _once_more(take: Callable[[], None]) -> None:

@@ -6,10 +6,14 @@ The emulated device does the work of a stream at once or only when somebody must
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg._build import native
-from fastagg.errors import DeviceError, NonFiniteUpdate
+from fastagg.errors import ConfigError, DeviceError, FastaggError, NonFiniteUpdate
 from fastagg.ops.place import emulated
 
 pytestmark = [
@@ -108,6 +112,7 @@ ROWS = ("ACE int8", "ACED bf16", "CA2FL")
 def test_what_an_answer_asks_of_the_device(name: str, sends: str, validate: str) -> None:
     """A judge and a step. Little data is read where it lies, nothing is set to zero, and who defers does not wait."""
     with on_stream(0):
+        native.emulation.unload()
         server = RULES[name](validate=validate)
         for turn in range(24):
             task = server.dispatch(turn % CLIENTS)
@@ -119,7 +124,43 @@ def test_what_an_answer_asks_of_the_device(name: str, sends: str, validate: str)
             marks = 1 if validate == "deferred" else 2  # of the arrival, and of the verdict that is waited for
             if name in ROWS:  # new memory of the resummation
                 asked["memsets"] = 0
-            assert asked == {"copies": 0, "memsets": 0, "records": marks, "orders": 0, "waits": 0}
+            # all kernels were loaded when the server was made
+            assert asked == {"copies": 0, "memsets": 0, "records": marks, "orders": 0, "waits": 0, "loads": 0}
+
+
+def test_a_scrub_sends_the_weights_of_its_rows_alone() -> None:
+    """Of 20,000 clients they would be 80 KB at each arrival, which takes a copy."""
+    updates = [torch.full((8,), float(turn)) for turn in range(40)]
+    found = []
+    for on in (False, True):
+        with emulated(on):
+            server = fastagg.ACE(torch.zeros(8), lr=0.1, num_clients=20_000, cache="int8", warmup="partial", seed=1)
+            for turn, update in enumerate(updates):
+                server.dispatch(turn)
+                native.emulation.take_counts()
+                server.receive(turn, update)
+                asked = native.emulation.take_counts()
+                assert not on or (asked["launches"] in (2, 3, 4) and asked["copies"] == 0)
+            found.append(state_of(server))
+    same(*found)
+
+
+def test_many_clients_that_expire_at_once() -> None:
+    """A launch takes 16 of them; parameters stay below 4 KB."""
+    clients, found = 40, []
+    for on in (False, True):
+        with emulated(on):
+            server = fastagg.ACED(
+                model(), lr=0.1, num_clients=clients, cache="bf16", max_delay=clients, warmup="full", seed=1
+            )
+            for turn in range(clients):
+                server.dispatch(turn)
+            for turn in range(3 * clients):
+                client = turn if turn < clients else 0
+                server.receive(client, update_of(turn))
+                server.dispatch(client)
+            found.append(state_of(server))
+    same(*found)
 
 
 @BOTH
@@ -209,6 +250,88 @@ def test_a_launch_that_fails(name: str, validate: str) -> None:
                 assert server.version == before
             server.receive(turn % CLIENTS, update_of(turn), num_samples=1 + turn % 3)
         same(state_of(server), state_of(plain))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_launch_that_fails_behind_others(name: str) -> None:
+    """Rows and the sum have changed already, so the server refuses all that follows, and nothing is saved of it."""
+    with on_stream(0):
+        server = RULES[name]()
+        with pytest.raises(DeviceError, match="emulated"):
+            for turn in range(24):
+                server.dispatch(turn % CLIENTS)
+                native.emulation.fail_launch(2)
+                server.receive(turn % CLIENTS, update_of(turn))
+        native.emulation.fail_launch(-1)
+        for act in (lambda: server.receive(0, update_of(0)), server.state_dict, lambda: server.flat):
+            with pytest.raises(DeviceError, match="state is lost"):
+                act()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@BOTH
+def test_a_forked_child_does_not_touch_the_device(validate: str) -> None:
+    """Nor does it wait: the emulation ends a process that calls it in a child."""
+    stream = native.emulation.new_stream()
+    with on_stream(stream):
+        server = fastagg.FADAS(model(), lr=0.1, buffer_size=2, validate=validate)  # type: ignore[arg-type]
+        for turn in range(5):
+            server.dispatch(turn)
+            receipt = server.receive(turn, update_of(turn))
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            native.emulation.use_stream(native.emulation.new_stream())
+            tried = [lambda: server.dispatch(9), lambda: server.receive(4, update_of(0)), lambda: server.flat]
+            for act in [*tried, *([lambda: receipt.update_norm] if validate == "deferred" else [])]:
+                try:
+                    act()
+                except FastaggError:
+                    refused += 1
+            del server, receipt, act, tried
+            gc.collect()
+            os._exit(refused)
+        for _ in range(600):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(child, signal.SIGKILL)
+            pytest.fail("the child hangs")
+        assert os.waitstatus_to_exitcode(status) == (4 if validate == "deferred" else 3)
+        assert receipt.update_norm > 0 and server.flat.isfinite().all()
+
+
+def test_a_folder_of_a_server_on_a_device(tmp_path: Path) -> None:
+    """Its log has the statistics, too, and sends all of it to the device again."""
+    rules: dict[str, Callable[[], fastagg.Server]] = {
+        "FedBuff": lambda: fastagg.FedBuff(batch_norm(), buffer_size=2),
+        "AsyncFedED": lambda: fastagg.AsyncFedED(batch_norm(), lam=1.0, eps=1.0, validate="deferred"),
+    }
+    for name, make in rules.items():
+        with emulated():
+            plain = make()
+            for first in (0, 3):  # a folder that is opened again
+                with fastagg.open(tmp_path / name, make) as server:
+                    for turn in range(first, first + 3):
+                        for one in (server, plain):
+                            task = one.dispatch(turn)
+                            sent = {key: torch.full_like(value, turn % 3) for key, value in task.params.items()}
+                            one.receive(turn, sent)
+            with fastagg.open(tmp_path / name, make) as server:
+                for key, value in plain.parameters().items():
+                    assert torch.equal(server.parameters()[key], value), (name, key)
+
+
+def batch_norm() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
+
+
+def test_cached_updates_on_a_disk_are_for_the_cpu(tmp_path: Path) -> None:
+    with emulated(), pytest.raises(ConfigError, match=r"\(Tiered\) need a server on the CPU"):
+        fastagg.ACE(model(), lr=0.1, num_clients=3, cache=fastagg.Tiered("int8", path=tmp_path))
 
 
 @pytest.mark.parametrize("sends", ["device", "host"])

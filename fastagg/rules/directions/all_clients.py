@@ -10,6 +10,7 @@ from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import Native, State
 from fastagg.errors import ConfigError
+from fastagg.ops.place import on_cuda
 from fastagg.rules.directions.base import DirectionState, Material, PerClient, SumState, resummation_of
 from fastagg.rules.names import Cache, Kind, Mode, Warmup, words
 from fastagg.rules.staleness import Staleness
@@ -143,7 +144,12 @@ class TieredState(SumState):
         assert isinstance(setting.cache, Tiered)
         if material.origin:
             raise ConfigError("cache: updates on a disk are of a whole model, and this server has a slice (origin)")
-        self.rows = TieredRows(setting.cache, material.size, setting.num_clients, material.device)
+        if on_cuda(material.device):
+            raise ConfigError(
+                f"cache: updates on a disk (Tiered) need a server on the CPU, and this one is on {material.device}; "
+                "use device='cpu', or a cache in the device's memory, such as 'int8'"
+            )
+        self.rows = TieredRows(setting.cache, material.size, setting.num_clients)
         self.sum = memory.zeros(material.size, material.device)
         super().__init__(
             native.engine.AllClients.on(
