@@ -53,7 +53,8 @@ struct Seen {
     incarnations = ledger.incarnations();
   }
   static bool same(const std::vector<float>& one, const std::vector<float>& other) {
-    return one.size() == other.size() && std::memcmp(one.data(), other.data(), one.size() * sizeof(float)) == 0;
+    if (one.size() != other.size()) return false;
+    return one.empty() || std::memcmp(one.data(), other.data(), one.size() * sizeof(float)) == 0;  // data() may be null
   }
   bool operator==(const Seen& other) const {
     return same(model, other.model) && same(sum, other.sum) && version == other.version && steps == other.steps &&
