@@ -106,5 +106,6 @@ def test_on_the_command_line() -> None:
     from fastagg.cli.app import app
 
     ask = ["plan", "--clients", "1e8", "--parameters", "1e7", "--set", "buffer_size=9", "--durability", "none"]
+    ask += ["--network", "1MB"]  # a slow processor is faster than that
     done = testing.CliRunner().invoke(app, ask)
     assert done.exit_code == 0 and "network in ends first" in done.stdout and "leaves" in done.stdout

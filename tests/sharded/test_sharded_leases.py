@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sharded import leased
 from support.sharded.processes import play
+from torch import distributed
 
-pytestmark = pytest.mark.skipif(not leased.dist.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")
 RANKS = 3
 
 
