@@ -1,7 +1,6 @@
-"""Where the simulator's clients train: here, in threads, in a pool of processes, and on Ray, per client update.
+"""Where the simulator's clients train: here, in threads, and on Ray, per client update.
 
-Workers have begun and a part of the run is over before the clock starts. The last cases are what an engine costs by
-itself: tasks that do nothing, which take a version's weights and give back as many numbers.
+Workers have begun and a part of the run is over before the clock starts.
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ import torch
 from problem import Built, Candidate, Case, Problem, Skip
 
 from cases.simulator import MODELS, recipe
-from fastagg.timing import seconds
 
 CASE_MODELS: dict[str, tuple[dict[str, Any], int, int]] = {  # the model, its parameters, client updates of a sample
     **{label: (model, parameters, 300) for label, model, parameters in MODELS[:2]},
     "MLP of 4.1 million": ({"name": "mlp", "widths": [2000, 2000]}, 4_152_010, 20),
 }
 ENGINES: dict[str, tuple[str, int | None]] = {
-    "fastagg": ("here", None), "fastagg, threads, 2": ("here", 2), "fastagg, pool, 1": ("pool", 1),
-    "fastagg, pool, 2": ("pool", 2), "fastagg, ray, 1": ("ray", 1), "fastagg, ray, 2": ("ray", 2),
+    "fastagg": ("here", None), "fastagg, threads, 2": ("here", 2),
+    "fastagg, ray, 1": ("ray", 1), "fastagg, ray, 2": ("ray", 2),
 }  # fmt: skip
-SIZES, TASKS, PER_VERSION, WARM = (1_000, 100_000, 10_000_000), 100, 5, 0.3
+WARM = 0.3
 
 
 def _available(engine: str) -> None:
@@ -57,38 +55,6 @@ def _trained(problem: Problem, model: dict[str, Any], fused: bool, updates: int,
     return Built(run, None, warm=0, close=simulation.close)
 
 
-def nothing() -> Callable[..., Any]:
-    """What a worker begins with whose tasks cost nothing: they give back as many zeros as there are weights."""
-    made: dict[int, Any] = {}
-
-    def do(task: Any, weights: Any) -> Any:
-        return made.setdefault(len(weights), torch.zeros(len(weights)).numpy())
-
-    return do
-
-
-def _idle(problem: Problem, engine: str, workers: int) -> Built:
-    """Seconds of a task among many; ``alone`` is that of one task after the other."""
-    from fastagg.sim import engines
-
-    _available(engine)
-    crew = engines.start(engine, workers, nothing)
-    vector, alone = torch.zeros(problem.size).numpy(), list[float]()
-
-    def ask(count: int) -> None:
-        asked = []
-        for number in range(count):
-            if number % PER_VERSION == 0:
-                weights = crew.put(vector)
-            asked.append(crew.submit(None, weights))
-        assert all(len(crew.read(future)) == problem.size for future in asked)
-
-    ask(2 * crew.count + 3)
-    for _ in range(TASKS):
-        alone.append(seconds(lambda: ask(1)))
-    return Built(lambda: ask(TASKS), None, told=lambda: {"alone": sum(alone) / TASKS}, close=crew.close)
-
-
 def _engines(build: Callable[..., Built], names: list[str], **how: Any) -> list[Candidate]:
     return [
         Candidate(name, partial(build, engine=ENGINES[name][0], workers=ENGINES[name][1], **how), 4) for name in names
@@ -103,9 +69,4 @@ CASES = [
     )
     for label, (model, parameters, updates) in CASE_MODELS.items()
     for fused in ((True, False) if updates > 20 else (True,))
-] + [
-    Case(
-        "engines, a task of nothing", 0, partial(_engines, _idle, list(ENGINES)[2:]), "processes", SIZES, period=TASKS,
-        devices=("cpu",),
-    )
 ]  # fmt: skip

@@ -75,12 +75,11 @@ def run(
         ),
     ] = None,
     engine: Annotated[
-        str,
-        typer.Option("--engine", metavar="here|pool|ray", help="Where clients train: this process, processes, Ray."),
+        str, typer.Option("--engine", metavar="here|ray", help="Where clients train: this process, or Ray.")
     ] = "here",
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="How many train at once; without it one here, one a core elsewhere."),
+        typer.Option("--workers", min=1, help="How many train at once: threads here (default 1), or Ray's workers."),
     ] = None,
     picture: Format = "png",
 ) -> None:
@@ -129,11 +128,8 @@ def compare(
         int | None, typer.Option("-j", "--jobs", "--workers", min=1, help="How many processes share the runs.")
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine", metavar="here|pool|ray", help="Where runs go on: one by one here, processes (as -j), or Ray."
-        ),
-    ] = None,
+        str, typer.Option("--engine", metavar="here|ray", help="Where runs go on: this machine, or Ray.")
+    ] = "here",
     data_dir: DataDir = None,
     changes: Annotated[
         list[str] | None,

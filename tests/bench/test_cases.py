@@ -58,7 +58,6 @@ def test_candidates_agree(name):
         ("digest of a record", 1000, "waited"),
         ("rows on a disk, 1,000 clients, int8", 1000, "slowest of a thousand over the median"),
         ("waiting, load 60%, 1 together", 1000, "queue"),
-        ("engines, a task of nothing", 1000, "alone"),
     ],
 )
 def test_what_a_disk_or_processes_do_is_measured_small(name, size, told, tmp_path, monkeypatch):

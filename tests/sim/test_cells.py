@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fastagg.errors import ConfigError
 from fastagg.sim.many.cells import run_cells
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
@@ -101,8 +100,3 @@ def test_a_process_that_dies_takes_only_its_own_cell(tiny: Any, tmp_path: Any) -
     outcomes = run_cells([dying[0], *living, dying[1]], tmp_path / "out", 2, Silent())
     assert {outcomes[cell.name] for cell in dying} == {"its process died"}
     assert outcomes["living/seed2"].summary["stopped"] == "finished"  # type: ignore[union-attr]
-
-
-def test_here_they_go_on_one_after_the_other(tiny: Any, tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match='engine "here" runs one after the other'):
-        run_cells(cells(tiny), tmp_path, 2, Silent(), engine="here")

@@ -1,18 +1,16 @@
-"""Where clients train changes nothing: in this process, in a pool of others, or on Ray."""
+"""Where clients train changes nothing: in this process, its threads, or on Ray."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from concurrent.futures import Future
-from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,12 +21,12 @@ from torch import nn
 
 from fastagg import _extras
 from fastagg.errors import ConfigError, MissingDependency, RunFailed
-from fastagg.model import Layout, ModelState
+from fastagg.model import Layout
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import engines
+from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.schedule import Job
-from fastagg.sim.engines.ahead import Ahead, Remote
-from fastagg.sim.engines.pool import Pool
+from fastagg.sim.engines.ahead import Ahead
 from fastagg.sim.many.cells import run_cells
 from fastagg.sim.one.run import run, torch_threads
 from fastagg.sim.one.simulation import Simulation
@@ -49,7 +47,6 @@ CASES = {
     "FedAsync, version delay": {**ALL, "algorithm": {"name": "FedAsync"}, "delay": {"name": "version", "tau_max": 3}},
 }
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
-BOTH = ["pool", pytest.param("ray", marks=needs_ray)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,41 +65,42 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [(name, "pool") for name in CASES]
-    + [pytest.param(name, "ray", marks=needs_ray) for name in ("FedBuff, BatchNorm, dropout", "ACE, client caches")],
-)
-def test_by_torch_the_files_are_the_same_to_the_bit(tiny, tmp_path, name, engine):
+@needs_ray
+@pytest.mark.parametrize("name", CASES)
+def test_by_torch_the_files_are_the_same_to_the_bit(tiny, tmp_path, name):
     config = tiny({**CASES[name], **TORCH})
     run(config, tmp_path / "here")
-    run(config, tmp_path / "there", engine=engine, workers=2)
+    run(config, tmp_path / "there", engine="ray", workers=2)
     same(tmp_path / "here", tmp_path / "there")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_in_threads_and_processes_the_files_are_the_same_to_the_bit(tiny, tmp_path, name):
+def test_in_threads_the_files_are_the_same_to_the_bit(tiny, tmp_path, name):
     config = tiny(CASES[name])
     assert run(config, tmp_path / "here").summary["fused"] is True
     run(config, tmp_path / "threads", workers=2)
     same(tmp_path / "here", tmp_path / "threads")
-    if name.startswith("FedBuff"):
-        run(config, tmp_path / "pool", engine="pool", workers=2)
-        same(tmp_path / "here", tmp_path / "pool")
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_run_goes_on_with_any_engine(tiny, tmp_path, fused):
-    config = tiny({**CASES["FADAS"], **EVERY, "run.fused": fused})
+WORKERS = {"here": {}, "threads": {"workers": 2}, "ray": {"engine": "ray", "workers": 2}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("threads", "here"),
+        ("here", "threads"),
+        pytest.param("ray", "threads", marks=needs_ray),
+        pytest.param("here", "ray", marks=needs_ray),
+    ],
+)
+def test_a_run_goes_on_with_any_engine(tiny, tmp_path, first, second):
+    config = tiny({**CASES["FADAS"], **EVERY})
     run(config, tmp_path / "here")
-    workers = {"here": {}, "pool": {"engine": "pool", "workers": 2}, "threads": {"workers": 2}}
-    pairs = [("pool", "here"), ("here", "pool")]
-    for first, second in [*pairs, ("threads", "here"), ("pool", "threads")] if fused else pairs:
-        cut = tmp_path / f"{first}, {second}"
-        with pytest.raises(Killed):
-            run(config, cut, KilledAt(13), **workers[first])
-        run(config, cut, resume="go on", **workers[second])
-        same(tmp_path / "here", cut)
+    with pytest.raises(Killed):
+        run(config, tmp_path / "cut", KilledAt(13), **WORKERS[first])
+    run(config, tmp_path / "cut", resume="go on", **WORKERS[second])
+    same(tmp_path / "here", tmp_path / "cut")
 
 
 def test_an_engine_may_answer_at_any_time():
@@ -143,105 +141,73 @@ def test_an_engine_may_answer_at_any_time():
             assert len(ahead.out) <= 6
 
 
-def test_a_large_model_is_the_same(tiny):
+@needs_ray
+def test_a_large_model_is_the_same_and_goes_out_once_per_version(tiny, monkeypatch):
     """Updates of a megabyte."""
+    import ray
+
+    put, laid = ray.put, []
+
+    def counted(value):
+        laid.append(value)
+        return put(value)
+
+    monkeypatch.setattr(ray, "put", counted)
     config = tiny({"model.widths": [400, 400], **TORCH})
-    assert run(config).rows == run(config, engine="pool", workers=2).rows
+    result = run(config, engine="ray")
+    assert result.rows == run(config).rows
+    assert 5 < len(laid) <= result.rows[-1].version + 2  # the plan, and a model for each version
 
 
-def test_weights_go_out_once_per_version_and_leave_nothing_behind(tiny, monkeypatch):
-    put, folders, left = Pool.put, [], []
-
-    def counted(self, weights):
-        laid = put(self, weights)
-        folders.append(Path(laid.path).parent)
-        left.append(len(list(folders[0].iterdir())))
-        return laid
-
-    monkeypatch.setattr(Pool, "put", counted)
-    result = run(tiny(TORCH), engine="pool", workers=2)
-    assert 5 < len(folders) <= result.rows[-1].version + 1
-    assert len(set(folders)) == 1 and not folders[0].exists()
-    assert max(left) < 30  # the versions in flight, and results that are not due yet
-
-
-@pytest.mark.parametrize("engine", BOTH)
-def test_a_worker_that_dies_is_replaced_and_its_client_trained_again(tiny, tmp_path, engine):
+@needs_ray
+def test_a_worker_that_dies_is_replaced_and_its_client_trained_again(tiny, tmp_path):
     flag = tmp_path / "flag"
     model = partial(deadly, flag=str(flag))
     run(tiny(), tmp_path / "here", model=model)
     flag.touch()
-    run(tiny(), tmp_path / "there", model=model, engine=engine, workers=2)
+    run(tiny(), tmp_path / "there", model=model, engine="ray", workers=2)
     assert not flag.exists()
     same(tmp_path / "here", tmp_path / "there")
 
 
+@needs_ray
 def test_a_client_that_kills_every_worker_ends_the_run_by_name(tiny, tmp_path):
     (tmp_path / "flag").touch()
     model = partial(deadly, flag=str(tmp_path / "flag"), once=False)
     with pytest.raises(RunFailed, match=r"3 workers died while they trained client \d+ \(dispatch 0\), the last one: "):
-        run(tiny(), model=model, engine="pool", workers=2)
-    assert not multiprocessing.active_children()
+        run(tiny(), model=model, engine="ray", workers=2)
 
 
-@pytest.mark.parametrize("engine", BOTH)
-def test_an_exception_in_a_worker_comes_out_with_its_message(tiny, engine):
+@needs_ray
+def test_an_exception_in_a_worker_comes_out_with_its_message(tiny):
     with pytest.raises(RunFailed, match=r"client \d+ \(dispatch 0\): ValueError: the weights went astray") as raised:
-        run(tiny(), model=failing, engine=engine, workers=1)
+        run(tiny(), model=failing, engine="ray", workers=1)
     assert "engine_models.py" in raised.value.__notes__[0]
-    assert not multiprocessing.active_children()
-
-
-def broken():
-    raise ConfigError("no data here")
-
-
-def dying():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("engine", BOTH)
-def test_workers_that_cannot_begin_say_why(engine):
-    model = ModelState(torch.zeros(2), torch.zeros(0), [])
-    job = Job(7, 0, Dispatch(7, 0, None, None, Layout.of(torch.zeros(2)), model))
-    for begin, message in (
-        (broken, "a worker cannot begin: no data here"),
-        (dying, r"3 workers died while they trained client 7 \(dispatch 0\), the last one: "),
-    ):
-        with closing(Remote(engines.start(engine, 1, begin))) as remote, pytest.raises(RunFailed, match=message):
-            remote.result(job, remote.submit(job))
-
-
-def unread():
-    return lambda task, weights: lambda: None
-
-
-def test_a_result_that_cannot_come_back_ends_the_run_by_name():
-    model = ModelState(torch.zeros(2), torch.zeros(0), [])
-    job = Job(7, 0, Dispatch(7, 0, None, None, Layout.of(torch.zeros(2)), model))
-    with closing(Remote(engines.start("pool", 1, unread))) as remote:
-        future = remote.submit(job)
-        with pytest.raises(RunFailed, match=r"3 workers died while they trained client 7 .* pickle"):
-            remote.result(job, future)
 
 
 def test_what_cannot_be_done_is_said_before_anything_runs(tiny, monkeypatch):
-    with pytest.raises(ConfigError, match="engine: expected one of 'here', 'pool', 'ray', got 'poll'"):
-        run(tiny(), engine="poll")
+    with pytest.raises(ConfigError, match="engine: expected one of 'here', 'ray', got 'pool'"):
+        run(tiny(), engine="pool")
     with pytest.raises(ConfigError, match="workers: expected a whole number"):
-        run(tiny(), engine="pool", workers=0)
+        run(tiny(), workers=0)
     with pytest.raises(ConfigError, match=r"workers is 2, but torch trains this run's clients .*run\.fused is off"):
         run(tiny(TORCH), workers=2)
-    with pytest.raises(ConfigError, match=r'run\.device is "meta": engine "pool" trains on CPUs'):
-        engines.check_device("pool", torch.device("meta"))
-    with pytest.raises(ConfigError, match="model: what was passed cannot be sent to other processes"):
-        run(tiny(), model=lambda shape, classes: nn.Linear(64, 10), engine="pool")
+    with pytest.raises(ConfigError, match=r'run\.device is "meta": engine "ray" trains on CPUs'):
+        engines.check_device("ray", torch.device("meta"))
     monkeypatch.setattr(_extras, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r'engine ray needs ray, .*pip install "fastagg\[ray\]"'):
         run(tiny(), engine="ray")
 
 
-@pytest.mark.parametrize("engine", BOTH)
+@needs_ray
+def test_what_a_program_passes_must_be_possible_to_pickle(tiny):
+    run(tiny(), model=lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), engine="ray")
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="what was passed cannot be sent to Ray's workers"):
+        run(tiny(), own=Own(loss=lambda logits, labels: lock), engine="ray")
+
+
+@pytest.mark.parametrize("engine", ["here", pytest.param("ray", marks=needs_ray)])
 def test_a_comparison_by_workers_is_the_same(tiny, tmp_path, engine):
     cells = [Cell(tiny({"seed": seed}), folder="tiny") for seed in (0, 1, 2)]
 
@@ -282,7 +248,7 @@ def members(session: int) -> list[int]:
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen:
     """Start the command line as a terminal does, in a session of its own; return when it has written a checkpoint."""
-    file = folder / "cut" / "checkpoint.pt"
+    file = folder / "cut" / "tiny" / "seed0" / "checkpoint.pt"
     before = file.stat().st_mtime_ns if file.exists() else 0
     command = [sys.executable, "-c", "from fastagg.cli import main; main()", *arguments]
     process = subprocess.Popen(
@@ -306,11 +272,8 @@ def test_a_kill_and_ctrl_c_leave_no_process_and_the_run_goes_on(tiny, tmp_path):
     config = tiny({**TORCH, "run.checkpoint_every": 0.2, "run.uploads": 1000, "run.evaluate_every": 50})
     (tmp_path / "mine.toml").write_text(to_toml(config))
     for how in (signal.SIGKILL, signal.SIGINT):
-        process = begin(tmp_path, "run", "mine.toml", "--out", "cut", "--resume", "--engine", "pool", "--workers", "2")
+        process = begin(tmp_path, "compare", "mine.toml", "--out", "cut", "--seeds", "2", "-j", "2")
         assert len(members(process.pid)) >= 3
-        places = ("/dev/shm", tempfile.gettempdir())
-        shared = {folder for place in places for folder in Path(place).glob(f"fastagg-pool-{process.pid}-*")}
-        assert len(shared) == 1
         if how == signal.SIGINT:
             os.killpg(process.pid, how)  # as a terminal does, workers included
             assert process.wait(60) == 130
@@ -318,11 +281,10 @@ def test_a_kill_and_ctrl_c_leave_no_process_and_the_run_goes_on(tiny, tmp_path):
             process.kill()
             process.wait(60)
         all_end(process.pid)
-        assert not any(folder.exists() for folder in shared)
     run(config, tmp_path / "whole")
-    result = run(config, tmp_path / "cut", resume="go on")
-    assert result.summary["uploads"] == 1000
-    same(tmp_path / "whole", tmp_path / "cut")
+    cut = tmp_path / "cut" / "tiny" / "seed0"
+    assert run(config, cut, resume="go on").summary["uploads"] == 1000
+    same(tmp_path / "whole", cut)
 
 
 class Interrupting(Progress):
@@ -353,10 +315,10 @@ def test_more_workers_than_the_cluster_has_are_refused(tiny):
         run(tiny(), engine="ray", workers=3)
 
 
-@pytest.mark.parametrize("engine", BOTH)
-def test_a_second_simulation_may_run_beside_the_first(tiny, engine):
+@needs_ray
+def test_a_second_simulation_may_run_beside_the_first(tiny):
     """Workers belong to a simulation, not to the process."""
-    one, other = (Simulation(tiny({**TORCH, "seed": seed}), engine=engine, workers=1) for seed in (0, 1))
+    one, other = (Simulation(tiny({**TORCH, "seed": seed}), engine="ray", workers=1) for seed in (0, 1))
     try:
         for _ in range(5):
             one.step()

@@ -1,3 +1,5 @@
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -177,13 +179,10 @@ def test_with_the_authors_counting_a_run_resumes(changes, tiny):
     for _ in range(15):
         rest.step()
     assert torch.equal(rest.server.flat, whole.server.flat) and rest.schedule.now == whole.schedule.now
-    pool = Simulation(config, engine="pool", workers=1)
-    try:
+    with closing(Simulation(config, workers=2)) as threads:
         for _ in range(25):
-            pool.step()
-    finally:
-        pool.close()
-    assert torch.equal(pool.server.flat, whole.server.flat)
+            threads.step()
+    assert torch.equal(threads.server.flat, whole.server.flat)
 
 
 def test_a_start_before_needs_the_authors_counting_and_differences(tiny):

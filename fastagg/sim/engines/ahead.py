@@ -2,27 +2,43 @@
 
 The event queue says which update arrives next; this hands it over. A job can be trained from the moment it is sent out,
 so an engine of several workers is given jobs as soon as they are known, those that are due first before the others.
-An update does not depend on when it is trained.
+An update does not depend on when it is trained. What clients keep between dispatches (``DifferenceSender``) stays with
+the simulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
-import torch
-
-from fastagg.errors import RunFailed
-from fastagg.sim.clients.client import Update
+from fastagg.sim.clients.client import LocalTrainer, Update
+from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clock.schedule import Job
-from fastagg.sim.engines.training import Errand, Work
-from fastagg.sim.engines.workers import Failure, Workers
+from fastagg.sim.data.federated import FederatedData
 
 Key = tuple[int, int]  # a client and the number of its dispatch
 InFlight = Callable[[], list[Job]]  # the jobs that are due later, the next first
-TRIES = 3  # how many workers may die of the same job
+Work = Callable[[Job], Update]  # local training: a pure function of weights, client, dispatch and seed
+
+
+class Engine(Protocol):
+    """Trains several jobs at once."""
+
+    def submit(self, job: Job) -> Future[Any]: ...
+
+    def result(self, job: Job, future: Future[Any]) -> Update: ...
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Forget the weights of all versions but these."""
+
+    def close(self) -> None: ...
+
+
+def work_of(trainer: LocalTrainer | FusedTrainer, data: FederatedData, *, gradients: bool) -> Work:
+    """Return what trains a job: its update, in the form ``Server.receive`` takes."""
+    train = trainer.gradient if gradients else trainer.train
+    return lambda job: train(job.begin, data.clients[job.client], job.client, job.number)
 
 
 class Here:
@@ -49,7 +65,7 @@ class Ahead:
         most: how many jobs may be trained before they are due.
     """
 
-    def __init__(self, engine: Threads | Remote, most: int) -> None:
+    def __init__(self, engine: Engine, most: int) -> None:
         self._engine, self._most = engine, most
         self.out: dict[Key, Future[Any]] = {}
 
@@ -91,59 +107,7 @@ class Threads:
         return future.result()
 
     def keep(self, versions: Collection[int]) -> None:
-        """Nothing: weights are the server's own."""
+        pass  # weights are the server's own
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-
-
-class Remote:
-    """Trains in other processes. Weights go to them once per version, updates come back as NumPy.
-
-    A job whose worker dies is trained again by another one. Training is a pure function, so nobody can tell.
-    """
-
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-        self._weights: dict[int, object] = {}  # by version, as the workers know them
-
-    def submit(self, job: Job) -> Future[Any]:
-        if (version := job.begin.version) not in self._weights:
-            flat, buffers, counters = job.begin.state_dict()["model"]
-            self._weights[version] = self._workers.put(
-                (flat.numpy(), buffers.numpy(), [counter.numpy() for counter in counters])
-            )
-        errand = Errand(job.client, job.number, version, job.task.local_steps)
-        return self._workers.submit(errand, self._weights[version])
-
-    def result(self, job: Job, future: Future[Any]) -> Update:
-        """Return the update of a job that was submitted. RunFailed if training failed."""
-        client, deaths = f"client {job.client} (dispatch {job.number})", 0
-        while True:
-            try:
-                found = self._workers.read(future)
-            except Exception as error:  # a worker's own exceptions come as a Failure
-                # A job that died with another's worker is trained again alone, so it does not die so often.
-                deaths += 1
-                if deaths == TRIES:
-                    how = " ".join(str(error).split())[:300]
-                    raise RunFailed(f"{TRIES} workers died while they trained {client}, the last one: {how}") from None
-                future = self.submit(job)
-                continue
-            if isinstance(found, Failure):
-                raise found.error(f"training of {client}")
-            if isinstance(found, dict):
-                return {name: _tensor(array) for name, array in found.items()}
-            return _tensor(found)
-
-    def keep(self, versions: Collection[int]) -> None:
-        """Forget the weights of all versions but these."""
-        self._weights = {version: held for version, held in self._weights.items() if version in versions}
-
-    def close(self) -> None:
-        self._workers.close()
-        self._weights.clear()
-
-
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.require(array, requirements="W"))  # Ray's are not to be written to

@@ -9,22 +9,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastagg.errors import ConfigError, DataError, FastaggError
+from fastagg.errors import DataError, FastaggError
 from fastagg.sim import engines
-from fastagg.sim.engines.workers import Do, Failure, Workers
+from fastagg.sim.engines.processes import Processes
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.result import Outcome
 from fastagg.sim.one.run import Resume, run
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.progress import Progress, Watcher
+
+if TYPE_CHECKING:
+    from fastagg.sim.engines.ray import Cluster
 
 
 def run_cells(
@@ -33,19 +36,16 @@ def run_cells(
     jobs: int | None,
     watcher: Watcher,
     replace: bool = False,
-    engine: engines.Name | None = None,
+    engine: engines.Name = "here",
 ) -> dict[str, Outcome]:
     """Run ``cells`` into folders below ``out``, in ``jobs`` processes; return by name what became of those that
     started.
 
-    With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. ``engine``
-    None: "here" for one job, "pool" for more. ``jobs`` None: one, or what the engine has.
+    With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. ``engine``:
+    "here", on this machine, or "ray". ``jobs`` None: in this process, or by as many workers as Ray has.
     """
-    engine = engine or ("here" if jobs in (None, 1) else "pool")
     engines.check(engine, jobs)
-    if engine == "here" and jobs not in (None, 1):
-        raise ConfigError(f'jobs is {jobs}: engine "here" runs one after the other, choose "pool" or "ray"')
-    if engine == "here":
+    if engine == "here" and jobs in (None, 1):
         with on_ctrl_c() as asked:
             return _one_by_one(cells, out, watcher, replace, asked.is_set)
     out = out.absolute()
@@ -56,8 +56,16 @@ def run_cells(
         raise DataError(f"cannot write results to {out}: {error}") from error
     with told as folder:
         board = _Board(Path(folder))
-        with closing(engines.start(engine, jobs, _begin, board, fresh=True)) as workers:
+        with closing(_workers(engine, jobs)) as workers:
             return _side_by_side(cells, out, workers, board, watcher, replace)
+
+
+def _workers(engine: engines.Name, jobs: int | None) -> Processes | Cluster:
+    if engine == "ray":
+        from fastagg.sim.engines.ray import Cluster
+
+        return Cluster(jobs, fresh=True)
+    return Processes(jobs or 1)
 
 
 def _one_by_one(
@@ -113,7 +121,7 @@ class _Board:
 
 
 def _side_by_side(
-    cells: Sequence[Cell], out: Path, workers: Workers, board: _Board, watcher: Watcher, replace: bool
+    cells: Sequence[Cell], out: Path, workers: Processes | Cluster, board: _Board, watcher: Watcher, replace: bool
 ) -> dict[str, Outcome]:
     waiting = deque(enumerate(cells))
     at_work: dict[Future[Any], tuple[int, Cell]] = {}
@@ -125,35 +133,29 @@ def _side_by_side(
                 waiting.clear()
             while waiting and len(at_work) < workers.count:
                 number, cell = waiting.popleft()
-                at_work[workers.submit((number, cell.config, out / cell.name, replace))] = number, cell
+                future = workers.submit(_work, board, number, cell.config, out / cell.name, replace)
+                at_work[future] = number, cell
                 watcher.started(cell)
             over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
             for future in over:
                 _, cell = at_work.pop(future)
-                outcomes[cell.name] = _outcome(workers, future)
+                outcomes[cell.name] = _outcome(future)
                 watcher.ended(cell, outcomes[cell.name])
             for number, cell in at_work.values():
                 watcher.advanced(cell, board.told(number))
     return outcomes
 
 
-def _outcome(workers: Workers, future: Future[Any]) -> Outcome:
+def _outcome(future: Future[Any]) -> Outcome:
     try:
-        found = workers.read(future)
-    except BrokenExecutor:
-        return "its process died"
+        found: Outcome = future.result()
     except Exception as died:
         return str(died)
-    return found.message if isinstance(found, Failure) else found
+    return found
 
 
-def _begin(board: _Board) -> Do:
-    return partial(_work, board)
-
-
-def _work(board: _Board, task: tuple[int, Config, Path, bool], _: object) -> Outcome:
-    """A cell in a process of its own."""
-    number, config, folder, replace = task
+def _work(board: _Board, number: int, config: Config, folder: Path, replace: bool) -> Outcome:
+    """Run a cell in a process of its own."""
     sent = 0.0
 
     def say(share: float) -> None:

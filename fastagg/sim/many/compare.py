@@ -44,7 +44,7 @@ def compare(
     *,
     title: str = "",
     jobs: int | None = None,
-    engine: engines.Name | None = None,
+    engine: engines.Name = "here",
     target: float | None = None,
     baseline: str | None = None,
     replace: bool = False,
@@ -53,8 +53,7 @@ def compare(
 ) -> Comparison:
     """Run ``cells`` into ``out``, in ``jobs`` processes, then write tables and pictures of the cells that ran.
 
-    ``engine`` says where: "here", in this process; in a "pool" of processes; on "ray". None: "here" for one job (or
-    None), "pool" for more. With "pool" or "ray" and ``jobs`` None there are as many processes as cores.
+    ``engine`` says where: "here", on this machine (``jobs`` None: in this process); or on "ray" (as many as it has).
 
     ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
 

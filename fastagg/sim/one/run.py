@@ -55,9 +55,9 @@ def run(
     :class:`fastagg.sim.clients.own.Own`) replace ``config``'s. Pass them again to resume.
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
-    ``engine`` is where clients train: "here", in a "pool" of processes or on "ray", with so many ``workers``, which are
-    threads for "here" (None: one thread; one process for each core). The files are the same to the bit. Any engine goes
-    on with a run of another. What ``data``, ``model`` and ``own`` hold must be possible to pickle for "pool" and "ray".
+    ``engine`` is where clients train: "here" or on "ray", with so many ``workers``, which are threads for "here" (None:
+    one thread; one worker for each core). The files are the same to the bit. Any engine goes on with a run of another.
+    What ``data``, ``model`` and ``own`` hold must be possible to pickle for "ray".
 
     DataError if ``out`` cannot be written, before any training. ConfigError if "go on" finds a run of another config.
     CheckpointError if a checkpoint is damaged. RunFailed if training fails in a worker, or workers keep dying.

@@ -20,8 +20,7 @@ from fastagg.sim.clients.client import DifferenceSender, rated
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.engines.ahead import Ahead, Here, Remote, Threads
-from fastagg.sim.engines.training import Plan, begin, pickled, work_of
+from fastagg.sim.engines.ahead import Ahead, Engine, Here, Threads, work_of
 from fastagg.sim.one import build, build_clock
 from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
 from fastagg.sim.recipes.config import Config, to_toml
@@ -59,7 +58,7 @@ class Simulation:
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
             engines.check_device(engine, device)
-            sent = [] if engine == "here" else pickled(data, model, own, engines.dumps(engine))
+            passed = data, model, own
             if data is None:
                 data = build.build_data(config.data, config.seed)
             data, unlabelled = build.split_unlabelled(config, data)
@@ -85,7 +84,7 @@ class Simulation:
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
-            self.ahead = self._ahead(engine, workers, sent)
+            self.ahead = self._ahead(engine, workers, passed)
         self.rows: list[Row] = []
         self.uploads = self.bytes_up = self.bytes_down = 0
         self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
@@ -100,21 +99,23 @@ class Simulation:
         with self.stopwatch.timing("server"):
             self.schedule.start()
 
-    def _ahead(self, engine: engines.Name, workers: int | None, sent: list[bytes]) -> Ahead | Here:
-        gradients = self.server.update_kind == "gradient"
-        most = AHEAD // max(1, self.server.layout.size)
-        if engine == "here":
+    def _ahead(self, engine: engines.Name, workers: int | None, passed: tuple[object, ...]) -> Ahead | Here:
+        gradients, crew = self.server.update_kind == "gradient", workers or 1
+        found: Engine
+        if engine == "ray":
+            from fastagg.sim.engines.ray import Remote
+
+            found = Remote(workers, self.config, gradients, *passed)
+            crew = found.count
+        else:
             work = work_of(self.trainer, self.data, gradients=gradients)
-            if workers in (None, 1):
+            if crew == 1:
                 return Here(work)
             if self.by_torch is not None:
-                raise ConfigError(
-                    f"workers is {workers}, but torch trains this run's clients one at a time ({self.by_torch}): "
-                    'choose engine "pool" or "ray"'
-                )
-            return Ahead(Threads(work, workers), max(4 * workers, most))
-        crew = engines.start(engine, workers, begin, Plan(self.config, gradients, sent))
-        return Ahead(Remote(crew), max(4 * crew.count, most))
+                why = f"torch trains this run's clients one at a time ({self.by_torch})"
+                raise ConfigError(f'workers is {crew}, but {why}: choose engine "ray", or compare runs side by side')
+            found = Threads(work, crew)
+        return Ahead(found, max(4 * crew, AHEAD // max(1, self.server.layout.size)))
 
     def close(self) -> None:
         """End the workers, if there are any."""
