@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <new>
 #include <numeric>
 
 #include "../cpu/kernels.h"
@@ -47,9 +48,23 @@ struct Side {
 
 }  // namespace
 
+// Zeros from an address where no vector crosses a line of the cache.
 struct Table::Memory {
+  struct Free {
+    void operator()(float* block) const { ::operator delete[](block, kLine); }
+  };
+  typedef std::unique_ptr<float[], Free> Block;
+  static constexpr std::align_val_t kLine{64};
+
+  static Block make(int64_t floats) {
+    const auto count = static_cast<size_t>(floats);
+    Block block(static_cast<float*>(::operator new[](count * sizeof(float), kLine)));
+    std::fill_n(block.get(), count, 0.0f);
+    return block;
+  }
+
   std::mutex mutex;
-  std::vector<std::unique_ptr<float[]>> idle;
+  std::vector<Block> idle;
 };
 
 class Table::Builder {
@@ -418,7 +433,7 @@ Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch,
 Table::~Table() = default;
 
 void Table::train(const Call& call) {
-  std::unique_ptr<float[]> memory;
+  Memory::Block memory;
   {
     const std::lock_guard<std::mutex> lock(memory_->mutex);
     if (!memory_->idle.empty()) {
@@ -427,7 +442,7 @@ void Table::train(const Call& call) {
     }
   }
   // Borders and the padding of channels are zeros, and stay so.
-  if (memory == nullptr) memory = std::make_unique<float[]>(static_cast<size_t>(workspace_));
+  if (memory == nullptr) memory = Memory::make(workspace_);
   cpu::kernels().train(net_, call, memory.get());
   const std::lock_guard<std::mutex> lock(memory_->mutex);
   memory_->idle.push_back(std::move(memory));

@@ -14,7 +14,7 @@ constexpr int64_t kPart = 64;                      // pixels in a part of a weig
 constexpr int64_t kVectors = kChannels / kFloats;  // in a group of channels
 constexpr int64_t kGroups = kFloats == kChannels ? 2 : 1;  // groups of channels in a tile: as many as registers allow
 
-FASTAGG_FN F splat(float value) { return F{} + value; }
+FASTAGG_FN F splat(float value) { return value - F{}; }  // F{} + value would have to turn -0 into 0
 FASTAGG_FN F at(const float* from) { return vector_at<F>(from); }
 FASTAGG_FN F rectified(F value) { return Simd::larger(F{}, value); }  // NaN stays
 FASTAGG_FN F rectified_slope(F slope, F value) { return (F)((U)slope & ~(U)(value <= F{})); }
