@@ -716,8 +716,9 @@ void bind_engine(py::module_& m) {
       .value("counter", ArrayRole::kCounter)
       .value("count", ArrayRole::kCount);
   py::class_<Reader>(m, "Reader")
-      .def(py::init<const std::vector<std::tuple<py::object, Reader::Shape, ArrayRole>>&, bool, double, int64_t>(),
-           by_name, arg("parts"), arg("named"), arg("limit"), arg("size"));
+      .def(py::init<const std::vector<std::tuple<py::object, Reader::Shape, ArrayRole>>&, bool, py::object, double,
+                    int64_t>(),
+           by_name, arg("parts"), arg("named"), arg("whole"), arg("limit"), arg("size"));
   py::class_<engine::Staleness>(m, "Staleness")
       .def(py::init(&staleness_of), by_name, arg("weight") = "one", arg("rate") = "same", arg("a") = 0.0,
            arg("b") = 0.0, arg("threshold") = 0.0, arg("lipschitz") = 1.0);

@@ -16,9 +16,9 @@ bool is_whole(ArrayRole role) { return role == ArrayRole::kCounter || role == Ar
 
 }  // namespace
 
-Reader::Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& parts, bool named, double limit,
-               int64_t size)
-    : size_(size), named_(named) {
+Reader::Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& parts, bool named, py::object whole,
+               double limit, int64_t size)
+    : size_(size), named_(named), whole_(std::move(whole)) {
   rules_.limit = limit;
   int64_t counters = 0;
   for (const auto& [name, shape, role] : parts) {
@@ -31,38 +31,75 @@ Reader::Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& part
     parameters_ += role == ArrayRole::kParameter;
     if (role != ArrayRole::kParameter) end += count;
   }
+  all_statistics_ = {py::none(), {statistics_}, statistics_, ArrayRole::kStatistic};
 }
 
-Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Arrival& arrival) const {
-  PyObject* const from = given.ptr();
-  const bool by_name = named_ && is_plain_dict(from), in_order = PyList_CheckExact(from) || PyTuple_CheckExact(from);
-  if (!by_name && !in_order) {
-    const void* const data = arrays.add(given, Element::kFloat32, &size_, 1);
-    if (data == nullptr) return Found::kNo;
-    arrival.update.add(data, size_, kFloat32);
-    return Found::kVector;
+// A tuple (parameters, statistics, counters). False: it is not of this model, or has another form.
+bool Reader::read_whole(py::handle given, Arrays& arrays, engine::Arrival& arrival, Places& statistics) const {
+  const void* const flat = arrays.add(PyTuple_GET_ITEM(given.ptr(), 0), Element::kFloat32, &size_, 1);
+  if (flat == nullptr || parts_.empty()) return false;
+  arrival.update.add(flat, size_, kFloat32);
+  if (statistics_ > 0) {
+    const void* const values = arrays.add(PyTuple_GET_ITEM(given.ptr(), 1), Element::kFloat32, &statistics_, 1);
+    if (values == nullptr) return false;
+    statistics.emplace_back(values, &all_statistics_);
   }
+  const py::handle counters = PyTuple_GET_ITEM(given.ptr(), 2);
+  if (!PyList_CheckExact(counters.ptr())) return false;
+  Py_ssize_t place = 0;
+  for (const Part& part : parts_) {
+    if (!is_whole(part.role)) continue;
+    const py::object one = item_at(counters, place++);
+    if (!one) return false;
+    const void* const data =
+        arrays.add(one, Element::kInt64, part.shape.data(), static_cast<int32_t>(part.shape.size()));
+    if (data == nullptr) return false;
+    statistics.emplace_back(data, &part);
+  }
+  return place == PyList_GET_SIZE(counters.ptr());
+}
+
+// The model's arrays, by name or in order. False: they are not of this model, or have another form.
+bool Reader::read_arrays(py::handle given, bool by_name, Arrays& arrays, engine::Arrival& arrival,
+                         Places& statistics) const {
   const auto count = static_cast<Py_ssize_t>(parts_.size());
-  const Py_ssize_t held = by_name ? PyDict_Size(from) : PySequence_Fast_GET_SIZE(from);
-  if (count == 0 || (held != count && held != parameters_)) return Found::kNo;
-  std::vector<std::pair<const void*, const Part*>> reported;
+  const Py_ssize_t held = by_name ? PyDict_Size(given.ptr()) : PySequence_Fast_GET_SIZE(given.ptr());
+  if (count == 0 || (held != count && held != parameters_)) return false;
   Py_ssize_t place = 0;
   for (const Part& part : parts_) {
     const bool is_parameter = part.role == ArrayRole::kParameter;
     if (held != count && !is_parameter) continue;  // statistics may be left out, all of them
     // The reference is kept: hashing a name or reading an array may run Python code that changes the update.
     const py::object one = by_name ? item_of(given, part.name) : item_at(given, place++);
-    if (!one) return Found::kNo;
+    if (!one) return false;
     const void* const data = arrays.add(one, is_whole(part.role) ? Element::kInt64 : Element::kFloat32,
                                         part.shape.data(), static_cast<int32_t>(part.shape.size()));
-    if (data == nullptr) return Found::kNo;
+    if (data == nullptr) return false;
     if (is_parameter) {
       arrival.update.add(data, part.size, kFloat32);
     } else {
-      reported.emplace_back(data, &part);
+      statistics.emplace_back(data, &part);
     }
   }
-  if (reported.empty()) return Found::kArrays;
+  return true;
+}
+
+Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Arrival& arrival) const {
+  PyObject* const from = given.ptr();
+  const bool by_name = named_ && is_plain_dict(from), in_order = PyList_CheckExact(from) || PyTuple_CheckExact(from);
+  const bool by_vector = reinterpret_cast<PyObject*>(Py_TYPE(from)) == whole_.ptr();
+  Places reported;
+  if (by_vector) {
+    if (!read_whole(given, arrays, arrival, reported)) return Found::kNo;
+  } else if (by_name || in_order) {
+    if (!read_arrays(given, by_name, arrays, arrival, reported)) return Found::kNo;
+  } else {
+    const void* const data = arrays.add(given, Element::kFloat32, &size_, 1);
+    if (data == nullptr) return Found::kNo;
+    arrival.update.add(data, size_, kFloat32);
+  }
+  const Found found = by_name || in_order ? Found::kArrays : Found::kVector;
+  if (reported.empty()) return found;
   auto copies = std::make_shared<engine::Reported>();
   copies->size = statistics_;
   copies->values = store::new_vector(statistics_);
@@ -77,7 +114,7 @@ Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Arrival& ar
   }
   if (!engine::fits(*copies, rules_)) return Found::kNo;
   arrival.reported = std::move(copies);
-  return Found::kArrays;
+  return found;
 }
 
 }  // namespace fastagg::bindings

@@ -1,5 +1,5 @@
 // Reads the usual forms of an update without Python: one fp32 vector, or the model's arrays by name or in order, with
-// BatchNorm's statistics or without.
+// BatchNorm's statistics or without; or the vectors of both (fastagg.model.ModelState).
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -24,8 +24,9 @@ class Reader {
   using Shape = std::vector<int64_t>;
 
   // `parts`: name, shape and role of the model's arrays in order. It is empty if only Python can read them. `named`:
-  // whether a dict is an accepted form. `limit`: of the magnitudes of statistics.
-  Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& parts, bool named, double limit, int64_t size);
+  // whether a dict is an accepted form. `whole`: ModelState. `limit`: of the magnitudes of statistics.
+  Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& parts, bool named, py::object whole, double limit,
+         int64_t size);
 
   enum class Found { kNo, kVector, kArrays };
   // Sets the arrival's update, which lies in `arrays`, and copies the statistics that came with it. kNo: the update has
@@ -39,10 +40,16 @@ class Reader {
     int64_t size;
     ArrayRole role;
   };
+  typedef std::vector<std::pair<const void*, const Part*>> Places;
+  bool read_arrays(py::handle given, bool by_name, Arrays& arrays, engine::Arrival& arrival, Places& statistics) const;
+  bool read_whole(py::handle given, Arrays& arrays, engine::Arrival& arrival, Places& statistics) const;
+
   std::vector<Part> parts_;
   Py_ssize_t parameters_ = 0;  // how many of the parts
+  Part all_statistics_{};      // as one vector
   int64_t size_, statistics_ = 0;
   bool named_;
+  py::object whole_;
   engine::StatisticsRules rules_;
 };
 

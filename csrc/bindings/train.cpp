@@ -1,6 +1,7 @@
 // Binds local training for fastagg/sim/clients/fused.py.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string_view>
@@ -55,30 +56,68 @@ std::vector<Description> descriptions(const std::vector<py::dict>& layers) {
   return found;
 }
 
-void train_client(Table& table, Address start, Address buffers, Address x, Address y, int64_t samples, bool squares,
-                  Address index, const std::vector<int64_t>& lengths, float lr, float momentum, float weight_decay,
-                  float mu, Address correction, bool gradient, Address out) {
+train::Pcg64 generator(const py::bytes& seed) {
+  uint64_t words[4];
+  const std::string_view given(seed);
+  if (given.size() != sizeof words) throw Refused("seed: expected 32 bytes");
+  std::memcpy(words, given.data(), sizeof words);
+  return train::Pcg64(words);
+}
+
+// Which samples the batches have, one after the other, and how long each batch is.
+struct Order {
+  std::vector<int64_t> drawn, lengths;
+  const int64_t* index;
+
+  // `given`: a seed and how many batches it draws, an epoch after the other; or an address of indices, and lengths.
+  Order(const py::tuple& given, int64_t size, int64_t most) {
+    if (given.size() != 2) throw Refused("train: expected an order of two parts");
+    const py::object first = given[0], second = given[1];
+    if (!py::isinstance<py::bytes>(first)) {
+      lengths = second.cast<std::vector<int64_t>>();
+      index = at<const int64_t>(first.cast<Address>());
+      return;
+    }
+    const auto steps = second.cast<int64_t>();
+    if (size < 1 || size > kMostSamples || steps < 0) throw Refused("train: no samples, or too many");
+    const int64_t batch = std::min(most, size), of_epoch = (size + batch - 1) / batch;
+    const int64_t epochs = (steps + of_epoch - 1) / of_epoch;
+    drawn.resize(static_cast<size_t>(epochs * size));
+    train::permute(generator(first), size, epochs, drawn.data());
+    lengths.reserve(static_cast<size_t>(steps));
+    for (int64_t step = 0; step < steps; ++step) lengths.push_back(std::min(batch, size - step % of_epoch * batch));
+    index = drawn.data();
+  }
+
+ private:
+  static constexpr int64_t kMostSamples = int64_t{1} << 31;
+};
+
+void train_client(Table& table, Address start, Address buffers, Address x, Address y, int64_t samples,
+                  const py::tuple& order, float lr, float momentum, float weight_decay, float mu, Address correction,
+                  bool gradient, Address out) {
+  const Order batches(order, samples, table.batch());
   int64_t count = 0;
-  for (const int64_t length : lengths) {
+  for (const int64_t length : batches.lengths) {
     if (length < 1 || length > table.batch()) throw Refused("train: a batch is empty or larger than the table's");
     count += length;
   }
-  const auto* which = at<const int64_t>(index);
-  const auto* labels = squares ? nullptr : at<const int64_t>(y);
+  const auto* labels = table.squares() ? nullptr : at<const int64_t>(y);
   for (int64_t i = 0; i < count; ++i) {
-    if (which[i] < 0 || which[i] >= samples) throw Refused("train: a batch has a sample that is not there");
-    if (labels && (labels[which[i]] < 0 || labels[which[i]] >= table.outputs()))
-      throw Refused("train: label " + std::to_string(labels[which[i]]) + " is not one of the model's " +
+    const int64_t which = batches.index[i];
+    if (which < 0 || which >= samples) throw Refused("train: a batch has a sample that is not there");
+    if (labels && (labels[which] < 0 || labels[which] >= table.outputs()))
+      throw Refused("train: label " + std::to_string(labels[which]) + " is not one of the model's " +
                     std::to_string(table.outputs()) + " classes");
   }
   const train::Call call{at<const float>(start),
                          at(buffers),
                          at<const float>(x),
                          labels,
-                         squares ? at<const float>(y) : nullptr,
-                         which,
-                         lengths.data(),
-                         static_cast<int64_t>(lengths.size()),
+                         labels ? nullptr : at<const float>(y),
+                         batches.index,
+                         batches.lengths.data(),
+                         static_cast<int64_t>(batches.lengths.size()),
                          lr,
                          momentum,
                          weight_decay,
@@ -89,14 +128,6 @@ void train_client(Table& table, Address start, Address buffers, Address x, Addre
                          nullptr};
   const Released released;
   table.train(call);
-}
-
-train::Pcg64 generator(const py::bytes& seed) {
-  uint64_t words[4];
-  const std::string_view given(seed);
-  if (given.size() != sizeof words) throw Refused("seed: expected 32 bytes");
-  std::memcpy(words, given.data(), sizeof words);
-  return train::Pcg64(words);
 }
 
 uint32_t below(const py::bytes& seed, uint32_t count) {
@@ -126,8 +157,8 @@ void bind_train(py::module_& m) {
            }),
            by_name, arg("shape"), arg("layers"), arg("batch"), arg("squares"), arg("parameters"), arg("buffers"))
       .def("train", &train_client, by_name, arg("start"), arg("buffers"), arg("x"), arg("y"), arg("samples"),
-           arg("squares"), arg("index"), arg("lengths"), arg("lr"), arg("momentum"), arg("weight_decay"), arg("mu"),
-           arg("correction"), arg("gradient"), arg("out"))
+           arg("order"), arg("lr"), arg("momentum"), arg("weight_decay"), arg("mu"), arg("correction") = 0,
+           arg("gradient"), arg("out"))
       .def_property_readonly("outputs", &Table::outputs)
       .def("evaluate", &evaluate, by_name, arg("start"), arg("buffers"), arg("x"), arg("samples"), arg("outputs"));
   m.def("uniform", [](const py::bytes& seed) { return generator(seed).uniform(); }, arg("seed"));

@@ -38,6 +38,7 @@ class Table {
   int64_t parameters() const { return parameters_; }
   int64_t outputs() const { return images_.back().channels; }
   int64_t batch() const { return net_.batch; }
+  bool squares() const { return net_.squares; }
   // The call's numbers were checked: lengths are 1..batch, indices and labels are in their ranges.
   void train(const Call& call);
   // Writes the outputs of `samples` inputs, one after the other, with the running statistics.

@@ -530,7 +530,14 @@ void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
 void gather(const Work& w, int64_t first, int64_t last) {
   const Image& image = w.net.images[0];
   const int64_t pixels = image.height * image.width;
-  for (int64_t s = first; s < last; ++s)
+  for (int64_t s = first; image.padded == 1 && s < last; ++s) {
+    const float* from = w.call.x + w.index[s] * pixels;
+    for_rows(image, s, s + 1, [&](int64_t offset, int64_t count) {
+      memcpy(w.values(0) + offset, from, static_cast<size_t>(count) * sizeof(float));
+      from += count;
+    });
+  }
+  for (int64_t s = first; image.padded > 1 && s < last; ++s)
     for (int64_t c = 0; c < image.channels; ++c) {
       const float* from = w.call.x + (w.index[s] * image.channels + c) * pixels;
       float* to = w.values(0) + s * image.sample + image.first + c;

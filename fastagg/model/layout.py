@@ -240,8 +240,8 @@ class Layout:
         """Divide an update into its parts. Contiguous arrays are not copied.
 
         ``update`` is a flat 1-D array of d elements, or has the form of the model: an nn.Module or a mapping from names
-        if the model had names. For every model it may also be a list of arrays, only parameters or with the buffers.
-        Either all buffers or none must be given.
+        if the model had names. For every model it may also be a list of arrays, only parameters or with the buffers, or
+        a ModelState. Either all buffers or none must be given.
 
         Raises:
             ShapeMismatch: the form, names, number of arrays, shape or length is wrong.
@@ -251,6 +251,11 @@ class Layout:
         """
         if type(update) is Tensor and (plain := plain_pieces(update, self.size)) is not None:
             return Parsed(plain, None, None)
+        if isinstance(update, ModelState):
+            sizes = self.size, self.buffer_size, len(self._by_role["counter"])
+            if (update.flat.numel(), update.buffers.numel(), len(update.counters)) != sizes:
+                raise ShapeMismatch(f"{what}: expected vectors and counters of lengths {sizes}")
+            update = self.views(*update)
         if not isinstance(update, (nn.Module, Mapping, list, tuple)):
             try:
                 vector = as_array(update)

@@ -15,7 +15,7 @@ from fastagg import ops, registry
 from fastagg._build import native
 from fastagg._types import Native, Plain, State, Tree
 from fastagg.errors import CacheError, CheckpointError
-from fastagg.model import Layout, Parsed
+from fastagg.model import Layout, ModelState, Parsed
 from fastagg.ops.place import CPU, place
 from fastagg.rules.directions import Direction, Material
 from fastagg.rules.optimizers import Optimizer
@@ -341,7 +341,7 @@ def _folds(parts: Parts, extension: Extension) -> bool:
 def _reader(layout: Layout) -> Native:
     return native.engine.Reader(
         parts=[(name, shape, getattr(native.engine.Role, role)) for name, shape, role in layout.parts()],
-        named=layout.form in ("module", "state_dict"), limit=layout.bounds.limit, size=layout.size,
+        named=layout.form in ("module", "state_dict"), whole=ModelState, limit=layout.bounds.limit, size=layout.size,
     )  # fmt: skip
 
 

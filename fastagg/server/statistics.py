@@ -32,7 +32,7 @@ class Statistics:
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
         sum: of the clients' floating-point buffers since the last step, each times its share.
-        most: the largest of the clients' integer buffers since then, int64, one after the other.
+        most: the largest of the clients' integer buffers since then, one after the other; on a device an int64 vector.
         count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
     """
 
@@ -40,7 +40,7 @@ class Statistics:
     values: Tensor
     counters: list[Tensor]
     sum: Tensor | None = None
-    most: Tensor | None = None
+    most: Tensor | list[int] | None = None
     count: float = 0
 
     def add(self, reported: Native, share: float = 1.0) -> Statistics:
@@ -52,9 +52,9 @@ class Statistics:
         total = reported.added(None if self.mode == "latest" or not self.count else self.sum, share)
         if share != 1 and total is not None and not bool(torch.isfinite(total).all()):
             raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
-        most = torch.tensor(reported.counters, dtype=torch.int64) if reported.counters else None
+        most = reported.counters or None
         if most is not None and self.count and self.most is not None:
-            most = torch.maximum(most, self.most)
+            most = list(map(max, most, self.most))
         return self._with(total, most, share)
 
     def add_on_device(self, parsed: Parsed, verdict: Tensor | None = None, share: float = 1.0) -> Statistics:
@@ -74,13 +74,13 @@ class Statistics:
             total = ops.accumulate_(out, theirs, self._share(share), fresh=fresh)
         if parsed.counters is not None:
             counters = joined(parsed.counters, self.counters)
-            most = counters if most is None else torch.maximum(counters, most)
+            most = counters if most is None else torch.maximum(counters, torch.as_tensor(most, device=counters.device))
         return self._with(total, most, self._share(share))
 
     def _share(self, share: float) -> float:
         return share if self.mode == "weighted" else 1
 
-    def _with(self, total: Tensor | None, most: Tensor | None, share: float) -> Statistics:
+    def _with(self, total: Tensor | None, most: Tensor | list[int] | None, share: float) -> Statistics:
         return Statistics(self.mode, self.values, self.counters, total, most, self.count + share)
 
     def after(self, kind: str) -> Statistics:
@@ -127,7 +127,10 @@ class Statistics:
             ValueError: their shapes are not this model's.
         """
         total = None if state["sum"] is None else _like(self.values, state["sum"])
-        most = None if state["most"] is None else joined(self._own(state["most"]), self.counters)
+        most: Tensor | list[int] | None = None
+        if state["most"] is not None:
+            found = joined(self._own(state["most"]), self.counters)
+            most = found.tolist() if found.device.type == "cpu" else found
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
         return Statistics(self.mode, values, counters, total, most, state["count"])
 
@@ -150,8 +153,9 @@ def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
     return torch.cat(parts).to(device)
 
 
-def divided(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Inverse of :func:`joined`, with the devices and types of ``like``."""
+def divided(joined: Tensor | list[int], like: Sequence[Tensor]) -> list[Tensor]:
+    """Inverse of :func:`joined`, with the devices and types of ``like``. Numbers may be a list, too."""
+    joined = torch.as_tensor(joined)
     if all(own.dim() == 0 for own in like):  # BatchNorm's counters
         parts: Sequence[Tensor] = joined.unbind()
     else:

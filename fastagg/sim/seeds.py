@@ -36,16 +36,17 @@ def _stream(name: str) -> int:
     return crc32(name.encode())
 
 
-def _words(seed: int, stream: str, key: tuple[int, ...]) -> bytes:
+def words(seed: int, stream: str, *key: int) -> bytes:
+    """Return the 32 random bytes that ``stream`` and ``key`` begin from."""
     numbers = (seed, _stream(stream), *key)
     return blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=32).digest()
 
 
 def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
     """Return a fresh NumPy generator for ``stream`` (e.g. "delay") and ``key`` (e.g. client, dispatch number)."""
-    words = _Hashed(np.frombuffer(_words(seed, stream, key), np.uint64))
+    hashed = _Hashed(np.frombuffer(words(seed, stream, *key), np.uint64))
     # NumPy's type stubs accept only its own seed sequences
-    return np.random.Generator(np.random.PCG64(words))  # type: ignore[arg-type]
+    return np.random.Generator(np.random.PCG64(hashed))  # type: ignore[arg-type]
 
 
 # One number needs no generator, which takes longer to make than to use. Neither does an order of samples.
@@ -53,18 +54,19 @@ def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
 
 def uniform(seed: int, stream: str, *key: int) -> float:
     """Return ``generator(seed, stream, *key).random()``, sooner."""
-    return native.uniform(_words(seed, stream, key))
+    return native.uniform(words(seed, stream, *key))
 
 
 def below(count: int, seed: int, stream: str, *key: int) -> int:
     """Return ``generator(seed, stream, *key).integers(count)``, sooner; ``count`` is at least 1 and below 2**32."""
-    return native.below(_words(seed, stream, key), count)
+    return native.below(words(seed, stream, *key), count)
 
 
-def permutations(count: int, size: int, seed: int, stream: str, *key: int) -> torch.Tensor:
-    """Return ``count`` of ``generator(seed, stream, *key).permutation(size)``, one after the other, sooner. int64."""
+def permutations(count: int, size: int, seed: bytes) -> torch.Tensor:
+    """Return ``count`` of ``permutation(size)`` of the generator that begins from ``seed`` (:func:`words`), one after
+    the other, sooner. int64."""
     found = torch.empty(count * size, dtype=torch.int64)
-    native.permutations(_words(seed, stream, key), size, count, found.data_ptr())
+    native.permutations(seed, size, count, found.data_ptr())
     return found
 
 

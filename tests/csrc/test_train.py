@@ -119,7 +119,7 @@ class Client:
         numbers = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "mu": 0.0, **settings}
         self.table.train(
             start=self.start.data_ptr(), buffers=buffers.data_ptr(), x=self.x.data_ptr(), y=self.y.data_ptr(),
-            samples=30, squares=self.squares, index=self.index.data_ptr(), lengths=self.lengths,
+            samples=30, order=(self.index.data_ptr(), self.lengths),
             correction=0 if correction is None else correction.data_ptr(), gradient=gradient, out=out.data_ptr(),
             **numbers,
         )  # type: ignore[arg-type]  # fmt: skip

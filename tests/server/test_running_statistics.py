@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
-from fastagg.model import Layout
+from fastagg.model import Layout, ModelState
 
 MAKERS: dict[str, Callable[..., fastagg.Server]] = {
     "FedBuff": lambda params, **more: fastagg.FedBuff(params, buffer_size=3, **more),
@@ -51,6 +51,17 @@ def state(seed: int) -> dict[str, Tensor]:
 
 
 PARAMETERS = [name for name, _ in Residual().named_parameters()]
+
+
+def joined(sent: dict[str, Tensor], names: Iterable[str]) -> Tensor:
+    return torch.cat([sent[name].reshape(-1) for name in names])
+
+
+def vectors(sent: dict[str, Tensor]) -> ModelState:
+    counters = [value for name, value in sent.items() if name.endswith("tracked")]
+    return ModelState(joined(sent, PARAMETERS), joined(sent, [name for name in sent if "running" in name]), counters)
+
+
 FORMS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "by name": dict,
     "ordered": OrderedDict,
@@ -59,7 +70,8 @@ FORMS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "NumPy": lambda sent: {name: value.numpy() for name, value in sent.items()},
     "without statistics": lambda sent: {name: sent[name] for name in PARAMETERS},
     "a short list": lambda sent: tuple(sent[name] for name in PARAMETERS),
-    "a vector": lambda sent: torch.cat([sent[name].reshape(-1) for name in PARAMETERS]),
+    "a vector": lambda sent: joined(sent, PARAMETERS),
+    "vectors": vectors,
 }
 
 
@@ -180,6 +192,10 @@ def test_bad_shapes_and_names_are_refused() -> None:
         {name: value for name, value in sent.items() if name != "stem.1.running_mean"},
         {**sent, "more": torch.zeros(1)},
         list(sent.values())[:-1],
+        vectors(sent)._replace(buffers=torch.zeros(5)),
+        vectors(sent)._replace(flat=torch.zeros(5)),
+        vectors(sent)._replace(counters=vectors(sent).counters[:-1]),
+        vectors(sent)._replace(counters=[*vectors(sent).counters, torch.tensor(1)]),
     ]
     for update in wrong:
         with pytest.raises(ShapeMismatch):

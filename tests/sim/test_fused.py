@@ -73,9 +73,7 @@ def agree(simulation: Simulation) -> None:
             getattr(trainer, kind)(job.task, samples, job.client, job.number)
             for trainer in (simulation.trainer, by_torch)
         )
-        if isinstance(update, torch.Tensor):  # a model without buffers: its parameters, one after the other
-            other = {"all": torch.cat([other[name].flatten() for name, _ in simulation.module.named_parameters()])}
-            update = {"all": update}
+        update = simulation.server.layout.views(*update)
         assert update.keys() == other.keys()
         for name in other:
             torch.testing.assert_close(update[name], other[name], rtol=1e-3, atol=2e-6)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from fastagg.sim.seeds import below, generator, integer, permutations, uniform
+from fastagg.sim.seeds import below, generator, integer, permutations, uniform, words
 
 
 def test_single_draws_are_those_of_a_fresh_generator():
@@ -23,7 +23,7 @@ def test_permutations_are_those_of_a_generator(size):
     for number in range(20):
         numpy = generator(5, "batches", number, size)
         expected = np.concatenate([numpy.permutation(size) for _ in range(3)])
-        assert permutations(3, size, 5, "batches", number, size).tolist() == expected.tolist()
+        assert permutations(3, size, words(5, "batches", number, size)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("other", [(1, "a", 2), (0, "b", 2), (0, "a", 3), (0, "a", 2, 0)])

@@ -11,14 +11,15 @@ from torch import nn
 
 from fastagg._types import State
 from fastagg.clients import GradientDifference, add_proximal_gradient_
+from fastagg.model import ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.translate import QUIET
 from fastagg.sim.data.federated import Samples, Score, batches
 from fastagg.sim.recipes.sections import Client
-from fastagg.sim.seeds import integer, permutations
+from fastagg.sim.seeds import integer, permutations, words
 
-# What a client sends: arrays by name, parameters' changes and new buffers; one vector if the model has no buffers.
-Update = dict[str, torch.Tensor] | torch.Tensor
+# What a client sends: parameters' changes and new buffers, by name or as vectors.
+Update = dict[str, torch.Tensor] | ModelState
 # Takes a batch's outputs and labels and returns the mean loss, with a gradient.
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # Takes the outputs and labels of a whole set; a larger number is better.
@@ -51,8 +52,12 @@ class LocalWork(Client):
         batch_size = min(self.batch_size, size)
         per_epoch, steps = -(-size // batch_size), self.steps_of(size, local_steps)
         lengths = [min(batch_size, size - step % per_epoch * batch_size) for step in range(steps)]
-        index = permutations(-(-steps // per_epoch), size, seed, "batches", *key)
+        index = permutations(-(-steps // per_epoch), size, self.order(seed, *key))
         return index if steps % per_epoch == 0 else index[: sum(lengths)], lengths
+
+    def order(self, seed: int, *key: int) -> bytes:
+        """Return what a dispatch's batches are drawn from."""
+        return words(seed, "batches", *key)
 
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":
@@ -201,9 +206,9 @@ class DifferenceSender:
         self._clients: defaultdict[int, GradientDifference] = defaultdict(GradientDifference)
 
     def difference(self, client: int, update: Update) -> Update:
-        """Return ``update``, a dict or a vector, with gradients replaced by their change; buffers stay as they are."""
-        if isinstance(update, torch.Tensor):
-            return self._clients[client].difference(update)
+        """Return ``update`` with gradients replaced by their change; buffers stay as they are."""
+        if isinstance(update, ModelState):
+            return update._replace(flat=self._clients[client].difference(update.flat))
         gradients = [update[name] for name in self._names]
         change = self._clients[client].difference(torch.cat([g.reshape(-1) for g in gradients]))
         pieces = change.split([g.numel() for g in gradients])

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors
 
 from fastagg._build import native
+from fastagg.model import ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.client import LocalWork, Update
 from fastagg.sim.clients.translate import Table, Untranslated
@@ -46,7 +46,6 @@ class FusedTrainer:
         buffers = dict(module.named_buffers())
         self._sent = {name: p.detach() for name, p in parameters.items()}
         self._statistics = {name: b for name, b in buffers.items() if b.is_floating_point()}
-        self._counters = [name for name in buffers if name not in self._statistics]
         self._size, held = (sum(a.numel() for a in arrays.values()) for arrays in (self._sent, self._statistics))
         self._table = native.Table(
             shape=self._layers.shape, layers=self._layers.layers, squares=False, parameters=self._size,
@@ -82,30 +81,21 @@ class FusedTrainer:
         self, task: Dispatch, samples: Samples, client: int, number: int, steps: int | None, *, gradient: bool
     ) -> Update:
         work, x, y = self._work, samples.x, samples.y
-        index, lengths = work.batches(len(samples), steps, self._seed, client, number)
-        if samples.augment is not None:
+        if samples.augment is None:
+            steps = work.steps_of(len(y), steps)
+            order: tuple[bytes, int] | tuple[int, list[int]] = work.order(self._seed, client, number), steps
+        else:
+            index, lengths = work.batches(len(y), steps, self._seed, client, number)
             drawn = list(batches(samples, index.split(lengths), self._seed, client, number))
             x, y = (torch.cat(part) for part in zip(*drawn, strict=True))
-            index = torch.arange(len(index))
+            index, steps = torch.arange(len(index)), len(lengths)
+            order = index.data_ptr(), lengths
         x, y = x.contiguous(), y.contiguous()
-        flat, out = task.flat, torch.empty(self._size)
-        statistics, counters = None, []
-        if self._statistics:
-            _, statistics, counters = task.state_dict()["model"]
-            statistics = statistics.clone()
+        flat, statistics, counters = task.state_dict()["model"]
+        statistics, out = statistics.clone(), torch.empty(self._size)
         self._table.train(
-            start=flat.data_ptr(), buffers=0 if statistics is None else statistics.data_ptr(), x=x.data_ptr(),
-            y=y.data_ptr(), samples=len(y), squares=False, index=index.data_ptr(), lengths=lengths,
-            lr=work.lr * work.lr_decay**number, momentum=work.momentum, weight_decay=work.weight_decay,
-            mu=0.0 if gradient else work.mu, correction=0, gradient=gradient, out=out.data_ptr(),
+            start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(y),
+            order=order, lr=work.lr * work.lr_decay**number, momentum=work.momentum, weight_decay=work.weight_decay,
+            mu=0.0 if gradient else work.mu, gradient=gradient, out=out.data_ptr(),
         )  # fmt: skip
-        if statistics is None:  # the server takes one vector as it is, and looks names up one by one
-            return out
-        sent = _views(out, self._sent) | _views(statistics, self._statistics)
-        sent.update((name, counter + len(lengths)) for name, counter in zip(self._counters, counters, strict=True))
-        return sent
-
-
-def _views(flat: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    # a third of the time that a view of each takes
-    return dict(zip(like, _unflatten_dense_tensors(flat, tuple(like.values())), strict=True))
+        return ModelState(out, statistics, [counter + steps for counter in counters])

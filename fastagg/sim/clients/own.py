@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastagg.errors import ConfigError
-from fastagg.model import Layout
+from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import functions
 from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Turn, Update, seeded
@@ -103,10 +103,8 @@ class OwnTrainer(LocalTrainer):
     gradient = train
 
 
-def arrays(update: object, where: str) -> Update:
-    """Return an update without its graph. ConfigError unless it is a vector, or arrays by name."""
-    if isinstance(update, Tensor):
-        return update.detach()
+def arrays(update: object, where: str) -> dict[str, Tensor]:
+    """Return an update without its graph. ConfigError unless it is arrays by name."""
     if isinstance(update, Mapping) and all(isinstance(array, Tensor) for array in update.values()):
         return {name: array.detach() for name, array in update.items()}
     raise ConfigError(f"{where}: expected an update, a dict of tensors by name, got a {type(update).__name__}")
@@ -134,11 +132,12 @@ class Way:
     def __init__(self, module: nn.Module, layout: Layout, work: LocalWork, seed: int, own: Own) -> None:
         self._module, self._layout, self._work, self._seed, self._own = module, layout, work, seed, own
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+        self._buffer_bytes = sum(buffer.nbytes for buffer in module.buffers())
 
     def moved(self, update: Update, origin: Dispatch, task: Dispatch) -> Update:
         """Make the difference of a trained model to ``origin`` that to ``task``."""
-        if isinstance(update, Tensor):
-            return update + (origin.flat - task.flat)
+        if isinstance(update, ModelState):
+            return update._replace(flat=update.flat + (origin.flat - task.flat))
         old, new = origin.views, task.views
         return {n: a + (old[n] - new[n]) if n in self._shapes else a for n, a in update.items()}
 
@@ -146,16 +145,16 @@ class Way:
         """Return the update as the server takes it, and the bytes that it had on its way."""
         size = None
         if self._own.change is not None:
-            if isinstance(update, Tensor):
-                update = dict(self._layout.views(update, torch.empty(0), ()))
+            if isinstance(update, ModelState):
+                update = dict(self._layout.views(*update))
             turn = Turn(task, client, number, self._work, self._seed, self._own.loss)
             with seeded(self._module, self._seed, "change", client, number):
                 found = self._own.change(update, turn)
             if isinstance(found, tuple):
                 found, size = found
             update = arrays(found, "own.change")
-        if isinstance(update, Tensor):
-            return update, update.nbytes if size is None else int(size)
+        if isinstance(update, ModelState):
+            return update, update.flat.nbytes + self._buffer_bytes
         if size is None:
             size = sum(map(_bytes, update.values()))
         if any(array.is_sparse for array in update.values()) or not self._shapes.keys() <= update.keys():
