@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.federated import FederatedData, Samples, Text, dirichlet_split
-from fastagg.sim.data.files import places, read_table
-from fastagg.sim.data.tokens import find_pretrained, load_tokenizer
+from fastagg.sim.data.federated import FederatedData, Samples, dirichlet_split
+from fastagg.sim.data.files import Absent, find, read_table
+from fastagg.sim.data.texts import load_tokenizer
 from fastagg.sim.seeds import generator
 
 TRAIN = ("source", "instruction", "output")
@@ -49,11 +49,15 @@ def load(
     DataError if files are missing or damaged. ConfigError if transformers is not installed.
     """
     folder = Path(dir).expanduser()
-    train, test = _mathinstruct(folder), _gsm8k(folder)
-    model = find_pretrained(folder, pretrained)
-    tokenizer = load_tokenizer(model)
-    if tokenizer.pad_token_id is None:
-        raise DataError(f"the tokenizer in {model} has no padding token")
+    try:
+        train = find(folder, ("MathInstruct", "mathinstruct"), _mathinstruct)
+        test = find(folder, ("gsm8k", "gsm8k/main"), _gsm8k)
+    except Absent:
+        raise DataError(
+            f"no data in {folder}: expected MathInstruct/ with MathInstruct.json and gsm8k/ with test.jsonl, both as "
+            "they are distributed, as saved by datasets, or with train-*.parquet and test-*.parquet"
+        ) from None
+    tokenizer, text = load_tokenizer(folder, pretrained)
     order = [int(i) for i in generator(seed, "solutions").permutation(len(train.questions))]
     asked, rest = _queries(train, order, tokenizer, queries, query_length)
     kept, encoded = _encoded(train, rest, tokenizer, max_length, samples)
@@ -65,7 +69,7 @@ def load(
         [Samples(encoded.x[part], encoded.y[part]) for part in parts],
         _encoded(test, tested, tokenizer, max_length, test_samples)[1],
         len(tokenizer),
-        Text(len(tokenizer), tokenizer.pad_token_id, model),
+        text,
         unlabelled=asked,
         score=FinalNumbers(tokenizer, new_tokens),
     )
@@ -103,24 +107,14 @@ def writer(shape: tuple[int, ...], classes: int, pretrained: str) -> nn.Module:
         raise DataError(f"no readable model in {pretrained}: {error}") from error
 
 
-def _mathinstruct(folder: Path) -> Solutions:
-    for place in places(folder, "MathInstruct", "mathinstruct")[1:]:  # a JSON file in the folder itself is LEAF's
-        for split in ("MathInstruct", "train"):
-            if (table := read_table(place, split, TRAIN)) is not None:
-                return Solutions(table["instruction"], table["output"], table["source"], str(place))
-    raise DataError(
-        f"no MathInstruct in {folder}: expected MathInstruct/ with MathInstruct.json, as saved by datasets, or with "
-        "train-*.parquet"
-    )
+def _mathinstruct(place: Path) -> Solutions | None:
+    table = read_table(place, ["MathInstruct", "train"], [[name] for name in TRAIN])
+    return None if table is None else Solutions(table[1], table[2], table[0], str(place))
 
 
-def _gsm8k(folder: Path) -> Solutions:
-    for place in places(folder, "gsm8k", "gsm8k/main")[1:]:
-        if (table := read_table(place, "test", TEST)) is not None:
-            return Solutions(table["question"], table["answer"], [""] * len(table["answer"]), str(place))
-    raise DataError(
-        f"no GSM8K in {folder}: expected gsm8k/ with test.jsonl, as saved by datasets, or with test-*.parquet"
-    )
+def _gsm8k(place: Path) -> Solutions | None:
+    table = read_table(place, ["test"], [[name] for name in TEST])
+    return None if table is None else Solutions(*table, [""] * len(table[0]), str(place))
 
 
 def _queries(

@@ -15,13 +15,13 @@ TRAIN = 250
 IMAGES = RNG.integers(0, 256, (TRAIN + 10, 3, 32, 32)).astype(np.uint8)  # the last 10 are the test set
 
 
-def write_arrays(folder, kind, labels):
+def write_arrays(folder, classes, labels):
     x, y = IMAGES.transpose(0, 2, 3, 1), labels
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / kind.file, x_train=x[:TRAIN], y_train=y[:TRAIN], x_test=x[TRAIN:], y_test=y[TRAIN:])
+    np.savez(folder / f"cifar{classes}.npz", x_train=x[:TRAIN], y_train=y[:TRAIN], x_test=x[TRAIN:], y_test=y[TRAIN:])
 
 
-def write_parquet(folder, kind, labels):
+def write_parquet(folder, classes, labels):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     image = pytest.importorskip("PIL.Image")
 
@@ -31,7 +31,7 @@ def write_parquet(folder, kind, labels):
         return {"bytes": stream.getvalue(), "path": None}
 
     for split, part in (("train", range(TRAIN)), ("test", range(TRAIN, TRAIN + 10))):
-        names = kind.columns[0]
+        names = [names[0] for names in cifar.COLUMNS[classes]]
         table = {names[0]: [png(IMAGES[i]) for i in part], names[1]: [int(labels[i]) for i in part]}
         parquet.write_table(arrow.table(table), folder / f"{split}-00000-of-00001.parquet")
 
@@ -156,8 +156,8 @@ def save_writer(folder):
 
 def write_everything(folder):
     """Write one form of every data set that is read from files, for up to 100 clients, and the pretrained models."""
-    write_arrays(folder, cifar.CIFAR10, np.arange(TRAIN + 10) % 10)
-    write_arrays(folder, cifar.CIFAR100, np.arange(TRAIN + 10) % 100)
+    write_arrays(folder, 10, np.arange(TRAIN + 10) % 10)
+    write_arrays(folder, 100, np.arange(TRAIN + 10) % 100)
     images = RNG.integers(0, 256, (600, 16, 16, 3)).astype(np.uint8)
     y = np.arange(600) % 10
     np.savez(folder / "cifar10_16x16.npz", x_train=images, y_train=y, x_test=images[:20], y_test=y[:20])

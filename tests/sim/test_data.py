@@ -96,7 +96,7 @@ def test_synthetic_keeps_a_tenth_of_every_client_for_testing():
 
 
 def test_a_client_without_data_is_named():
-    with pytest.raises(DataError, match="client 1 has no training samples"):
+    with pytest.raises(DataError, match="client 1 has no samples"):
         FederatedData([samples(3), samples(0)], samples(2), classes=2)
     with pytest.raises(DataError, match="no clients"):
         FederatedData([], samples(2), classes=2)
@@ -147,7 +147,7 @@ def test_an_mnist_file_in_another_format_is_a_data_error(tmp_path, changes, mess
 
 
 def test_a_missing_or_truncated_mnist_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match=r"neither mnist\.npz nor"):
+    with pytest.raises(DataError, match="none of the files are in"):
         mnist.load(tmp_path, clients=5, alpha=1.0, seed=0)
     np.savez(tmp_path / "mnist.npz", **small_mnist())
     whole = (tmp_path / "mnist.npz").read_bytes()

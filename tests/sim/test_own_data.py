@@ -180,7 +180,7 @@ def test_a_function_must_return_as_many_clients_as_the_recipe_says(tiny_toml, mo
 
 def test_a_client_without_samples_is_refused_with_the_functions_name(tiny_toml, module):
     config = by_function(tiny_toml, module, data={"name": f"{module}:none", "clients": 12})
-    with pytest.raises(DataError, match=f"the data function {module}:none: client 0 has no training samples"):
+    with pytest.raises(DataError, match=f"the data function {module}:none: client 0 has no samples"):
         Simulation(config)
 
 

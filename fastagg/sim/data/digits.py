@@ -20,11 +20,10 @@ def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share
 
     images, labels = _read()
     drawn = integer(seed, "test-split")
-    x_train, x_test, y_train, y_test = train_test_split(
-        images[:, None], labels, test_size=test_share, stratify=labels, random_state=drawn
-    )  # images [N, 1, 8, 8], values 0..16
-    train, test = samples(x_train, x_test, y_train, y_test)
-    return split_by_label(train, test, 10, clients, alpha, min_samples, seed)
+    x, x_test, y, y_test = train_test_split(images, labels, test_size=test_share, stratify=labels, random_state=drawn)
+    arrays = {"x_train": x[:, None], "x_test": x_test[:, None], "y_train": y, "y_test": y_test}
+    train, test = samples("digits", arrays)  # inputs [N, 1, 8, 8], of values 0..16
+    return split_by_label(train, test, 10, clients=clients, alpha=alpha, seed=seed, min_samples=min_samples)
 
 
 @cache

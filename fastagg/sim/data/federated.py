@@ -35,6 +35,9 @@ class Samples:
     def to(self, device: torch.device) -> Samples:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
+    def part(self, index: torch.Tensor) -> Samples:
+        return replace(self, x=self.x[index], y=self.y[index])
+
 
 # Takes a model and the test set and returns accuracy (0..1) and loss.
 Score = Callable[[torch.nn.Module, Samples], tuple[float, float]]
@@ -89,14 +92,15 @@ class FederatedData:
             raise DataError("the data has no clients")
         if self.tests is not None and len(self.tests) != len(self.clients):
             raise DataError(f"there are {len(self.clients)} clients and {len(self.tests)} tests")
-        if len(self.test) == 0:
-            raise DataError("the test set is empty")
-        for number, samples in enumerate(self.clients):
+        for name, samples in self.parts():
             if len(samples) == 0:
-                raise DataError(f"client {number} has no training samples")
-        for number, samples in enumerate(self.tests or ()):
-            if len(samples) == 0:
-                raise DataError(f"the test of client {number} is empty")
+                raise DataError(f"{name} has no samples")
+
+    def parts(self) -> Iterator[tuple[str, Samples]]:
+        """Yield all samples with their names for messages."""
+        yield "the test set", self.test
+        yield from ((f"client {number}", samples) for number, samples in enumerate(self.clients))
+        yield from ((f"the test of client {number}", samples) for number, samples in enumerate(self.tests or ()))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,31 +123,18 @@ class FederatedData:
                 raise DataError(f"run.client_test: client {number} has one sample, there is none to test it on")
             order = torch.from_numpy(generator(seed, "client-test", number).permutation(len(samples)))
             count = min(max(1, round(share * len(samples))), len(samples) - 1)
-            tests.append(replace(samples, x=samples.x[order[:count]], y=samples.y[order[:count]]))
-            clients.append(replace(samples, x=samples.x[order[count:]], y=samples.y[order[count:]]))
+            tests.append(samples.part(order[:count]))
+            clients.append(samples.part(order[count:]))
         return replace(self, clients=clients, tests=tests)
 
 
 def split_by_label(
-    train: Samples, test: Samples, classes: int, clients: int, alpha: float, min_samples: int, seed: int,
+    train: Samples, test: Samples, classes: int, *, clients: int, alpha: float, seed: int, min_samples: int = 2,
     text: Text | None = None,
 ) -> FederatedData:  # fmt: skip
     """Divide one labelled training set over ``clients`` by Dirichlet(alpha), see :func:`dirichlet_split`."""
     parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
-    indices = [torch.from_numpy(part) for part in parts]
-    return FederatedData([Samples(train.x[i], train.y[i], train.augment) for i in indices], test, classes, text)
-
-
-def standardise(train: np.ndarray, test: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shift and scale both sets, so that all pixels of the training set have mean 0 and deviation 1."""
-    train, test = train.astype(np.float32), test.astype(np.float32)
-    mean, deviation = train.mean(dtype=np.float64), train.std(dtype=np.float64)
-    if not deviation > 0:
-        raise DataError("all training inputs are equal: nothing to learn from")
-    for part in (train, test):  # in place: they may be large
-        part -= np.float32(mean)
-        part /= np.float32(deviation)
-    return torch.from_numpy(train), torch.from_numpy(test)
+    return FederatedData([train.part(torch.from_numpy(part)) for part in parts], test, classes, text)
 
 
 def dirichlet_split(

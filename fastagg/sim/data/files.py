@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
 
+Found = TypeVar("Found")
 
-def places(folder: Path, *inside: str) -> list[Path]:
-    """Return the folders to search: ``folder`` itself, and those of ``inside`` that exist in it."""
-    return [folder, *(folder / name for name in inside if (folder / name).is_dir())]
+
+class Absent(DataError):
+    """A folder has none of the files that a data set may be in."""
+
+
+def find(folder: Path, inside: Sequence[str], read: Callable[[Path], Found | None]) -> Found:
+    """Return what ``read`` finds in the first of the folders ``inside`` this one that has it. Absent if none has."""
+    for place in (folder / name for name in inside):
+        if place.is_dir() and (found := read(place)) is not None:
+            return found
+    raise Absent(f"none of the files are in {folder}")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -26,14 +36,12 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
+def read_text(path: Path) -> str:
     """Return a file's text. DataError if it cannot be read or is not text."""
     try:
-        return path.read_text(encoding=encoding)
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"cannot read {path}: expected text in {encoding}, got other bytes") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {path}: expected text in utf-8, got other bytes") from error
 
 
 def labels_in_range(labels: Sequence[int] | np.ndarray, classes: int, path: Path) -> None:
@@ -48,41 +56,42 @@ def labels_in_range(labels: Sequence[int] | np.ndarray, classes: int, path: Path
 FORMS = {"parquet": "parquet", "json": "json", "jsonl": "json", "tsv": "csv", "csv": "csv"}
 
 
-def read_table(folder: Path, split: str, columns: Sequence[str]) -> dict[str, list[Foreign]] | None:
-    """Return ``columns`` of one split as lists; None if the folder has no such table.
+def read_table(place: Path, splits: Sequence[str], columns: Sequence[Sequence[str]]) -> list[list[Foreign]] | None:
+    """Return columns of one split as lists; None if the folder has no such table.
 
-    It reads the files that ``datasets`` reads: what it saved itself (dataset_dict.json), and SPLIT-*.parquet,
-    SPLIT.tsv, SPLIT.json and similar in ``folder`` or its data/. DataError if a file is damaged or lacks a column.
-    ConfigError if the library is not installed.
+    ``splits`` and each of ``columns`` are names that different exports use. It reads what ``datasets`` reads: what it
+    saved itself (dataset_dict.json), and SPLIT-*.parquet, SPLIT.tsv, SPLIT.json and similar in the folder or its data/.
+    DataError if a file is damaged or lacks a column. ConfigError if the library is not installed.
     """
-    saved = (folder / "dataset_dict.json").is_file()
-    found = [] if saved else _files(folder, split)
-    if not saved and not found:
+    saved = (place / "dataset_dict.json").is_file()
+    files = [place] if saved else _files(place, splits)
+    if not files:
         return None
-    datasets = _datasets()
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError('such files are read by datasets: pip install "fastagg[nlp]"') from None
+    datasets.disable_progress_bars()
     try:
         with tempfile.TemporaryDirectory() as cache:
-            if saved:
-                whole = datasets.load_from_disk(str(folder))
-                if split not in whole:
-                    raise DataError(f"{folder} has no split {split!r}, only {', '.join(whole)}")
-                table = whole[split]
-            else:
-                table = _loaded(datasets, found, cache)
-            if missing := [name for name in columns if name not in table.column_names]:
-                raise DataError(f"the table in {folder} lacks the column {', '.join(missing)}")
-            return {name: list(table[name]) for name in columns}
+            parts = datasets.load_from_disk(str(place)) if saved else {splits[0]: _loaded(datasets, files, cache)}
+            table = next((parts[split] for split in splits if split in parts), None)
+            if table is None:
+                raise DataError(f"{place} has no split {splits[0]!r}, only {', '.join(parts)}")
+            found = [[name for name in names if name in table.column_names] for names in columns]
+            if missing := [" or ".join(names) for names, own in zip(columns, found, strict=True) if not own]:
+                raise DataError(f"the table in {place} lacks the column {', '.join(missing)}")
+            return [list(table[own[0]]) for own in found]
     except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, DataError):
             raise
-        where = folder if saved else found[0]
-        raise DataError(f"{where} is not a readable table: {' '.join(str(error).split())}") from error
+        raise DataError(f"{files[0]} is not a readable table: {' '.join(str(error).split())}") from error
 
 
-def _files(folder: Path, split: str) -> list[Path]:
-    for place in (folder, folder / "data"):
+def _files(place: Path, splits: Sequence[str]) -> list[Path]:
+    for name in (f"{part}{split}" for part in ("", "data/") for split in splits):
         for ending in FORMS:
-            if found := [*sorted(place.glob(f"{split}-*.{ending}")), *place.glob(f"{split}.{ending}")]:
+            if found := [*sorted(place.glob(f"{name}-*.{ending}")), *place.glob(f"{name}.{ending}")]:
                 return found
     return []
 
@@ -95,12 +104,3 @@ def _loaded(datasets: Foreign, files: Sequence[Path], cache: str) -> Foreign:
     return datasets.load_dataset(
         FORMS[ending], data_files=names, split="train", cache_dir=cache, keep_in_memory=True, **tabs
     )
-
-
-def _datasets() -> Foreign:
-    try:
-        import datasets
-    except ImportError:
-        raise ConfigError('such files are read by datasets: pip install "fastagg[nlp]"') from None
-    datasets.disable_progress_bars()
-    return datasets

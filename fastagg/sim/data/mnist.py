@@ -8,13 +8,14 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fastagg.errors import DataError
 from fastagg.sim.data import npz
-from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import places, read_bytes
+from fastagg.sim.data.federated import FederatedData, split_by_label
+from fastagg.sim.data.files import find, read_bytes
 
 FILE = "mnist.npz"
 IDX = {
@@ -25,30 +26,25 @@ IDX = {
 }
 
 
-def load(folder: Path, clients: int, alpha: float, seed: int, min_samples: int = 2) -> FederatedData:
-    """Return MNIST, inputs [1, 28, 28], split over ``clients`` by Dirichlet(alpha) on the labels.
+def load(folder: Path, **split: Any) -> FederatedData:
+    """Return MNIST, inputs [1, 28, 28], split by label (see split_by_label).
 
-    ``folder`` has mnist.npz, or a folder mnist/ with it. The file has uint8 images x_train [N, 28, 28] and x_test [M,
-    28, 28], and labels 0..9 y_train [N] and y_test [M]. Or ``folder`` has the IDX files, gzipped or not. DataError if
-    files are missing or have another form.
+    mnist.npz has uint8 images x_train [N, 28, 28] and x_test [M, 28, 28], and labels 0..9 y_train [N] and y_test [M].
+    The IDX files may be gzipped. DataError if files are missing or have another form.
     """
-    path, arrays = _arrays(folder)
-    npz.check(path, arrays)
+    path, arrays = find(folder, (".", "mnist", "MNIST/raw"), _read)
     if arrays["x_train"].shape[1:] != (28, 28) or arrays["y_train"].max() > 9:
         raise DataError(f"{path}: x_train {arrays['x_train'].shape}, expected [N, 28, 28] with labels 0..9")
-    x_train, x_test = arrays["x_train"][:, None], arrays["x_test"][:, None]
-    train, test = npz.samples(x_train, x_test, arrays["y_train"], arrays["y_test"])
-    return npz.split(train, test, clients, alpha, seed, min_samples)
+    arrays |= {key: arrays[key][:, None] for key in ("x_train", "x_test")}
+    return split_by_label(*npz.samples(path, arrays), int(arrays["y_train"].max()) + 1, **split)
 
 
-def _arrays(folder: Path) -> tuple[Path, npz.Arrays]:
-    """Find either kind of files. Return where they are and their arrays by npz.KEYS."""
-    for place in places(folder, "mnist", "MNIST/raw"):
-        if (place / FILE).is_file():
-            return place / FILE, npz.read(place / FILE)
-        if _idx(place, IDX["x_train"]) is not None:
-            return place, {key: _read(place, name) for key, name in IDX.items()}
-    raise DataError(f"the data folder {folder} has neither {FILE} nor mnist/{FILE} nor the IDX file {IDX['x_train']}")
+def _read(place: Path) -> tuple[Path, npz.Arrays] | None:
+    if (place / FILE).is_file():
+        return place / FILE, npz.read(place / FILE)
+    if _idx(place, IDX["x_train"]) is None:
+        return None
+    return place, npz.check(place, {key: _array(place, name) for key, name in IDX.items()})
 
 
 def _idx(place: Path, name: str) -> Path | None:
@@ -57,8 +53,7 @@ def _idx(place: Path, name: str) -> Path | None:
     return next((place / one for one in names if (place / one).is_file()), None)
 
 
-def _read(place: Path, name: str) -> np.ndarray:
-    """Return the array in an IDX file. DataError if it is damaged or has another type."""
+def _array(place: Path, name: str) -> np.ndarray:
     if (path := _idx(place, name)) is None:
         raise DataError(f"{place} lacks the IDX file {name}")
     data = read_bytes(path)

@@ -6,68 +6,60 @@ from __future__ import annotations
 import zipfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.data.federated import FederatedData, Samples, split_by_label, standardise
-from fastagg.sim.data.files import places
+from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 OWNERS = "client_train"  # optional: who holds each sample of x_train
 Arrays = dict[str, np.ndarray]
 
 
-def load(
-    folder: Path, clients: int, alpha: float, seed: int, min_samples: int = 2, file: str = "data.npz", pool: int = 1
-) -> FederatedData:
-    """Return the file's samples, split over ``clients`` by Dirichlet(alpha) on the labels, or as ``client_train`` says.
+def load(folder: Path, clients: int, file: str = "data.npz", pool: int = 1, **split: Any) -> FederatedData:
+    """Return the file's samples, split over ``clients`` by label (see split_by_label), or as ``client_train`` says.
 
     ``file`` is in ``folder``, or in a subfolder with the file's name without its ending. Inputs [N, ...] are
     standardised with one mean and deviation for all numbers. Images are [N, height, width] or [N, height, width,
     channels]; ``pool`` x ``pool`` of their pixels are averaged. Labels are whole numbers from 0 up. DataError if the
     file has another form.
     """
-    path = find(folder, file)
+    inside = f"{Path(file).stem}/{file}"
+    path = next((folder / name for name in (file, inside) if (folder / name).is_file()), None)
+    if path is None:
+        raise DataError(f"the data folder {folder} has neither {file} nor {inside}")
     train, test, owners = _samples(path, path.stat().st_mtime_ns, pool)
+    classes = int(train.y.max()) + 1
     if owners is None:
-        return split(train, test, clients, alpha, seed, min_samples)
+        return split_by_label(train, test, classes, clients=clients, **split)
     if (most := int(owners.max()) + 1) != clients:
         raise DataError(f"{path}: client_train names the clients 0..{most - 1}, and data.clients is {clients}")
     parts = [torch.from_numpy(np.flatnonzero(owners == client)) for client in range(clients)]
-    return FederatedData([Samples(train.x[own], train.y[own]) for own in parts], test, int(train.y.max()) + 1)
+    return FederatedData([train.part(own) for own in parts], test, classes)
 
 
 @lru_cache(maxsize=1)
 def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples, np.ndarray | None]:
     """Read the file once for all runs of a comparison, as long as its time ``changed`` stays the same."""
     arrays = read(path)
-    x_train, x_test = (_pooled(_channels_first(arrays[key]), pool, path) for key in ("x_train", "x_test"))
-    try:
-        return *samples(x_train, x_test, arrays["y_train"], arrays["y_test"]), arrays.get(OWNERS)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+    arrays |= {key: _pooled(_channels_first(arrays[key]), pool, path) for key in ("x_train", "x_test")}
+    return *samples(path, arrays), arrays.get(OWNERS)
 
 
-def samples(x_train: np.ndarray, x_test: np.ndarray, *labels: np.ndarray) -> tuple[Samples, Samples]:
-    """Return training and test set, the inputs standardised."""
-    inputs = standardise(x_train, x_test)
-    train, test = (Samples(x, torch.from_numpy(y.astype(np.int64))) for x, y in zip(inputs, labels, strict=True))
-    return train, test
-
-
-def split(train: Samples, test: Samples, clients: int, alpha: float, seed: int, min_samples: int) -> FederatedData:
-    """Split the training set by label. It determines the number of classes."""
-    return split_by_label(train, test, int(train.y.max()) + 1, clients, alpha, min_samples, seed)
-
-
-def find(folder: Path, file: str) -> Path:
-    """Return where ``file`` is. DataError if it is not there."""
-    for place in places(folder, Path(file).stem):
-        if (place / file).is_file():
-            return place / file
-    raise DataError(f"the data folder {folder} has neither {file} nor {Path(file).stem}/{file}")
+def samples(path: Path | str, arrays: Arrays) -> tuple[Samples, Samples]:
+    """Return training and test set, scaled so that all numbers of the training inputs have mean 0 and deviation 1."""
+    x, x_test = (arrays[key].astype(np.float32) for key in ("x_train", "x_test"))
+    mean, deviation = x.mean(dtype=np.float64), x.std(dtype=np.float64)
+    if not deviation > 0:
+        raise DataError(f"{path}: all training inputs are equal: nothing to learn from")
+    for part in (x, x_test):  # in place: they may be large
+        part -= np.float32(mean)
+        part /= np.float32(deviation)
+    labels = (torch.from_numpy(arrays[key].astype(np.int64)) for key in ("y_train", "y_test"))
+    return Samples(torch.from_numpy(x), next(labels)), Samples(torch.from_numpy(x_test), next(labels))
 
 
 def read(path: Path) -> Arrays:
@@ -76,19 +68,16 @@ def read(path: Path) -> Arrays:
         raise DataError(f"{path} is not a readable npz file: numpy.savez writes one, of {', '.join(KEYS)}")
     try:
         with np.load(path, allow_pickle=False) as file:
-            if missing := [key for key in KEYS if key not in file]:
-                raise DataError(f"{path} lacks {', '.join(missing)}: expected the arrays {', '.join(KEYS)}")
             arrays = {key: file[key] for key in (*KEYS, OWNERS) if key in file}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path} is not a readable npz file: {error}") from error
-    check(path, arrays)
-    return arrays
+    if missing := [key for key in KEYS if key not in arrays]:
+        raise DataError(f"{path} lacks {', '.join(missing)}: expected the arrays {', '.join(KEYS)}")
+    return check(path, arrays)
 
 
-def check(path: Path, arrays: Arrays) -> None:
-    """Raise DataError unless the arrays are inputs and labels of one form."""
+def check(path: Path, arrays: Arrays) -> Arrays:
+    """Return the arrays. DataError unless they are inputs and labels of one form."""
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.ndim < 2 or y.shape != x.shape[:1] or len(y) == 0:
@@ -106,6 +95,7 @@ def check(path: Path, arrays: Arrays) -> None:
     shapes = arrays["x_train"].shape[1:], arrays["x_test"].shape[1:]
     if shapes[0] != shapes[1]:
         raise DataError(f"{path}: a sample of x_train is {shapes[0]}, one of x_test {shapes[1]}")
+    return arrays
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:

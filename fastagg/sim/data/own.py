@@ -36,9 +36,7 @@ def check(data: object, where: str) -> FederatedData:
         raise DataError(f"{where}: expected a FederatedData, got a {type(data).__name__}")
     if data.classes < 1:
         raise DataError(f"{where}: classes must be at least 1, got {data.classes}")
-    parts = [(f"client {number}", samples) for number, samples in enumerate(data.clients)]
-    parts += [(f"the test of client {number}", samples) for number, samples in enumerate(data.tests or ())]
-    for name, samples in [("the test set", data.test), *parts]:
+    for name, samples in data.parts():
         if problem := _problem(samples, data):
             raise DataError(f"{where}: {name} has {problem}")
     return data

@@ -6,7 +6,7 @@ names the files that must be in the folder ``dir`` (--data-dir). It is empty for
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -17,7 +17,7 @@ from fastagg.sim.section import Section
 class DataSection(Section):
     needs: ClassVar[str] = ""
     name: str
-    clients: PositiveInt
+    clients: PositiveInt = 50
 
 
 class FromFolder(DataSection):
@@ -29,7 +29,6 @@ class FromFolder(DataSection):
 class ByLabel(FromFolder):
     """Samples that are divided among clients by label."""
 
-    clients: PositiveInt = 50
     alpha: PositiveFloat = 0.3
     min_samples: PositiveInt = 2
 
@@ -46,7 +45,6 @@ class Digits(DataSection):
     """scikit-learn's digits, Dirichlet(alpha) over labels."""
 
     name: Literal["digits"]
-    clients: PositiveInt = 50
     alpha: PositiveFloat = 0.3
     min_samples: PositiveInt = 2
     test_share: float = Field(0.2, gt=0, lt=1)
@@ -82,7 +80,6 @@ class Function(DataSection):
     one) and ``keywords``, and returns a FederatedData. In a recipe: name = "module:function"."""
 
     name: Literal["function"]
-    clients: PositiveInt = 50
     call: str
     dir: str | None = None
     keywords: Plain = Field(default={})
@@ -92,7 +89,6 @@ class Given(DataSection):
     """The data that a program passes as ``fastagg.sim.run(config, data=...)``."""
 
     name: Literal["given"]
-    clients: PositiveInt
 
 
 class Cifar(ByLabel):
@@ -128,12 +124,11 @@ class Shakespeare(ByUser):
     length: PositiveInt = 80
 
 
-class Text(FromFolder):
+class Text(ByLabel):
     """``pretrained``: a folder with tokenizer and model, saved by transformers; a path, or a name inside ``dir``."""
 
     clients: PositiveInt = 10
     alpha: PositiveFloat = 0.6
-    min_samples: PositiveInt = 2
     pretrained: str = "bert-base-uncased"
     max_length: PositiveInt = 128
 
@@ -160,14 +155,27 @@ class Newsgroups(Text):
     clients: PositiveInt = 20
 
 
-AnyData = (
-    Digits | Synthetic | Mnist | Cifar10 | Cifar100 | Femnist | Shakespeare | Glue | Newsgroups | Npz | Function | Given
-)
+AnyData = Annotated[
+    Digits
+    | Synthetic
+    | Mnist
+    | Cifar10
+    | Cifar100
+    | Femnist
+    | Shakespeare
+    | Glue
+    | Newsgroups
+    | Npz
+    | Function
+    | Given,
+    Field(discriminator="name"),
+]
 
 
 def by_name(kinds: object) -> dict[str, Any]:
     """Return the sections of a union, by the one name that each may have."""
-    return {get_args(kind.model_fields["name"].annotation)[0]: kind for kind in get_args(kinds)}
+    union, _ = get_args(kinds)
+    return {get_args(kind.model_fields["name"].annotation)[0]: kind for kind in get_args(union)}
 
 
 SECTIONS: dict[str, type[DataSection]] = by_name(AnyData)

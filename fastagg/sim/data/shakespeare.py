@@ -10,32 +10,33 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data import leaf
 from fastagg.sim.data.federated import FederatedData, Samples, Text
-from fastagg.sim.data.files import places, read_text
+from fastagg.sim.data.files import find, read_text
 
 SPEAKER = re.compile(r"^([A-Z][^\n:]{0,60}):[ \t]*$", re.MULTILINE)
 
 
-def load(
-    folder: Path, clients: int, seed: int, min_samples: int = 2, test_share: float = 0.1, length: int = 80
-) -> FederatedData:
-    """Return ``clients`` roles. Inputs are tokens, int32 [length]; a label is the next character's token.
+def load(folder: Path, test_share: float = 0.1, length: int = 80, **draw: Any) -> FederatedData:
+    """Return roles (see leaf.federate). Inputs are tokens, int32 [length]; a label is the next character's token.
 
-    DataError if there are no such files, or too few roles with ``min_samples`` samples.
+    DataError if there are no such files, or too few roles with enough samples.
     """
-    found = places(folder, "shakespeare", "leaf_shakespeare")
-    for place in found:
-        if list(place.glob("*.json")) or list((place / "train").glob("*.json")):
-            return _from_leaf(place, clients, seed, min_samples, test_share, length)
-        if texts := sorted(place.glob("*.txt")):
-            return _from_plays(texts, clients, seed, min_samples, test_share, length)
-    raise DataError(f"{folder} has no Shakespeare: expected LEAF JSON (*.json) or plays (*.txt) there")
+
+    def read(place: Path) -> FederatedData | None:
+        if (found := leaf.read(place)) is not None:
+            return _from_leaf(place, *found, length, test_share=test_share, **draw)
+        texts = sorted(place.glob("*.txt"))
+        return _from_plays(texts, length, test_share=test_share, **draw) if texts else None
+
+    return find(folder, (".", "shakespeare", "leaf_shakespeare"), read)
 
 
 def roles(text: str) -> dict[str, str]:
@@ -58,8 +59,7 @@ class Alphabet:
         return np.array([self._tokens.get(character, 0) for character in text], dtype=np.int32)
 
 
-def _from_leaf(place: Path, clients: int, seed: int, min_samples: int, test_share: float, length: int) -> FederatedData:
-    users, tests = leaf.read([place])
+def _from_leaf(place: Path, users: leaf.Users, tests: leaf.Users | None, length: int, **draw: Any) -> FederatedData:
     characters: set[str] = set()
     for x, y in users.values():
         if not all(isinstance(part, str) for part in (*x, *y)):
@@ -67,37 +67,27 @@ def _from_leaf(place: Path, clients: int, seed: int, min_samples: int, test_shar
         characters.update(*x, *y)
     alphabet = Alphabet(characters)
 
-    def convert(user: str, samples: leaf.User) -> Samples:
-        x, y = samples
+    def convert(user: str, x: Foreign, y: Foreign) -> Samples:
         if len(x) != len(y) or any(len(text) != length for text in x) or any(len(text) != 1 for text in y):
             raise DataError(f"user {user}: expected inputs of {length} characters, each with one next character")
         tokens = torch.from_numpy(alphabet.encode("".join(x)).reshape(-1, length))
         return Samples(tokens, torch.from_numpy(alphabet.encode("".join(y))).long())
 
-    text = Text(alphabet.size)
-    return leaf.federate(
-        (users, tests), convert, alphabet.size, clients, seed, min_samples, test_share, in_order=True, text=text
-    )
+    return leaf.federate(users, tests, convert, alphabet.size, in_order=True, text=Text(alphabet.size), **draw)
 
 
-def _from_plays(
-    texts: list[Path], clients: int, seed: int, min_samples: int, test_share: float, length: int
-) -> FederatedData:
-    spoken = roles("\n".join(read_text(path) for path in texts))
+def _from_plays(texts: list[Path], length: int, test_share: float, **draw: Any) -> FederatedData:
+    spoken = roles("\n".join(map(read_text, texts)))
     alphabet = Alphabet(set().union(*spoken.values()))
-    train: dict[str, leaf.User] = {}
-    test: dict[str, leaf.User] = {}
-    for name, text in spoken.items():
-        tokens, cut = alphabet.encode(text), int((1 - test_share) * len(text))
+    train, test = leaf.Users(), leaf.Users()
+    for name, speech in spoken.items():
+        tokens, cut = torch.from_numpy(alphabet.encode(speech)), int((1 - test_share) * len(speech))
         # Each of the two parts must be longer than one input. Otherwise it would have no sample.
-        if min(cut, len(text) - cut) > length:
-            train[name], test[name] = _windows(tokens[:cut], length), _windows(tokens[cut:], length)
+        if min(cut, len(tokens) - cut) > length:
+            for users, part in ((train, tokens[:cut]), (test, tokens[cut:])):
+                windows = part.unfold(0, length + 1, 1)
+                users[name] = windows[:, :-1], windows[:, -1].long()
     return leaf.federate(
-        (train, test), lambda _, windows: Samples(*windows), alphabet.size, clients, seed, min_samples, test_share,
-        text=Text(alphabet.size),
+        train, test, lambda _, x, y: Samples(x, y), alphabet.size, text=Text(alphabet.size), test_share=test_share,
+        **draw,
     )  # fmt: skip
-
-
-def _windows(tokens: np.ndarray, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    windows = torch.from_numpy(tokens).unfold(0, length + 1, 1)
-    return windows[:, :-1], windows[:, -1].long()

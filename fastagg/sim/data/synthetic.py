@@ -43,10 +43,10 @@ def load(clients: int, alpha: float, beta: float, seed: int) -> FederatedData:
     train, test = [], []
     for client in range(clients):
         x, y = client_samples(alpha, beta, client, seed)
-        inputs, labels = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
+        samples = Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
         # The samples are independent draws, so the first 90% need no shuffling.
-        cut = int(TRAIN_SHARE * len(y))
-        train.append(Samples(inputs[:cut], labels[:cut]))
-        test.append(Samples(inputs[cut:], labels[cut:]))
+        kept, held = torch.arange(len(y)).tensor_split([int(TRAIN_SHARE * len(y))])
+        train.append(samples.part(kept))
+        test.append(samples.part(held))
     together = Samples(torch.cat([s.x for s in test]), torch.cat([s.y for s in test]))
     return FederatedData(train, together, CLASSES)

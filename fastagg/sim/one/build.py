@@ -22,19 +22,9 @@ from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.data import (
-    cifar,
-    digits,
-    glue,
-    leaf,
-    mnist,
-    newsgroups,
-    npz,
-    own,
-    shakespeare,
-    synthetic,
-)  # fmt: skip
+from fastagg.sim.data import cifar, digits, leaf, mnist, npz, own, shakespeare, synthetic, texts
 from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.data.files import Absent
 from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder, Function, Given
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
@@ -48,12 +38,12 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "digits": digits.load,
     "synthetic": synthetic.load,
     "mnist": mnist.load,
-    "cifar10": partial(cifar.load, cifar.CIFAR10),
-    "cifar100": partial(cifar.load, cifar.CIFAR100),
+    "cifar10": partial(cifar.load, 10),
+    "cifar100": partial(cifar.load, 100),
     "femnist": leaf.load_femnist,
     "shakespeare": shakespeare.load,
-    "glue": glue.load,
-    "newsgroups": newsgroups.load,
+    "glue": texts.load_glue,
+    "newsgroups": texts.load_newsgroups,
     "npz": npz.load,
 }
 
@@ -91,7 +81,10 @@ def build_data(data: DataSection, seed: int) -> FederatedData:
     keywords = data.model_dump(exclude={"name", "dir"})
     if (folder := find_folder(data)) is not None:
         keywords["folder"] = folder
-    return LOADERS[data.name](seed=seed, **keywords)
+    try:
+        return LOADERS[data.name](seed=seed, **keywords)
+    except Absent:
+        raise DataError(f"no data {data.name!r} in {keywords['folder']}: expected {data.needs}") from None
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:

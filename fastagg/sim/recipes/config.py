@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
@@ -33,10 +32,10 @@ class Config(Section):
     about: str = ""
     seed: int = Field(0, ge=0)
     algorithm: Algorithm
-    data: Annotated[AnyData, Field(discriminator="name")]
+    data: AnyData
     model: Model = Model()
     client: Client
-    delay: Annotated[AnyDelay, Field(discriminator="name")]
+    delay: AnyDelay
     dropout: Dropout = Dropout()
     participation: Participation = Participation()
     unlabelled: Unlabelled = Unlabelled()

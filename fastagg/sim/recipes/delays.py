@@ -81,4 +81,6 @@ class VersionDelay(Section):
         return self
 
 
-AnyDelay = ThreeClassDelay | SizeTiedDelay | ExponentialDelay | MeasuredDelay | VersionDelay
+AnyDelay = Annotated[
+    ThreeClassDelay | SizeTiedDelay | ExponentialDelay | MeasuredDelay | VersionDelay, Field(discriminator="name")
+]
