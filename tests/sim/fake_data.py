@@ -24,6 +24,7 @@ def write_arrays(folder, classes, labels):
 def write_parquet(folder, classes, labels):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("datasets")  # reads them
 
     def png(pixels):
         stream = io.BytesIO()
