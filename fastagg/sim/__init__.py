@@ -79,7 +79,7 @@ def run(
     from fastagg.errors import WrongArguments
     from fastagg.sim.one import run as runs
     from fastagg.sim.recipes import configured
-    from fastagg.sim.recipes.explain import full_keys
+    from fastagg.sim.recipes.config import full_keys
 
     for key, value in settings.items():
         if keys := full_keys(key):

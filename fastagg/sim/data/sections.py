@@ -27,7 +27,7 @@ class FromFolder(DataSection):
 
 
 class ByLabel(FromFolder):
-    """Samples that are divided among clients by label."""
+    """Samples that are divided among clients by Dirichlet(alpha) over labels, with at least ``min_samples`` each."""
 
     alpha: PositiveFloat = 0.3
     min_samples: PositiveInt = 2
@@ -42,8 +42,6 @@ class ByUser(FromFolder):
 
 
 class Digits(DataSection):
-    """scikit-learn's digits, Dirichlet(alpha) over labels."""
-
     name: Literal["digits"]
     alpha: PositiveFloat = 0.3
     min_samples: PositiveInt = 2
@@ -60,14 +58,12 @@ class Synthetic(DataSection):
 
 
 class Mnist(ByLabel):
-    """MNIST, Dirichlet(alpha) over labels."""
-
     needs: ClassVar[str] = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"
     name: Literal["mnist"]
 
 
 class Npz(ByLabel):
-    """Your own arrays, Dirichlet(alpha) over labels; ``pool`` x ``pool`` pixels are averaged."""
+    """Your own arrays; ``pool`` x ``pool`` pixels are averaged."""
 
     needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
     name: Literal["npz"]
@@ -91,37 +87,33 @@ class Given(DataSection):
     name: Literal["given"]
 
 
-class Cifar(ByLabel):
+class Cifar10(ByLabel):
+    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar10.npz; there or in cifar10/"
+    name: Literal["cifar10"]
     augment: bool = True  # crop 32 after padding by 4, and flip
 
 
-class Cifar10(Cifar):
-    """CIFAR-10, Dirichlet(alpha) over labels."""
+class Cifar100(Cifar10):
+    """Labels are the 100 fine ones."""
 
-    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar10.npz; there or in cifar10/"
-    name: Literal["cifar10"]
-
-
-class Cifar100(Cifar):
-    """CIFAR-100, Dirichlet(alpha) over the 100 fine labels."""
-
-    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar100.npz; there or in cifar100/"
-    name: Literal["cifar100"]
+    needs: ClassVar[str] = Cifar10.needs.replace("cifar10", "cifar100")
+    name: Literal["cifar100"]  # type: ignore[assignment]
 
 
 class Femnist(ByUser):
-    """FEMNIST by writer; ``clients`` writers are drawn."""
-
     needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json; there or in femnist/"
     name: Literal["femnist"]
 
 
 class Shakespeare(ByUser):
-    """Shakespeare by role; predicts the next character after ``length``. ``clients`` roles are drawn."""
+    """Predicts the next character after ``length``. Users are roles."""
 
     needs: ClassVar[str] = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
     name: Literal["shakespeare"]
     length: PositiveInt = 80
+
+
+_FORMS = "(or saved by datasets, or parquet), and the folder of the pretrained model"
 
 
 class Text(ByLabel):
@@ -134,23 +126,13 @@ class Text(ByLabel):
 
 
 class Glue(Text):
-    """A GLUE task, Dirichlet(alpha) over labels; the validation split is the test set."""
-
-    needs: ClassVar[str] = (
-        "RTE/, MRPC/ or SST-2/ with train.tsv and dev.tsv (or saved by datasets, or parquet), "
-        "and the folder of the pretrained model"
-    )
+    needs: ClassVar[str] = f"RTE/, MRPC/ or SST-2/ with train.tsv and dev.tsv {_FORMS}"
     name: Literal["glue"]
     task: Literal["rte", "mrpc", "sst2"]
 
 
 class Newsgroups(Text):
-    """20 Newsgroups, Dirichlet(alpha) over the groups."""
-
-    needs: ClassVar[str] = (
-        "20news-bydate-train/ and 20news-bydate-test/ (or saved by datasets, or parquet), "
-        "and the folder of the pretrained model"
-    )
+    needs: ClassVar[str] = f"20news-bydate-train/ and 20news-bydate-test/ {_FORMS}"
     name: Literal["newsgroups"]
     clients: PositiveInt = 20
 

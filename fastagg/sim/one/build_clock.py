@@ -13,7 +13,7 @@ from fastagg.sim.clock.measured import Measured, read_times
 from fastagg.sim.clock.participation import AllClients, Concurrency, Participation
 from fastagg.sim.clock.schedule import RoundSchedule, TimedSchedule
 from fastagg.sim.one.build import build_work, is_synchronous
-from fastagg.sim.recipes import delays as sections
+from fastagg.sim.recipes import sections
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.seeds import generator
 

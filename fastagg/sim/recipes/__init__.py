@@ -1,4 +1,4 @@
-"""The recipes that come with the package: ``NAME.toml`` in this folder, read through importlib.resources."""
+"""The recipes that come with the package: ``NAME.toml`` in this folder, tables in ``tables``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from fastagg.errors import ConfigError
 from fastagg.sim.recipes import config
 
 
-def names() -> list[str]:
-    """Return the names of the recipes in the package, sorted."""
-    return sorted(entry.name[:-5] for entry in files(__name__).iterdir() if entry.name.endswith(".toml"))
+def names(folder: str = ".") -> list[str]:
+    """Return the names of the recipes in the package, or in a folder beside them, sorted."""
+    return sorted(
+        entry.name[:-5] for entry in files(__name__).joinpath(folder).iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def text(name: str, folder: str = ".") -> str:
+    """Return the text of one of ``names(folder)``."""
+    return files(__name__).joinpath(folder, f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
@@ -24,13 +31,11 @@ def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
     """
     if name_or_path.endswith(".toml") or Path(name_or_path).name != name_or_path:
         return config.load(Path(name_or_path).expanduser(), changes)
-    if files(__name__).joinpath("tables", f"{name_or_path}.toml").is_file():
+    if name_or_path in names("tables"):
         raise ConfigError(f"{name_or_path!r} is a table of several runs: fastagg compare {name_or_path}")
     if name_or_path not in names():
-        tables = [entry.name[:-5] for entry in files(__name__).joinpath("tables").iterdir()]
-        raise ConfigError(unknown(name_or_path, names(), tables))
-    text = files(__name__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8")
-    return config.from_toml(text, name_or_path, changes)
+        raise ConfigError(unknown(name_or_path, names(), names("tables")))
+    return config.from_toml(text(name_or_path), name_or_path, changes)
 
 
 def unknown(name: str, *known: list[str]) -> str:

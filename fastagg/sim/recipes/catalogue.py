@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastagg.sim import recipes
@@ -32,17 +31,13 @@ class Entry:
 
 def catalogue() -> list[Entry]:
     """Return an entry for every recipe and then for every table of the package."""
-    entries = []
-    for name in recipes.names():
-        recipe = recipes.load(name)
-        entries.append(_entry(name, [recipe], recipe.about))
-    for name in tables.names():
-        table = tables.load(name)
-        entries.append(_entry(name, [cell.config for cell in table.cells], table.title))
-    return entries
+    singles = [(name, [recipe], recipe.about) for name in recipes.names() for recipe in [recipes.load(name)]]
+    loaded = map(tables.load, tables.names())
+    many = [(table.name, [cell.config for cell in table.cells], table.title) for table in loaded]
+    return [_entry(*found) for found in (*singles, *many)]
 
 
-def _entry(name: str, configs: Sequence[Config], purpose: str) -> Entry:
+def _entry(name: str, configs: list[Config], purpose: str) -> Entry:
     algorithms = tuple(dict.fromkeys(c.algorithm.name for c in configs))
     data = tuple(dict.fromkeys(c.data.name for c in configs))
     files = any(c.data.needs for c in configs)

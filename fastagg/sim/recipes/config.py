@@ -7,20 +7,34 @@ errors.
 
 from __future__ import annotations
 
+import re
+import reprlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import Any, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
+from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.sim.data.sections import AnyData, named_function
-from fastagg.sim.recipes.delays import AnyDelay, ThreeClassDelay, TimedDelay, VersionDelay
-from fastagg.sim.recipes.explain import explain, on_one_line
-from fastagg.sim.recipes.sections import Algorithm, Client, Distill, Dropout, Model, Own, Participation, Run, Unlabelled
+from fastagg.sim.data.sections import AnyData, by_name, named_function
+from fastagg.sim.recipes.sections import (
+    Algorithm,
+    AnyDelay,
+    Client,
+    Distill,
+    Dropout,
+    Model,
+    Own,
+    Participation,
+    Run,
+    Unlabelled,
+)
 from fastagg.sim.section import Section
 
 
@@ -43,31 +57,91 @@ class Config(Section):
     own: Own = Own()
     run: Run
 
-    @model_validator(mode="before")
+    @field_validator("data", mode="before")
     @classmethod
-    def _data_by_function(cls, values: object) -> object:
-        return (
-            {**values, "data": named_function(values["data"])}
-            if isinstance(values, dict) and "data" in values
-            else values
-        )
+    def _by_function(cls, values: object) -> object:
+        return named_function(values)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        concurrency = self.participation.concurrency
-        if concurrency is not None and concurrency > self.data.clients:
-            raise ValueError(f"participation.concurrency is {concurrency}, more than data.clients, {self.data.clients}")
-        counts = self.delay.counts if isinstance(self.delay, ThreeClassDelay) else None
-        if counts is not None and sum(counts) != self.data.clients:
-            raise ValueError(f"delay.counts are {sum(counts)} clients, data.clients is {self.data.clients}")
-        counting = self.delay.counting if isinstance(self.delay, TimedDelay) else "arrival"
-        if counting == "authors" and self.participation.rule != "concurrency":
+        clients, concurrency, rule = self.data.clients, self.participation.concurrency, self.participation.rule
+        counts = getattr(self.delay, "counts", None)
+        authors = getattr(self.delay, "counting", "arrival") == "authors"
+        if concurrency is not None and concurrency > clients:
+            raise ValueError(f"participation.concurrency is {concurrency}, more than data.clients, {clients}")
+        if counts is not None and sum(counts) != clients:
+            raise ValueError(f"delay.counts are {sum(counts)} clients, data.clients is {clients}")
+        if authors and rule != "concurrency":
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
-        if getattr(self.delay, "start", "sent") == "before" and counting != "authors":
+        if getattr(self.delay, "start", "sent") == "before" and not authors:
             raise ValueError('delay.start "before" needs delay.counting "authors"')
-        if isinstance(self.delay, VersionDelay) and self.participation.rule != "all":
+        if self.delay.name == "version" and rule != "all":
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self
+
+
+_TAGGED: dict[str, type[Section]] = by_name(AnyData) | by_name(AnyDelay)
+# The sections of a recipe, by their keys in it. Data and delay have several kinds.
+_KINDS: dict[str, Sequence[Any]] = {
+    name: get_args(field.annotation) or [field.annotation]
+    for name, field in Config.model_fields.items()
+    if field.annotation not in (str, int)
+}
+_MOST = 8  # problems in a message
+
+
+def explain(error: ValidationError, top: type[Section] = Config) -> str:
+    """Turn pydantic's report about ``top`` into one line, with each problem as "key: what is wrong"."""
+    found = error.errors(include_url=False)
+    shown = [_problem(item, top) for item in found[:_MOST]]
+    return "; ".join([*shown, f"and {len(found) - _MOST} more"] if len(found) > _MOST else shown)
+
+
+def _problem(item: ErrorDetails, top: type[Section]) -> str:
+    kind, given, path = item["type"], reprlib.repr(item["input"]), [str(part) for part in item["loc"]]  # shortened
+    # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
+    where = ".".join(_on_one_line(part) for part in path if part not in _TAGGED)
+    if kind == "extra_forbidden":
+        section = next((_TAGGED[part] for part in path if part in _TAGGED), _KINDS.get(path[0], [top])[0])
+        known = list((section if len(path) > 1 else top).model_fields)
+        keys = " or ".join([full for full in full_keys(path[-1]) if full != where][:4])
+        if keys and len(path) == 1:
+            return f"unknown key {where}, got {given}; did you mean {keys}?"
+        near = _checks.meant(path[-1], known) or (keys and f"; there is {keys}")
+        return f"unknown key {where} (known here: {', '.join(known)}){near}"
+    message = item["msg"].removeprefix("Value error, ")
+    if kind == "missing":
+        message = "this key is missing"
+    elif kind == "union_tag_not_found":
+        message = "the key name is missing"
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        message = f"expected a section with keys, got {given}"
+    elif kind == "union_tag_invalid":
+        known_names = item["ctx"]["expected_tags"].replace("'function', 'given'", "'module:function'")  # as in a recipe
+        message = f"unknown name {item['ctx']['tag']!r} (known: {known_names}){_meant(item['ctx']['tag'], known_names)}"
+    elif not kind.startswith("value_error"):
+        message = message.replace("'function' or 'given'", "'module:function'")
+        message = f"{message[:1].lower()}{message[1:]}, got {given}{_meant(item['input'], message)}"
+    return f"{where}: {message}" if where else message
+
+
+def _on_one_line(text: str) -> str:
+    """``text``, or its repr if it would break the line of a message."""
+    return text if text.isprintable() else repr(text)
+
+
+def _meant(given: object, message: str) -> str:
+    """Return the nearest of the names that a message has in quotes."""
+    return _checks.meant(given, re.findall(r"'([^']+)'", message))
+
+
+def full_keys(key: str) -> list[str]:
+    """Return all dotted keys that end with ``key``: "client.lr", "algorithm.lr" and others for "lr"."""
+    held = {name: {field for kind in kinds for field in kind.model_fields} for name, kinds in _KINDS.items()}
+    held["algorithm"] = {name for preset in registry.presets().values() for name in _keywords.of(preset).settings}
+    return [
+        f"{name}.{key}" for name in dict.fromkeys(("client", "algorithm", "data", "run", *held)) if key in held[name]
+    ]
 
 
 def from_dict(values: Plain, source: str) -> Config:
@@ -75,16 +149,31 @@ def from_dict(values: Plain, source: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {explain(error, Config)}") from None
+        raise ConfigError(f"{source}: {explain(error)}") from None
 
 
 def from_toml(text: str, source: str, changes: Plain | None = None) -> Config:
     """Read a TOML document; ``changes`` maps dotted keys ("client.lr") to new values."""
+    return from_dict(changed(parse(text, source), changes or {}), source)
+
+
+def parse(text: str, source: str) -> Plain:
+    """Return what a TOML document holds. ConfigError if it is none."""
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    return from_dict(changed(values, changes or {}), source)
+
+
+def read(path: Path, what: str) -> Plain:
+    """Return what a TOML file, a recipe or a table, holds. ConfigError when it cannot be read."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the {what} {path}: expected TOML in UTF-8, got other bytes") from None
+    except OSError as error:
+        more = "; `fastagg recipes` lists those in the package" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror or error}{more}") from None
 
 
 def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> Plain:
@@ -114,14 +203,7 @@ def _leaves(values: Plain, prefix: str = "") -> dict[str, str]:
 
 def load(path: Path, changes: Plain | None = None) -> Config:
     """Read a recipe from a file. ConfigError when it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"cannot read the recipe {path}: expected TOML in UTF-8, got other bytes") from None
-    except OSError as error:
-        more = "; `fastagg recipes` lists those in the package" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"cannot read the recipe {path}: {error.strerror or error}{more}") from None
-    return from_toml(text, str(path), changes)
+    return from_dict(changed(read(path, "recipe"), changes or {}), str(path))
 
 
 def parse_change(text: str) -> tuple[str, object]:
@@ -136,22 +218,16 @@ def parse_change(text: str) -> tuple[str, object]:
         return key, value
 
 
+_CHOICE = r"""((?:"[^"]*"|'[^']*'|\[[^]]*\]|\{[^}]*\}|[^,])*),"""
+
+
 def parse_choices(text: str) -> tuple[str, list[object]]:
     """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes does not separate."""
     key, equals, values = text.partition("=")
-    parts, depth, quote = [""], 0, ""
-    for letter in values:
-        if letter in "\"'":
-            quote = "" if quote == letter else quote or letter
-        elif not quote:
-            depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and not quote and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
-    if len(parts) > 1 and not all(part.strip() for part in parts):
+    parts = re.findall(_CHOICE, f"{values},")
+    if len(parts) > 1 and not all(map(str.strip, parts)):
         raise ConfigError(f"expected key=value,value such as client.lr=0.1,0.3, got {text!r}")
+    parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
     return parsed[0][0], [value for _, value in parsed]
 
 
@@ -161,5 +237,5 @@ def _put(values: Plain, dotted: str, value: object) -> None:
     for parent in parents:
         here = here.setdefault(parent, {})
         if not isinstance(here, dict):
-            raise ConfigError(f"{on_one_line(dotted)}: {on_one_line(parent)} is a value, not a section")
+            raise ConfigError(f"{_on_one_line(dotted)}: {_on_one_line(parent)} is a value, not a section")
     here[last] = value

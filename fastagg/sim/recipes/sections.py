@@ -1,14 +1,16 @@
-"""The sections of a recipe: their keys, types and defaults. Data and delays have modules of their own."""
+"""The sections of a recipe: their keys, types and defaults. Those of data are beside it."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from fastagg._types import Plain
 from fastagg.sim.data.sections import named_function
 from fastagg.sim.section import Section
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Algorithm(Section):
@@ -74,7 +76,7 @@ class Client(Section):
     batch_size: PositiveInt = 50
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
-    momentum: float = Field(0.0, ge=0, lt=1)
+    momentum: Share = 0.0
     weight_decay: float = Field(0.0, ge=0)
     mu: float = Field(0.0, ge=0)
     lr_decay: float = Field(1.0, gt=0, le=1)
@@ -99,7 +101,7 @@ class Unlabelled(Section):
     Images are resized to this task's size and standardised.
     """
 
-    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    share: Share = 0.0
     data: Literal["mnist", "cifar10", "cifar100"] | None = None
     dir: str | None = None
     path: str | None = None
@@ -123,33 +125,34 @@ class Distill(Section):
     keep_moments: bool = False
 
 
+def _named(name: str | None) -> str | None:
+    if name is not None and name != "given" and ":" not in name:
+        raise ValueError(f'expected "module:function", got {name!r}')
+    return name
+
+
+Named = Annotated[str | None, AfterValidator(_named)]
+
+
 class Own(Section):
     """Your own functions, each named "module:function"; see sim.own.Own. "given" stands for one passed to run().
 
     ``keywords`` are further arguments of ``train``.
     """
 
-    train: str | None = None
-    loss: str | None = None
-    metric: str | None = None
-    change: str | None = None
-    personal: str | None = None
+    train: Named = None
+    loss: Named = None
+    metric: Named = None
+    change: Named = None
+    personal: Named = None
     keywords: Plain = Field(default={})
-
-    @model_validator(mode="after")
-    def _names(self) -> Own:
-        for key in ("train", "loss", "metric", "change", "personal"):
-            name = getattr(self, key)
-            if name is not None and name != "given" and ":" not in name:
-                raise ValueError(f'{key}: expected "module:function", got {name!r}')
-        return self
 
 
 class Dropout(Section):
     """After the part ``after`` of the run, ``share`` of the clients never answer again (ACE Figure 3)."""
 
-    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    after: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    share: Share = 0.0
+    after: Share = 0.5
 
 
 class Participation(Section):
@@ -187,7 +190,7 @@ class Run(Section):
     time: PositiveFloat | None = None
     evaluate_every: PositiveInt = 10
     evaluate_time: PositiveFloat | None = None
-    client_test: float = Field(0.0, ge=0, lt=1)
+    client_test: Share = 0.0
     target: float = Field(0.9, gt=0, le=1)
     torch_threads: PositiveInt = 1
     device: str = "cpu"
@@ -201,3 +204,80 @@ class Run(Section):
         if self.versions is None and self.uploads is None and self.time is None:
             raise ValueError("give at least one of versions, uploads, time")
         return self
+
+
+class TimedDelay(Section):
+    """Settings of every delay in virtual time: see delays.PerStep, delays.Transmission, delays.Suspension.
+
+    ``steps``: the number of local steps that the times are for. A dispatch of K steps takes K / steps as long. With
+    ``counting`` "authors" the model is sent only when the buffer is flushed, as in the FADAS authors' program, and not
+    at each arrival. With ``start`` "before", as in that program, all clients but the last that then get a version train
+    from the one before it, and what they send is still the difference to the one that they got.
+    """
+
+    steps: PositiveInt | None = None
+    counting: Literal["arrival", "authors"] = "arrival"
+    start: Literal["sent", "before"] = "sent"
+    speed: PositiveFloat | None = None  # bytes downloaded per unit of virtual time; None: a download takes no time
+    up: PositiveFloat | None = None  # the same for uploads
+    jitter: float = Field(0.1, ge=0)  # standard deviation of the transmission factor
+    suspension: Share = 0.0  # the probability that a client hangs
+
+
+class ThreeClassDelay(TimedDelay):
+    """FADAS Table 1: table "large" (worst-case) or "mild"; see delays.ThreeClass."""
+
+    name: Literal["three-class"]
+    table: Literal["large", "mild"] = "large"
+    gamma: PositiveFloat = 1.0
+    counts: list[Annotated[int, Field(ge=0)]] | None = None  # of small, medium and large clients, instead of a draw
+
+    @model_validator(mode="after")
+    def _three_counts(self) -> ThreeClassDelay:
+        if self.counts is not None and len(self.counts) != 3:
+            raise ValueError(f"counts are of small, medium and large clients, three numbers, got {self.counts}")
+        return self
+
+
+class SizeTiedDelay(TimedDelay):
+    """FedEcho Table 1: clients with many samples are slow, at most a tenth very slow; see delays.SizeTied."""
+
+    name: Literal["size-tied"]
+    table: Literal["large", "mild"] = "large"
+    gamma: float = Field(0.0, ge=0)
+
+
+class ExponentialDelay(TimedDelay):
+    """``spread``: deviation of the logarithm of the clients' means. ``mean``: the mean of the clients' means."""
+
+    name: Literal["exponential"]
+    mean: PositiveFloat = 5.0
+    spread: float = Field(0.0, ge=0)
+
+
+class MeasuredDelay(TimedDelay):
+    """What tasks of a real federation took, from a CSV ``file``; see measured.Measured."""
+
+    name: Literal["measured"]
+    file: str
+    order: Literal["drawn", "recorded"] = "drawn"
+
+
+class VersionDelay(Section):
+    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, exponential of ``mean``, or replayed from a file."""
+
+    name: Literal["version"]
+    tau_max: int | None = Field(None, ge=0)
+    mean: PositiveFloat | None = None
+    file: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> VersionDelay:
+        if [self.tau_max, self.mean, self.file].count(None) != 2:
+            raise ValueError("give tau_max, mean or file, one of the three")
+        return self
+
+
+AnyDelay = Annotated[
+    ThreeClassDelay | SizeTiedDelay | ExponentialDelay | MeasuredDelay | VersionDelay, Field(discriminator="name")
+]

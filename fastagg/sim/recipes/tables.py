@@ -1,61 +1,15 @@
 """Tables and figures of the papers as data: several methods in several settings, with the paper's numbers.
 
-A table is a TOML file: ``NAME.toml`` in recipes/tables, or any other path:
-
-    title = "..."                      one line, for headings
-    source = "Wang et al. 2024, Table 2"
-    extends = "fadas-table2"           begin with that table, see below
-
-    [base]                             the keys that all cells share: a recipe without name, label, about
-    data = { name = "cifar10", clients = 50 }
-    ...
-
-    [methods.FADAS]                    a row: the keys of a recipe that this method changes
-    algorithm = { name = "FADAS", lr = 1e-4 }
-    client = { lr = 0.1 }
-
-    [methods.FADAS.at."Dir(0.3)"]      changes in one setting only
-    client = { lr = 0.03 }
-
-    not_at = ["Dir(0.1)"]              settings in which this method has no run
-
-    [settings."Dir(0.1)"]              a column: the keys of a recipe that this setting changes
-    data = { alpha = 0.1 }
-
-    [grid]                             instead of settings: every combination is a column
-    "data.alpha" = [0.1, 0.3]
-
-    [paper]                            what the paper reports
-    measure = "last5_accuracy_mean"    the entry of summary.json that its numbers are compared with
-    scale = 100                        its numbers are this entry times the scale
-    [paper.values.FADAS]
-    "Dir(0.1)" = [72.0, 0.94]          mean, and deviation if the paper gives it
-
-    [[claims]]                         what the table should show; see claims.py
-    text = "FADAS is above FedBuff"
-    better = ["FADAS", "Dir(0.1)"]     method and setting
-    worse = ["FedBuff", "Dir(0.1)"]
-    measure = "time_to_target"         an entry of summary.json; default: the last versions' accuracy
-    less = true                        smaller is better
-
-A cell combines base, then the method, then the setting, then the method's ``at``. Later ones replace earlier ones key
-by key. But a section with a ``name`` (in participation, a ``rule``) replaces the whole earlier section. A table without
-settings and grid has one column with an empty label.
-
-With ``extends`` the base is merged with the other table's base by the same rule. A method or setting with the same
-label replaces the other one completely, and others are added. ``only`` lists the methods to keep. A grid replaces
-settings and grid.
+A table is a TOML file: ``NAME.toml`` in recipes/tables, or any other path. docs/simulator.md describes it.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from pydantic import Field, PositiveFloat, ValidationError, field_validator
@@ -64,19 +18,14 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import recipes
 from fastagg.sim.recipes import config
-from fastagg.sim.recipes.explain import explain
 from fastagg.sim.section import Section
 
-PACKAGE = "fastagg.sim.recipes"
 FOLDER = "tables"
 
 
 class Paper(Section):
-    """A paper's own numbers: ``measure`` of summary.json times ``scale``.
-
-    A file has them for all cells in ``values``: method -> setting -> [mean] or [mean, deviation]. A cell has its own in
-    ``numbers``, which is empty if there are none.
-    """
+    """A paper's own numbers: ``measure`` of summary.json times ``scale``. A file has those of all cells in ``values``:
+    method -> setting -> [mean] or [mean, deviation]. A cell has its own in ``numbers``, empty if there are none."""
 
     measure: str = "last5_accuracy_mean"
     scale: PositiveFloat = 100.0
@@ -154,8 +103,7 @@ class Table:
 
 def names() -> list[str]:
     """Return the names of the tables in the package, sorted."""
-    folder = files(PACKAGE).joinpath(FOLDER)
-    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return recipes.names(FOLDER)
 
 
 def is_table(name_or_path: str) -> bool:
@@ -229,7 +177,7 @@ def _read(name_or_path: str) -> _File:
     try:
         file = _File.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{name_or_path}: {explain(error, config.Config)}") from None
+        raise ConfigError(f"{name_or_path}: {config.explain(error, _File)}") from None
     if file.grid and file.settings:
         raise ConfigError(f"{name_or_path}: give settings or grid, not both")
     if file.extends is not None:
@@ -258,16 +206,11 @@ def _on_top(below: _File, above: _File) -> _File:
 
 
 def _parse(name_or_path: str) -> Plain:
-    try:
-        if name_or_path.endswith(".toml"):
-            return tomllib.loads(Path(name_or_path).expanduser().read_text(encoding="utf-8"))
-        if name_or_path not in names():
-            raise ConfigError(recipes.unknown(name_or_path, recipes.names(), names()))
-        return tomllib.loads(files(PACKAGE).joinpath(FOLDER, f"{name_or_path}.toml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the table {name_or_path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name_or_path} is not valid TOML: {error}") from None
+    if name_or_path.endswith(".toml"):
+        return config.read(Path(name_or_path).expanduser(), "table")
+    if name_or_path not in names():
+        raise ConfigError(recipes.unknown(name_or_path, recipes.names(), names()))
+    return config.parse(recipes.text(name_or_path, FOLDER), name_or_path)
 
 
 def _slug(*parts: str) -> str:
