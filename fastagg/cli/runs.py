@@ -89,7 +89,8 @@ def run(
     """
     from fastagg.integrations.trackers import parse
     from fastagg.sim import engines
-    from fastagg.sim.one.output import begun, check_folder
+    from fastagg.sim.one.output import check_folder
+    from fastagg.sim.one.result import begun
     from fastagg.sim.one.run import run as simulate
     from fastagg.sim.recipes import load
     from fastagg.sim.show.progress import ProgressBar
@@ -149,7 +150,7 @@ def compare(
     Each run has a folder; tables and plots show all of them. Stopped at any moment, the same command
     goes on where it was.
     """
-    from fastagg.sim.many.sweep import cells
+    from fastagg.sim.many.cells import cells
     from fastagg.sim.recipes.config import parse_choices
 
     given = dict(parse_choices(text) for text in changes or ())

@@ -82,7 +82,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    from fastagg.sim.one import checkpoints
+    from fastagg.sim.one.result import Folder
 
     whole = Simulation(config())
     first = Simulation(config())
@@ -90,9 +90,10 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         whole.step()
         first.step()
     (tmp_path / "run").mkdir()
-    checkpoints.Checkpoints(tmp_path / "run", 0).write(first)
+    folder = Folder(tmp_path / "run", config())
+    folder.keep(first)
     second = Simulation(config())
-    assert checkpoints.restore(second, tmp_path / "run")
+    assert folder.restore(second)
     for _ in range(10):
         whole.step()
         second.step()

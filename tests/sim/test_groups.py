@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from fastagg.sim.many.cells import cells
 from fastagg.sim.many.groups import Group, grouped, speedups, spread
-from fastagg.sim.many.sweep import cells
 from fastagg.sim.one.metrics import Row, summarise
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell, Paper
@@ -36,7 +36,7 @@ def group(result):
 
 def test_deviations_are_over_the_sample_and_missing_values_are_counted():
     found = spread([1.0, None, 4.0])
-    assert (found.mean, found.count, found.missing) == (2.5, 2, 1)
+    assert (found.mean, found.missing, found.of_all) == (2.5, 1, None)
     assert found.deviation == pytest.approx(math.sqrt(4.5))
     assert (spread([1.0]).deviation, spread([None]).mean) == (None, None)
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg.sim.one.metrics import DelayStatistics, Row, last_evaluations, reaching, summarise
+from fastagg.sim.one.metrics import DelayStatistics, Row, reaching, summarise
 
 
 def rows(*accuracies: float) -> list[Row]:
@@ -28,10 +28,9 @@ def test_no_delays_count_as_zero():
 
 
 def test_the_last_five_evaluations_are_reported_with_their_deviation():
-    mean, deviation = last_evaluations(rows(0.1, 0.5, 0.6, 0.7, 0.8, 0.9))
-    assert mean == pytest.approx(0.7)
-    assert deviation == pytest.approx(np.std([0.5, 0.6, 0.7, 0.8, 0.9]))
-    assert last_evaluations(rows(0.4)) == (0.4, 0.0)
+    found = summarise(rows(0.1, 0.5, 0.6, 0.7, 0.8, 0.9), 0.9)
+    assert found["last5_accuracy_mean"] == pytest.approx(0.7)
+    assert found["last5_accuracy_std"] == pytest.approx(np.std([0.5, 0.6, 0.7, 0.8, 0.9]))
 
 
 def test_time_to_target_is_the_first_evaluation_that_reaches_it():

@@ -10,7 +10,7 @@ import torch
 
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.own import Own
-from fastagg.sim.one.result import read
+from fastagg.sim.one.result import Folder
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import load
@@ -60,7 +60,7 @@ def test_an_algorithm_is_resumed_to_the_bit(name, tmp_path):
     cut = run(config(name), tmp_path / "cut", resume="go on")
     assert cut.rows == whole.rows and cut.clients == whole.clients
     assert all(torch.equal(cut.model[key], array) for key, array in whole.model.items())
-    assert read(tmp_path / "cut", cut.config).clients == cut.clients
+    assert Folder(tmp_path / "cut", cut.config).read().clients == cut.clients
     assert whole.rows[-1].loss < whole.rows[0].loss
 
 

@@ -17,7 +17,7 @@ from support.properties import examples
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.server import checkpoint
 from fastagg.sim.one import output
-from fastagg.sim.one.checkpoints import Checkpoints
+from fastagg.sim.one.result import Folder
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import to_toml
@@ -107,7 +107,7 @@ def test_a_checkpoint_written_seldom_costs_repeated_work_and_no_row(tiny, tmp_pa
         def advanced(self, share):
             self.calls += 1
             if self.calls == 9:
-                Checkpoints(tmp_path / "cut", 0).write(simulation[0])
+                Folder(tmp_path / "cut", config).keep(simulation[0])
             if self.calls == 14:
                 raise Killed
 
@@ -290,7 +290,7 @@ def test_checkpoints_do_not_grow_with_the_number_of_updates(tiny, tmp_path, name
     for upload in range(1, 801):  # ACE's clients have all answered, and its model steps, after some 300
         simulation.step()
         if upload % 40 == 0:
-            Checkpoints(tmp_path, 0).write(simulation)
+            Folder(tmp_path, simulation.config).keep(simulation)
             ids = simulation.server.state_dict()["ids"]  # of the last 16,384 tasks that ended
             known = sum(t.nbytes for t in ids.values() if isinstance(t, torch.Tensor))
             sizes.append((tmp_path / "checkpoint.pt").stat().st_size - known)

@@ -10,9 +10,8 @@ import pytest
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.many import cells as cells_module
-from fastagg.sim.many.cells import run_cells
+from fastagg.sim.many.cells import cells, run_cells
 from fastagg.sim.many.compare import compare
-from fastagg.sim.many.sweep import cells
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import parse_choices
 from fastagg.sim.recipes.tables import Cell

@@ -1,4 +1,5 @@
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from fastagg.sim.many.groups import Group
 from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.result import Result
-from fastagg.sim.show.plots import curves, delay_tails, heat_map, lines_over_key, to_target
+from fastagg.sim.show.plots import curves, delay_tails, lines_over_key, to_target
 from fastagg.sim.show.series import MOST_LINES, few_lines, line_labels, mean_curve, tail
 
 
@@ -34,16 +35,17 @@ LINE = rows((0, 0.1), (10, 0.5), (20, 0.9))
 
 
 def test_the_mean_curve_joins_the_seeds_points_and_keeps_the_last_of_a_seed_that_is_over(group):
-    x, mean, deviation = mean_curve([rows((0, 0.0), (10, 1.0), (20, 1.0)), rows((0, 0.0), (5, 1.0), (12, 1.0))], "time")
+    seeds = rows((0, 0.0), (10, 1.0), (20, 1.0)), rows((0, 0.0), (5, 1.0), (12, 1.0))
+    x, mean, deviation = mean_curve(group("A", *seeds), "time")
     assert list(x) == [0, 5, 10, 12, 20]
-    assert list(mean) == [0.0, 0.75, 1.0, 1.0, 1.0]
-    assert deviation[1] == pytest.approx(np.std([0.5, 1.0], ddof=1))
-    assert mean_curve([LINE], "time")[2] is None
+    assert list(mean) == [0, 75, 100, 100, 100]
+    assert deviation[1] == pytest.approx(np.std([50, 100], ddof=1))
+    assert mean_curve(group("A", LINE), "time")[2] is None
 
 
 def test_three_panels_over_time_versions_and_uploads_with_a_band(group):
     groups = [group("A", LINE, LINE), group("B", LINE)]
-    figure = curves(groups, ["A", "B"], "Title", 0.8)
+    figure = curves(groups, "Title", 0.8)
     labels = [axes.get_xlabel() for axes in figure.axes]
     assert labels == ["virtual time (minutes)", "server versions", "client updates received"]
     assert figure.axes[0].get_ylabel() == "test accuracy (%)"
@@ -56,13 +58,13 @@ def test_three_panels_over_time_versions_and_uploads_with_a_band(group):
     assert "Title" in figure.get_suptitle() and "over 2 seeds" in figure.get_suptitle()
 
 
-def test_lines_over_one_key_with_three_numbers_or_more(group):
+def test_lines_over_a_key_with_three_numbers_or_more(group):
     low, high = rows((0, 0.1), (10, 0.4)), rows((0, 0.1), (10, 0.8))
     groups = [group("A", low, high, choice=(("delay.suspension", v),)) for v in ("0.5", "0.0", "0.9")]
     groups += [group("B", high, choice=(("delay.suspension", v),)) for v in ("0.0", "0.5", "0.9")]  # as tables label
     figure = lines_over_key(groups)
     (axes,) = figure.axes
-    assert "suspension" in axes.get_xlabel() and axes.get_ylabel() == "test accuracy (%)"
+    assert "suspension" in axes.get_xlabel() and figure.get_suptitle().startswith("Accuracy of a run's last five")
     drawn = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
     assert list(drawn) == ["A", "B"]
     assert list(drawn["A"].get_xdata()) == [0.0, 0.5, 0.9]
@@ -72,14 +74,27 @@ def test_lines_over_one_key_with_three_numbers_or_more(group):
     assert lines_over_key(named) is None
 
 
+def test_the_values_of_a_grids_other_keys_have_lines_of_their_own(group):
+    grid = [(("data.alpha", a), ("client.lr", b)) for a in (0.1, 0.3) for b in (1, 3, 9)]
+    figure = lines_over_key([group("A", rows((0, 0.1), (9, 0.1 * n)), choice=c) for n, c in enumerate(grid, start=1)])
+    (axes,) = figure.axes
+    drawn = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
+    assert {name: list(line.get_ydata()) for name, line in drawn.items()} == {
+        "alpha 0.1": pytest.approx([10, 20, 30]), "alpha 0.3": pytest.approx([40, 50, 60]),
+    }  # fmt: skip
+    assert axes.get_xlabel() == "client.lr" and axes.get_xscale() == "log"
+    many = [group(method, LINE, choice=choice) for method in "ABCD" for choice in grid]
+    assert lines_over_key(many) is None  # eight lines
+
+
 def test_runs_with_other_units_share_no_time_axis(group):
-    figure = curves([group("A", LINE), group("B", LINE, unit="update")], ["A", "B"])
+    figure = curves([group("A", LINE), group("B", LINE, unit="update")])
     assert [axes.get_xlabel() for axes in figure.axes] == ["server versions", "client updates received"]
 
 
 def test_nothing_overlaps_however_many_and_long_the_labels(group):
     groups = [group(f"A method with a long name, number {n}", LINE) for n in range(MOST_LINES)]
-    figure = curves(groups, [g.label for g in groups], "A long title of many words " * 12)
+    figure = curves(groups, "A long title of many words " * 12)
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
     assert legend.x0 >= 0 and legend.x1 <= figure.bbox.width and legend.y0 >= 0
@@ -102,41 +117,11 @@ def test_many_lines_are_parted_by_the_first_keys(group):
     assert line_labels([group("A", LINE)]) == ["A"]
 
 
-def test_the_heat_map_has_a_panel_per_method_and_every_mean(group):
-    grid = [(("data.alpha", a), ("client.lr", b)) for a in (0.1, 0.3) for b in (1, 2, 3)]
-    accuracies = {choice: 0.1 * n for n, choice in enumerate(grid, start=1)}
-    groups = [
-        group(m, rows((0, 0.0), (10, accuracies[c])), rows((0, 0.0), (10, accuracies[c] + 0.1)), choice=c)
-        for m in "AB" for c in grid
-    ]  # fmt: skip
-    figure = heat_map(groups)
-    panels = figure.axes[:2]
-    assert [axes.get_title() for axes in panels] == ["A", "B"]
-    assert (panels[0].get_ylabel(), panels[0].get_xlabel()) == ("alpha", "lr")
-    table = panels[0].get_images()[0].get_array()
-    assert np.allclose(table, [[15, 25, 35], [45, 55, 65]])
-    assert [text.get_text() for text in panels[0].texts][:3] == ["15.0", "25.0", "35.0"]
-    assert "test accuracy (%)" in figure.axes[2].get_ylabel()
-
-
-def test_a_heat_map_of_four_methods_leaves_places_empty(group):
-    grid = [(("alpha", a), ("beta", b)) for a in (1, 2) for b in (3, 4)]
-    figure = heat_map([group(method, LINE, choice=choice) for method in "ABCD" for choice in grid])
-    assert figure is not None and [axes.get_title() for axes in figure.axes[:4]] == list("ABCD")
-
-
-def test_no_heat_map_without_two_keys(group):
-    assert heat_map([group("A", LINE, choice=(("alpha", a),)) for a in (1, 2)]) is None
-    assert heat_map([group("A", LINE)]) is None
-    assert heat_map([group("A", LINE, choice=(("alpha", a), ("beta", 1))) for a in (1, 2)]) is None
-    assert heat_map([group("A", LINE, choice=(("setting", a), ("lr", b))) for a in "xy" for b in (1, 2)]) is None
-
-
 def test_the_tail_is_the_share_of_updates_at_least_as_late():
-    delays, shares = tail({0: 1, 2: 1, 3: 1, 9: 1})
+    delays, shares = tail(Counter({0: 1, 2: 1, 3: 1, 9: 1}))
     assert list(delays) == [2, 3, 9]
     assert list(shares) == [0.75, 0.5, 0.25]
-    assert len(tail({0: 5})[0]) == 0
+    assert len(tail(Counter({0: 5}))[0]) == 0
 
 
 def test_delays_are_drawn_as_a_tail_on_two_logarithmic_axes(group):
@@ -165,16 +150,16 @@ def test_runs_with_the_same_delays_share_a_line(group):
 
 def test_time_is_logarithmic_where_one_method_takes_much_longer(group):
     slow = rows((0, 0.1), (100, 0.5), (200, 0.9))
-    figure = curves([group("A", LINE), group("B", slow)], ["A", "B"])
+    figure = curves([group("A", LINE), group("B", slow)])
     assert [axes.get_xscale() for axes in figure.axes] == ["log", "log", "log"]
-    figure = curves([group("A", LINE), group("B", LINE)], ["A", "B"])
+    figure = curves([group("A", LINE), group("B", LINE)])
     assert [axes.get_xscale() for axes in figure.axes] == ["linear", "linear", "linear"]
 
 
 def test_the_picture_tells_its_verdict_without_a_text(group):
     slow = rows((0, 0.1), (100, 0.5), (200, 0.9))
     groups = [group("Waits", slow, slow), group("Fast", LINE, LINE), group("Never", rows((0, 0.1), (9, 0.2)))]
-    figure = to_target(groups, [g.label for g in groups], "What it is.", 0.9, "waits")
+    figure = to_target(groups, "What it is.", 0.9, "waits")
     assert figure.get_suptitle().strip() == "Fast reaches 90% 10 times sooner than Waits"
     bars, axes = figure.axes
     assert [bar.get_width() for bar in bars.patches] == [200, 20]
@@ -191,14 +176,14 @@ def test_the_picture_tells_its_verdict_without_a_text(group):
 
 def test_no_verdict_no_picture(group):
     never = rows((0, 0.1), (9, 0.2))
-    assert to_target([group("A", never), group("B", never)], ["A", "B"], "", 0.9, "A") is None
-    assert to_target([group("A", LINE)], ["A"], "", 0.9, "A") is None
+    assert to_target([group("A", never), group("B", never)], "", 0.9, "A") is None
+    assert to_target([group("A", LINE)], "", 0.9, "A") is None
     other = [group("A", LINE), group("B", LINE, unit="update")]
-    assert to_target(other, ["A", "B"], "", 0.9, "A") is None
+    assert to_target(other, "", 0.9, "A") is None
 
 
 def test_a_method_that_is_later_is_called_so(group):
     slow = rows((0, 0.1), (40, 0.9))
-    figure = to_target([group("Base", LINE), group("Late", slow)], ["Base", "Late"], "", 0.9, "Base")
+    figure = to_target([group("Base", LINE), group("Late", slow)], "", 0.9, "Base")
     assert figure.get_suptitle().strip() == "Base reaches 90% first"
     assert figure.axes[0].texts[1].get_text() == "7 min: 2.0 times later"

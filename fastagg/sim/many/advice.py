@@ -24,8 +24,7 @@ from fastagg.sim.clock.measured import read_times
 from fastagg.sim.data import npz
 from fastagg.sim.many.cells import run_cells
 from fastagg.sim.many.claims import Difference, paired
-from fastagg.sim.many.rules import RULES, keywords_of, server_bytes
-from fastagg.sim.many.rules import fitting as fitting_rules
+from fastagg.sim.many.rules import RULES, fitting, keywords_of, server_bytes
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.config import from_dict
 from fastagg.sim.recipes.tables import Cell
@@ -36,7 +35,7 @@ SKEWS = {"none": 100.0, "mild": 1.0, "strong": 0.1}  # the alpha of a Dirichlet 
 SEARCHERS, JUDGES, FINALISTS = 3, 10, 4  # seeds of the search and of the judgement, rules that come that far
 UPLOADS, STEPS, BATCH, CLIENT_RATE = 1500, 5, 20, 0.1  # of a run, and of local training
 CLOSE = 1.0  # percentage points: of rules this close the one that needs least memory is recommended
-_CLIENTS, _TRAIN, _TEST, _INPUTS = 50, 20_000, 2000, 4096  # the most of a federation that is simulated
+_CLIENTS, _INPUTS, _MOST = 50, 4096, {"train": 20_000, "test": 2000}  # of a federation that is simulated
 _VERDICTS = {
     "reversed": "Worse, as the interval of the difference is below zero",
     "tie": "Perhaps as good, as the interval of the difference contains zero",
@@ -114,39 +113,35 @@ def advise(
     limit = math.inf if memory is None else bytes_of("memory", memory)
     flight = max(1, clients // 2) if in_flight is None else _checks.whole("in_flight", in_flight, least=1, most=clients)
     _checks.whole("seed", seed, least=0)
-    times = _slow(slow, slow_share) if delays is None else ""
-    file = None if delays is None else _checks.path("delays", delays).resolve()
-    if file is not None:
-        read_times(file)  # what is wrong with it is said before anything runs
-    fitting, left_out = fitting_rules(size, clients, flight, limit)
+    times = _slow(slow, slow_share)
+    if delays is not None:
+        read_times(file := _checks.path("delays", delays).resolve())  # what is wrong is said before anything runs
+    caches, left_out = fitting(size, clients, flight, limit)
     with TemporaryDirectory() as scratch:
-        if file is None:
+        if delays is None:
             file = Path(scratch) / "delays.csv"
             file.write_text(times, encoding="utf-8")
         section, uploads = _data(data, Path(scratch), min(clients, _CLIENTS), alpha, seed)
         base = {"data": section, "delay": {"name": "measured", "file": str(file)}}
         at_once = max(1, round(flight * section["clients"] / clients))
-        lab = _Lab(base, fitting, at_once, {"uploads": uploads}, Path(scratch), jobs, watcher or Watcher())
-        best, searched = _search(lab, seed)
-        finalists = sorted(best, key=lambda name: -searched[name])[:FINALISTS]
-        runs = lab.run([(name, best[name], seed + own) for name in finalists for own in range(JUDGES)])
+        lab = _Lab(base, caches, at_once, {"uploads": uploads}, Path(scratch), jobs, watcher or Watcher())
+        rates, searched = _search(lab, seed)
+        finalists = sorted(rates, key=lambda name: -searched[name])[:FINALISTS]
+        runs = lab.run([(name, rates[name], seed + own) for name in finalists for own in range(JUDGES)])
 
     scores = {name: {own: _accuracy(run) for (of, _, own), run in runs.items() if of == name} for name in finalists}
     means = {name: statistics.fmean(own.values()) for name, own in scores.items()}
-    needs = {name: server_bytes(name, size, clients, flight, fitting[name]) for name in finalists}
+    needs = {name: server_bytes(name, size, clients, flight, caches[name]) for name in finalists}
     top = max(finalists, key=lambda name: means[name])
     close = [name for name in finalists if means[name] >= means[top] - CLOSE]
-    close = [name for name in close if _difference(scores[top], scores[name]).verdict == "tie" or name == top]
+    close = [name for name in close if paired(scores[top], scores[name]).verdict == "tie"]
     chosen = min(close, key=lambda name: (needs[name], -means[name]))
-    ranked = [
-        Ranked(
-            name,
-            keywords_of(name, best[name], fitting[name], flight) | ({"num_clients": clients} if fitting[name] else {}),
-            _difference(scores[name], dict.fromkeys(scores[name], 0.0)), _difference(scores[name], scores[chosen]),
-            needs[name],
-        )
-        for name in sorted(finalists, key=lambda name: (name != chosen, -means[name]))
-    ]  # fmt: skip
+    ranked = []
+    for name in sorted(finalists, key=lambda name: (name != chosen, -means[name])):
+        settings = keywords_of(name, rates[name], caches[name], flight)
+        settings |= {"num_clients": clients} if caches[name] else {}
+        accuracy, behind = paired(scores[name], dict.fromkeys(scores[name], 0.0)), paired(scores[name], scores[chosen])
+        ranked.append(Ranked(name, settings, accuracy, behind, needs[name]))
     given: Plain = {"slow": slow, "slow-share": slow_share} if delays is None else {"delays": delays}
     given |= {"skew": skew, "data": data, "parameters": parameters, "memory": memory, "in-flight": in_flight}
     words = [f"--{key} {shlex.quote(str(value))}" for key, value in given.items() if value is not None]
@@ -171,11 +166,9 @@ def _data(given: str | Path | None, folder: Path, clients: int, alpha: float, se
         raise DataError(f"data: there is no file {path}; expected an .npz with {', '.join(npz.KEYS)}")
     arrays, rng = npz.read(path), np.random.default_rng(seed)
     if (inputs := math.prod(arrays["x_train"].shape[1:])) > _INPUTS:
-        raise DataError(
-            f"data: {path}: expected at most {_INPUTS} numbers a sample, got {inputs}; average pixels first"
-        )
-    kept = rng.permutation(len(arrays["y_train"]))[:_TRAIN]
-    tested = rng.permutation(len(arrays["y_test"]))[:_TEST]
+        wrong = f"expected at most {_INPUTS} numbers a sample, got {inputs}"
+        raise DataError(f"data: {path}: {wrong}; average pixels first")
+    kept, tested = (rng.permutation(len(arrays[f"y_{part}"]))[:most] for part, most in _MOST.items())
     clients = max(1, min(clients, len(kept) // 2))
     if npz.OWNERS in arrays:  # as many of the real clients
         names = np.sort(rng.permutation(np.unique(arrays[npz.OWNERS]))[:clients])
@@ -255,12 +248,6 @@ def _search(lab: _Lab, seed: int) -> tuple[dict[str, int], dict[str, float]]:
 
 def _accuracy(result: Result) -> float:
     return 0.0 if result.summary["stopped"] == "diverged" else 100 * float(result.summary["last5_accuracy_mean"])
-
-
-def _difference(scores: Mapping[int, float], others: Mapping[int, float]) -> Difference:
-    found = paired(scores, others)
-    assert found is not None
-    return found
 
 
 def _why(ranked: Sequence[Ranked], top: str, searched: Mapping[str, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs the cells of a comparison, in this process or by an engine's workers, one cell in each.
+"""The cells of a comparison, and their runs, in this process or by an engine's workers, one cell in each.
 
 A cell that is over is only read, one that was stopped goes on from its checkpoint. One that fails does not stop the
 others. After ctrl-C the cells at hand stop at their next update and write what they have; the others do not start.
@@ -6,28 +6,64 @@ others. After ctrl-C the cells at hand stop at their next update and write what 
 
 from __future__ import annotations
 
+import itertools
+import re
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
+from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from fastagg.errors import DataError, FastaggError
-from fastagg.sim import engines
+from fastagg._types import Plain
+from fastagg.errors import ConfigError, FastaggError
+from fastagg.sim import engines, recipes
 from fastagg.sim.engines.processes import Processes
 from fastagg.sim.one.interrupt import on_ctrl_c
+from fastagg.sim.one.output import writing
 from fastagg.sim.one.result import Outcome
 from fastagg.sim.one.run import Resume, run
+from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.progress import Progress, Watcher
 
 if TYPE_CHECKING:
     from fastagg.sim.engines.ray import Cluster
+
+
+def cells(names: Iterable[str], changes: Plain, grid: Mapping[str, Sequence[object]], seeds: int) -> list[Cell]:
+    """Return every recipe and every run of every table, at every point of ``grid``, with ``seeds`` seeds.
+
+    ``changes`` and ``grid`` map dotted keys to a value or values; seeds count up from the recipe's seed. ConfigError
+    if a name, key or value is wrong, or when two cells would share a folder.
+    """
+    found: list[Cell] = []
+    for name, values in itertools.product(names, itertools.product(*grid.values())):
+        point = tuple(zip(grid, values, strict=True))
+        own = {**changes, **dict(point)}
+        for cell in tables.load(name, own).cells if tables.is_table(name) else [Cell(recipes.load(name, own))]:
+            folder = file_name(",".join([cell.config.name, *(f"{key}={value}" for key, value in point)]))
+            for seed in range(cell.config.seed, cell.config.seed + seeds):
+                seeded = cell.config.model_copy(update={"seed": seed})
+                found.append(replaced(cell, config=seeded, choice=cell.choice + point, folder=folder))
+    check_folders(found)
+    return found
+
+
+def file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text)
+
+
+def check_folders(cells: Sequence[Cell]) -> None:
+    """Raise ConfigError when two cells would share a folder."""
+    counts = Counter(cell.name for cell in cells)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(f"{twice[0]} is given more than once: give each recipe once and no value twice")
 
 
 def run_cells(
@@ -45,19 +81,15 @@ def run_cells(
     "here", on this machine, or "ray". ``jobs`` None: in this process, or by as many workers as Ray has.
     """
     engines.check(engine, jobs)
+    resume: Resume = "replace" if replace else "go on"
     if engine == "here" and jobs in (None, 1):
-        with on_ctrl_c() as asked:
-            return _one_by_one(cells, out, watcher, replace, asked.is_set)
+        return _one_by_one(cells, out, watcher, resume)
     out = out.absolute()
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         told = TemporaryDirectory(prefix=".running-", dir=out)
-    except OSError as error:
-        raise DataError(f"cannot write results to {out}: {error}") from error
-    with told as folder:
-        board = _Board(Path(folder))
-        with closing(_workers(engine, jobs)) as workers:
-            return _side_by_side(cells, out, workers, board, watcher, replace)
+    with told as name, closing(_workers(engine, jobs)) as workers:
+        return _side_by_side(cells, out, workers, Path(name), watcher, resume)
 
 
 def _workers(engine: engines.Name, jobs: int | None) -> Processes | Cluster:
@@ -68,100 +100,70 @@ def _workers(engine: engines.Name, jobs: int | None) -> Processes | Cluster:
     return Processes(jobs or 1)
 
 
-def _one_by_one(
-    cells: Sequence[Cell], out: Path, watcher: Watcher, replace: bool, stop: Callable[[], bool]
-) -> dict[str, Outcome]:
+def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, resume: Resume) -> dict[str, Outcome]:
     outcomes: dict[str, Outcome] = {}
-    for cell in cells:
-        if stop():
-            break
-        watcher.started(cell)
-        told = _Telling(partial(watcher.advanced, cell))
-        outcomes[cell.name] = _attempt(cell.config, out / cell.name, told, replace, stop)
-        watcher.ended(cell, outcomes[cell.name])
+    with on_ctrl_c() as asked:
+        for cell in cells:
+            if asked.is_set():
+                break
+            watcher.started(cell)
+            told = Progress()
+            told.advanced = partial(watcher.advanced, cell)  # type: ignore[method-assign]
+            outcomes[cell.name] = _attempt(cell.config, out / cell.name, told, resume, asked.is_set)
+            watcher.ended(cell, outcomes[cell.name])
     return outcomes
 
 
-def _attempt(config: Config, folder: Path, progress: Progress, replace: bool, stop: Callable[[], bool]) -> Outcome:
-    resume: Resume = "replace" if replace else "go on"
+def _attempt(config: Config, folder: Path, told: Progress, resume: Resume, stop: Callable[[], bool]) -> Outcome:
     try:
-        return run(config, folder, progress, resume=resume, stop=stop)
+        return run(config, folder, told, resume=resume, stop=stop)
     except FastaggError as error:
         return str(error)
     except Exception as error:  # a cell must not take the others with it
         return f"{type(error).__name__}: {error}"
 
 
-class _Telling(Progress):
-    def __init__(self, say: Callable[[float], None]) -> None:
-        self.advanced = say  # type: ignore[assignment, method-assign]
-
-
-class _Board:
-    """A folder where runs write how far they are, and read whether to stop. It is on all machines that they are on."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def tell(self, task: int, share: float) -> None:
-        file = self._folder / str(task)
-        with suppress(OSError):  # on a full disk a run goes on for as long as it can
-            file.with_suffix(".new").write_text(repr(share))
-            file.with_suffix(".new").replace(file)
-
-    def told(self, task: int) -> float:
-        file = self._folder / str(task)
-        return float(file.read_text()) if file.exists() else 0.0
-
-    def stop(self) -> None:
-        (self._folder / "stop").touch()
-
-    def stopped(self) -> bool:
-        return (self._folder / "stop").exists()
-
-
 def _side_by_side(
-    cells: Sequence[Cell], out: Path, workers: Processes | Cluster, board: _Board, watcher: Watcher, replace: bool
+    cells: Sequence[Cell], out: Path, workers: Processes | Cluster, board: Path, watcher: Watcher, resume: Resume
 ) -> dict[str, Outcome]:
+    """``board`` is a folder on all machines: runs write there how far they are, and read whether to stop."""
     waiting = deque(enumerate(cells))
     at_work: dict[Future[Any], tuple[int, Cell]] = {}
     outcomes: dict[str, Outcome] = {}
     with on_ctrl_c() as asked:
         while waiting or at_work:
             if asked.is_set():
-                board.stop()
+                (board / "stop").touch()
                 waiting.clear()
             while waiting and len(at_work) < workers.count:
                 number, cell = waiting.popleft()
-                future = workers.submit(_work, board, number, cell.config, out / cell.name, replace)
+                future = workers.submit(_work, board, number, cell.config, out / cell.name, resume)
                 at_work[future] = number, cell
                 watcher.started(cell)
             over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
             for future in over:
                 _, cell = at_work.pop(future)
-                outcomes[cell.name] = _outcome(future)
+                died = future.exception()
+                outcomes[cell.name] = future.result() if died is None else str(died)
                 watcher.ended(cell, outcomes[cell.name])
             for number, cell in at_work.values():
-                watcher.advanced(cell, board.told(number))
+                with suppress(OSError, ValueError):  # not written yet, or only half
+                    watcher.advanced(cell, float((board / str(number)).read_text()))
     return outcomes
 
 
-def _outcome(future: Future[Any]) -> Outcome:
-    try:
-        found: Outcome = future.result()
-    except Exception as died:
-        return str(died)
-    return found
+def _work(board: Path, number: int, config: Config, folder: Path, resume: Resume) -> Outcome:
+    return _attempt(config, folder, _Written(board / str(number)), resume, (board / "stop").exists)
 
 
-def _work(board: _Board, number: int, config: Config, folder: Path, replace: bool) -> Outcome:
-    """Run a cell in a process of its own."""
-    sent = 0.0
+class _Written(Progress):
+    """Writes how far a run is into a file, twice a second."""
 
-    def say(share: float) -> None:
-        nonlocal sent
-        if time.monotonic() - sent > 0.5:
-            sent = time.monotonic()
-            board.tell(number, float(share))
+    def __init__(self, file: Path) -> None:
+        self._file, self._sent = file, 0.0
 
-    return _attempt(config, folder, _Telling(say), replace, board.stopped)
+    def advanced(self, share: float) -> None:
+        if time.monotonic() - self._sent > 0.5:
+            self._sent = time.monotonic()
+            with suppress(OSError):  # on a full disk a run goes on for as long as it can
+                self._file.write_text(f"{share:.4f}")

@@ -39,9 +39,7 @@ class Difference:
     def verdict(self) -> Verdict:
         if self.low is None or self.high is None:
             return "one seed"
-        if self.low > 0:
-            return "shown"
-        return "reversed" if self.high < 0 else "tie"
+        return "shown" if self.low > 0 else "reversed" if self.high < 0 else "tie"
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" [{self.low:+.1f}, {self.high:+.1f}]"
@@ -53,50 +51,35 @@ class Judged:
     """A claim and the runs' result. ``difference`` is better minus worse; if less is better, worse minus better."""
 
     claim: tables.Claim
-    table: str
     difference: Difference
 
 
-def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Difference | None:
-    """Return the differences for the seeds that both have; None if there are none."""
+def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Difference:
+    """Return the differences for the seeds that both have, at least one."""
     pairs = {seed: better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys())}
-    if not pairs:
-        return None
-    values = list(pairs.values())
-    mean = statistics.fmean(values)
-    if len(values) == 1:
+    mean, count = statistics.fmean(pairs.values()), len(pairs)
+    if count == 1:
         return Difference(mean, None, None, pairs)
-    degrees = len(values) - 1
-    half = (STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96) * statistics.stdev(values)
-    half /= math.sqrt(len(values))
+    quantile = STUDENT[count - 2] if count - 2 < len(STUDENT) else 1.96
+    half = quantile * statistics.stdev(pairs.values()) / math.sqrt(count)
     return Difference(mean, mean - half, mean + half, pairs)
 
 
 def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:
     """Return the claims of the tables in ``names`` for which ``groups`` have runs."""
+    counts = Counter(group.name for group in groups)  # more than one group: the user runs a grid over the table
+    runs = {group.name: group for group in groups if counts[group.name] == 1}
     found = []
-    for name in names:
-        if not tables.is_table(name):
-            continue
-        table = tables.load(name)
+    for table in (tables.load(name) for name in names if tables.is_table(name)):
         own = {(cell.method, cell.setting): cell.config.name for cell in table.cells}
-        counts = Counter(group.name for group in groups)  # more than one group: the user runs a grid over the table
-        runs = {group.name: group for group in groups if counts[group.name] == 1}
         for claim in table.claims:
-            sides = [runs.get(own[side]) for side in (claim.better, claim.worse)]
-            if sides[0] is None or sides[1] is None:
-                continue
-            scores = [_scores(side, claim) for side in sides if side is not None]
-            difference = paired(*(scores if not claim.less else reversed(scores)))
-            if difference is not None:
-                found.append(Judged(claim, table.name, difference))
+            sides = [runs[own[side]] for side in (claim.better, claim.worse) if own[side] in runs]
+            scores = [_scores(side, claim) for side in (reversed(sides) if claim.less else sides)]
+            if len(scores) == 2 and scores[0].keys() & scores[1].keys():
+                found.append(Judged(claim, paired(*scores)))
     return found
 
 
 def _scores(group: Group, claim: tables.Claim) -> dict[int, float]:
-    scores = {}
-    for result in group.results:
-        value = result.summary.get(claim.measure)
-        if isinstance(value, float | int):
-            scores[result.config.seed] = value * claim.scale
-    return scores
+    values = {result.config.seed: result.summary.get(claim.measure) for result in group.results}
+    return {seed: value * claim.scale for seed, value in values.items() if isinstance(value, float | int)}

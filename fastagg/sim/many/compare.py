@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import ConfigError
 from fastagg.sim import engines
 from fastagg.sim.many import claims
-from fastagg.sim.many.cells import run_cells
+from fastagg.sim.many.cells import check_folders, file_name, run_cells
 from fastagg.sim.many.groups import Group, grouped
-from fastagg.sim.many.sweep import check_folders, file_name
 from fastagg.sim.one import output
 from fastagg.sim.one.build import find_folder
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show import findings, pages, plots, series, style, sweep_tables
+from fastagg.sim.show import findings, pages, plots, style, sweep_tables
 from fastagg.sim.show.progress import Watcher
 
 
@@ -59,7 +56,7 @@ def compare(
 
     ``out`` gets comparison.csv (a line per run), table.md (a line per group of seeds), report.html, and
     pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
-    for a grid over one key, heatmap for a grid over two.
+    for a grid over numbers.
     A finished run of the same config in ``out`` is not repeated. A run of another config is replaced with ``replace``,
     and otherwise is an error.
 
@@ -77,41 +74,19 @@ def compare(
     outcomes = run_cells(cells, out, jobs, watcher, replace, engine)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
+    if not ran:
+        return Comparison([], failed, [], None)
     groups = grouped(ran)
-    pictures: list[Path] = []
-    shown = None
-    if groups:
-        judged = claims.judged(names, groups)
-        shown = findings.find(groups, judged, target, baseline)
-        try:
-            output.write_text(out / "comparison.csv", sweep_tables.comparison_csv(ran))
-            output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
-            output.write_text(out / "report.html", pages.comparison_page(groups, shown, title, target))
-            pictures = _draw(groups, out, title, target, baseline, picture)
-            if judged:
-                output.write_text(out / "claims.md", sweep_tables.claims_table(judged).markdown())
-                pictures.append(out / f"claims.{picture}")
-                style.save(plots.claims(judged, title), pictures[-1])
-        except OSError as error:
-            raise DataError(f"cannot write results to {out}: {error}") from error
-    return Comparison(groups, failed, pictures, shown)
-
-
-def _draw(
-    groups: list[Group], out: Path, title: str, target: float | None, baseline: str | None, picture: str
-) -> list[Path]:
-    labels = series.line_labels(groups)
-    figures: dict[str, Figure | None] = {"target": None}
-    if baseline is not None:
-        figures["target"] = plots.to_target(groups, labels, title, target, baseline)
-    for part, members in series.few_lines(groups).items():
-        heading = ": ".join(filter(None, (title, part)))
-        labels = series.line_labels(members)
-        figures[f"accuracy{f',{file_name(part)}' if part else ''}"] = plots.curves(members, labels, heading, target)
-    figures["delays"] = plots.delay_tails(groups)
-    figures["lines"] = plots.lines_over_key(groups)
-    figures["heatmap"] = plots.heat_map(groups)
-    drawn = {out / f"{name}.{picture}": figure for name, figure in figures.items() if figure is not None}
-    for path, figure in drawn.items():
-        style.save(figure, path)
-    return list(drawn)
+    judged = claims.judged(names, groups)
+    shown = findings.find(groups, judged, target, baseline)
+    with output.writing(out):
+        output.write_text(out / "comparison.csv", sweep_tables.comparison_csv(ran))
+        output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
+        figures = dict(plots.pictures(groups, title, target, baseline))
+        if judged:
+            output.write_text(out / "claims.md", sweep_tables.claims_table(judged).markdown())
+            figures["claims"] = plots.claims(judged, title)
+        pictures = {out / f"{file_name(name)}.{picture}": figure for name, figure in figures.items()}
+        drawn = {path.stem: style.save(figure, path) for path, figure in pictures.items()}
+        output.write_text(out / "report.html", pages.comparison_page(groups, shown, drawn, title))
+    return Comparison(groups, failed, list(pictures), shown)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fastagg.sim.one.metrics import Row, reaching
+from fastagg.sim.one.metrics import reaching
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import NO_PAPER, SETTING, Cell, Choice, Paper
 
@@ -46,26 +47,30 @@ class Group:
         walls = [result.summary["wall_seconds"] for result in self.results]
         return {activity: statistics.fmean(wall[activity] for wall in walls) for activity in walls[0]}
 
-    def reached(self, target: float | None) -> list[Row | None]:
-        """Return for each seed the first evaluation at the target. The default target is each run's own."""
-        return [reaching(r.rows, r.config.run.target if target is None else target) for r in self.results]
+    def until(self, target: float | None, field: str = "time") -> Spread:
+        """Return over seeds a ``field`` of the first row at the target. The default target is each run's own."""
+        rows = (reaching(r.rows, r.config.run.target if target is None else target) for r in self.results)
+        return spread([None if row is None else getattr(row, field) for row in rows])
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample deviation (n - 1; None for fewer than two) of ``count`` values. ``missing`` seeds had no
-    value."""
+    """Mean and sample deviation (n - 1; None for fewer than two). ``missing`` seeds had no value."""
 
     mean: float | None
-    deviation: float | None
-    count: int
-    missing: int
+    deviation: float | None = None
+    missing: int = 0
+
+    @property
+    def of_all(self) -> float | None:
+        """The mean, if every seed has a value."""
+        return None if self.missing else self.mean
 
 
 def spread(values: Sequence[float | None]) -> Spread:
     there = [value for value in values if value is not None]
     mean = statistics.fmean(there) if there else None
-    return Spread(mean, statistics.stdev(there) if len(there) > 1 else None, len(there), len(values) - len(there))
+    return Spread(mean, statistics.stdev(there) if len(there) > 1 else None, len(values) - len(there))
 
 
 def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
@@ -74,13 +79,13 @@ def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
     for cell, result in runs:
         found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
     names = {c.config.name: c.config.label or c.config.name for c, _ in runs if not c.method}
+    twice = Counter(names.values())  # two recipes with the same label would look the same
     groups = []
-    for members in found.values():
+    for (name, _), members in found.items():
         cell = members[0][0]
-        method = cell.method or names[cell.config.name]
-        if list(names.values()).count(method) > 1:  # two recipes with the same label would look the same
-            method = cell.config.name
-        groups.append(Group(cell.config.name, method, cell.choice, [result for _, result in members], cell.paper))
+        method = cell.method or names[name]
+        method = name if twice[method] > 1 else method
+        groups.append(Group(name, method, cell.choice, [result for _, result in members], cell.paper))
     return groups
 
 
@@ -109,19 +114,16 @@ def speedups(groups: Sequence[Group], baseline: str | None, target: float | None
     This is the baseline's mean virtual time divided by the group's, at the same grid point, as in FADAS' Table 7. It is
     None if one of the two missed the target with some seed, or if their units of virtual time differ.
     """
-    if baseline is None:
-        return [None] * len(groups)
-    times: dict[tuple[str, str], tuple[float | None, str]] = {}
-    for group in groups:
-        rows = group.reached(target)
-        whole = all(row is not None for row in rows)
-        mean = statistics.fmean([row.time for row in rows if row is not None]) if whole else None
-        entry = (mean, group.results[0].unit)
-        times[group.name, repr(group.choice)] = entry
-        times.setdefault((group.method, repr(group.choice)), entry)
+    bases = {repr(group.choice): group for group in reversed(groups) if baseline in (group.method, group.name)}
     ratios: list[float | None] = []
     for group in groups:
-        mean, unit = times[group.name, repr(group.choice)]
-        base, base_unit = times.get((baseline, repr(group.choice)), (None, ""))
-        ratios.append(base / mean if base is not None and mean and unit == base_unit else None)
+        base, own = bases.get(repr(group.choice)), group.until(target).of_all
+        alike = base is not None and base.results[0].unit == group.results[0].unit
+        theirs = base.until(target).of_all if base is not None and alike else None
+        ratios.append(theirs / own if theirs is not None and own else None)
     return ratios
+
+
+def targets(groups: Sequence[Group], target: float | None) -> set[float]:
+    """Return the target, or those of the groups' runs."""
+    return {r.config.run.target if target is None else target for group in groups for r in group.results}

@@ -33,7 +33,6 @@ from fastagg.sim.seeds import generator
 if TYPE_CHECKING:
     from fastagg.server.server import Server
 
-
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     "digits": digits.load,
     "synthetic": synthetic.load,
@@ -53,11 +52,11 @@ def build_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        return device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        near = _checks.meant(name, ("cpu", "cuda")) if name not in ("cpu", "cuda") else ""
-        raise ConfigError(f"run.device {name!r} cannot be used{near or f': {reason}; write run.device=cpu'}") from None
-    return device
+        reason = f": {str(error).splitlines()[0]}; write run.device=cpu"
+        near = "" if name in ("cpu", "cuda") else _checks.meant(name, ("cpu", "cuda"))
+        raise ConfigError(f"run.device {name!r} cannot be used{near or reason}") from None
 
 
 def find_folder(data: DataSection) -> Path | None:
@@ -109,8 +108,8 @@ def own_model(function: Callable[..., object], data: FederatedData, seed: int, k
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"model.name: the network cannot read inputs of shape {data.shape}: {reason}") from error
     expected = (2, data.classes) if data.test.y.is_floating_point() else (*data.test.y[:2].shape, data.classes)
-    if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if found != expected:
         raise ConfigError(f"model.name: the network returns {found} for two inputs, expected {expected}")
     if not any(p.requires_grad for p in module.parameters()):
         raise ConfigError("model.name: the network has no parameter that trains")
@@ -121,13 +120,11 @@ def build_module(
     config: Config, data: FederatedData, model: Callable[..., object] | None, device: torch.device
 ) -> nn.Module:
     """Return the network of a run, of ``model`` where a program passed one."""
-    if model is None:
-        module = build_model(config.model, data, config.seed).to(device)
-    else:
-        module = own_model(model, data, config.seed, {}).to(device)
+    seed = config.seed
+    module = build_model(config.model, data, seed) if model is None else own_model(model, data, seed, {})
     if config.run.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module
+    return module.to(device)
 
 
 def build_work(config: Config) -> LocalWork:
@@ -140,9 +137,7 @@ def build_trainer(
     """Return what trains the clients, and why that is torch; None if it is not."""
     work = build_work(config)
     if data.test.y.is_floating_point() and own.loss is None:
-        raise ConfigError(
-            "the labels are fp32 numbers: own.loss must name their loss, a function of outputs and labels"
-        )
+        raise ConfigError("the labels are fp32 numbers: own.loss must name their loss, of outputs and labels")
     if own.train is not None:
         return OwnTrainer(module, work, config.seed, own), "own.train trains them"
     try:
@@ -217,12 +212,9 @@ def build_server(
     """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
     name, preset = algorithm.name, find_preset(algorithm)
     accepted, required, *_ = _keywords.of(preset)
-    for key in algorithm.keywords:
-        if key not in accepted:
-            keys = ", ".join(sorted(accepted))
-            raise ConfigError(
-                f"algorithm.{key}: {name} has no such keyword (known: {keys}){_checks.meant(key, accepted)}"
-            )
+    if wrong := [key for key in algorithm.keywords if key not in accepted]:
+        known = f"(known: {', '.join(sorted(accepted))}){_checks.meant(wrong[0], accepted)}"
+        raise ConfigError(f"algorithm.{wrong[0]}: {name} has no such keyword {known}")
     keywords: Plain = {"num_clients": clients, "seed": seed, **algorithm.keywords}
     if distill is not None:
         keywords["distill"] = distill
@@ -247,10 +239,8 @@ def check_clients(config: Config, server: Server) -> None:
         if rule != "round":
             raise ConfigError(f'algorithm {name} is synchronous: participation.rule must be "round", got "{rule}"')
         per_round = config.algorithm.keywords["clients_per_round"]
-        if per_round > config.data.clients:
-            raise ConfigError(
-                f"algorithm.clients_per_round is {per_round}, more than data.clients, {config.data.clients}"
-            )
+        if per_round > (most := config.data.clients):
+            raise ConfigError(f"algorithm.clients_per_round is {per_round}, more than data.clients, {most}")
     elif rule == "round":
         raise ConfigError(f'algorithm {name} is asynchronous: participation.rule "round" is for synchronous ones')
     if server.update_kind == "gradient" and getattr(config.delay, "start", "sent") == "before":

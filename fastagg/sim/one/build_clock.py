@@ -10,7 +10,7 @@ from fastagg.errors import ConfigError
 from fastagg.sim.clock import by_version
 from fastagg.sim.clock import delays as models
 from fastagg.sim.clock.measured import Measured, read_times
-from fastagg.sim.clock.participation import AllClients, Concurrency, Participation
+from fastagg.sim.clock.participation import AllClients, Concurrency
 from fastagg.sim.clock.schedule import RoundSchedule, TimedSchedule
 from fastagg.sim.one.build import build_work, is_synchronous
 from fastagg.sim.recipes import sections
@@ -21,54 +21,59 @@ if TYPE_CHECKING:
     from fastagg.server.dispatch import Dispatch
     from fastagg.server.server import Server
 
-
 Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
 def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Schedule:
     """Return the schedule. ``sizes``: the number of samples of each client."""
-    delay, clients, seed = config.delay, config.data.clients, config.seed
+    delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     if isinstance(delay, sections.VersionDelay):
-        return by_version.VersionSchedule(server, build_version_delay(delay, config), clients, seed)
-    delays = build_delays(config, sizes, server.layout.size)
-    work = build_work(config)
+        return by_version.VersionSchedule(server, _version_delay(delay, config), clients, seed)
+    delays, work = build_delays(config, sizes, server.layout.size), build_work(config)
 
     def steps(client: int, task: Dispatch) -> int:
         return work.steps_of(sizes[client], task.local_steps)
 
     if config.participation.rule == "round":
         return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed, steps)
-    participation: Participation = AllClients(clients)
-    if config.participation.concurrency is not None:
-        participation = Concurrency(clients, config.participation.concurrency, seed)
+    participation = AllClients(clients) if concurrency is None else Concurrency(clients, concurrency, seed)
     at_flush, before = delay.counting == "authors", delay.start == "before"
     return TimedSchedule(server, delays, participation, steps, at_flush=at_flush, before=before)
 
 
+def _version_delay(delay: sections.VersionDelay, config: Config) -> by_version.VersionDelay:
+    if delay.file is not None:
+        return by_version.ReplayedVersions(by_version.read_delays(_file(delay.file, config), config.data.clients))
+    if delay.mean is not None:
+        return by_version.ExponentialVersions(config.seed, delay.mean)
+    return by_version.UniformVersions(config.seed, delay.tau_max or 0)
+
+
 def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> models.DelayModel:
     """Return the delay model. ``sizes``: the number of samples of each client."""
-    delay, seed, clients, size = config.delay, config.seed, len(sizes), 4 * parameters  # bytes, fp32
+    delay, seed, clients = config.delay, config.seed, len(sizes)
     assert isinstance(delay, sections.TimedDelay)
-    if isinstance(delay, sections.ThreeClassDelay):
-        delays: models.DelayModel = models.ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
-    elif isinstance(delay, sections.SizeTiedDelay):
-        delays = models.SizeTied(sizes, seed, delay.table, delay.gamma)
-    elif isinstance(delay, sections.MeasuredDelay):
-        delays = Measured(read_times(find_file(delay.file, config)), clients, seed, delay.order)
-    else:
-        assert isinstance(delay, sections.ExponentialDelay)
-        delays = models.Exponential(seed, delay.mean, clients, delay.spread)
+    match delay:
+        case sections.ThreeClassDelay():
+            delays: models.DelayModel = models.ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
+        case sections.SizeTiedDelay():
+            delays = models.SizeTied(sizes, seed, delay.table, delay.gamma)
+        case sections.MeasuredDelay():
+            delays = Measured(read_times(_file(delay.file, config)), clients, seed, delay.order)
+        case _:
+            delays = models.Exponential(seed, delay.mean, clients, delay.spread)
     if delay.steps is not None:
         delays = models.PerStep(delays, delay.steps)
     if delay.suspension:  # before the transmission: a hang is at most as long as the longest training
         delays = models.Suspension(delays, seed, delay.suspension)
     if delay.speed is not None or delay.up is not None:
-        down, up = (0.0 if speed is None else size / speed for speed in (delay.speed, delay.up))
+        # bytes of fp32
+        down, up = (0.0 if speed is None else 4 * parameters / speed for speed in (delay.speed, delay.up))
         delays = models.Transmission(delays, seed, down, delay.jitter, up)
     return delays
 
 
-def find_file(name: str, config: Config) -> Path:
+def _file(name: str, config: Config) -> Path:
     """Return a file of delays: the path ``name``, or a file in the data's folder."""
     path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
     inside = path if folder is None else Path(folder).expanduser() / name
@@ -83,13 +88,3 @@ def lost_clients(config: Config) -> frozenset[int]:
     if clients - lost < left:
         raise ConfigError(f"dropout.share is {config.dropout.share}: of {clients} clients {left} must stay")
     return frozenset(map(int, generator(config.seed, "dropout").permutation(clients)[:lost]))
-
-
-def build_version_delay(delay: sections.VersionDelay, config: Config) -> by_version.VersionDelay:
-    seed = config.seed
-    if delay.file is not None:
-        return by_version.ReplayedVersions(by_version.read_delays(find_file(delay.file, config), config.data.clients))
-    if delay.mean is not None:
-        return by_version.ExponentialVersions(seed, delay.mean)
-    assert delay.tau_max is not None
-    return by_version.UniformVersions(seed, delay.tau_max)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from fastagg._types import Plain
 
@@ -66,15 +64,14 @@ class Row:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean, the mean of the worst tenth (at least one) and the population deviation."""
+    """Return the mean, the mean of the worst tenth (at least one) and the deviation of the clients' accuracies."""
     worst = sorted(values)[: max(1, len(values) // 10)]
     return statistics.fmean(values), statistics.fmean(worst), statistics.pstdev(values)
 
 
 @dataclass(frozen=True)
 class ClientRow:
-    """A line of clients.csv: its samples for training, the updates received from it, its last accuracy on its own test;
-    None without one."""
+    """A line of clients.csv: samples for training, updates received, last accuracy on its own test (None: no test)."""
 
     client: int
     samples: int
@@ -95,41 +92,15 @@ class DelayStatistics(Counter[int]):
 
     @property
     def mean(self) -> float:
-        total = self.total()
-        return sum(d * n for d, n in self.items()) / total if total else 0.0
+        return sum(d * n for d, n in self.items()) / self.total() if self else 0.0
 
     @property
     def median(self) -> float:
-        if not self:
-            return 0.0
-        delays = sorted(self)
-        *_, total = ends = list(accumulate(self[delay] for delay in delays))
-        low, high = (delays[bisect_right(ends, rank)] for rank in ((total - 1) // 2, total // 2))
-        return (low + high) / 2
+        return float(statistics.median(self.elements())) if self else 0.0
 
     @property
     def maximum(self) -> int:
         return max(self, default=0)
-
-
-def participation(uploads: Counter[int], clients: int) -> dict[str, float]:
-    """Return how evenly the uploads are spread: the fewest and most of one client, and deviation over mean."""
-    counts = [uploads[client] for client in range(clients)]
-    mean = statistics.fmean(counts)
-    return {
-        "client_uploads_min": min(counts),
-        "client_uploads_max": max(counts),
-        "client_uploads_cv": statistics.pstdev(counts) / mean if mean else 0.0,
-    }
-
-
-def last_evaluations(rows: Sequence[Row], count: int = LAST) -> tuple[float, float]:
-    """Return mean and population deviation of the last ``count`` evaluations' accuracies.
-
-    FADAS' Table 2 has these numbers of one run. Its Tables 8 and 9 have deviations over three seeds.
-    """
-    values = [row.accuracy for row in rows[-count:]]
-    return statistics.fmean(values), statistics.pstdev(values)
 
 
 def reaching(rows: Sequence[Row], target: float) -> Row | None:
@@ -138,8 +109,11 @@ def reaching(rows: Sequence[Row], target: float) -> Row | None:
 
 
 def summarise(rows: Sequence[Row], target: float) -> Plain:
-    """Return the entries of summary.json that come from the rows of one run (at least one row)."""
-    mean, deviation = last_evaluations(rows)
+    """Return the entries of summary.json that come from the rows of one run (at least one row).
+
+    The deviation of FADAS' Table 2 is over the last evaluations of one run, those of its Tables 8 and 9 over seeds.
+    """
+    last = [row.accuracy for row in rows[-LAST:]]
     end, reached = rows[-1], reaching(rows, target)
     return {
         "versions": end.version,
@@ -153,8 +127,8 @@ def summarise(rows: Sequence[Row], target: float) -> Plain:
         "final_accuracy": end.accuracy,
         "final_loss": end.loss,
         "best_accuracy": max(row.accuracy for row in rows),
-        "last5_accuracy_mean": mean,
-        "last5_accuracy_std": deviation,
+        "last5_accuracy_mean": statistics.fmean(last),
+        "last5_accuracy_std": statistics.pstdev(last),
         # the number of versions between those five rows, both included
         "last5_versions": end.version - rows[-LAST:][0].version + 1,
         "target_accuracy": target,

@@ -1,10 +1,4 @@
-"""The folder of a run: config.toml, metrics.csv, clients.csv, delays.csv, summary.json, accuracy.png, checkpoint.pt.
-
-During a run, metrics.csv and checkpoint.pt have the state of the last checkpoint. summary.json is written at the end.
-
-Each file is written under another name and then renamed. So after a full disk or a kill it is the old file or the new
-one, never half of one.
-"""
+"""Files of results. Each is written under another name and then renamed, so a full disk or a kill leaves no half."""
 
 from __future__ import annotations
 
@@ -13,9 +7,9 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +20,7 @@ from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
 T = TypeVar("T", Row, ClientRow, DelayRow)
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file in ``path``'s folder, then rename it to ``path``."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -35,8 +29,20 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raise DataError where the file system refuses inside the block."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot write results to {out}: {error}") from error
 
 
 def check_folder(out: Path) -> None:
@@ -45,35 +51,17 @@ def check_folder(out: Path) -> None:
         raise DataError(f"cannot write results to {out}: expected a folder, got a file; --out takes another one")
 
 
-def begun(folder: Path) -> str:
-    """Return what run ``folder`` contains: "a finished run", "an interrupted run", "an unfinished run", or ""."""
-    summary = read_summary(folder / "summary.json") if folder.is_dir() else None
-    if summary is not None:
-        return "an interrupted run" if summary["interrupted"] else "a finished run"
-    return "an unfinished run" if (folder / "checkpoint.pt").exists() else ""
-
-
-def tidy(folder: Path) -> None:
-    """Remove files that a killed process left half-written in ``folder``."""
-    for path in folder.glob("*.partial"):
-        path.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-
-    replace_file(path, write)
+def csv_text(columns: Iterable[str], lines: Iterable[Plain]) -> str:
+    """Return CSV with a header. Floats read back to the same bits; None is an empty cell."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return buffer.getvalue()
 
 
 def rows_csv(kind: type[T], rows: Sequence[T]) -> str:
-    """Return the rows as CSV with a header. Floats read back to the same bits; None is an empty cell."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([f.name for f in fields(kind)])
-    for row in rows:
-        writer.writerow(asdict(row).values())
-    return buffer.getvalue()
+    return csv_text([f.name for f in fields(kind)], map(asdict, rows))
 
 
 def read_rows(kind: type[T], path: Path) -> list[T]:
@@ -81,27 +69,18 @@ def read_rows(kind: type[T], path: Path) -> list[T]:
 
     Columns at the end may be missing, because an older version did not write them.
     """
-    known = fields(kind)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.reader(file))
-        if not lines or lines[0] != [f.name for f in known[: len(lines[0])]]:
+            head, *lines = csv.reader(file)
+        if head != [f.name for f in fields(kind)][: len(head)] or {len(line) for line in lines} - {len(head)}:
             raise ValueError("the columns are not those of a run")
-        needed = [f for f in known if f.default is MISSING]
-        if len(lines[0]) < len(needed):
-            raise ValueError("columns are missing")
-        return [
-            kind(*(_value(cell, str(f.type)) for cell, f in zip(line, known[: len(lines[0])], strict=True)))
-            for line in lines[1:]
-        ]
-    except (OSError, ValueError) as error:
+        return [kind(*map(_value, line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
 
 
-def _value(cell: str, kind: str) -> Any:
-    if not cell and kind.endswith("None"):
-        return None
-    return int(cell) if kind == "int" else float(cell)
+def _value(cell: str) -> Any:
+    return int(cell) if cell.isdigit() else float(cell) if cell else None
 
 
 def read_summary(path: Path) -> Plain | None:

@@ -1,20 +1,35 @@
-"""The result of a run, in memory or read from its folder."""
+"""What a run leaves: its result, and its folder.
+
+config.toml is written first. During the run metrics.csv and checkpoint.pt have the state of the last checkpoint.
+summary.json is written last.
+
+The checkpoint is the server's own (``fastagg.load`` can read it) with one more key, "run", for the simulator's state.
+Random draws are keyed (seeds.py), so this has counters instead of generators, and does not grow with the length of a
+run, except for the rows of metrics.csv.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fastagg._types import Plain
-from fastagg.errors import DataError
+from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.model import Layout
 from fastagg.server import checkpoint
 from fastagg.sim.one import output
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
-from fastagg.sim.recipes.config import Config
+from fastagg.sim.recipes.config import Config, differences, load, to_toml
+
+if TYPE_CHECKING:
+    from fastagg.sim.one.simulation import Simulation
+
+FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and a picture
 
 
 @dataclass(frozen=True)
@@ -42,10 +57,6 @@ class Result:
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property
-    def label(self) -> str:
-        return self.config.label or self.config.name
-
-    @property
     def model(self) -> Mapping[str, Tensor]:
         """The final model on the server, for ``module.load_state_dict``, read from the run's folder if it has one.
 
@@ -63,12 +74,74 @@ class Result:
 Outcome = Result | str  # str: the error of a failed run
 
 
-def read(out: Path, config: Config) -> Result | None:
-    """Return the run of ``config`` that ended in ``out``; None if there is none. DataError if a file is damaged."""
-    summary = output.read_summary(out / "summary.json")
-    if summary is None:
-        return None
-    rows = output.read_rows(Row, out / "metrics.csv")
-    clients = output.read_rows(ClientRow, there) if (there := out / "clients.csv").exists() else []
-    delays = {row.delay: row.uploads for row in output.read_rows(DelayRow, out / "delays.csv")}
-    return Result(config, rows, summary, summary["time_unit"], delays, clients, out)
+def begun(folder: Path) -> str:
+    """Return what run ``folder`` contains: "a finished run", "an interrupted run", "an unfinished run", or ""."""
+    if folder.is_dir() and (summary := output.read_summary(folder / "summary.json")) is not None:
+        return "an interrupted run" if summary["interrupted"] else "a finished run"
+    return "an unfinished run" if (folder / "checkpoint.pt").exists() else ""
+
+
+class Folder:
+    """Writes and reads the folder ``out`` of the run of ``config``."""
+
+    def __init__(self, out: Path, config: Config) -> None:
+        self.out, self.config = out, config
+        self.checkpoint = out / "checkpoint.pt"
+        self._kept = time.monotonic()
+
+    def same_run(self, *, strict: bool) -> bool:
+        """Return whether it holds a run of exactly this config. ConfigError if ``strict`` and the run is another."""
+        if not (self.out / "config.toml").exists():
+            return False
+        changed = differences(load(self.out / "config.toml"), self.config)
+        if changed and strict:
+            names = ", ".join(changed)
+            raise ConfigError(f"{self.out} holds a run with other settings ({names}): choose another folder")
+        return not changed
+
+    def read(self) -> Result | None:
+        """Return the run that ended here; None if there is none. DataError if a file is damaged."""
+        if (summary := output.read_summary(self.out / "summary.json")) is None:
+            return None
+        rows = output.read_rows(Row, self.out / "metrics.csv")
+        clients = output.read_rows(ClientRow, there) if (there := self.out / "clients.csv").exists() else []
+        delays = {row.delay: row.uploads for row in output.read_rows(DelayRow, self.out / "delays.csv")}
+        return Result(self.config, rows, summary, summary["time_unit"], delays, clients, self.out)
+
+    def restore(self, simulation: Simulation) -> bool:
+        """Let a new ``simulation`` continue from the checkpoint. Return False if there is none.
+
+        CheckpointError if it is damaged or belongs to another config.
+        """
+        if not self.checkpoint.exists() or (state := checkpoint.read(self.checkpoint)).get("run") is None:
+            return False  # a finished run leaves only its server
+        try:
+            simulation.load_state_dict(state)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.checkpoint}: {error}") from error
+        self._tidy()
+        return True
+
+    def prepare(self) -> None:
+        """Remove an earlier run's files, the summary first, so that it is not taken for this run's."""
+        with output.writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._tidy()
+            for path in (*(self.out / name for name in FILES), *self.out.glob("accuracy.*")):
+                path.unlink(missing_ok=True)
+            output.write_text(self.out / "config.toml", to_toml(self.config))
+
+    def _tidy(self) -> None:
+        for path in self.out.glob("*.partial"):  # a killed process left them
+            path.unlink(missing_ok=True)
+
+    def due(self) -> bool:
+        """Return whether it is time for another checkpoint."""
+        return time.monotonic() - self._kept >= self.config.run.checkpoint_every
+
+    def keep(self, simulation: Simulation) -> None:
+        """Write a checkpoint and metrics.csv."""
+        with output.writing(self.out):
+            output.write_text(self.out / "metrics.csv", output.rows_csv(Row, simulation.rows))
+        checkpoint.write(simulation.state_dict(), self.checkpoint)
+        self._kept = time.monotonic()

@@ -1,30 +1,30 @@
-"""A run from its beginning to its end: the loop around a simulation, and the folder."""
+"""A run from its beginning to its end: the loop around a simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from fastagg._types import Plain
-from fastagg.errors import ConfigError, DataError, NonFiniteUpdate
+from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.integrations.trackers import Given, Trackers
 from fastagg.sim import engines
 from fastagg.sim.clients.own import NAMES as FUNCTIONS
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.own import check as check_data
-from fastagg.sim.one import checkpoints, output
+from fastagg.sim.one import output
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
-from fastagg.sim.one.result import Result, read
+from fastagg.sim.one.result import Folder, Result
 from fastagg.sim.one.simulation import Factory, Simulation
 from fastagg.sim.one.summary import summary as summary_of
-from fastagg.sim.recipes.config import Config, changed, from_dict, to_toml
+from fastagg.sim.recipes.config import Config, changed, from_dict
 from fastagg.sim.show.progress import Progress
 
 Resume = Literal["never", "go on", "replace"]
@@ -65,8 +65,9 @@ def run(
     """
     engines.check(engine, workers)
     config = given(config, data, model, own)
-    begun = out is not None and resume != "never" and checkpoints.same_run(out, config, strict=resume == "go on")
-    if begun and out is not None and (result := read(out, config)) is not None and not result.summary["interrupted"]:
+    folder = None if out is None else Folder(out, config)
+    begun = folder is not None and resume != "never" and folder.same_run(strict=resume == "go on")
+    if folder is not None and begun and (result := folder.read()) and not result.summary["interrupted"]:
         return result
     with (
         on_ctrl_c() as asked,
@@ -74,25 +75,16 @@ def run(
         closing(Trackers(trackers)) as told,
         closing(Simulation(config, data, model, engine, workers, own)) as simulation,
     ):
-        if out is not None and not (begun and checkpoints.restore(simulation, out)):
-            _prepare(out, config)
-        keeper = None if out is None else checkpoints.Checkpoints(out, config.run.checkpoint_every)
-        progress = progress or Progress()
-
-        def evaluate() -> None:
-            row = simulation.evaluate()
-            progress.evaluated(row)
-            told.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
-
-        stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress, evaluate, keeper)
-        unit, delays = simulation.schedule.unit, dict(simulation.delays)
-        summary, clients = summary_of(simulation, stopped), simulation.clients()
-        if out is None:
-            weights = {name: array.clone() for name, array in simulation.server.parameters().items()}
-            return Result(config, simulation.rows, summary, unit, delays, clients, weights=weights)
-        result = Result(config, simulation.rows, summary, unit, delays, clients, out)
-        _write(out, result, simulation, picture)
-    return result
+        if folder is not None and not (begun and folder.restore(simulation)):
+            folder.prepare()
+        stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress or Progress(), told, folder)
+        summary, unit, delays = summary_of(simulation, stopped), simulation.schedule.unit, dict(simulation.delays)
+        result = Result(config, simulation.rows, summary, unit, delays, simulation.clients(), out)
+        if folder is not None:
+            _finish(folder, result, simulation, picture)
+            return result
+        weights = {name: array.clone() for name, array in simulation.server.parameters().items()}
+        return replace(result, weights=weights)
 
 
 @contextmanager
@@ -123,13 +115,15 @@ def given(config: Config, data: FederatedData | None, model: Factory | None, own
 
 
 def _loop(
-    simulation: Simulation,
-    stop: Callable[[], bool],
-    progress: Progress,
-    evaluate: Callable[[], None],
-    keeper: checkpoints.Checkpoints | None,
+    simulation: Simulation, stop: Callable[[], bool], progress: Progress, told: Trackers, folder: Folder | None
 ) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
+
+    def evaluate() -> None:
+        row = simulation.evaluate()
+        progress.evaluated(row)
+        told.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
+
     if not simulation.rows:
         evaluate()
     stopped = "finished"
@@ -137,8 +131,6 @@ def _loop(
         progress.advanced(share)
         if stop():
             stopped = "interrupted"
-            if keeper is not None:
-                keeper.write(simulation)  # before the evaluation below, which an unbroken run has not
             break
         try:
             stepped = simulation.step()
@@ -147,47 +139,33 @@ def _loop(
             break
         if stepped and simulation.due():
             evaluate()
-        if keeper is not None and keeper.due():
-            keeper.write(simulation)
+        if folder is not None and folder.due():
+            folder.keep(simulation)
+    if stopped == "interrupted" and folder is not None:
+        folder.keep(simulation)  # before the evaluation below, which an unbroken run has not
     if simulation.rows[-1].uploads != simulation.uploads:
         evaluate()
-    if stopped == "finished" and keeper is not None:
-        keeper.write(simulation)  # if a later file fails, nothing must be trained again
+    if stopped == "finished" and folder is not None:
+        folder.keep(simulation)  # if a later file fails, nothing must be trained again
     progress.advanced(1.0)
     return stopped
 
 
-def _prepare(out: Path, config: Config) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        output.tidy(out)
-        # Remove an earlier run's files, the summary first, so that it is not taken for this run's.
-        for name in ("summary.json", checkpoints.FILE, "metrics.csv", "clients.csv", "delays.csv", "report.html"):
-            (out / name).unlink(missing_ok=True)
-        for plot in out.glob("accuracy.*"):
-            plot.unlink()
-        output.write_text(out / "config.toml", to_toml(config))
-    except OSError as error:
-        raise DataError(f"cannot write results to {out}: {error}") from error
-
-
-def _write(out: Path, result: Result, simulation: Simulation, picture: str) -> None:
+def _finish(folder: Folder, result: Result, simulation: Simulation, picture: str) -> None:
     from fastagg.sim.many.groups import grouped
     from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show import findings, pages, plots, style
 
-    try:
+    out, groups = folder.out, grouped([(Cell(result.config), result)])
+    delays = [DelayRow(*pair) for pair in sorted(result.delays.items())]
+    with output.writing(out):
         output.write_text(out / "metrics.csv", output.rows_csv(Row, result.rows))
         output.write_text(out / "clients.csv", output.rows_csv(ClientRow, result.clients))
-        delays = [DelayRow(*pair) for pair in sorted(result.delays.items())]
         output.write_text(out / "delays.csv", output.rows_csv(DelayRow, delays))
-        style.save(plots.accuracy_figure(result), out / f"accuracy.{picture}")
-        groups = grouped([(Cell(result.config), result)])
-        output.write_text(
-            out / "report.html", pages.comparison_page(groups, findings.find(groups), result.config.about)
-        )
+        figure = plots.curves(groups, result.config.about, None, ["time"])
+        drawn = {"accuracy": style.save(figure, out / f"accuracy.{picture}")}
+        page = pages.comparison_page(groups, findings.find(groups), drawn, result.config.about)
+        output.write_text(out / "report.html", page)
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
-            simulation.server.save(out / checkpoints.FILE)  # open tasks are no longer needed
-    except OSError as error:
-        raise DataError(f"cannot write results to {out}: {error}") from error
+            simulation.server.save(folder.checkpoint)  # open tasks are no longer needed

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 
 from fastagg.sim.one.metrics import Row, duration
 
 if TYPE_CHECKING:
     from fastagg.sim.one.result import Outcome
     from fastagg.sim.recipes.tables import Cell
-
 
 EVERY = 30.0  # seconds between two lines where there is no terminal
 
@@ -39,50 +37,39 @@ class Watcher:
     def ended(self, cell: Cell, outcome: Outcome) -> None: ...
 
 
-class _Bar:
+class _Bar(rich.Progress):
     """A bar on stderr with how many of how many, the share, and the time that is left.
 
     Without a terminal it is a line every :data:`EVERY` seconds, when there is something new.
     """
 
-    def __init__(self, total: float, words: str, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-        self._bar = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(),
-            console=self.console,
+    def __init__(self, total: float, words: str, console: Console | None) -> None:
+        console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        text, bar = rich.TextColumn("{task.description}", markup=False), rich.BarColumn(bar_width=None)
+        times = rich.TimeElapsedColumn(), rich.TextColumn("left:"), rich.TimeRemainingColumn()
+        super().__init__(
+            *(text, bar, rich.TaskProgressColumn(), *times),
+            console=console,
             transient=True,
             expand=True,
-            disable=not self.console.is_terminal,
+            disable=not console.is_terminal,
             speed_estimate_period=600,
         )
-        self._task = self._bar.add_task(words, total=total)
+        self.add_task(words, total=total)
         self._drawn = self._told = time.monotonic()
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def show(self, completed: float, words: str, *, now: bool = False) -> None:
         """Draw what is done, ten times a second at most; with ``now`` at once.
 
         An update of a tiny model takes a millisecond. Drawing each one would slow the run down.
         """
-        clock = time.monotonic()
+        clock, (task,) = time.monotonic(), self.tasks
         if not now and clock - self._drawn < 0.1:
             return
         self._drawn = clock
-        self._bar.update(self._task, completed=completed, description=words)
+        self.update(task.id, completed=completed, description=words)
         if not self.console.is_terminal and clock - self._told >= EVERY:
             self._told = clock
-            task = self._bar.tasks[0]
             left = "" if task.time_remaining is None else f", {duration(task.time_remaining, '1 s')} left"
             self.console.print(f"{words}: {task.percentage:.0f}% after {duration(task.elapsed or 0, '1 s')}{left}")
 
@@ -92,15 +79,15 @@ class ProgressBar(_Bar, Progress):
 
     def __init__(self, label: str, console: Console | None = None) -> None:
         super().__init__(1.0, label, console)
-        self._label, self._share = label, 0.0
+        self._label, self._words, self._share = label, label, 0.0
 
     def advanced(self, share: float) -> None:
         self._share = share
-        self.show(share, self._label)
+        self.show(share, self._words)
 
     def evaluated(self, row: Row) -> None:
-        self._label = f"{self._label.partition(': version')[0]}: version {row.version}, accuracy {row.accuracy:.1%}"
-        self.show(self._share, self._label)
+        self._words = f"{self._label}: version {row.version}, accuracy {row.accuracy:.1%}"
+        self.show(self._share, self._words)
 
 
 class CellsBar(_Bar, Watcher):
@@ -110,40 +97,33 @@ class CellsBar(_Bar, Watcher):
     """
 
     def __init__(self, cells: int, console: Console | None = None, *, about: bool = False) -> None:
+        super().__init__(cells, "", console)
         self._cells, self._about, self._over = cells, about, 0
         self._shares: dict[str, float] = {}
-        super().__init__(cells, self._words(), console)
+        self._draw()
 
     def started(self, cell: Cell) -> None:
         self._shares[cell.name] = 0.0
-        if not self._about:
-            self._show()
+        self._draw(now=not self._about)
 
     def advanced(self, cell: Cell, share: float) -> None:
         self._shares[cell.name] = share
-        self._show(now=False)
+        self._draw(now=False)
 
     def ended(self, cell: Cell, outcome: Outcome) -> None:
         del self._shares[cell.name]
         self._over += 1
-        if not self._about:
-            self._tell(cell, outcome)
-        self._show()
-
-    def _tell(self, cell: Cell, outcome: Outcome) -> None:
         if isinstance(outcome, str):
-            text, style = f"{cell.name}: failed: {' '.join(outcome.split())}", "red"
-        else:
+            self.console.print(f"{cell.name}: failed: {' '.join(outcome.split())}", style="red", markup=False)
+        elif not self._about:
             wall = outcome.summary["wall_seconds"]["total"]
-            text, style = f"{cell.name}: {outcome.summary['final_accuracy']:.1%}, {wall:.1f} s", None
-        self.console.print(text, style=style, markup=False)
+            self.console.print(f"{cell.name}: {outcome.summary['final_accuracy']:.1%}, {wall:.1f} s", markup=False)
+        self._draw()
 
-    def _show(self, now: bool = True) -> None:
-        done = self._over + sum(self._shares.values())
-        self.show(min(done, self._cells - 0.5) if self._about else done, self._words(), now=now)
-
-    def _words(self) -> str:
+    def _draw(self, now: bool = True) -> None:
+        done, running = self._over + sum(self._shares.values()), len(self._shares)
         if self._about:
-            return f"{self._over} of about {self._cells} runs"
-        running = f", {len(self._shares)} running" if self._shares else ""
-        return f"{self._over} of {self._cells} runs{running}"
+            self.show(min(done, self._cells - 0.5), f"{self._over} of about {self._cells} runs", now=now)
+        else:
+            words = f"{self._over} of {self._cells} runs" + (f", {running} running" if running else "")
+            self.show(done, words, now=now)

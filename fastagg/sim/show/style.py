@@ -6,6 +6,7 @@ be told apart in grey print.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -66,20 +67,21 @@ def logarithmic(axes: Axes, which: str) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write ``figure`` in the format of the path's suffix. The file is written completely or not at all."""
-    kind = path.suffix[1:]
-    if kind == "png":
-        replace_file(path, lambda temporary: _write_png(figure, temporary))
+def save(figure: Figure, path: Path) -> bytes:
+    """Write ``figure`` in the format of the path's suffix, completely or not at all; return it as a PNG."""
+    png = _png(figure)
+    if path.suffix == ".png":
+        replace_file(path, lambda temporary: temporary.write_bytes(png))
     else:
-        replace_file(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=DPI))
+        replace_file(path, lambda temporary: figure.savefig(temporary, format=path.suffix[1:], dpi=DPI))
+    return png
 
 
-def _write_png(figure: Figure, path: Path) -> None:
-    """Write the pixels of ``savefig``, in less time: savefig lays the text out twice, and compresses a channel of
-    transparency that no picture has."""
+def _png(figure: Figure) -> bytes:
+    """Return what ``savefig`` writes, in half the time: without laying the text out twice, and without transparency."""
     figure.set_dpi(DPI)
-    canvas = FigureCanvasAgg(figure)
+    canvas, file = FigureCanvasAgg(figure), io.BytesIO()
     canvas.draw()
     pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
-    Image.fromarray(pixels).save(path, format="png", dpi=(DPI, DPI), compress_level=1)
+    Image.fromarray(pixels).save(file, format="png", dpi=(DPI, DPI), compress_level=1)
+    return file.getvalue()

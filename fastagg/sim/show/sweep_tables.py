@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fastagg.sheet import Sheet
-from fastagg.sim.many.groups import Group, Spread, name_of, speedups, spread
+from fastagg.sim.many.groups import Group, Spread, name_of, speedups, targets
 from fastagg.sim.one.metrics import ACTIVITIES, duration, seconds, unit_text
+from fastagg.sim.one.output import csv_text
 
 if TYPE_CHECKING:
     from fastagg.sim.many.claims import Judged
     from fastagg.sim.one.result import Result
-    from fastagg.sim.recipes.tables import Cell
+    from fastagg.sim.recipes.tables import Cell, Paper
 
 # The numbers of summary.json in comparison.csv.
 RUN_NUMBERS = (
@@ -33,33 +32,37 @@ MEASURES = {
     ("time_to_target", 1.0): "Virtual time to the target accuracy",
 }
 
+DELAYS = {"delay mean": "delay_mean", "median": "delay_median"}
+
 
 def table(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> Sheet:
     """Return the table with a line for each group of seeds."""
-    baseline = name_of(groups, baseline)
-    targets = {r.config.run.target if target is None else target for g in groups for r in g.results}
-    goal = f"{targets.pop():.0%}" if len(targets) == 1 else "target"
+    baseline, goals = name_of(groups, baseline), targets(groups, target)
+    goal = f"{goals.pop():.0%}" if len(goals) == 1 else "target"
     paper = any(group.paper.numbers for group in groups)
-    headings = ["method", "accuracy", *(["paper"] if paper else []), "best", f"time to {goal}", f"uploads to {goal}"]
-    headings += [f"vs {baseline}"] if baseline else []
-    headings += ["uploads", "versions", "delay mean", "median", "max"]
     lines = []
     for group, ratio in zip(groups, speedups(groups, baseline, target), strict=True):
-        reached = group.reached(target)
-        cells = [
-            group.label + _states(group),
-            _number(group.over("last5_accuracy_mean"), 100),
-            *([_number(_printed(group))] if paper else []),
-            _number(group.over("best_accuracy"), 100),
-            _time(spread([None if row is None else row.time for row in reached]), group.results[0].unit),
-            _mean(spread([None if row is None else row.uploads for row in reached]), 0),
-        ]
-        cells += [("–" if ratio is None else f"{ratio:.1f}x")] if baseline else []
-        cells += [_mean(group.over(key), 0) for key in ("uploads", "versions")]
-        cells += [_mean(group.over(key), digits) for key, digits in (("delay_mean", 1), ("delay_median", 1))]
-        cells += [_mean(spread([max(r.summary["delay_max"] for r in group.results)]), 0)]
-        lines.append(cells)
-    return Sheet("Test accuracy", headings, lines, _caption(groups, baseline))
+        line = {"method": group.label + _states(group), "accuracy": _number(group.over("last5_accuracy_mean"), 100)}
+        line |= {"paper": _number(_printed(group))} if paper else {}
+        line["best"] = _number(group.over("best_accuracy"), 100)
+        line[f"time to {goal}"] = _mean(group.until(target), 1, group.results[0].unit)
+        line[f"uploads to {goal}"] = _mean(group.until(target, "uploads"), 0)
+        line |= {f"vs {baseline}": "–" if ratio is None else f"{ratio:.1f}x"} if baseline else {}
+        line |= {key: _mean(group.over(key), 0) for key in ("uploads", "versions")}
+        line |= {text: _mean(group.over(key), 1) for text, key in DELAYS.items()}
+        line["max"] = f"{max(result.summary['delay_max'] for result in group.results):.0f}"
+        lines.append(line)
+    return Sheet("Test accuracy", list(lines[0]), [list(line.values()) for line in lines], _caption(groups, baseline))
+
+
+def _caption(groups: Sequence[Group], baseline: str | None) -> str:
+    seeds = {len(group.results) for group in groups}
+    text = f"Mean ± deviation over {' or '.join(map(str, sorted(seeds)))} seeds. " if max(seeds) > 1 else ""
+    text += "accuracy: mean of a run's last five evaluations, %. "
+    units = sorted({result.unit for group in groups for result in group.results})
+    unit = "" if all(map(seconds, units)) else f", in {' or '.join(map(unit_text, units))}"
+    text += f"Time is virtual{unit}; delays are in server versions."
+    return text + (f" vs {baseline}: how many times sooner the target is reached." if baseline else "")
 
 
 def pivot(groups: Sequence[Group]) -> Sheet | None:
@@ -70,35 +73,22 @@ def pivot(groups: Sequence[Group]) -> Sheet | None:
     settings = list(dict.fromkeys(group.setting for group in groups))
     if len(settings) < 2:
         return None
-    cells = {(group.method, group.setting): group for group in groups}
-    lines = []
-    for method in dict.fromkeys(group.method for group in groups):
-        found = [cells.get((method, setting)) for setting in settings]
-        lines.append([method, *("–" if group is None else _beside(group) for group in found)])
-    return Sheet("Methods by settings", ["method", *settings], lines, _pivot_caption(groups))
+    cells = {(group.method, group.setting): _beside(group) for group in groups}
+    methods = dict.fromkeys(group.method for group in groups)
+    lines = [[method, *(cells.get((method, setting), "–") for setting in settings)] for method in methods]
+    what = " or ".join(sorted({measure(group.paper) for group in groups}))
+    brackets = ", the paper's number in brackets" if any(group.paper.numbers for group in groups) else ""
+    caption = f"{what}: mean ± deviation over seeds{brackets}."
+    return Sheet("Methods by settings", ["method", *settings], lines, caption)
+
+
+def measure(paper: Paper) -> str:
+    """Return what the paper's numbers are."""
+    return MEASURES.get((paper.measure, paper.scale), f"{paper.measure} times {paper.scale:g}")
 
 
 def _beside(group: Group) -> str:
     return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "")
-
-
-def _caption(groups: Sequence[Group], baseline: str | None) -> str:
-    seeds = {len(group.results) for group in groups}
-    text = f"Mean ± deviation over {' or '.join(map(str, sorted(seeds)))} seeds. " if max(seeds) > 1 else ""
-    text += "accuracy: mean of a run's last five evaluations, %. "
-    runs = [result for group in groups for result in group.results]
-    unit = "" if all(seconds(result.unit) for result in runs) else f", in {units(runs)}"
-    text += f"Time is virtual{unit}; delays are in server versions."
-    if baseline:
-        text += f" vs {baseline}: how many times sooner the target is reached."
-    return text
-
-
-def _pivot_caption(groups: Sequence[Group]) -> str:
-    measures = {(group.paper.measure, group.paper.scale) for group in groups}
-    what = " or ".join(MEASURES.get(pair, f"{pair[0]} times {pair[1]:g}") for pair in sorted(measures))
-    brackets = ", the paper's number in brackets" if any(group.paper.numbers for group in groups) else ""
-    return f"{what}: mean ± deviation over seeds{brackets}."
 
 
 def markdown(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
@@ -109,7 +99,7 @@ def markdown(groups: Sequence[Group], target: float | None = None, baseline: str
 
 def _printed(group: Group) -> Spread:
     mean, deviation = (*group.paper.numbers, None, None)[:2]
-    return Spread(mean, deviation, 0, 0)
+    return Spread(mean, deviation)
 
 
 def _number(value: Spread, scale: float = 1) -> str:
@@ -119,19 +109,12 @@ def _number(value: Spread, scale: float = 1) -> str:
     return f"{scale * value.mean:.1f}{deviation}"
 
 
-def _mean(value: Spread, digits: int) -> str:
+def _mean(value: Spread, digits: int, unit: str = "") -> str:
+    """Return a mean, in words if it is a time whose ``unit`` is known in seconds."""
     if value.mean is None:
         return "never"
     never = f" ({value.missing} never)" if value.missing else ""
-    return f"{value.mean:.{digits}f}{never}"
-
-
-def _time(value: Spread, unit: str) -> str:
-    """Return a mean time in words if its unit is known in seconds, and as a number otherwise."""
-    if value.mean is None or not seconds(unit):
-        return _mean(value, 1)
-    never = f" ({value.missing} never)" if value.missing else ""
-    return duration(value.mean, unit) + never
+    return (duration(value.mean, unit) if seconds(unit) else f"{value.mean:.{digits}f}") + never
 
 
 def _states(group: Group) -> str:
@@ -142,15 +125,17 @@ def _states(group: Group) -> str:
 
 def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Sheet:
     """Return a table with a line per label: its wall seconds and their shares by activity."""
-    rows = []
-    for label, wall in lines:
-        cells = [f"{wall[activity]:.2f} {wall[activity] / wall['total']:4.0%}" for activity in (*ACTIVITIES, "other")]
-        rows.append([label, *cells, f"{wall['total']:.2f}"])
+    parts = (*ACTIVITIES, "other")
     return Sheet(
-        "Where the time goes (wall seconds and share)", ["method", *ACTIVITIES, "other", "total"], rows,
+        "Where the time goes (wall seconds and share)",
+        ["method", *parts, "total"],
+        [
+            [label, *(f"{wall[part]:.2f} {wall[part] / wall['total']:4.0%}" for part in parts), f"{wall['total']:.2f}"]
+            for label, wall in lines
+        ],
         "server: with drawing who is next and its delay. setup: loading data, building the model. other: records, "
         "checkpoints.",
-    )  # fmt: skip
+    )
 
 
 def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
@@ -160,21 +145,11 @@ def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
         {"name": cell.config.name, **keys, **dict(cell.choice), **{key: result.summary[key] for key in RUN_NUMBERS}}
         for cell, result in runs
     ]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return buffer.getvalue()
-
-
-def units(results: Sequence[Result]) -> str:
-    """Return the units of virtual time of all ``results``, in words."""
-    return " or ".join(unit_text(unit) for unit in sorted({result.unit for result in results}))
+    return csv_text(lines[0], lines)
 
 
 def claims_table(found: Sequence[Judged]) -> Sheet:
     """Return a table with a line per claim of a paper: what these runs say of it."""
-    rows = [
-        [one.claim.text, str(one.difference), str(len(one.difference.pairs)), one.difference.verdict] for one in found
-    ]
+    pairs = [(one.claim.text, one.difference) for one in found]
+    rows = [[text, str(found), str(len(found.pairs)), found.verdict] for text, found in pairs]
     return Sheet("Claims", ["claim", "difference, 95% interval", "seeds", "verdict"], rows)
