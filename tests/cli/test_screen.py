@@ -92,7 +92,7 @@ CLAIM = Claim(
     text="FADAS with the delay-adaptive step is above FedBuff with stragglers", better=("a", "b"), worse=("c", "d")
 )
 JUDGED = [Judged(CLAIM, Difference(9.8, 5.6, 14.0, {0: 9.8, 1: 9.8}))]
-FOUND = findings.find(GROUPS, JUDGED, None, "FedAvg")
+FOUND = findings.find(GROUPS, JUDGED, "FedAvg")
 MEASURED = [Measured("ACE int8", "torch.compile with an int8 cache", 4_000_000, 0.001234, 0.0123, (9.9, 9.97, 10.1))]
 REAL = {
     **{sheet.title: sheet for sheet in (*FOUND.sheets, FOUND.times)},

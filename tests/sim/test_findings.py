@@ -15,7 +15,7 @@ from fastagg.sim.show.findings import factor, find, verdict
 def group(tiny):
     """``group("A", [(time, accuracy), ...], ...)``: a method with a seed for each list."""
 
-    def build(method, *runs, unit="10 s", rule=None, choice=(), notes=()):
+    def build(method, *runs, unit="10 s", rule=None, choice=(), notes=(), target=0.9):
         results = []
         for points in runs:
             rows = [Row(k, time, 10 * k, accuracy, 1.0, 0.0, 0) for k, (time, accuracy) in enumerate(points)]
@@ -25,7 +25,7 @@ def group(tiny):
                 "notes": list(notes),
             }
             summary |= {"stopped": "finished", "uploads": 1000}
-            config = tiny({"run.target": 0.9})
+            config = tiny({"run.target": target})
             if rule is not None:
                 config = config.model_copy(
                     update={"participation": config.participation.model_copy(update={"rule": rule})}
@@ -41,40 +41,40 @@ FAST, SLOW, NEVER = [(0, 0.1), (10, 0.9)], [(0, 0.1), (200, 0.5), (410, 0.9)], [
 
 def test_the_verdict_is_the_ratio_of_the_mean_times(group):
     groups = [group("Waits", SLOW, SLOW, rule="round"), group("Fast", FAST, FAST)]
-    assert verdict(groups, None, "waits") == "Fast reaches 90% 41 times sooner than Waits"
-    assert speedups(groups, "Waits", None)[1] == 41
-    first, why, _ = findings.sentences(groups, None, "Waits")
+    assert verdict(groups, "waits") == "Fast reaches 90% 41 times sooner than Waits"
+    assert speedups(groups, "Waits")[1] == 41
+    first, why, _ = findings.sentences(groups, "Waits")
     assert first == "Fast reaches 90% 41 times sooner than Waits."
     assert why == "Waits waits in every round for the slowest client."
 
 
 def test_who_never_arrives_is_named(group):
     groups = [group("Base", NEVER), group("Fast", FAST)]
-    said = findings.sentences(groups, None, "Base")
+    said = findings.sentences(groups, "Base")
     assert said[0] == "Fast reaches 90%, Base does not."
-    assert verdict([group("A", NEVER), group("B", NEVER)], None, "A") == ""
+    assert verdict([group("A", NEVER), group("B", NEVER)], "A") == ""
     half = [group("A", FAST, NEVER), group("B", FAST, FAST)]  # one seed is enough to miss it
-    assert verdict(half, None, "A") == "B reaches 90%, A does not"
+    assert verdict(half, "A") == "B reaches 90%, A does not"
 
 
 def test_a_baseline_that_wins_is_said_to_be_first(group):
     groups = [group("Base", FAST), group("Late", SLOW)]
-    assert verdict(groups, None, "Base") == verdict(groups, None, None) == "Base reaches 90% first"
+    assert verdict(groups, "Base") == verdict(groups, None) == "Base reaches 90% first"
 
 
 def test_a_target_that_everybody_has_from_the_start_makes_no_ratio(group):
-    groups = [group("Base", FAST), group("Other", SLOW)]
-    assert verdict(groups, 0.05, "Base") == "Base reaches 5% first"
-    assert verdict(groups, 0.05, "Other") == "Base reaches 5% first"
+    groups = [group("Base", FAST, target=0.05), group("Other", SLOW, target=0.05)]
+    assert verdict(groups, "Base") == "Base reaches 5% first"
+    assert verdict(groups, "Other") == "Base reaches 5% first"
 
 
 def test_times_in_different_units_are_not_compared(group):
-    assert verdict([group("A", FAST), group("B", SLOW, unit="update")], None, "A") == ""
+    assert verdict([group("A", FAST), group("B", SLOW, unit="update")], "A") == ""
 
 
 def test_the_end_is_compared_with_what_seeds_differ_by(group):
     groups = [group("A", FAST, [(0, 0.1), (10, 0.95)]), group("B", SLOW, SLOW)]
-    *_, end = findings.sentences(groups, None, "B")
+    *_, end = findings.sentences(groups, "B")
     assert end.startswith(
         "Accuracy at the end: A is first and B last, 1.2 points below: not more than the seeds differ"
     )

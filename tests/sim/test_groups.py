@@ -18,10 +18,10 @@ EMPTY = dict.fromkeys(sweep_tables.RUN_NUMBERS, 0.0)
 def result(tiny):
     """Return a function from accuracies at times 0, 10, 20, ... to a Result."""
 
-    def build(*accuracies, unit="s", stopped="finished", **changes):
+    def build(*accuracies, unit="s", stopped="finished", target=0.5, **changes):
         rows = [Row(2 * k, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
         summary = EMPTY | summarise(rows, 0.5) | {"stopped": stopped, "delay_max": 3, "delay_mean": 1.5}
-        return Result(tiny({"run.target": 0.5, **changes}), rows, summary, unit, {0: 2, 3: 1})
+        return Result(tiny({"run.target": target, **changes}), rows, summary, unit, {0: 2, 3: 1})
 
     return build
 
@@ -62,17 +62,19 @@ def test_keys_with_the_same_last_part_are_told_apart(result, tiny):
 def test_the_speedup_is_the_baselines_mean_time_over_the_methods(group):
     slow = group("FedAvg", (0, 0, 0, 0.6), (0, 0, 0, 0, 0, 0.5))  # 30 and 50
     fast = group("FADAS", (0, 0.5), (0, 0.7))  # 10 and 10
-    assert speedups([slow, fast], "FedAvg", None) == [1.0, 4.0]
-    assert speedups([slow, fast], "fedavg", None) == [1.0, 4.0]
-    assert speedups([slow, fast], "FADAS", 0.6) == [None, None]  # a seed of each never gets there
-    assert speedups([slow, fast], None, None) == [None, None]
+    assert speedups([slow, fast], "FedAvg") == [1.0, 4.0]
+    assert speedups([slow, fast], "fedavg") == [1.0, 4.0]
+    slow = group("FedAvg", (0, 0, 0, 0.6), (0, 0, 0, 0, 0, 0.5), target=0.6)
+    fast = group("FADAS", (0, 0.5), (0, 0.7), target=0.6)
+    assert speedups([slow, fast], "FADAS") == [None, None]  # a seed of each never gets there
+    assert speedups([slow, fast], None) == [None, None]
 
 
 def test_no_speedup_where_a_seed_misses_the_target_or_the_units_differ(group):
     never = group("A", (0, 0.5), (0, 0.4))
     other = group("B", (0, 0.5), unit="arrival")
     base = group("C", (0, 0, 0.5))
-    assert speedups([never, other, base], "C", None) == [None, None, 1.0]
+    assert speedups([never, other, base], "C") == [None, None, 1.0]
 
 
 def test_speedups_compare_within_one_setting(group):
@@ -80,12 +82,12 @@ def test_speedups_compare_within_one_setting(group):
         (0.1, "Base", (0, 0, 0, 0.5)), (0.1, "Fast", (0, 0.5)), (0.3, "Base", (0, 0, 0.5)), (0.3, "Fast", (0, 0.5)),
         (0.7, "Fast", (0, 0.5)),
     )]  # fmt: skip
-    assert speedups(lines, "Base", None) == [1.0, 3.0, 1.0, 2.0, None]
+    assert speedups(lines, "Base") == [1.0, 3.0, 1.0, 2.0, None]
 
 
 def test_the_table_says_mean_deviation_never_and_ratio(group):
     lines = [group("FedAvg", (0, 0.2, 0.4, 0.5), (0, 0.2, 0.4, 0.4)), group("FADAS", (0, 0.5), (0, 0.5))]
-    sheet = sweep_tables.table(lines, None, "fedavg")  # a recipe's name stands for its method
+    sheet = sweep_tables.table(lines, "fedavg")  # a recipe's name stands for its method
     table = [dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows]
     assert [row["method"] for row in table] == ["FedAvg", "FADAS"]
     assert table[0]["accuracy"] == "26.2±1.8"  # 27.5 and 25, of all four rows
@@ -95,8 +97,8 @@ def test_the_table_says_mean_deviation_never_and_ratio(group):
     assert [row["vs FedAvg"] for row in table] == ["–", "–"]
 
 
-def test_another_target_needs_no_other_run(group):
-    sheet = sweep_tables.table([group("A", (0, 0.2, 0.4, 0.9))], 0.4, None)
+def test_another_target_needs_no_other_run(result):
+    sheet = sweep_tables.table(grouped([(Cell(one.config), one) for one in [result(0, 0.2, 0.4, 0.9)]], 0.4))
     assert sheet.rows[0][sheet.headings.index("time to 40%")] == "20.0"
 
 
@@ -131,7 +133,7 @@ def test_a_papers_other_measure_is_scaled_to_its_numbers(group):
 
 
 def test_markdown_has_a_cell_for_every_column_and_escapes_bars(group):
-    text = sweep_tables.markdown([group("a|b", (0.1,), (0.2,)), group("c", (0.3,), (0.2,))], None, "c")
+    text = sweep_tables.markdown([group("a|b", (0.1,), (0.2,)), group("c", (0.3,), (0.2,))], "c")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace(r"\|", "").count("|") for line in lines}) == 1
     assert r"a\|b" in lines[2]

@@ -102,5 +102,5 @@ def test_a_count_of_runs_that_is_only_about_known_never_claims_to_be_done(tiny, 
             bar.ended(cell, done)
     lines = console.file.getvalue().splitlines()
     assert [line.partition(" after")[0] for line in lines] == [
-        "0 of about 2 runs: 0%", "1 of about 2 runs: 50%", "2 of about 2 runs: 75%",
+        "0 of about 2 runs, 1 running: 0%", "1 of about 2 runs, 1 running: 50%", "2 of about 2 runs, 1 running: 75%",
     ]  # fmt: skip

@@ -1,5 +1,4 @@
 import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from fastagg.sim.many.groups import Group
 from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.result import Result
 from fastagg.sim.show.plots import curves, delay_tails, lines_over_key, to_target
-from fastagg.sim.show.series import MOST_LINES, few_lines, line_labels, mean_curve, tail
+from fastagg.sim.show.series import MOST_LINES, few_lines, line_labels, mean_curve
 
 
 def rows(*points):
@@ -45,13 +44,13 @@ def test_the_mean_curve_joins_the_seeds_points_and_keeps_the_last_of_a_seed_that
 
 def test_three_panels_over_time_versions_and_uploads_with_a_band(group):
     groups = [group("A", LINE, LINE), group("B", LINE)]
-    figure = curves(groups, "Title", 0.8)
+    figure = curves(groups, "Title")
     labels = [axes.get_xlabel() for axes in figure.axes]
     assert labels == ["virtual time (minutes)", "server versions", "client updates received"]
     assert figure.axes[0].get_ylabel() == "test accuracy (%)"
     for axes, end in zip(figure.axes, (200 / 60, 20, 100), strict=True):
         lines = {line.get_label(): line for line in axes.get_lines()}
-        assert list(lines) == ["A", "B", "target 80%"]
+        assert list(lines) == ["A", "B", "target 90%"]
         assert lines["A"].get_xdata()[-1] == pytest.approx(end)
         assert list(lines["A"].get_ydata()) == [10, 50, 90]
         assert len(axes.collections) == 1  # one seed has no band
@@ -117,13 +116,6 @@ def test_many_lines_are_parted_by_the_first_keys(group):
     assert line_labels([group("A", LINE)]) == ["A"]
 
 
-def test_the_tail_is_the_share_of_updates_at_least_as_late():
-    delays, shares = tail(Counter({0: 1, 2: 1, 3: 1, 9: 1}))
-    assert list(delays) == [2, 3, 9]
-    assert list(shares) == [0.75, 0.5, 0.25]
-    assert len(tail(Counter({0: 5}))[0]) == 0
-
-
 def test_delays_are_drawn_as_a_tail_on_two_logarithmic_axes(group):
     figure = delay_tails([group("A", LINE, LINE, delays={0: 1, 2: 1, 3: 1, 9: 1})])
     (axes,) = figure.axes
@@ -139,13 +131,7 @@ def test_delays_are_drawn_as_a_tail_on_two_logarithmic_axes(group):
 def test_rounds_have_no_late_updates_and_are_drawn_all_the_same(group):
     figure = delay_tails([group("A", LINE, delays={0: 9})])
     figure.draw_without_rendering()  # a logarithmic axis without a number would fail here
-    assert figure.axes[0].get_lines()[0].get_label() == "A (mean 1.0, max 0): no update was late"
-
-
-def test_runs_with_the_same_delays_share_a_line(group):
-    same = [group(m, LINE) for m in "ABC"]
-    figure = delay_tails([*same, group("D", LINE, delays={0: 9})])
-    assert [line.get_label().split(" (")[0] for line in figure.axes[0].get_lines()] == ["A; B; 1 more", "D"]
+    assert figure.axes[0].get_lines()[0].get_label() == "A (mean 1.0, max 0)"
 
 
 def test_time_is_logarithmic_where_one_method_takes_much_longer(group):
@@ -159,7 +145,7 @@ def test_time_is_logarithmic_where_one_method_takes_much_longer(group):
 def test_the_picture_tells_its_verdict_without_a_text(group):
     slow = rows((0, 0.1), (100, 0.5), (200, 0.9))
     groups = [group("Waits", slow, slow), group("Fast", LINE, LINE), group("Never", rows((0, 0.1), (9, 0.2)))]
-    figure = to_target(groups, "What it is.", 0.9, "waits")
+    figure = to_target(groups, "What it is.", "waits")
     assert figure.get_suptitle().strip() == "Fast reaches 90% 10 times sooner than Waits"
     bars, axes = figure.axes
     assert [bar.get_width() for bar in bars.patches] == [200, 20]
@@ -176,14 +162,14 @@ def test_the_picture_tells_its_verdict_without_a_text(group):
 
 def test_no_verdict_no_picture(group):
     never = rows((0, 0.1), (9, 0.2))
-    assert to_target([group("A", never), group("B", never)], "", 0.9, "A") is None
-    assert to_target([group("A", LINE)], "", 0.9, "A") is None
+    assert to_target([group("A", never), group("B", never)], "", "A") is None
+    assert to_target([group("A", LINE)], "", "A") is None
     other = [group("A", LINE), group("B", LINE, unit="update")]
-    assert to_target(other, "", 0.9, "A") is None
+    assert to_target(other, "", "A") is None
 
 
 def test_a_method_that_is_later_is_called_so(group):
     slow = rows((0, 0.1), (40, 0.9))
-    figure = to_target([group("Base", LINE), group("Late", slow)], "", 0.9, "Base")
+    figure = to_target([group("Base", LINE), group("Late", slow)], "", "Base")
     assert figure.get_suptitle().strip() == "Base reaches 90% first"
     assert figure.axes[0].texts[1].get_text() == "7 min: 2.0 times later"

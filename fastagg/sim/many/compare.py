@@ -76,13 +76,13 @@ def compare(
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
     if not ran:
         return Comparison([], failed, [], None)
-    groups = grouped(ran)
+    groups = grouped(ran, target)
     judged = claims.judged(names, groups)
-    shown = findings.find(groups, judged, target, baseline)
+    shown = findings.find(groups, judged, baseline)
     with output.writing(out):
         output.write_text(out / "comparison.csv", sweep_tables.comparison_csv(ran))
-        output.write_text(out / "table.md", sweep_tables.markdown(groups, target, baseline))
-        figures = dict(plots.pictures(groups, title, target, baseline))
+        output.write_text(out / "table.md", sweep_tables.markdown(groups, baseline))
+        figures = dict(plots.pictures(groups, title, baseline))
         if judged:
             output.write_text(out / "claims.md", sweep_tables.claims_table(judged).markdown())
             figures["claims"] = plots.claims(judged, title)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastagg.sim.one.metrics import reaching
 from fastagg.sim.one.result import Result
+from fastagg.sim.recipes import configured
 from fastagg.sim.recipes.tables import NO_PAPER, SETTING, Cell, Choice, Paper
 
 
@@ -47,9 +48,9 @@ class Group:
         walls = [result.summary["wall_seconds"] for result in self.results]
         return {activity: statistics.fmean(wall[activity] for wall in walls) for activity in walls[0]}
 
-    def until(self, target: float | None, field: str = "time") -> Spread:
-        """Return over seeds a ``field`` of the first row at the target. The default target is each run's own."""
-        rows = (reaching(r.rows, r.config.run.target if target is None else target) for r in self.results)
+    def until(self, field: str = "time") -> Spread:
+        """Return over seeds a ``field`` of the first row at the target."""
+        rows = (reaching(result.rows, result.config.run.target) for result in self.results)
         return spread([None if row is None else getattr(row, field) for row in rows])
 
 
@@ -73,11 +74,15 @@ def spread(values: Sequence[float | None]) -> Spread:
     return Spread(mean, statistics.stdev(there) if len(there) > 1 else None, len(values) - len(there))
 
 
-def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
-    """Group the seeds of each method and grid point, in the order in which they first occur."""
+def grouped(runs: Sequence[tuple[Cell, Result]], target: float | None = None) -> list[Group]:
+    """Group the seeds of each method and grid point, in the order in which they first occur.
+
+    ``target`` replaces the target of all runs.
+    """
     found: dict[tuple[str, str], list[tuple[Cell, Result]]] = {}
     for cell, result in runs:
-        found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
+        own = result if target is None else replace(result, config=configured(result.config, {"run.target": target}))
+        found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, own))
     names = {c.config.name: c.config.label or c.config.name for c, _ in runs if not c.method}
     twice = Counter(names.values())  # two recipes with the same label would look the same
     groups = []
@@ -108,7 +113,7 @@ def name_of(groups: Sequence[Group], baseline: str | None) -> str | None:
     return next((group.method for group in groups if baseline in (group.method, group.name)), None)
 
 
-def speedups(groups: Sequence[Group], baseline: str | None, target: float | None) -> list[float | None]:
+def speedups(groups: Sequence[Group], baseline: str | None) -> list[float | None]:
     """Return how many times sooner than ``baseline`` (a method, or a recipe's name) each group reaches the target.
 
     This is the baseline's mean virtual time divided by the group's, at the same grid point, as in FADAS' Table 7. It is
@@ -117,13 +122,14 @@ def speedups(groups: Sequence[Group], baseline: str | None, target: float | None
     bases = {repr(group.choice): group for group in reversed(groups) if baseline in (group.method, group.name)}
     ratios: list[float | None] = []
     for group in groups:
-        base, own = bases.get(repr(group.choice)), group.until(target).of_all
+        base, own = bases.get(repr(group.choice)), group.until().of_all
         alike = base is not None and base.results[0].unit == group.results[0].unit
-        theirs = base.until(target).of_all if base is not None and alike else None
+        theirs = base.until().of_all if base is not None and alike else None
         ratios.append(theirs / own if theirs is not None and own else None)
     return ratios
 
 
-def targets(groups: Sequence[Group], target: float | None) -> set[float]:
-    """Return the target, or those of the groups' runs."""
-    return {r.config.run.target if target is None else target for group in groups for r in group.results}
+def goal(groups: Sequence[Group]) -> float | None:
+    """Return the runs' target, if all have the same."""
+    targets = {result.config.run.target for group in groups for result in group.results}
+    return targets.pop() if len(targets) == 1 else None

@@ -162,7 +162,7 @@ def _finish(folder: Folder, result: Result, simulation: Simulation, picture: str
         output.write_text(out / "metrics.csv", output.rows_csv(Row, result.rows))
         output.write_text(out / "clients.csv", output.rows_csv(ClientRow, result.clients))
         output.write_text(out / "delays.csv", output.rows_csv(DelayRow, delays))
-        figure = plots.curves(groups, result.config.about, None, ["time"])
+        figure = plots.curves(groups, result.config.about, ["time"])
         drawn = {"accuracy": style.save(figure, out / f"accuracy.{picture}")}
         page = pages.comparison_page(groups, findings.find(groups), drawn, result.config.about)
         output.write_text(out / "report.html", page)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fastagg.sheet import Sheet
 from fastagg.sim.many.claims import Judged
-from fastagg.sim.many.groups import Group, name_of, speedups, targets
+from fastagg.sim.many.groups import Group, goal, name_of, speedups
 from fastagg.sim.show.sweep_tables import claims_table, pivot, table, time_table
 
 
@@ -25,39 +25,36 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def find(
-    groups: Sequence[Group], claims: Sequence[Judged] = (), target: float | None = None, baseline: str | None = None
-) -> Findings:
+def find(groups: Sequence[Group], claims: Sequence[Judged] = (), baseline: str | None = None) -> Findings:
     """Return what ``groups`` showed. There are sentences if several methods are compared in one setting."""
-    sheets = [pivot(groups), table(groups, target, baseline), claims_table(claims) if claims else None]
+    sheets = [pivot(groups), table(groups, baseline), claims_table(claims) if claims else None]
     alike = len({repr(group.choice) for group in groups}) == 1
     return Findings(
-        sentences(groups, target, baseline) if alike and len(groups) > 1 else [],
+        sentences(groups, baseline) if alike and len(groups) > 1 else [],
         [sheet for sheet in sheets if sheet is not None],
         time_table([(group.label, group.wall_seconds()) for group in groups]),
         list(dict.fromkeys(note for group in groups for one in group.results for note in one.summary.get("notes", []))),
     )
 
 
-def verdict(groups: Sequence[Group], target: float | None, baseline: str | None) -> str:
+def verdict(groups: Sequence[Group], baseline: str | None) -> str:
     """Return who reaches the target soonest, and how many times sooner than ``baseline``; "" if nobody does."""
-    ratios = dict(zip((group.method for group in groups), speedups(groups, baseline, target), strict=True))
-    times = {group.method: time for group in groups if (time := group.until(target).of_all) is not None}
+    ratios = dict(zip((group.method for group in groups), speedups(groups, baseline), strict=True))
+    times = {group.method: time for group in groups if (time := group.until().of_all) is not None}
     if not times or len({result.unit for group in groups for result in group.results}) > 1:
         return ""
-    goals, base, best = targets(groups, target), name_of(groups, baseline), min(times, key=lambda name: times[name])
-    goal, ratio = f"{goals.pop():.0%}" if len(goals) == 1 else "its target", ratios[best]
+    base, best, target = name_of(groups, baseline), min(times, key=lambda name: times[name]), goal(groups)
+    reaches, ratio = f"{best} reaches {'its target' if target is None else f'{target:.0%}'}", ratios[best]
     if base is not None and base not in times:
-        return f"{best} reaches {goal}, {base} does not"
-    if base in (best, None) or ratio is None:
-        return f"{best} reaches {goal} first"
-    return f"{best} reaches {goal} {factor(ratio)} sooner than {base}"
+        return f"{reaches}, {base} does not"
+    sooner = "first" if base in (best, None) or ratio is None else f"{factor(ratio)} sooner than {base}"
+    return f"{reaches} {sooner}"
 
 
-def sentences(groups: Sequence[Group], target: float | None, baseline: str | None) -> list[str]:
+def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
     """Return the verdict, why the baseline is slow, and whether accuracies at the end differ by more than seeds do."""
     lines, base = [], name_of(groups, baseline)
-    if text := verdict(groups, target, baseline):
+    if text := verdict(groups, baseline):
         lines.append(f"{text}.")
         if any(g.method == base and g.results[0].config.participation.rule == "round" for g in groups):
             lines.append(f"{base} waits in every round for the slowest client.")

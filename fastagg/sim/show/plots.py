@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg._types import Plain
 from fastagg.page import COLOURS
-from fastagg.sim.many.groups import Group, choice_keys, name_of, speedups, targets
+from fastagg.sim.many.groups import Group, choice_keys, goal, name_of, speedups
 from fastagg.sim.one.metrics import duration
 from fastagg.sim.show import findings, series
 from fastagg.sim.show.series import MOST_LINES
@@ -30,20 +31,18 @@ if TYPE_CHECKING:
 INK = {"shown": COLOURS[2], "reversed": COLOURS[1]}  # of a claim's verdict; others are grey
 
 
-def pictures(
-    groups: Sequence[Group], title: str, target: float | None, baseline: str | None
-) -> Iterator[tuple[str, Figure]]:
+def pictures(groups: Sequence[Group], title: str, baseline: str | None) -> Iterator[tuple[str, Figure]]:
     """Yield all pictures of a comparison that its runs are enough for, with their names."""
-    if baseline is not None and (figure := to_target(groups, title, target, baseline)):
+    if baseline is not None and (figure := to_target(groups, title, baseline)):
         yield "target", figure
     for part, members in series.few_lines(groups).items():
-        yield f"accuracy,{part}".strip(","), curves(members, ": ".join(filter(None, (title, part))), target)
+        yield f"accuracy,{part}".strip(","), curves(members, ": ".join(filter(None, (title, part))))
     yield "delays", delay_tails(groups)
     if figure := lines_over_key(groups):
         yield "lines", figure
 
 
-def curves(groups: Sequence[Group], title: str = "", target: float | None = None, fields: Sequence[str] = ()) -> Figure:
+def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = ()) -> Figure:
     """Draw test accuracy over virtual time, server versions and client updates, or over ``fields`` of a row: the mean
     and a band over seeds, one sample deviation to either side.
     """
@@ -51,7 +50,7 @@ def curves(groups: Sequence[Group], title: str = "", target: float | None = None
     figure = Figure(figsize=(max(5, 3 * len(panels)), 3.2), layout="constrained")
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (field, (text, factor)) in zip(all_axes, panels.items(), strict=True):
-        _panel(axes, groups, field, factor, target)
+        _panel(axes, groups, field, factor)
         axes.set_xlabel(text)
     all_axes[0].set_ylabel("test accuracy (%)")
     figure.suptitle("\n".join(filter(None, (title, _seeds(groups)))), fontsize=TEXT, wrap=True)
@@ -59,25 +58,24 @@ def curves(groups: Sequence[Group], title: str = "", target: float | None = None
     return figure
 
 
-def _panel(axes: Axes, groups: Sequence[Group], field: str, factor: float, target: float | None) -> None:
+def _panel(axes: Axes, groups: Sequence[Group], field: str, factor: float) -> None:
     """Draw the mean accuracy over one ``field`` of the rows, with a band over seeds, and the target.
 
     The y axis begins at zero and ends above every curve and the target.
     """
-    high, xs, goals = 1.0, [], targets(groups, target)
+    high, xs, target = 1.0, [], goal(groups)
     for number, (group, label) in enumerate(zip(groups, series.line_labels(groups), strict=True)):
         x, mean, deviation = series.mean_curve(group, field)
         xs.append(factor * x)
         style = look(number)
-        axes.plot(xs[-1], mean, label=label, markevery=marks(number, len(x), len(groups)), **style)
+        axes.plot(xs[-1], mean, label=label, markevery=marks(number), **style)
         if deviation is not None:
             colours: Plain = {"facecolor": (style["color"], 0.12), "edgecolor": (style["color"], 0.35)}
             axes.fill_between(xs[-1], mean - deviation, mean + deviation, linewidth=0.4, **colours)
         high = max(high, float(mean.max()))
-    if len(goals) == 1:
-        goal = 100 * goals.pop()
-        axes.axhline(goal, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), label=f"target {goal:g}%")
-        high = max(high, goal)
+    if target is not None:
+        high, end = max(high, 100 * target), f"target {100 * target:g}%"
+        axes.axhline(100 * target, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), label=end)
     axes.set_ylim(0, min(100.5, 1.08 * high))
     if series.far_apart(xs):
         logarithmic(axes, "x")
@@ -100,19 +98,19 @@ def _seeds(groups: Sequence[Group]) -> str:
     return f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else ""
 
 
-def to_target(groups: Sequence[Group], title: str, target: float | None, baseline: str | None) -> Figure | None:
+def to_target(groups: Sequence[Group], title: str, baseline: str | None) -> Figure | None:
     """Draw who reaches the target how soon: the time of each method as a bar with its ratio to ``baseline``, and the
     accuracy over time. The heading is the verdict; ``title`` stands below it. None if there is no verdict.
     """
-    text, scale = findings.verdict(groups, target, baseline), series.x_axes(groups).get("time")
-    if not text or scale is None or not 1 < len(groups) <= MOST_LINES:
+    text, scale, target = findings.verdict(groups, baseline), series.x_axes(groups).get("time"), goal(groups)
+    if not text or scale is None or target is None or not 1 < len(groups) <= MOST_LINES:
         return None
     figure = Figure(figsize=(9, 1.9 + 0.42 * max(4, len(groups))), layout="constrained")
     bars, axes = figure.subplots(1, 2, width_ratios=(1.15, 1))
     base, labels = name_of(groups, baseline), series.line_labels(groups)
-    times = [group.until(target).of_all for group in groups]
+    times = [group.until().of_all for group in groups]
     longest = max(time for time in times if time is not None)
-    for place, (time, ratio) in enumerate(zip(times, speedups(groups, baseline, target), strict=True)):
+    for place, (time, ratio) in enumerate(zip(times, speedups(groups, baseline), strict=True)):
         words = "not reached with every seed"
         if time is not None:
             bars.barh(place, time, height=0.62, color=look(place)["color"])
@@ -125,12 +123,11 @@ def to_target(groups: Sequence[Group], title: str, target: float | None, baselin
         bars.annotate(words, (time or 0.0, place), va="center", fontsize=TEXT, weight="bold", **side, **offset)
     bars.set_yticks(range(len(groups)), labels, fontsize=TEXT)
     bars.set_ylim(len(groups) - 0.5, -0.5)
-    wanted = groups[0].results[0].config.run.target if target is None else target
-    bars.set_title(f"virtual time until {wanted:.0%} accuracy", fontsize=TEXT)
+    bars.set_title(f"virtual time until {target:.0%} accuracy", fontsize=TEXT)
     bars.spines[["top", "right", "bottom"]].set_visible(False)
     bars.set_xticks([])
     bars.tick_params(left=False)
-    _panel(axes, groups, "time", scale[1], wanted)
+    _panel(axes, groups, "time", scale[1])
     axes.set_xlabel(scale[0])
     axes.set_title("test accuracy (%)", fontsize=TEXT)
     figure.suptitle(f"{text}\n", fontsize=TEXT + 4, weight="bold")
@@ -187,27 +184,23 @@ def delay_tails(groups: Sequence[Group]) -> Figure:
     """Draw the share of updates with at least a given delay, over that delay (the CCDF), on two logarithmic axes.
 
     Very late updates are few. A logarithmic axis shows them; in a histogram their bars would be too small to see.
-    Groups with exactly the same delays share a line, for example several methods with the same clients and seed.
     """
-    worlds: dict[frozenset[tuple[int, int]], list[int]] = {}
-    for number, group in enumerate(groups):
-        worlds.setdefault(frozenset(series.total_delays(group).items()), []).append(number)
-    shown = list(worlds.items())[:MOST_LINES]
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
-    for found, (first, *others) in shown:  # with the look that the first method has in the other pictures
-        delays, shares = series.tail(Counter(dict(found)))
-        names = "; ".join([groups[first].label, *(groups[number].label for number in others[:1])])
-        names += f"; {len(others) - 1} more" if len(others) > 1 else ""
-        facts = f"mean {groups[first].over('delay_mean').mean or 0.0:.1f}, max {max(dict(found), default=0)}"
-        label = f"{names} ({facts})" + ("" if len(delays) else ": no update was late")
-        every = marks(first, max(1, len(delays)), len(shown))
-        axes.plot(delays, shares, drawstyle="steps-post", label=label, markevery=every, **look(first))
-    if any(delay > 0 for found, _ in shown for delay, _ in found):  # rounds have no late updates
+    most = 0
+    for number, group in enumerate(groups[:MOST_LINES]):
+        found = sum((Counter(result.delays) for result in group.results), Counter())
+        delays = sorted(delay for delay in found if delay > 0)
+        late = np.cumsum([found[delay] for delay in reversed(delays)])[::-1] / max(1, found.total())
+        facts = f"mean {group.over('delay_mean').mean or 0.0:.1f}, max {max(found, default=0)}"
+        label = f"{group.label} ({facts})"
+        axes.plot(delays, late, drawstyle="steps-post", label=label, markevery=marks(number), **look(number))
+        most = max(most, *found, 0)
+    if most:  # rounds have no late updates
         logarithmic(axes, "x")
         logarithmic(axes, "y")
         axes.set_xlim(left=0.9)
-    more = f" (the first {MOST_LINES} of {len(worlds)})" if len(worlds) > MOST_LINES else ""
+    more = f" (the first {MOST_LINES} of {len(groups)})" if len(groups) > MOST_LINES else ""
     axes.set_xlabel(f"delay of an update (server versions){more}")
     axes.set_ylabel("share of updates at least as late")
     tidy(axes)

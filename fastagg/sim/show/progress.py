@@ -104,7 +104,7 @@ class CellsBar(_Bar, Watcher):
 
     def started(self, cell: Cell) -> None:
         self._shares[cell.name] = 0.0
-        self._draw(now=not self._about)
+        self._draw()
 
     def advanced(self, cell: Cell, share: float) -> None:
         self._shares[cell.name] = share
@@ -122,8 +122,6 @@ class CellsBar(_Bar, Watcher):
 
     def _draw(self, now: bool = True) -> None:
         done, running = self._over + sum(self._shares.values()), len(self._shares)
-        if self._about:
-            self.show(min(done, self._cells - 0.5), f"{self._over} of about {self._cells} runs", now=now)
-        else:
-            words = f"{self._over} of {self._cells} runs" + (f", {running} running" if running else "")
-            self.show(done, words, now=now)
+        about, more = "about " if self._about else "", f", {running} running" if running else ""
+        done = min(done, self._cells - 0.5) if self._about else done
+        self.show(done, f"{self._over} of {about}{self._cells} runs{more}", now=now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,14 +76,3 @@ def few_lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
         if max(map(len, parts.values())) <= MOST_LINES:
             break
     return parts
-
-
-def total_delays(group: Group) -> Counter[int]:
-    return sum((Counter(result.delays) for result in group.results), Counter())
-
-
-def tail(delays: Counter[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the delays of 1 and more, ascending, and for each the share of all updates with at least that delay."""
-    values = sorted(delay for delay in delays if delay > 0)
-    counts = np.array([delays[value] for value in values], dtype=float)
-    return np.array(values), counts[::-1].cumsum()[::-1] / max(1, delays.total())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fastagg.sheet import Sheet
-from fastagg.sim.many.groups import Group, Spread, name_of, speedups, targets
+from fastagg.sim.many.groups import Group, Spread, goal, name_of, speedups
 from fastagg.sim.one.metrics import ACTIVITIES, duration, seconds, unit_text
 from fastagg.sim.one.output import csv_text
 
@@ -35,18 +35,18 @@ MEASURES = {
 DELAYS = {"delay mean": "delay_mean", "median": "delay_median"}
 
 
-def table(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> Sheet:
+def table(groups: Sequence[Group], baseline: str | None = None) -> Sheet:
     """Return the table with a line for each group of seeds."""
-    baseline, goals = name_of(groups, baseline), targets(groups, target)
-    goal = f"{goals.pop():.0%}" if len(goals) == 1 else "target"
+    baseline, target = name_of(groups, baseline), goal(groups)
+    end = "target" if target is None else f"{target:.0%}"
     paper = any(group.paper.numbers for group in groups)
     lines = []
-    for group, ratio in zip(groups, speedups(groups, baseline, target), strict=True):
+    for group, ratio in zip(groups, speedups(groups, baseline), strict=True):
         line = {"method": group.label + _states(group), "accuracy": _number(group.over("last5_accuracy_mean"), 100)}
         line |= {"paper": _number(_printed(group))} if paper else {}
         line["best"] = _number(group.over("best_accuracy"), 100)
-        line[f"time to {goal}"] = _mean(group.until(target), 1, group.results[0].unit)
-        line[f"uploads to {goal}"] = _mean(group.until(target, "uploads"), 0)
+        line[f"time to {end}"] = _mean(group.until(), 1, group.results[0].unit)
+        line[f"uploads to {end}"] = _mean(group.until("uploads"), 0)
         line |= {f"vs {baseline}": "–" if ratio is None else f"{ratio:.1f}x"} if baseline else {}
         line |= {key: _mean(group.over(key), 0) for key in ("uploads", "versions")}
         line |= {text: _mean(group.over(key), 1) for text, key in DELAYS.items()}
@@ -91,9 +91,9 @@ def _beside(group: Group) -> str:
     return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "")
 
 
-def markdown(groups: Sequence[Group], target: float | None = None, baseline: str | None = None) -> str:
+def markdown(groups: Sequence[Group], baseline: str | None = None) -> str:
     """Return both tables in Markdown, the one by settings first."""
-    found = (pivot(groups), table(groups, target, baseline))
+    found = (pivot(groups), table(groups, baseline))
     return "\n".join(sheet.markdown() for sheet in found if sheet is not None)
 
 
