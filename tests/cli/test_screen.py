@@ -14,14 +14,13 @@ from fastagg.cli.screen import draw
 from fastagg.facts import facts
 from fastagg.quick import Measured
 from fastagg.sheet import Sheet
-from fastagg.sim.many.claims import Difference, Judged
-from fastagg.sim.many.groups import Group
+from fastagg.sim.many.groups import Difference, Group, Judged
 from fastagg.sim.one.metrics import ACTIVITIES, Row, summarise
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes import load
 from fastagg.sim.recipes.catalogue import catalogue
 from fastagg.sim.recipes.tables import Claim, Paper
-from fastagg.sim.show import findings, sweep_tables
+from fastagg.sim.show import findings
 
 
 def drawn(sheet: Sheet, width: int) -> str:
@@ -74,7 +73,7 @@ ROWS = [Row(0, 0.0, 0, 0.1, 2.3, 0.0, 0), Row(2500, 7364.2, 2500, 0.968, 0.1, 22
 def group(method: str, setting: str, missed: bool = False) -> Group:
     config = load("fedavg-digits-large" if method == "FedAvg" else "fadas-digits-large", {"run.target": 0.95})
     wall = dict.fromkeys((*ACTIVITIES, "other"), 12345.67) | {"total": 61728.35}
-    summary = dict.fromkeys(sweep_tables.RUN_NUMBERS, 22.8) | summarise(ROWS, 0.95)
+    summary = dict.fromkeys(findings.RUN_NUMBERS, 22.8) | summarise(ROWS, 0.95)
     summary |= {"wall_seconds": wall, "delay_max": 1005, "stopped": "finished", "notes": ["a note"]}
     results = [
         Result(config.model_copy(update={"seed": seed}), ROWS[: 1 if missed and seed else 2], summary, "10 s")

@@ -18,7 +18,7 @@ from fastagg import registry
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.many import advice, rules
 from fastagg.sim.many.cells import run_cells
-from fastagg.sim.many.claims import STUDENT
+from fastagg.sim.many.groups import STUDENT
 from fastagg.sim.show.progress import Watcher
 
 CLIENTS, FLIGHT = 20, 10

@@ -10,12 +10,11 @@ import pytest
 
 from fastagg.errors import ConfigError
 from fastagg.sim.many.cells import cells
-from fastagg.sim.many.claims import STUDENT, Judged, judged, paired
-from fastagg.sim.many.groups import grouped
+from fastagg.sim.many.groups import STUDENT, Judged, grouped, judged, paired
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes import tables
+from fastagg.sim.show.findings import claims_table
 from fastagg.sim.show.plots import claims as figure
-from fastagg.sim.show.sweep_tables import claims_table
 
 TABLE = """
 title = "A small table"

@@ -7,7 +7,7 @@ import pytest
 from fastagg.sim.many.groups import Group, speedups
 from fastagg.sim.one.metrics import ACTIVITIES, Row, duration, seconds, summarise
 from fastagg.sim.one.result import Result
-from fastagg.sim.show import findings, sweep_tables
+from fastagg.sim.show import findings
 from fastagg.sim.show.findings import factor, find, verdict
 
 
@@ -19,7 +19,7 @@ def group(tiny):
         results = []
         for points in runs:
             rows = [Row(k, time, 10 * k, accuracy, 1.0, 0.0, 0) for k, (time, accuracy) in enumerate(points)]
-            summary = dict.fromkeys(sweep_tables.RUN_NUMBERS, 1.0) | summarise(rows, 0.9)
+            summary = dict.fromkeys(findings.RUN_NUMBERS, 1.0) | summarise(rows, 0.9)
             summary |= {
                 "wall_seconds": dict.fromkeys((*ACTIVITIES, "other"), 1.0) | {"total": 5.0},
                 "notes": list(notes),

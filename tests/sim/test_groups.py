@@ -9,9 +9,9 @@ from fastagg.sim.many.groups import Group, grouped, speedups, spread
 from fastagg.sim.one.metrics import Row, summarise
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell, Paper
-from fastagg.sim.show import sweep_tables
+from fastagg.sim.show import findings
 
-EMPTY = dict.fromkeys(sweep_tables.RUN_NUMBERS, 0.0)
+EMPTY = dict.fromkeys(findings.RUN_NUMBERS, 0.0)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_speedups_compare_within_one_setting(group):
 
 def test_the_table_says_mean_deviation_never_and_ratio(group):
     lines = [group("FedAvg", (0, 0.2, 0.4, 0.5), (0, 0.2, 0.4, 0.4)), group("FADAS", (0, 0.5), (0, 0.5))]
-    sheet = sweep_tables.table(lines, "fedavg")  # a recipe's name stands for its method
+    sheet = findings.table(lines, "fedavg")  # a recipe's name stands for its method
     table = [dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows]
     assert [row["method"] for row in table] == ["FedAvg", "FADAS"]
     assert table[0]["accuracy"] == "26.2±1.8"  # 27.5 and 25, of all four rows
@@ -98,12 +98,12 @@ def test_the_table_says_mean_deviation_never_and_ratio(group):
 
 
 def test_another_target_needs_no_other_run(result):
-    sheet = sweep_tables.table(grouped([(Cell(one.config), one) for one in [result(0, 0.2, 0.4, 0.9)]], 0.4))
+    sheet = findings.table(grouped([(Cell(one.config), one) for one in [result(0, 0.2, 0.4, 0.9)]], 0.4))
     assert sheet.rows[0][sheet.headings.index("time to 40%")] == "20.0"
 
 
 def test_a_time_in_seconds_is_said_in_words(group):
-    sheet = sweep_tables.table([group("A", *[(0, 0.2, 0.9)] * 2, unit="10 s"), group("B", (0, 0.1), unit="10 s")])
+    sheet = findings.table([group("A", *[(0, 0.2, 0.9)] * 2, unit="10 s"), group("B", (0, 0.1), unit="10 s")])
     assert [row[sheet.headings.index("time to 50%")] for row in sheet.rows] == ["3 min", "never"]
     assert "Time is virtual;" in sheet.caption
 
@@ -111,19 +111,19 @@ def test_a_time_in_seconds_is_said_in_words(group):
 def test_runs_that_did_not_finish_are_marked(group):
     one = group("A", (0, 0.1), stopped="diverged")
     both = Group("a", "A", (), [*one.results, *group("A", (0, 0.2)).results])
-    assert sweep_tables.table([one]).rows[0][0] == "A (diverged)"
-    assert sweep_tables.table([both]).rows[0][0] == "A (1 diverged)"
+    assert findings.table([one]).rows[0][0] == "A (diverged)"
+    assert findings.table([both]).rows[0][0] == "A (1 diverged)"
 
 
 def test_methods_by_settings_stand_beside_the_papers_numbers(group):
     paper = {"Dir(0.1)": Paper(numbers=(72.0, 0.94)), "Dir(0.3)": Paper(numbers=(75.0,)), "none": Paper()}
     lines = [group("A", (0.5,), choice=(("setting", s),), paper=p) for s, p in paper.items()]
     lines += [group("B", (0.25,), (0.75,), choice=(("setting", "none"),))]
-    sheet = sweep_tables.pivot(lines)
+    sheet = findings.pivot(lines)
     assert sheet.headings == ["method", "Dir(0.1)", "Dir(0.3)", "none"]
     assert sheet.rows == [["A", "50.0 (72.0±0.9)", "50.0 (75.0)", "50.0"], ["B", "–", "–", "50.0±35.4"]]
-    assert sweep_tables.pivot(lines[:1]) is None
-    assert "the paper's number in brackets" in sweep_tables.markdown(lines)
+    assert findings.pivot(lines[:1]) is None
+    assert "the paper's number in brackets" in findings.markdown(lines)
 
 
 def test_a_papers_other_measure_is_scaled_to_its_numbers(group):
@@ -133,7 +133,7 @@ def test_a_papers_other_measure_is_scaled_to_its_numbers(group):
 
 
 def test_markdown_has_a_cell_for_every_column_and_escapes_bars(group):
-    text = sweep_tables.markdown([group("a|b", (0.1,), (0.2,)), group("c", (0.3,), (0.2,))], "c")
+    text = findings.markdown([group("a|b", (0.1,), (0.2,)), group("c", (0.3,), (0.2,))], "c")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace(r"\|", "").count("|") for line in lines}) == 1
     assert r"a\|b" in lines[2]

@@ -5,7 +5,7 @@ import pytest
 
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show.sweep_tables import RUN_NUMBERS, comparison_csv, time_table
+from fastagg.sim.show.findings import RUN_NUMBERS, comparison_csv, time_table
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_tables_that_cannot_be_written_are_said(recipe, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fastagg.sim.show.sweep_tables.comparison_csv", full)
+    monkeypatch.setattr("fastagg.sim.show.findings.comparison_csv", full)
     with pytest.raises(DataError, match=r"cannot write results to .*No space left"):
         compare(cells([recipe], {}, {}, 1), tmp_path / "out", Silent())
     assert not list((tmp_path / "out").glob("*.partial"))

@@ -23,7 +23,7 @@ from fastagg.errors import ConfigError, DataError, RunFailed
 from fastagg.sim.clock.measured import read_times
 from fastagg.sim.data import npz
 from fastagg.sim.many.cells import run_cells
-from fastagg.sim.many.claims import Difference, paired
+from fastagg.sim.many.groups import Difference, paired
 from fastagg.sim.many.rules import RULES, fitting, keywords_of, server_bytes
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.config import from_dict

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from fastagg.errors import ConfigError
 from fastagg.sim import engines
-from fastagg.sim.many import claims
 from fastagg.sim.many.cells import check_folders, file_name, run_cells
-from fastagg.sim.many.groups import Group, grouped
+from fastagg.sim.many.groups import Group, grouped, judged
 from fastagg.sim.one import output
 from fastagg.sim.one.build import find_folder
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show import findings, pages, plots, style, sweep_tables
+from fastagg.sim.show import findings, plots, style
 from fastagg.sim.show.progress import Watcher
 
 
@@ -77,16 +76,16 @@ def compare(
     if not ran:
         return Comparison([], failed, [], None)
     groups = grouped(ran, target)
-    judged = claims.judged(names, groups)
-    shown = findings.find(groups, judged, baseline)
+    claims = judged(names, groups)
+    shown = findings.find(groups, claims, baseline)
     with output.writing(out):
-        output.write_text(out / "comparison.csv", sweep_tables.comparison_csv(ran))
-        output.write_text(out / "table.md", sweep_tables.markdown(groups, baseline))
+        output.write_text(out / "comparison.csv", findings.comparison_csv(ran))
+        output.write_text(out / "table.md", findings.markdown(groups, baseline))
         figures = dict(plots.pictures(groups, title, baseline))
-        if judged:
-            output.write_text(out / "claims.md", sweep_tables.claims_table(judged).markdown())
-            figures["claims"] = plots.claims(judged, title)
+        if claims:
+            output.write_text(out / "claims.md", findings.claims_table(claims).markdown())
+            figures["claims"] = plots.claims(claims, title)
         pictures = {out / f"{file_name(name)}.{picture}": figure for name, figure in figures.items()}
         drawn = {path.stem: style.save(figure, path) for path, figure in pictures.items()}
-        output.write_text(out / "report.html", pages.comparison_page(groups, shown, drawn, title))
+        output.write_text(out / "report.html", findings.report(groups, shown, drawn, title))
     return Comparison(groups, failed, list(pictures), shown)

@@ -21,9 +21,9 @@ from fastagg.sim.data.own import check as check_data
 from fastagg.sim.one import output
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
+from fastagg.sim.one.metrics import summary as summary_of
 from fastagg.sim.one.result import Folder, Result
 from fastagg.sim.one.simulation import Factory, Simulation
-from fastagg.sim.one.summary import summary as summary_of
 from fastagg.sim.recipes.config import Config, changed, from_dict
 from fastagg.sim.show.progress import Progress
 
@@ -154,7 +154,7 @@ def _loop(
 def _finish(folder: Folder, result: Result, simulation: Simulation, picture: str) -> None:
     from fastagg.sim.many.groups import grouped
     from fastagg.sim.recipes.tables import Cell
-    from fastagg.sim.show import findings, pages, plots, style
+    from fastagg.sim.show import findings, plots, style
 
     out, groups = folder.out, grouped([(Cell(result.config), result)])
     delays = [DelayRow(*pair) for pair in sorted(result.delays.items())]
@@ -164,7 +164,7 @@ def _finish(folder: Folder, result: Result, simulation: Simulation, picture: str
         output.write_text(out / "delays.csv", output.rows_csv(DelayRow, delays))
         figure = plots.curves(groups, result.config.about, ["time"])
         drawn = {"accuracy": style.save(figure, out / f"accuracy.{picture}")}
-        page = pages.comparison_page(groups, findings.find(groups), drawn, result.config.about)
+        page = findings.report(groups, findings.find(groups), drawn, result.config.about)
         output.write_text(out / "report.html", page)
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:

@@ -21,12 +21,12 @@ from fastagg.page import COLOURS
 from fastagg.sim.many.groups import Group, choice_keys, goal, name_of, speedups
 from fastagg.sim.one.metrics import duration
 from fastagg.sim.show import findings, series
+from fastagg.sim.show.findings import measure
 from fastagg.sim.show.series import MOST_LINES
 from fastagg.sim.show.style import GREY, TEXT, logarithmic, look, marks, tidy
-from fastagg.sim.show.sweep_tables import measure
 
 if TYPE_CHECKING:
-    from fastagg.sim.many.claims import Judged
+    from fastagg.sim.many.groups import Judged
 
 INK = {"shown": COLOURS[2], "reversed": COLOURS[1]}  # of a claim's verdict; others are grey
 
