@@ -49,12 +49,10 @@ def duration(value: float, unit: str) -> str:
 class Row:
     """One evaluation: a line of metrics.csv.
 
-    version: global updates so far. time: virtual time in the delay model's unit. uploads: client updates received so
-    far. accuracy: 0..1 on the test set. loss: its mean cross-entropy. delay_mean and delay_max: the staleness, in
-    versions, of the updates since the row before (0 if there were none). bytes_up: of all updates so far, in the form
-    in which they were sent. bytes_down: of the models that they were trained from. client_mean, client_worst and
-    client_spread: the accuracies of the clients on samples of their own: mean, mean of the worst tenth, deviation; None
-    if clients are not tested.
+    time: virtual, in the delay model's unit. accuracy: 0..1 on the test set. loss: its mean cross-entropy. delay_mean
+    and delay_max: the staleness, in versions, of the updates since the row before (0 if there were none). bytes_up: of
+    all updates so far, as they were sent. bytes_down: of the models that they were trained from. client_*: accuracies
+    of clients on samples of their own: mean, mean of the worst tenth, deviation; None if clients are not tested.
     """
 
     version: int

@@ -156,8 +156,8 @@ def lines_over_key(groups: Sequence[Group]) -> Figure | None:
     axes = figure.subplots()
     labels = series.line_labels([own[0][1] for own in lines.values()])
     for number, (label, own) in enumerate(zip(labels, lines.values(), strict=True)):
-        found = sorted((place, group.ours()) for place, group in own)
-        points = [(place, one.mean, one.deviation or 0.0) for place, one in found if one.mean is not None]
+        found = [(place, group.ours()) for place, group in own]
+        points = sorted((place, one.mean, one.deviation or 0.0) for place, one in found if one.mean is not None)
         x, mean, bars = ([point[column] for point in points] for column in range(3))
         axes.plot(x, mean, label=label, **look(number))
         axes.errorbar(x, mean, bars, fmt="none", ecolor=look(number)["color"], elinewidth=0.8, capsize=3)
