@@ -106,28 +106,26 @@ def test_a_run_goes_on_with_any_engine(tiny, tmp_path, first, second):
 def test_an_engine_may_answer_at_any_time():
     """Nobody's update is taken for another's, and few are trained early."""
 
-    class Late:
+    class Late(Ahead):
         """Answers when it likes to."""
 
         def __init__(self, seed):
-            self.draw, self.out = random.Random(seed), []
+            super().__init__(most=3)
+            self.draw, self.asked = random.Random(seed), []
 
         def submit(self, job):
-            self.out.append((Future(), (job.client, job.number)))
-            return self.out[-1][0]
+            self.asked.append((Future(), (job.client, job.number)))
+            return self.asked[-1][0]
 
         def result(self, job, future):
             while not future.done():
-                late, value = self.out.pop(self.draw.randrange(len(self.out)))
+                late, value = self.asked.pop(self.draw.randrange(len(self.asked)))
                 late.set_result(value)
             return future.result()
 
-        def keep(self, versions):
-            pass
-
     layout = Layout.of(torch.zeros(2))
     for seed in (1, 2):
-        ahead = Ahead(Late(seed), most=3)
+        ahead = Late(seed)
         order = random.Random(0)
         flying = [Job(client, 0, Dispatch(client, 0, None, None, layout, None)) for client in range(12)]
         for turn in range(100):

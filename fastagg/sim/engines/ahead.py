@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from fastagg.sim.clients.client import LocalTrainer, Update
 from fastagg.sim.clients.fused import FusedTrainer
@@ -20,19 +20,6 @@ from fastagg.sim.data.federated import FederatedData
 Key = tuple[int, int]  # a client and the number of its dispatch
 InFlight = Callable[[], list[Job]]  # the jobs that are due later, the next first
 Work = Callable[[Job], Update]  # local training: a pure function of weights, client, dispatch and seed
-
-
-class Engine(Protocol):
-    """Trains several jobs at once."""
-
-    def submit(self, job: Job) -> Future[Any]: ...
-
-    def result(self, job: Job, future: Future[Any]) -> Update: ...
-
-    def keep(self, versions: Collection[int]) -> None:
-        """Forget the weights of all versions but these."""
-
-    def close(self) -> None: ...
 
 
 def work_of(trainer: LocalTrainer | FusedTrainer, data: FederatedData, *, gradients: bool) -> Work:
@@ -58,56 +45,59 @@ class Here:
 
 
 class Ahead:
-    """Updates that are trained, or being trained, and not due yet.
+    """Updates that are trained, or being trained, and not due yet: the base of engines that train several jobs at once.
 
     Args:
-        engine: trains.
         most: how many jobs may be trained before they are due.
     """
 
-    def __init__(self, engine: Engine, most: int) -> None:
-        self._engine, self._most = engine, most
+    def __init__(self, most: int) -> None:
+        self._most = most
         self.out: dict[Key, Future[Any]] = {}
+
+    def submit(self, job: Job) -> Future[Any]:
+        """Have a job trained."""
+        raise NotImplementedError
+
+    def result(self, job: Job, future: Future[Any]) -> Update:
+        """Return the update of a job that was submitted. RunFailed if training failed."""
+        return future.result()
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Forget the weights of all versions but these."""
 
     def take(self, job: Job, in_flight: InFlight) -> Update:
         """Return the update of ``job``, which is due."""
         future = self.out.pop((job.client, job.number), None)
         if future is None:
-            future = self._engine.submit(job)
+            future = self.submit(job)
             self.look(in_flight)
-        return self._engine.result(job, future)
+        return self.result(job, future)
 
     def look(self, in_flight: InFlight) -> None:
-        """Hand jobs that have been sent out to the engine. It keeps the weights that they need."""
+        """Have jobs trained that have been sent out."""
         jobs = in_flight()
-        self._engine.keep({job.begin.version for job in jobs})
+        self.keep({job.begin.version for job in jobs})
         for job in jobs[: self._most]:
             if (job.client, job.number) not in self.out and len(self.out) < 2 * self._most:
-                self.out[job.client, job.number] = self._engine.submit(job)
+                self.out[job.client, job.number] = self.submit(job)
 
     def forget(self, clients: Collection[int]) -> None:
         """These clients' updates will not be received."""
         self.out = {key: future for key, future in self.out.items() if key[0] not in clients}
 
-    def close(self) -> None:
-        self._engine.close()
+    def close(self) -> None: ...
 
 
-class Threads:
+class Threads(Ahead):
     """Trains as many clients at once as it has threads. Their work must be safe to do so."""
 
-    def __init__(self, work: Work, count: int) -> None:
-        self._work = work
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="fastagg-client")
+    def __init__(self, most: int, count: int, work: Work) -> None:
+        super().__init__(most)
+        self._work, self._pool = work, ThreadPoolExecutor(count, thread_name_prefix="fastagg-client")
 
     def submit(self, job: Job) -> Future[Any]:
         return self._pool.submit(self._work, job)
-
-    def result(self, job: Job, future: Future[Any]) -> Update:
-        return future.result()
-
-    def keep(self, versions: Collection[int]) -> None:
-        pass  # weights are the server's own
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

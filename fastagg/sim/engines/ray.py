@@ -27,7 +27,7 @@ from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.client import Update
 from fastagg.sim.clients.own import chosen
 from fastagg.sim.clock.schedule import Job
-from fastagg.sim.engines.ahead import Work, work_of
+from fastagg.sim.engines.ahead import Ahead, Work, work_of
 from fastagg.sim.one import build
 
 TRIES = 3  # how many workers may die of the same job
@@ -71,13 +71,11 @@ class Cluster:
 
 
 def _connect(cpus: int) -> None:
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a simulation tells nobody that it runs
-    ray.init(
-        address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING
-    )
+    where: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a simulation tells nobody that it runs
+        where = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+    ray.init(**where, log_to_driver=False, logging_level=logging.WARNING)
 
 
 def _call(folder: str, paths: Sequence[str], function: Callable[..., object], *given: object) -> object:
@@ -89,19 +87,20 @@ def _call(folder: str, paths: Sequence[str], function: Callable[..., object], *g
     return function(*given)
 
 
-class Remote:
+class Remote(Ahead):
     """Trains the clients of a run. Weights go to the workers once per version.
 
     A job whose worker dies is trained again by another one. Training is a pure function, so nobody can tell.
 
     Args:
+        most: how many jobs may be trained before they are due, at least; four for each worker may.
         count: of the workers.
         plan: config, whether clients send gradients, and the data, model and functions that a program passed.
     """
 
-    def __init__(self, count: int | None, *plan: object) -> None:
+    def __init__(self, most: int, count: int | None, *plan: object) -> None:
         self._workers = Cluster(count)
-        self.count = self._workers.count
+        super().__init__(max(4 * self._workers.count, most))
         self._weights: dict[int, Foreign] = {}  # by version
         try:
             self._plan = ray.put(plan)
@@ -118,7 +117,6 @@ class Remote:
         return self._workers.submit(_train, [self._plan], key, self._weights[version])
 
     def result(self, job: Job, future: Future[Any]) -> Update:
-        """Return the update of a job that was submitted. RunFailed if training failed."""
         client = f"client {job.client} (dispatch {job.number})"
         try:
             update: Update = future.result()
@@ -132,7 +130,6 @@ class Remote:
         return update
 
     def keep(self, versions: Collection[int]) -> None:
-        """Forget the weights of all versions but these."""
         self._weights = {version: held for version, held in self._weights.items() if version in versions}
 
     def close(self) -> None:

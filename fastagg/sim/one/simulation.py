@@ -20,7 +20,7 @@ from fastagg.sim.clients.client import DifferenceSender, rated
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.engines.ahead import Ahead, Engine, Here, Threads, work_of
+from fastagg.sim.engines.ahead import Ahead, Here, Threads, work_of
 from fastagg.sim.one import build, build_clock
 from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
 from fastagg.sim.recipes.config import Config, to_toml
@@ -100,22 +100,19 @@ class Simulation:
             self.schedule.start()
 
     def _ahead(self, engine: engines.Name, workers: int | None, passed: tuple[object, ...]) -> Ahead | Here:
-        gradients, crew = self.server.update_kind == "gradient", workers or 1
-        found: Engine
+        gradients = self.server.update_kind == "gradient"
+        most = AHEAD // max(1, self.server.layout.size)
         if engine == "ray":
             from fastagg.sim.engines.ray import Remote
 
-            found = Remote(workers, self.config, gradients, *passed)
-            crew = found.count
-        else:
-            work = work_of(self.trainer, self.data, gradients=gradients)
-            if crew == 1:
-                return Here(work)
-            if self.by_torch is not None:
-                why = f"torch trains this run's clients one at a time ({self.by_torch})"
-                raise ConfigError(f'workers is {crew}, but {why}: choose engine "ray", or compare runs side by side')
-            found = Threads(work, crew)
-        return Ahead(found, max(4 * crew, AHEAD // max(1, self.server.layout.size)))
+            return Remote(most, workers, self.config, gradients, *passed)
+        work = work_of(self.trainer, self.data, gradients=gradients)
+        if workers in (None, 1):
+            return Here(work)
+        if self.by_torch is not None:
+            why = f"torch trains this run's clients one at a time ({self.by_torch})"
+            raise ConfigError(f'workers is {workers}, but {why}: choose engine "ray", or compare runs side by side')
+        return Threads(max(4 * workers, most), workers, work)
 
     def close(self) -> None:
         """End the workers, if there are any."""

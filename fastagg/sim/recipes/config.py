@@ -178,9 +178,15 @@ def read(path: Path, what: str) -> Plain:
 
 def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> Plain:
     """Return a copy of ``values`` with ``changes`` to dotted keys ("client.lr") made in it."""
-    copy = deepcopy(dict(values))
-    for key, value in changes.items():
-        _put(copy, key, value)
+    copy: Plain = deepcopy(dict(values))
+    for dotted, value in changes.items():
+        *parents, last = dotted.split(".")
+        here = copy
+        for parent in parents:
+            here = here.setdefault(parent, {})
+            if not isinstance(here, dict):
+                raise ConfigError(f"{_on_one_line(dotted)}: {_on_one_line(parent)} is a value, not a section")
+        here[last] = value
     return copy
 
 
@@ -229,13 +235,3 @@ def parse_choices(text: str) -> tuple[str, list[object]]:
         raise ConfigError(f"expected key=value,value such as client.lr=0.1,0.3, got {text!r}")
     parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
     return parsed[0][0], [value for _, value in parsed]
-
-
-def _put(values: Plain, dotted: str, value: object) -> None:
-    *parents, last = dotted.split(".")
-    here = values
-    for parent in parents:
-        here = here.setdefault(parent, {})
-        if not isinstance(here, dict):
-            raise ConfigError(f"{_on_one_line(dotted)}: {_on_one_line(parent)} is a value, not a section")
-    here[last] = value

@@ -163,12 +163,9 @@ def _columns(file: _File) -> dict[str, Plain]:
         return file.settings or {"": {}}
     columns = {}
     for combination in itertools.product(*file.grid.values()):
-        changes: Plain = {}
-        for dotted, value in zip(file.grid, combination, strict=True):
-            section, _, key = dotted.partition(".")
-            changes.setdefault(section, {})[key] = value
-        label = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in zip(file.grid, combination, strict=True))
-        columns[label] = changes
+        changes = dict(zip(file.grid, combination, strict=True))
+        label = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
+        columns[label] = config.changed({}, changes)
     return columns
 
 
