@@ -30,6 +30,9 @@ class _Hashed(ISeedSequence):
         return self._words[:n_words]
 
 
+_PACK = [struct.Struct(f"<{2 + keys}q").pack for keys in range(8)]
+
+
 @lru_cache(maxsize=256)
 def _stream(name: str) -> int:
     # crc32 rather than hash(): Python salts hash() of strings per process.
@@ -38,8 +41,7 @@ def _stream(name: str) -> int:
 
 def words(seed: int, stream: str, *key: int) -> bytes:
     """Return the 32 random bytes that ``stream`` and ``key`` begin from."""
-    numbers = (seed, _stream(stream), *key)
-    return blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=32).digest()
+    return blake2b(_PACK[len(key)](seed, _stream(stream), *key), digest_size=32).digest()
 
 
 def generator(seed: int, stream: str, *key: int) -> np.random.Generator:

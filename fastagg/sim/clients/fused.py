@@ -17,6 +17,8 @@ from fastagg.sim.clients.client import LocalWork, Update
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.data.federated import Samples, batches
 
+NOTHING = torch.empty(0)
+
 
 class FusedTrainer:
     """Does what :class:`fastagg.sim.clients.client.LocalTrainer` does, up to rounding.
@@ -46,6 +48,7 @@ class FusedTrainer:
         buffers = dict(module.named_buffers())
         self._sent = {name: p.detach() for name, p in parameters.items()}
         self._statistics = {name: b for name, b in buffers.items() if b.is_floating_point()}
+        self._has_buffers = bool(buffers)
         self._size, held = (sum(a.numel() for a in arrays.values()) for arrays in (self._sent, self._statistics))
         self._table = native.Table(
             shape=self._layers.shape, layers=self._layers.layers, squares=False, parameters=self._size,
@@ -63,7 +66,7 @@ class FusedTrainer:
     def model(self, params: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Return what does as the module in evaluation, with ``params``, up to rounding."""
         flat, statistics = (
-            torch.cat([torch.empty(0), *(params[name].reshape(-1) for name in names)])
+            torch.cat([NOTHING, *(params[name].reshape(-1) for name in names)])
             for names in (self._sent, self._statistics)
         )
 
@@ -82,7 +85,7 @@ class FusedTrainer:
     ) -> Update:
         work, x, y = self._work, samples.x, samples.y
         if samples.augment is None:
-            steps = work.steps_of(len(y), steps)
+            steps = work.steps_of(y.shape[0], steps)
             order: tuple[bytes, int] | tuple[int, list[int]] = work.order(self._seed, client, number), steps
         else:
             index, lengths = work.batches(len(y), steps, self._seed, client, number)
@@ -91,10 +94,12 @@ class FusedTrainer:
             index, steps = torch.arange(len(index)), len(lengths)
             order = index.data_ptr(), lengths
         x, y = x.contiguous(), y.contiguous()
-        flat, statistics, counters = task.state_dict()["model"]
-        statistics, out = statistics.clone(), torch.empty(self._size)
+        flat, out, statistics, counters = task.flat, torch.empty(self._size), NOTHING, []
+        if self._has_buffers:
+            _, sent, counters = task.state_dict()["model"]
+            statistics = sent.clone()
         self._table.train(
-            start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(y),
+            start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=y.shape[0],
             order=order, lr=work.lr * work.lr_decay**number, momentum=work.momentum, weight_decay=work.weight_decay,
             mu=0.0 if gradient else work.mu, gradient=gradient, out=out.data_ptr(),
         )  # fmt: skip
