@@ -38,7 +38,7 @@ struct Product {
   const float* a;
   const int32_t *row, *column;
   const float* b;
-  const int32_t* line;
+  const int32_t* line;  // null: 0, 16, 32, ...
   int64_t b_group;  // step to the next group of columns
   float* out;
   const int32_t* out_row;
@@ -47,52 +47,63 @@ struct Product {
   bool add, relu;
 };
 
-template <int64_t Groups>
-void product_of(const Product& p, int64_t group) {
+// Rows r.. of `Groups` groups, at most `Rows`. `Dense`: lines of b follow each other.
+template <int64_t Rows, int64_t Groups, bool Dense>
+FASTAGG_FN void tile(const Product& p, int64_t group, int64_t r) {
   constexpr int64_t kWide = Groups * kVectors;
-  const float* b = p.b + group * p.b_group;
-  for (int64_t r = 0; r < p.rows; r += kRows) {
-    const float* from[kRows];
-    F sum[kRows][kWide];
+  const int64_t rows = p.rows - r, b_group = p.b_group;
+  const float *b = p.b + group * b_group, *from[Rows];
+  F sum[Rows][kWide];
+  FASTAGG_UNROLL
+  for (int64_t t = 0; t < Rows; ++t) {
+    from[t] = p.a + p.row[r + (t < rows ? t : rows - 1)];
     FASTAGG_UNROLL
-    for (int64_t t = 0; t < kRows; ++t) {
-      from[t] = p.a + p.row[r + t < p.rows ? r + t : p.rows - 1];
-      FASTAGG_UNROLL
-      for (int64_t v = 0; v < kWide; ++v) sum[t][v] = p.init ? at(p.init + group * kChannels + v * kFloats) : F{};
-    }
-    for (int64_t j = 0; j < p.depth; ++j) {
-      const int64_t column = p.column[j];
-      const float* line = b + p.line[j];
-      F right[kWide];
-      FASTAGG_UNROLL
-      for (int64_t v = 0; v < kWide; ++v) right[v] = at(line + v / kVectors * p.b_group + v % kVectors * kFloats);
-      FASTAGG_UNROLL
-      for (int64_t t = 0; t < kRows; ++t) {
-        const F left = splat(from[t][column]);
-        FASTAGG_UNROLL
-        for (int64_t v = 0; v < kWide; ++v) sum[t][v] = Simd::multiply_add(left, right[v], sum[t][v]);
-      }
-    }
+    for (int64_t v = 0; v < kWide; ++v) sum[t][v] = p.init ? at(p.init + group * kChannels + v * kFloats) : F{};
+  }
+  const int32_t *column = p.column, *const end = column + p.depth, *line = p.line;
+  for (; column < end; ++column) {
+    const float* const place = Dense ? b : b + *line++;
+    if (Dense) b += kChannels;
+    F right[kWide];
     FASTAGG_UNROLL
-    for (int64_t t = 0; t < kRows; ++t) {
-      if (r + t >= p.rows) break;
-      float* out = p.out + p.out_row[r + t] + group * p.out_group;
+    for (int64_t v = 0; v < kWide; ++v) right[v] = at(place + v / kVectors * b_group + v % kVectors * kFloats);
+    const int64_t number = *column;
+    FASTAGG_UNROLL
+    for (int64_t t = 0; t < Rows; ++t) {
+      const F left = splat(from[t][number]);
       FASTAGG_UNROLL
-      for (int64_t v = 0; v < kWide; ++v) {
-        float* to = out + v / kVectors * p.out_group + v % kVectors * kFloats;
-        const F found = p.add ? at(to) + sum[t][v] : sum[t][v];
-        put_vector(p.relu ? rectified(found) : found, to);
-      }
+      for (int64_t v = 0; v < kWide; ++v) sum[t][v] = Simd::multiply_add(left, right[v], sum[t][v]);
+    }
+  }
+  FASTAGG_UNROLL
+  for (int64_t t = 0; t < Rows; ++t) {
+    if (t >= rows) break;
+    float* out = p.out + p.out_row[r + t] + group * p.out_group;
+    FASTAGG_UNROLL
+    for (int64_t v = 0; v < kWide; ++v) {
+      float* to = out + v / kVectors * p.out_group + v % kVectors * kFloats;
+      const F found = p.add ? at(to) + sum[t][v] : sum[t][v];
+      put_vector(p.relu ? rectified(found) : found, to);
     }
   }
 }
 
-void product(const Product& p) {
-  int64_t group = 0;
-  for (; group + kGroups <= p.groups; group += kGroups) product_of<kGroups>(p, group);
-  if constexpr (kGroups > 1)
-    for (; group < p.groups; ++group) product_of<1>(p, group);
+template <int64_t Groups, bool Dense>
+void product_of(const Product& p, int64_t group) {
+  int64_t r = 0;
+  for (; r + kRows / 2 < p.rows; r += kRows) tile<kRows, Groups, Dense>(p, group, r);
+  if (r < p.rows) tile<kRows / 2, Groups, Dense>(p, group, r);
 }
+
+template <bool Dense>
+void product_over(const Product& p) {
+  int64_t group = 0;
+  for (; group + kGroups <= p.groups; group += kGroups) product_of<kGroups, Dense>(p, group);
+  if constexpr (kGroups > 1)
+    for (; group < p.groups; ++group) product_of<1, Dense>(p, group);
+}
+
+void product(const Product& p) { p.line ? product_over<false>(p) : product_over<true>(p); }
 
 // Calls act(offset, count) for every row of samples first..last-1 of an image. All pixels are one row where there is no
 // border.
@@ -147,7 +158,7 @@ void convolve(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   for (int64_t s = first; s < last; s += layer.group) {
     const int64_t count = s + layer.group < last ? layer.group : last - s;
     product({count * layer.pixels, layer.depth, out.padded / kChannels, w.values(layer.in) + s * in.sample,
-             layer.windows, layer.reach, w.weight(layer.weight), w.net.lines, layer.depth * kChannels,
+             layer.windows, layer.reach, w.weight(layer.weight), nullptr, layer.depth * kChannels,
              w.values(layer.out) + s * out.sample, layer.places, kChannels,
              layer.bias < 0 ? nullptr : w.weight(layer.bias), false, layer.relu});
   }
@@ -185,7 +196,7 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
     for (int64_t i = 0; i < layer.phase_count; ++i) {
       const Phase& phase = layer.phases[i];
       product({phase.rows / layer.group * count, phase.depth, in.padded / kChannels, dy + s * out.sample, phase.sources,
-               phase.reach, w.memory + w.net.turned_weights + phase.weights, w.net.lines, phase.depth * kChannels,
+               phase.reach, w.memory + w.net.turned_weights + phase.weights, nullptr, phase.depth * kChannels,
                w.slopes(layer.in) + s * in.sample, phase.targets, kChannels, nullptr, layer.adds, false});
     }
   }
