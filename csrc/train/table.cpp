@@ -294,7 +294,7 @@ class Table::Builder {
           readers_[static_cast<size_t>(each->in)] == 1)
         in.slopes = out.slopes;
       if (each->kind == kMoments) each->scratch = (&*each + 1)->scratch = take(7 * out.padded);
-      if (each->kind == kGroupNorm) each->scratch = take((5 + 2 * to_.net_.batch) * out.padded);
+      if (each->kind == kGroupNorm) each->scratch = take((6 + 2 * to_.net_.batch) * out.padded);
     }
     Net& net = to_.net_;
     for (int64_t* each : {&net.weights, &net.gradient, &net.velocity, &net.anchor, &net.correction})

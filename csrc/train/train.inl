@@ -9,9 +9,9 @@ using train::Layer;
 using train::Net;
 using train::Phase;
 
-constexpr int64_t kRows = 6;                       // rows of a tile
-constexpr int64_t kPart = 64;                      // pixels in a part of a weight's gradient: they stay in the L1 cache
-constexpr int64_t kVectors = kChannels / kFloats;  // in a group of channels
+constexpr int64_t kRows = 6;   // rows of a tile
+constexpr int64_t kPart = 64;  // pixels that a gradient's product takes at once: they stay in the L1 cache
+constexpr int64_t kVectors = kChannels / kFloats;          // in a group of channels
 constexpr int64_t kGroups = kFloats == kChannels ? 2 : 1;  // groups of channels in a tile: as many as registers allow
 
 FASTAGG_FN F splat(float value) { return value - F{}; }  // F{} + value would have to turn -0 into 0
@@ -39,7 +39,7 @@ struct Product {
   const int32_t *row, *column;
   const float* b;
   const int32_t* line;  // null: 0, 16, 32, ...
-  int64_t b_group;  // step to the next group of columns
+  int64_t b_group;      // step to the next group of columns
   float* out;
   const int32_t* out_row;
   int64_t out_group;
@@ -193,12 +193,19 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
                w.gradient(layer.weight), w.net.lines, layer.depth * kChannels, nullptr, s + j != 0, false});
     }
     if (in.slopes < 0) continue;
-    for (int64_t i = 0; i < layer.phase_count; ++i) {
-      const Phase& phase = layer.phases[i];
-      product({phase.rows / layer.group * count, phase.depth, in.padded / kChannels, dy + s * out.sample, phase.sources,
-               phase.reach, w.memory + w.net.turned_weights + phase.weights, nullptr, phase.depth * kChannels,
-               w.slopes(layer.in) + s * in.sample, phase.targets, kChannels, nullptr, layer.adds, false});
-    }
+    // Some rows of every phase, because all phases read the same part of the output's gradient.
+    int64_t most = 0;
+    for (int64_t i = 0; i < layer.phase_count; ++i) most = layer.phases[i].rows > most ? layer.phases[i].rows : most;
+    for (int64_t r = 0; r < most; r += kPart)
+      for (int64_t i = 0; i < layer.phase_count; ++i) {
+        const Phase& phase = layer.phases[i];
+        const int64_t left = phase.rows / layer.group * count - r;
+        if (left <= 0) continue;
+        product({left < kPart ? left : kPart, phase.depth, in.padded / kChannels, dy + s * out.sample,
+                 phase.sources + r, phase.reach, w.memory + w.net.turned_weights + phase.weights, nullptr,
+                 phase.depth * kChannels, w.slopes(layer.in) + s * in.sample, phase.targets + r, kChannels, nullptr,
+                 layer.adds, false});
+      }
   }
 }
 
@@ -217,9 +224,21 @@ FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t
   });
 }
 
+// The gradient behind a norm's ReLU, which let through what `scaled` made larger than zero. Nothing is read but what
+// the gradient needs anyway.
+struct Slope {
+  const Layer& layer;
+  const float *scale, *shift;
+
+  F operator()(F dy, F x, int64_t c) const {
+    return layer.relu ? rectified_slope(dy, Simd::multiply_add(x, at(scale + c), at(shift + c))) : dy;
+  }
+};
+
 // dx (+)= dy*a + x*b + c by channel. Both gradients may be one array.
-FASTAGG_FN void scaled_back(const Work& w, const Layer& layer, int64_t first, int64_t last, const float* a,
+FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, int64_t last, const float* a,
                             const float* b, const float* c) {
+  const Layer& layer = slope.layer;
   const Image& image = w.net.images[layer.out];
   const float *x = w.values(layer.in), *dy = w.slopes(layer.out);
   float* dx = w.slopes(layer.in);
@@ -227,26 +246,22 @@ FASTAGG_FN void scaled_back(const Work& w, const Layer& layer, int64_t first, in
     for (int64_t pixel = offset; pixel < offset + count; pixel += image.padded)
       for (int64_t k = 0; k < image.padded; k += kFloats) {
         const int64_t i = pixel + k;
-        const F found = Simd::multiply_add(at(dy + i), at(a + k), Simd::multiply_add(at(x + i), at(b + k), at(c + k)));
+        const F value = at(x + i), gradient = slope(at(dy + i), value, k);
+        const F found = Simd::multiply_add(gradient, at(a + k), Simd::multiply_add(value, at(b + k), at(c + k)));
         put_vector(layer.adds ? at(dx + i) + found : found, dx + i);
       }
   });
 }
 
-// The sums over a sample's pixels of dy and of dy*(x - mean); dy is set to zero where ReLU was.
+// The sums over a sample's pixels of dy and of dy*(x - mean).
 template <typename Act>
-FASTAGG_FN void slope_sums(const Work& w, const Layer& layer, int64_t sample, const float* mean, Act act) {
-  const float *x = w.values(layer.in), *y = w.values(layer.out);
-  float* dy = w.slopes(layer.out);
+FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, const float* mean, Act act) {
+  const float *x = w.values(slope.layer.in), *dy = w.slopes(slope.layer.out);
   sum_pixels<2>(
-      w.net.images[layer.out], sample,
+      w.net.images[slope.layer.out], sample,
       [&](int64_t i, int64_t c) {
-        F slope = at(dy + i);
-        if (layer.relu) {
-          slope = rectified_slope(slope, at(y + i));
-          put_vector(slope, dy + i);
-        }
-        return Several<2>{{slope, slope * (at(x + i) - at(mean + c))}};
+        const F value = at(x + i), gradient = slope(at(dy + i), value, c);
+        return Several<2>{{gradient, gradient * (value - at(mean + c))}};
       },
       act);
 }
@@ -318,8 +333,9 @@ void finish_moments(const Work& w, const Layer& layer) {
 
 void normalise_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Norm norm(w, layer);
+  const Slope slope{layer, norm.scale, norm.shift};
   for (int64_t s = first; s < last; ++s)
-    slope_sums(w, layer, s, norm.mean, [&](int64_t c, const Several<2>& sums) {
+    slope_sums(w, slope, s, norm.mean, [&](int64_t c, const Several<2>& sums) {
       put_vector(s == 0 ? sums.of[0] : at(norm.beta + c) + sums.of[0], norm.beta + c);
       put_vector(s == 0 ? sums.of[1] : at(norm.gamma + c) + sums.of[1], norm.gamma + c);
     });
@@ -335,24 +351,25 @@ void finish_normalise_back(const Work& w, const Layer& layer) {
     gain[c] = norm.gamma[c] * norm.inverse[c];
     offset[c] = norm.beta[c];
     const float slope = norm.scale[c] * norm.inverse[c] * gain[c] / count;
-    norm.shift[c] = norm.mean[c] * slope - norm.scale[c] * norm.beta[c] / count;
+    norm.squares[c] = norm.mean[c] * slope - norm.scale[c] * norm.beta[c] / count;
     norm.gamma[c] = -slope;
   }
 }
 
 void moments_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Norm norm(w, layer);
-  scaled_back(w, layer, first, last, norm.scale, norm.gamma, norm.shift);
+  const Slope slope{*(&layer + 1), norm.scale, norm.shift};  // kNormalise follows its sums
+  scaled_back(w, slope, first, last, norm.scale, norm.gamma, norm.squares);
 }
 
 // GroupNorm. Its scratch: sums by channel, what `scaled` and `scaled_back` take, then mean and inverse deviation of
 // every sample's channels.
 struct GroupScratch {
-  float *sums, *products, *scale, *slope, *shift, *own;
+  float *sums, *products, *scale, *shift, *slope, *rest, *own;
   int64_t padded;
   GroupScratch(const Work& w, const Layer& layer) : padded(w.net.images[layer.out].padded) {
     float* from = w.memory + layer.scratch;
-    float** all[] = {&sums, &products, &scale, &slope, &shift, &own};
+    float** all[] = {&sums, &products, &scale, &shift, &slope, &rest, &own};
     for (float** each : all) {
       *each = from;
       from += padded;
@@ -360,6 +377,13 @@ struct GroupScratch {
   }
   float* mean(int64_t sample) const { return own + 2 * sample * padded; }
   float* inverse(int64_t sample) const { return own + (2 * sample + 1) * padded; }
+  // Sets what the sample's values are multiplied with, and what is added.
+  void transform(int64_t sample, const float* gain, const float* offset) const {
+    for (int64_t c = 0; c < padded; ++c) {
+      scale[c] = inverse(sample)[c] * gain[c];
+      shift[c] = offset[c] - mean(sample)[c] * scale[c];
+    }
+  }
 };
 
 // Sets each of a group's channels to finish(sum over the group's channels of values, optionally times gain; the first).
@@ -395,10 +419,7 @@ void group_norm(const Work& w, const Layer& layer, int64_t first, int64_t last) 
         keep);
     over_group(layer, image.channels, scratch.sums, nullptr, inverse,
                [&](float sum, int64_t) { return 1.0f / sqrtf(sum / count + layer.eps); });
-    for (int64_t c = 0; c < image.padded; ++c) {
-      scratch.scale[c] = inverse[c] * gain[c];
-      scratch.shift[c] = offset[c] - mean[c] * scratch.scale[c];
-    }
+    scratch.transform(s, gain, offset);
     scaled(w, layer, s, s + 1, scratch.scale, scratch.shift);
   }
 }
@@ -406,12 +427,14 @@ void group_norm(const Work& w, const Layer& layer, int64_t first, int64_t last) 
 void group_norm_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const GroupScratch scratch(w, layer);
   const Image& image = w.net.images[layer.in];
-  const float* gain = w.weight(layer.weight);
+  const float *gain = w.weight(layer.weight), *offset = w.weight(layer.bias);
   float *gain_slope = w.gradient(layer.weight), *offset_slope = w.gradient(layer.bias);
   const float count = static_cast<float>(image.height * image.width * (image.channels / layer.groups));
+  const Slope slope{layer, scratch.scale, scratch.shift};
   for (int64_t s = first; s < last; ++s) {
     const float *mean = scratch.mean(s), *inverse = scratch.inverse(s);
-    slope_sums(w, layer, s, mean, [&](int64_t c, const Several<2>& sums) {
+    scratch.transform(s, gain, offset);
+    slope_sums(w, slope, s, mean, [&](int64_t c, const Several<2>& sums) {
       put_vector(sums.of[0], scratch.sums + c);
       put_vector(sums.of[1], scratch.products + c);
     });
@@ -419,14 +442,13 @@ void group_norm_back(const Work& w, const Layer& layer, int64_t first, int64_t l
       offset_slope[c] = s == 0 ? scratch.sums[c] : offset_slope[c] + scratch.sums[c];
       const float found = scratch.products[c] * inverse[c];
       gain_slope[c] = s == 0 ? found : gain_slope[c] + found;
-      scratch.scale[c] = inverse[c] * gain[c];
     }
     if (w.net.images[layer.in].slopes < 0) continue;
     over_group(layer, image.channels, scratch.products, gain, scratch.slope,
                [&](float sum, int64_t c) { return -(inverse[c] * inverse[c] * inverse[c] * sum / count); });
-    over_group(layer, image.channels, scratch.sums, gain, scratch.shift,
+    over_group(layer, image.channels, scratch.sums, gain, scratch.rest,
                [&](float sum, int64_t c) { return -(inverse[c] * sum / count) - scratch.slope[c] * mean[c]; });
-    scaled_back(w, layer, s, s + 1, scratch.scale, scratch.slope, scratch.shift);
+    scaled_back(w, slope, s, s + 1, scratch.scale, scratch.slope, scratch.rest);
   }
 }
 
