@@ -8,6 +8,7 @@
 constexpr int64_t kFloats = FASTAGG_LANES;
 constexpr int64_t kDoubles = kFloats / 2;
 typedef float F __attribute__((vector_size(4 * kFloats)));
+typedef float Half __attribute__((vector_size(kFloats > 8 ? 32 : 4 * kFloats)));  // eight floats at most
 typedef uint32_t U __attribute__((vector_size(4 * kFloats)));
 typedef int32_t I __attribute__((vector_size(4 * kFloats)));
 typedef double D __attribute__((vector_size(4 * kFloats)));
@@ -127,6 +128,13 @@ struct Simd {
     return found;
 #endif
   }
+
+#if defined(FASTAGG_512)
+  FASTAGG_FN Half larger(Half a, Half b) { return (Half)_mm256_max_ps((__m256)a, (__m256)b); }
+  FASTAGG_FN Half multiply_add(Half a, Half b, Half c) {
+    return (Half)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+  }
+#endif
 
   FASTAGG_FN U bits(F value) { return (U)value; }
   FASTAGG_FN F from_bits(U bits) { return (F)bits; }

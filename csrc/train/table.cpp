@@ -2,14 +2,15 @@
 #include "table.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <new>
 #include <numeric>
 
 #include "../cpu/kernels.h"
 #include "../refusal.h"
+#include "../store/blocks.h"
 
 namespace fastagg::train {
 namespace {
@@ -48,23 +49,9 @@ struct Side {
 
 }  // namespace
 
-// Zeros from an address where no vector crosses a line of the cache.
 struct Table::Memory {
-  struct Free {
-    void operator()(float* block) const { ::operator delete[](block, kLine); }
-  };
-  typedef std::unique_ptr<float[], Free> Block;
-  static constexpr std::align_val_t kLine{64};
-
-  static Block make(int64_t floats) {
-    const auto count = static_cast<size_t>(floats);
-    Block block(static_cast<float*>(::operator new[](count * sizeof(float), kLine)));
-    std::fill_n(block.get(), count, 0.0f);
-    return block;
-  }
-
   std::mutex mutex;
-  std::vector<Block> idle;
+  std::vector<store::Block> idle;
 };
 
 class Table::Builder {
@@ -433,7 +420,7 @@ Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch,
 Table::~Table() = default;
 
 void Table::train(const Call& call) {
-  Memory::Block memory;
+  store::Block memory;
   {
     const std::lock_guard<std::mutex> lock(memory_->mutex);
     if (!memory_->idle.empty()) {
@@ -442,8 +429,12 @@ void Table::train(const Call& call) {
     }
   }
   // Borders and the padding of channels are zeros, and stay so.
-  if (memory == nullptr) memory = Memory::make(workspace_);
-  cpu::kernels().train(net_, call, memory.get());
+  if (memory == nullptr) {
+    const size_t nbytes = static_cast<size_t>(workspace_) * sizeof(float);
+    memory = store::block_of(nbytes);
+    std::memset(memory.get(), 0, nbytes);
+  }
+  cpu::kernels().train(net_, call, static_cast<float*>(memory.get()));
   const std::lock_guard<std::mutex> lock(memory_->mutex);
   memory_->idle.push_back(std::move(memory));
 }

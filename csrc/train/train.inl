@@ -9,10 +9,7 @@ using train::Layer;
 using train::Net;
 using train::Phase;
 
-constexpr int64_t kRows = 6;   // rows of a tile
 constexpr int64_t kPart = 64;  // pixels that a gradient's product takes at once: they stay in the L1 cache
-constexpr int64_t kVectors = kChannels / kFloats;          // in a group of channels
-constexpr int64_t kGroups = kFloats == kChannels ? 2 : 1;  // groups of channels in a tile: as many as registers allow
 
 FASTAGG_FN F splat(float value) { return value - F{}; }  // F{} + value would have to turn -0 into 0
 FASTAGG_FN F at(const float* from) { return vector_at<F>(from); }
@@ -34,7 +31,7 @@ struct Work {
 
 // out[out_rows[r]] (+)= init + sum over j of a[rows[r] + columns[j]] * b[lines[j]], for groups of 16 columns of b.
 struct Product {
-  int64_t rows, depth, groups;
+  int64_t rows, depth, width;  // width: columns that count; those behind them, up to a group's end, are zeros
   const float* a;
   const int32_t *row, *column;
   const float* b;
@@ -47,63 +44,79 @@ struct Product {
   bool add, relu;
 };
 
-// Rows r.. of `Groups` groups, at most `Rows`. `Dense`: lines of b follow each other.
-template <int64_t Rows, int64_t Groups, bool Dense>
-FASTAGG_FN void tile(const Product& p, int64_t group, int64_t r) {
-  constexpr int64_t kWide = Groups * kVectors;
-  const int64_t rows = p.rows - r, b_group = p.b_group;
-  const float *b = p.b + group * b_group, *from[Rows];
-  F sum[Rows][kWide];
-  FASTAGG_UNROLL
-  for (int64_t t = 0; t < Rows; ++t) {
-    from[t] = p.a + p.row[r + (t < rows ? t : rows - 1)];
+// A tile of a product: rows and groups, each group as some vectors. It fits the registers.
+template <typename Vector, int64_t Vectors, int64_t Rows, int64_t Groups>
+struct Tile {
+  static constexpr int64_t kLanes = sizeof(Vector) / sizeof(float), kWide = Groups * Vectors;
+
+  // Rows r.. of some groups, at most `Height`. `Dense`: lines of b follow each other.
+  template <int64_t Height, bool Dense>
+  FASTAGG_FN void compute(const Product& p, int64_t group, int64_t r) {
+    const int64_t rows = p.rows - r, b_group = p.b_group;
+    const float *b = p.b + group * b_group, *from[Height];
+    Vector sum[Height][kWide];
     FASTAGG_UNROLL
-    for (int64_t v = 0; v < kWide; ++v) sum[t][v] = p.init ? at(p.init + group * kChannels + v * kFloats) : F{};
-  }
-  const int32_t *column = p.column, *const end = column + p.depth, *line = p.line;
-  for (; column < end; ++column) {
-    const float* const place = Dense ? b : b + *line++;
-    if (Dense) b += kChannels;
-    F right[kWide];
-    FASTAGG_UNROLL
-    for (int64_t v = 0; v < kWide; ++v) right[v] = at(place + v / kVectors * b_group + v % kVectors * kFloats);
-    const int64_t number = *column;
-    FASTAGG_UNROLL
-    for (int64_t t = 0; t < Rows; ++t) {
-      const F left = splat(from[t][number]);
+    for (int64_t t = 0; t < Height; ++t) {
+      from[t] = p.a + p.row[r + (t < rows ? t : rows - 1)];
       FASTAGG_UNROLL
-      for (int64_t v = 0; v < kWide; ++v) sum[t][v] = Simd::multiply_add(left, right[v], sum[t][v]);
+      for (int64_t v = 0; v < kWide; ++v)
+        sum[t][v] =
+            p.init ? vector_at<Vector>(p.init + (group + v / Vectors) * kChannels + v % Vectors * kLanes) : Vector{};
     }
-  }
-  FASTAGG_UNROLL
-  for (int64_t t = 0; t < Rows; ++t) {
-    if (t >= rows) break;
-    float* out = p.out + p.out_row[r + t] + group * p.out_group;
+    const int32_t *column = p.column, *const end = column + p.depth, *line = p.line;
+    for (; column < end; ++column) {
+      const float* const place = Dense ? b : b + *line++;
+      if (Dense) b += kChannels;
+      Vector right[kWide];
+      FASTAGG_UNROLL
+      for (int64_t v = 0; v < kWide; ++v)
+        right[v] = vector_at<Vector>(place + v / Vectors * b_group + v % Vectors * kLanes);
+      const int64_t number = *column;
+      FASTAGG_UNROLL
+      for (int64_t t = 0; t < Height; ++t) {
+        const Vector left = from[t][number] - Vector{};  // minus: + would have to turn -0 into 0
+        FASTAGG_UNROLL
+        for (int64_t v = 0; v < kWide; ++v) sum[t][v] = Simd::multiply_add(left, right[v], sum[t][v]);
+      }
+    }
     FASTAGG_UNROLL
-    for (int64_t v = 0; v < kWide; ++v) {
-      float* to = out + v / kVectors * p.out_group + v % kVectors * kFloats;
-      const F found = p.add ? at(to) + sum[t][v] : sum[t][v];
-      put_vector(p.relu ? rectified(found) : found, to);
+    for (int64_t t = 0; t < Height; ++t) {
+      if (t >= rows) break;
+      float* out = p.out + p.out_row[r + t] + group * p.out_group;
+      FASTAGG_UNROLL
+      for (int64_t v = 0; v < kWide; ++v) {
+        float* to = out + v / Vectors * p.out_group + v % Vectors * kLanes;
+        const Vector found = p.add ? vector_at<Vector>(to) + sum[t][v] : sum[t][v];
+        put_vector(p.relu ? Simd::larger(Vector{}, found) : found, to);  // NaN stays
+      }
     }
   }
-}
 
-template <int64_t Groups, bool Dense>
-void product_of(const Product& p, int64_t group) {
-  int64_t r = 0;
-  for (; r + kRows / 2 < p.rows; r += kRows) tile<kRows, Groups, Dense>(p, group, r);
-  if (r < p.rows) tile<kRows / 2, Groups, Dense>(p, group, r);
-}
+  template <bool Dense>
+  static void rows(const Product& p, int64_t group) {
+    int64_t r = 0;
+    for (; r + Rows / 2 < p.rows; r += Rows) compute<Rows, Dense>(p, group, r);
+    if (r < p.rows) compute<Rows / 2, Dense>(p, group, r);
+  }
 
-template <bool Dense>
-void product_over(const Product& p) {
-  int64_t group = 0;
-  for (; group + kGroups <= p.groups; group += kGroups) product_of<kGroups, Dense>(p, group);
-  if constexpr (kGroups > 1)
-    for (; group < p.groups; ++group) product_of<1, Dense>(p, group);
-}
+  // All whole tiles from a group on. Returns the first group that is left.
+  static int64_t groups(const Product& p, int64_t group) {
+    for (; (group + Groups - 1) * kChannels < p.width; group += Groups)
+      p.line ? rows<false>(p, group) : rows<true>(p, group);
+    return group;
+  }
+};
 
-void product(const Product& p) { p.line ? product_over<false>(p) : product_over<true>(p); }
+void product(const Product& p) {
+  constexpr int64_t kLanes = sizeof(Half) / sizeof(float);
+  if (p.width <= kChannels / 2) {
+    Tile<Half, kChannels / 2 / kLanes, 8, 1>::groups(p, 0);
+  } else if constexpr (kFloats == kChannels) {
+    Tile<F, 1, 6, 1>::groups(p, Tile<F, 1, 6, 2>::groups(p, 0));
+  } else {
+    Tile<F, kChannels / kFloats, 6, 1>::groups(p, 0);
+  }
+}
 
 // Calls act(offset, count) for every row of samples first..last-1 of an image. All pixels are one row where there is no
 // border.
@@ -157,8 +170,8 @@ void convolve(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Image &in = w.net.images[layer.in], &out = w.net.images[layer.out];
   for (int64_t s = first; s < last; s += layer.group) {
     const int64_t count = s + layer.group < last ? layer.group : last - s;
-    product({count * layer.pixels, layer.depth, out.padded / kChannels, w.values(layer.in) + s * in.sample,
-             layer.windows, layer.reach, w.weight(layer.weight), nullptr, layer.depth * kChannels,
+    product({count * layer.pixels, layer.depth, out.channels, w.values(layer.in) + s * in.sample, layer.windows,
+             layer.reach, w.weight(layer.weight), nullptr, layer.depth * kChannels,
              w.values(layer.out) + s * out.sample, layer.places, kChannels,
              layer.bias < 0 ? nullptr : w.weight(layer.bias), false, layer.relu});
   }
@@ -188,9 +201,9 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
     const int64_t count = s + layer.group < last ? layer.group : last - s;
     for (int64_t j = 0; j < count * layer.pixels; j += kPart) {
       const int64_t left = count * layer.pixels - j;
-      product({layer.depth, left < kPart ? left : kPart, out.padded / kChannels, w.values(layer.in) + s * in.sample,
-               layer.reach, layer.windows + j, dy + s * out.sample, layer.places + j, kChannels,
-               w.gradient(layer.weight), w.net.lines, layer.depth * kChannels, nullptr, s + j != 0, false});
+      product({layer.depth, left < kPart ? left : kPart, out.channels, w.values(layer.in) + s * in.sample, layer.reach,
+               layer.windows + j, dy + s * out.sample, layer.places + j, kChannels, w.gradient(layer.weight),
+               w.net.lines, layer.depth * kChannels, nullptr, s + j != 0, false});
     }
     if (in.slopes < 0) continue;
     // Some rows of every phase, because all phases read the same part of the output's gradient.
@@ -201,10 +214,9 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
         const Phase& phase = layer.phases[i];
         const int64_t left = phase.rows / layer.group * count - r;
         if (left <= 0) continue;
-        product({left < kPart ? left : kPart, phase.depth, in.padded / kChannels, dy + s * out.sample,
-                 phase.sources + r, phase.reach, w.memory + w.net.turned_weights + phase.weights, nullptr,
-                 phase.depth * kChannels, w.slopes(layer.in) + s * in.sample, phase.targets + r, kChannels, nullptr,
-                 layer.adds, false});
+        product({left < kPart ? left : kPart, phase.depth, in.channels, dy + s * out.sample, phase.sources + r,
+                 phase.reach, w.memory + w.net.turned_weights + phase.weights, nullptr, phase.depth * kChannels,
+                 w.slopes(layer.in) + s * in.sample, phase.targets + r, kChannels, nullptr, layer.adds, false});
       }
   }
 }
