@@ -252,9 +252,7 @@ class Layout:
         if type(update) is Tensor and (plain := plain_pieces(update, self.size)) is not None:
             return Parsed(plain, None, None)
         if isinstance(update, ModelState):
-            sizes = self.size, self.buffer_size, len(self._by_role["counter"])
-            if (update.flat.numel(), update.buffers.numel(), len(update.counters)) != sizes:
-                raise ShapeMismatch(f"{what}: expected vectors and counters of lengths {sizes}")
+            self._check_parts(update, what)
             update = self.views(*update)
         if not isinstance(update, (nn.Module, Mapping, list, tuple)):
             try:
@@ -290,6 +288,16 @@ class Layout:
         if buffers is not None or counters is not None:
             check_statistics(self, parsed, what)
         return parsed
+
+    def _check_parts(self, update: ModelState, what: str) -> None:
+        sizes, (flat, buffers, counters) = (self.size, self.buffer_size, len(self._by_role["counter"])), update
+        lists = isinstance(counters, list) and all(isinstance(one, Tensor) for one in (flat, buffers, *counters))
+        if not lists or (tuple(flat.shape), tuple(buffers.shape), len(counters)) != (
+            (sizes[0],),
+            (sizes[1],),
+            sizes[2],
+        ):
+            raise ShapeMismatch(f"{what}: expected two vectors and a list of counters, of lengths {sizes}")
 
     def parameters(self, params: object, take: Take) -> Iterator[tuple[Entry, Tensor]]:
         """Yield every parameter of a model of this layout, with its entry. ``take`` is that of :meth:`of`.

@@ -194,6 +194,10 @@ def test_bad_shapes_and_names_are_refused() -> None:
         list(sent.values())[:-1],
         vectors(sent)._replace(buffers=torch.zeros(5)),
         vectors(sent)._replace(flat=torch.zeros(5)),
+        vectors(sent)._replace(flat=None),
+        vectors(sent)._replace(flat=vectors(sent).flat[None]),
+        vectors(sent)._replace(counters=None),
+        vectors(sent)._replace(counters=[1, 2]),
         vectors(sent)._replace(counters=vectors(sent).counters[:-1]),
         vectors(sent)._replace(counters=[*vectors(sent).counters, torch.tensor(1)]),
     ]
