@@ -291,12 +291,9 @@ class Layout:
 
     def _check_parts(self, update: ModelState, what: str) -> None:
         sizes, (flat, buffers, counters) = (self.size, self.buffer_size, len(self._by_role["counter"])), update
-        lists = isinstance(counters, list) and all(isinstance(one, Tensor) for one in (flat, buffers, *counters))
-        if not lists or (tuple(flat.shape), tuple(buffers.shape), len(counters)) != (
-            (sizes[0],),
-            (sizes[1],),
-            sizes[2],
-        ):
+        arrays = [flat, buffers, *(counters if isinstance(counters, list) else [None])]
+        dense = all(isinstance(one, Tensor) and one.layout is torch.strided for one in arrays)
+        if not dense or flat.dim() + buffers.dim() != 2 or (flat.numel(), buffers.numel(), len(counters)) != sizes:
             raise ShapeMismatch(f"{what}: expected two vectors and a list of counters, of lengths {sizes}")
 
     def parameters(self, params: object, take: Take) -> Iterator[tuple[Entry, Tensor]]:
