@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.clock.participation import AllClients, Concurrency
+from fastagg.sim.clock.participation import Participation
 
 
 def test_concurrency_keeps_exactly_m_c_distinct_clients_training():
-    rule = Concurrency(clients=20, concurrency=7, seed=0)
+    rule = Participation(clients=20, concurrency=7, seed=0)
     training = rule.initial()
     assert len(set(training)) == 7
     rng = np.random.default_rng(0)
@@ -21,7 +21,7 @@ def test_concurrency_keeps_exactly_m_c_distinct_clients_training():
 
 def test_the_next_client_is_drawn_uniformly_from_the_idle_ones():
     clients, rounds = 10, 6_000
-    rule = Concurrency(clients, concurrency=4, seed=1)
+    rule = Participation(clients, concurrency=4, seed=1)
     training = rule.initial()
     drawn_while_idle, idle_times, again = np.zeros(clients), np.zeros(clients), 0
     for _ in range(rounds):
@@ -40,15 +40,15 @@ def test_the_next_client_is_drawn_uniformly_from_the_idle_ones():
 
 
 def test_the_client_that_arrived_can_be_drawn_again():
-    rule = Concurrency(clients=3, concurrency=3, seed=0)
+    rule = Participation(clients=3, concurrency=3, seed=0)
     assert sorted(rule.initial()) == [0, 1, 2]
     assert [rule.next(c) for c in (2, 0, 1)] == [2, 0, 1]  # it is the only idle one
 
 
 def test_the_first_clients_depend_on_the_seed():
-    starts = {tuple(Concurrency(50, 10, seed).initial()) for seed in range(5)}
+    starts = {tuple(Participation(50, 10, seed).initial()) for seed in range(5)}
     assert len(starts) == 5
-    assert Concurrency(50, 10, 3).initial() == Concurrency(50, 10, 3).initial()
+    assert Participation(50, 10, 3).initial() == Participation(50, 10, 3).initial()
 
 
 @pytest.mark.parametrize("concurrency", [0, -1, 1000])
@@ -58,6 +58,6 @@ def test_concurrency_out_of_range_is_refused(tiny, concurrency):
 
 
 def test_all_clients_train_all_the_time():
-    rule = AllClients(4)
+    rule = Participation(4, None, seed=0)
     assert rule.initial() == [0, 1, 2, 3]
     assert [rule.next(c) for c in (2, 2, 0)] == [2, 2, 0]

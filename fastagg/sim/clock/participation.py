@@ -1,6 +1,6 @@
-"""Who trains next: the two participation rules of asynchronous federated learning.
+"""Who trains next in asynchronous federated learning.
 
-A rule has three methods. ``initial() -> list[int]`` returns the clients that get a task at the start. ``next(arrived)
+There are three methods. ``initial() -> list[int]`` returns the clients that get a task at the start. ``next(arrived)
 -> int`` returns the client that gets the current model after ``arrived`` has answered. ``drop(gone, flying)`` removes
 the clients ``gone`` for good, of which ``flying`` are training, and returns the clients that get the model in their
 place. Draws are keyed by (seed, arrival), see seeds.py.
@@ -14,23 +14,28 @@ from fastagg._types import State
 from fastagg.sim.seeds import below, generator
 
 
-class Concurrency:
+class Participation:
     """M_c = ``concurrency`` clients train at once. After each arrival a uniformly drawn idle client gets the model.
 
-    The client that has just answered is idle too and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho).
+    The client that has just answered is idle too and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho). Without
+    ``concurrency`` all clients train all the time, so each gets the new model when it answers (ACE, AsyncFedED).
     """
 
-    def __init__(self, clients: int, concurrency: int, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, clients: int, concurrency: int | None, seed: int) -> None:
+        self._seed, self._all = seed, concurrency is None
         self._arrivals = 0
-        order = generator(seed, "participation-start").permutation(clients)
-        self._first = [int(c) for c in order[:concurrency]]
-        self._idle = [int(c) for c in order[concurrency:]]
+        order = list(range(clients))
+        if not self._all:
+            order = generator(seed, "participation-start").permutation(order).tolist()
+        self._first = order[:concurrency]
+        self._idle = order[len(self._first) :]
 
     def initial(self) -> list[int]:
         return list(self._first)
 
     def next(self, arrived: int) -> int:
+        if self._all:
+            return arrived
         self._idle.append(arrived)
         return self._draw()
 
@@ -51,27 +56,3 @@ class Concurrency:
         # Move the last one into the gap, in O(1). A uniform draw does not depend on the order.
         self._idle[slot], self._idle[-1] = self._idle[-1], self._idle[slot]
         return self._idle.pop()
-
-
-class AllClients:
-    """Every client trains all the time. A client that answers gets the new model at once (ACE, AsyncFedED)."""
-
-    def __init__(self, clients: int) -> None:
-        self._clients = clients
-
-    def initial(self) -> list[int]:
-        return list(range(self._clients))
-
-    def next(self, arrived: int) -> int:
-        return arrived
-
-    def drop(self, gone: Collection[int], flying: int) -> list[int]:
-        return []
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None: ...
-
-
-Participation = Concurrency | AllClients

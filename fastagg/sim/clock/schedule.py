@@ -19,7 +19,7 @@ its arrival (engines/ahead.py).
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -56,8 +56,13 @@ class Job:
         return self.origin or self.task
 
     def state_dict(self) -> State:
-        origin = None if self.origin is None else self.origin.state_dict()
+        origin = self.origin and self.origin.state_dict()
         return {"client": self.client, "number": self.number, "task": self.task.state_dict(), "origin": origin}
+
+    @classmethod
+    def from_state(cls, state: State, server: Server) -> Job:
+        task, origin = (state[key] and Dispatch.from_state(state[key], server.layout) for key in ("task", "origin"))
+        return cls(state["client"], state["number"], task, origin)
 
 
 class _Timed:
@@ -67,6 +72,21 @@ class _Timed:
         self.unit, self.classes = delays.unit, delays.classes
         self._server, self._delays, self._steps = server, delays, steps
         self._dispatches: Counter[int] = Counter()
+        self._clock: VirtualClock[Job] = VirtualClock()
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
+    def in_flight(self) -> list[Job]:
+        """Return the jobs in training, in the order in which they will arrive."""
+        return self._clock.pending()
+
+    def next_time(self) -> float:
+        return self._clock.next_time()
+
+    def next(self) -> Job:
+        return self._clock.advance()
 
     def _send(self, client: int) -> tuple[int, Dispatch, float]:
         """Send ``client`` the model. Return the number of its dispatch, its task, and how long it will take."""
@@ -76,11 +96,13 @@ class _Timed:
         return number, task, self._delays.duration(client, number, self._steps(client, task))
 
     def state_dict(self) -> State:
-        return {"dispatches": dict(self._dispatches), "delays": self._delays.state_dict()}
+        clock = self._clock.state_dict(Job.state_dict)
+        return {"dispatches": dict(self._dispatches), "delays": self._delays.state_dict(), "clock": clock}
 
     def load_state_dict(self, state: State) -> None:
         self._dispatches = Counter(state["dispatches"])
         self._delays.load_state_dict(state["delays"])
+        self._clock.load_state_dict(state["clock"], lambda job: Job.from_state(job, self._server))
 
 
 class TimedSchedule(_Timed):
@@ -102,25 +124,10 @@ class TimedSchedule(_Timed):
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
         self._participation = participation
-        self._clock: VirtualClock[Job] = VirtualClock()
-
-    @property
-    def now(self) -> float:
-        return self._clock.now
-
-    def in_flight(self) -> list[Job]:
-        """Return the jobs in training, in the order in which they will arrive."""
-        return self._clock.pending()
 
     def start(self) -> None:
         for client in self._participation.initial():
             self._dispatch(client)
-
-    def next_time(self) -> float:
-        return self._clock.next_time()
-
-    def next(self) -> Job:
-        return self._clock.advance()
 
     def arrived(self, job: Job) -> None:
         self._owed.append(job.client)
@@ -143,18 +150,16 @@ class TimedSchedule(_Timed):
 
     def state_dict(self) -> State:
         return super().state_dict() | {
-            "clock": self._clock.state_dict(Job.state_dict),
             "owed": list(self._owed),
             "sent": self._sent,
-            "last": None if self._last is None else self._last.state_dict(),
+            "last": self._last and self._last.state_dict(),
             "participation": self._participation.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._clock.load_state_dict(state["clock"], lambda job: _job(job, self._server))
-        self._owed, self._sent = list(state["owed"]), state["sent"]
-        self._last = _task(state["last"], self._server)
         super().load_state_dict(state)
+        self._owed, self._sent = list(state["owed"]), state["sent"]
+        self._last = state["last"] and Dispatch.from_state(state["last"], self._server.layout)
         self._participation.load_state_dict(state["participation"])
 
     def _dispatch(self, client: int, before: Dispatch | None = None) -> None:
@@ -176,63 +181,29 @@ class RoundSchedule(_Timed):
         self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps
     ) -> None:
         super().__init__(server, delays, steps)
-        self.now = 0.0
-        self._clients = clients
-        self._per_round = per_round
-        self._seed = seed
+        self._clients, self._per_round, self._seed = clients, per_round, seed
         self._rounds = 0
         self._gone: set[int] = set()
-        self._end = 0.0
-        self._waiting: deque[Job] = deque()
-
-    def in_flight(self) -> list[Job]:
-        """Return the jobs of this round that were not received yet, in the order in which they will be."""
-        return list(self._waiting)
 
     def start(self) -> None:
         order = generator(self._seed, "round", self._rounds).permutation(self._clients)
         drawn = [client for client in map(int, order) if client not in self._gone][: self._per_round]
         self._rounds += 1
-        self._end = self.now
-        for client in drawn:
-            number, task, duration = self._send(client)
-            self._end = max(self._end, self.now + duration)
-            self._waiting.append(Job(client, number, task))
-
-    def next_time(self) -> float:
-        return self._end
-
-    def next(self) -> Job:
-        self.now = self._end
-        return self._waiting.popleft()
+        sent = [(client, *self._send(client)) for client in drawn]
+        slowest = max(duration for *_, duration in sent)
+        for client, number, task, _ in sent:
+            self._clock.schedule(slowest, Job(client, number, task))
 
     def arrived(self, job: Job) -> None:
-        if not self._waiting:
+        if not len(self._clock):
             self.start()
 
     def drop(self, clients: Collection[int]) -> None:
         self._gone = set(clients)  # a round that has begun is finished, because the server would otherwise wait forever
 
     def state_dict(self) -> State:
-        return super().state_dict() | {
-            "now": self.now,
-            "rounds": self._rounds,
-            "end": self._end,
-            "waiting": [job.state_dict() for job in self._waiting],
-            "gone": sorted(self._gone),
-        }
+        return super().state_dict() | {"rounds": self._rounds, "gone": sorted(self._gone)}
 
     def load_state_dict(self, state: State) -> None:
-        self.now, self._rounds, self._end = state["now"], state["rounds"], state["end"]
-        self._waiting = deque(_job(job, self._server) for job in state["waiting"])
         super().load_state_dict(state)
-        self._gone = set(state["gone"])
-
-
-def _job(state: State, server: Server) -> Job:
-    task = Dispatch.from_state(state["task"], server.layout)
-    return Job(state["client"], state["number"], task, _task(state["origin"], server))
-
-
-def _task(state: State | None, server: Server) -> Dispatch | None:
-    return None if state is None else Dispatch.from_state(state, server.layout)
+        self._rounds, self._gone = state["rounds"], set(state["gone"])

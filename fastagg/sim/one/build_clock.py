@@ -10,7 +10,7 @@ from fastagg.errors import ConfigError
 from fastagg.sim.clock import by_version
 from fastagg.sim.clock import delays as models
 from fastagg.sim.clock.measured import Measured, read_times
-from fastagg.sim.clock.participation import AllClients, Concurrency
+from fastagg.sim.clock.participation import Participation
 from fastagg.sim.clock.schedule import RoundSchedule, TimedSchedule
 from fastagg.sim.one.build import build_work, is_synchronous
 from fastagg.sim.recipes import sections
@@ -36,7 +36,7 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Sche
 
     if config.participation.rule == "round":
         return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed, steps)
-    participation = AllClients(clients) if concurrency is None else Concurrency(clients, concurrency, seed)
+    participation = Participation(clients, concurrency, seed)
     at_flush, before = delay.counting == "authors", delay.start == "before"
     return TimedSchedule(server, delays, participation, steps, at_flush=at_flush, before=before)
 
