@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fastagg._build import native
 from fastagg.model import ModelState
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim.clients.client import LocalWork, Update
+from fastagg.sim.clients.client import LocalWork
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.data.federated import Samples, batches
 
@@ -55,13 +55,13 @@ class FusedTrainer:
             batch=min(work.batch_size, max(map(len, clients))), buffers=held,
         )  # fmt: skip
 
-    def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
+    def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> ModelState:
         """Train from ``task``'s model on ``samples`` and return the update in the form ``Server.receive`` takes."""
-        return self._run(task, samples, client, number, task.local_steps, gradient=False)
+        return self.begin(task, samples, client, number)[0]
 
-    def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
+    def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> ModelState:
         """Return the mini-batch gradient at ``task``'s model (weight decay included), and the buffers of that pass."""
-        return self._run(task, samples, client, number, 1, gradient=True)
+        return self.begin(task, samples, client, number, gradient=True)[0]
 
     def model(self, params: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Return what does as the module in evaluation, with ``params``, up to rounding."""
@@ -80,10 +80,14 @@ class FusedTrainer:
 
         return outputs
 
-    def _run(
-        self, task: Dispatch, samples: Samples, client: int, number: int, steps: int | None, *, gradient: bool
-    ) -> Update:
-        work, x, y = self._work, samples.x, samples.y
+    def begin(
+        self, task: Dispatch, samples: Samples, client: int, number: int, crew: native.Crew | None = None,
+        gradient: bool = False,
+    ) -> tuple[ModelState, native.Training | None]:  # fmt: skip
+        """Return the update, and who is training it: until then, the update is empty memory. Without ``crew`` it is
+        trained already."""
+        work, x, y, steps = self._work, samples.x, samples.y, 1 if gradient else task.local_steps
+        index: Tensor | None = None
         if samples.augment is None:
             steps = work.steps_of(y.shape[0], steps)
             order: tuple[bytes, int] | tuple[int, list[int]] = work.order(self._seed, client, number), steps
@@ -98,9 +102,10 @@ class FusedTrainer:
         if self._has_buffers:
             _, sent, counters = task.state_dict()["model"]
             statistics = sent.clone()
-        self._table.train(
+        training = self._table.train(
             start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=y.shape[0],
             order=order, lr=work.lr * work.lr_decay**number, momentum=work.momentum, weight_decay=work.weight_decay,
-            mu=0.0 if gradient else work.mu, gradient=gradient, out=out.data_ptr(),
+            mu=0.0 if gradient else work.mu, gradient=gradient, out=out.data_ptr(), crew=crew,
+            kept=None if crew is None else (flat, statistics, x, y, index, out),
         )  # fmt: skip
-        return ModelState(out, statistics, [counter + steps for counter in counters])
+        return ModelState(out, statistics, [counter + steps for counter in counters]), training

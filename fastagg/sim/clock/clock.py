@@ -65,4 +65,4 @@ class VirtualClock(Generic[Item]):
 
     def pending(self) -> list[Item]:
         """Return the scheduled items, earliest first."""
-        return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2])]
+        return [item for _, _, item in sorted(self._heap)]  # by time, then by their running number

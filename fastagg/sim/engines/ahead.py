@@ -9,9 +9,10 @@ the simulation.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from fastagg._build import native
+from fastagg.model import ModelState
 from fastagg.sim.clients.client import LocalTrainer, Update
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clock.schedule import Job
@@ -19,6 +20,7 @@ from fastagg.sim.data.federated import FederatedData
 
 Key = tuple[int, int]  # a client and the number of its dispatch
 InFlight = Callable[[], list[Job]]  # the jobs that are due later, the next first
+Begun = tuple[ModelState, native.Training | None]
 Work = Callable[[Job], Update]  # local training: a pure function of weights, client, dispatch and seed
 
 
@@ -53,51 +55,55 @@ class Ahead:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.out: dict[Key, Future[Any]] = {}
+        self.out: dict[Key, Any] = {}  # what `submit` returned
 
-    def submit(self, job: Job) -> Future[Any]:
+    def submit(self, job: Job) -> Any:
         """Have a job trained."""
         raise NotImplementedError
 
-    def result(self, job: Job, future: Future[Any]) -> Update:
+    def result(self, job: Job, begun: Any) -> Update:
         """Return the update of a job that was submitted. RunFailed if training failed."""
-        return future.result()
-
-    def keep(self, versions: Collection[int]) -> None:
-        """Forget the weights of all versions but these."""
+        raise NotImplementedError
 
     def take(self, job: Job, in_flight: InFlight) -> Update:
         """Return the update of ``job``, which is due."""
-        future = self.out.pop((job.client, job.number), None)
-        if future is None:
-            future = self.submit(job)
+        begun = self.out.pop((job.client, job.number), None)
+        if begun is None:
+            begun = self.submit(job)
             self.look(in_flight)
-        return self.result(job, future)
+        return self.result(job, begun)
 
     def look(self, in_flight: InFlight) -> None:
         """Have jobs trained that have been sent out."""
-        jobs = in_flight()
-        self.keep({job.begin.version for job in jobs})
-        for job in jobs[: self._most]:
+        for job in in_flight()[: self._most]:
             if (job.client, job.number) not in self.out and len(self.out) < 2 * self._most:
                 self.out[job.client, job.number] = self.submit(job)
 
     def forget(self, clients: Collection[int]) -> None:
         """These clients' updates will not be received."""
-        self.out = {key: future for key, future in self.out.items() if key[0] not in clients}
+        self.out = {key: begun for key, begun in self.out.items() if key[0] not in clients}
 
     def close(self) -> None: ...
 
 
 class Threads(Ahead):
-    """Trains as many clients at once as it has threads. Their work must be safe to do so."""
+    """Trains in threads of the extension, and in the caller's own if its update is not there when it is due."""
 
-    def __init__(self, most: int, count: int, work: Work) -> None:
+    def __init__(self, most: int, threads: int, trainer: FusedTrainer, data: FederatedData, gradients: bool) -> None:
         super().__init__(most)
-        self._work, self._pool = work, ThreadPoolExecutor(count, thread_name_prefix="fastagg-client")
+        self._trainer, self._data, self._gradients = trainer, data, gradients
+        self._crew: native.Crew | None = native.Crew(threads)
 
-    def submit(self, job: Job) -> Future[Any]:
-        return self._pool.submit(self._work, job)
+    def submit(self, job: Job) -> Begun:
+        samples = self._data.clients[job.client]
+        return self._trainer.begin(job.begin, samples, job.client, job.number, self._crew, self._gradients)
+
+    def result(self, job: Job, begun: Begun) -> Update:
+        update, training = begun
+        if training is not None:
+            training.wait()
+        return update
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self.out.clear()
+        self._crew = None  # its threads end

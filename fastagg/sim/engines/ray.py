@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.client import Update
 from fastagg.sim.clients.own import chosen
 from fastagg.sim.clock.schedule import Job
-from fastagg.sim.engines.ahead import Ahead, Work, work_of
+from fastagg.sim.engines.ahead import Ahead, InFlight, Work, work_of
 from fastagg.sim.one import build
 
 TRIES = 3  # how many workers may die of the same job
@@ -129,8 +129,10 @@ class Remote(Ahead):
             raise RunFailed(f"{TRIES} workers died while they trained {client}, the last one: {how}") from None
         return update
 
-    def keep(self, versions: Collection[int]) -> None:
+    def look(self, in_flight: InFlight) -> None:
+        versions = {job.begin.version for job in in_flight()}
         self._weights = {version: held for version, held in self._weights.items() if version in versions}
+        super().look(in_flight)
 
     def close(self) -> None:
         self._weights.clear()

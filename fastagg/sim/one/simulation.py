@@ -106,13 +106,12 @@ class Simulation:
             from fastagg.sim.engines.ray import Remote
 
             return Remote(most, workers, self.config, gradients, *passed)
-        work = work_of(self.trainer, self.data, gradients=gradients)
         if workers in (None, 1):
-            return Here(work)
-        if self.by_torch is not None:
+            return Here(work_of(self.trainer, self.data, gradients=gradients))
+        if not isinstance(self.trainer, FusedTrainer):
             why = f"torch trains this run's clients one at a time ({self.by_torch})"
             raise ConfigError(f'workers is {workers}, but {why}: choose engine "ray", or compare runs side by side')
-        return Threads(max(4 * workers, most), workers, work)
+        return Threads(max(4 * workers, most), workers - 1, self.trainer, self.data, gradients)
 
     def close(self) -> None:
         """End the workers, if there are any."""
