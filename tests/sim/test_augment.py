@@ -51,7 +51,7 @@ def test_batches_are_augmented_by_seed_client_and_dispatch_alone():
 class Sent:
     """A model that was sent: what LocalTrainer needs of fastagg's Dispatch."""
 
-    local_steps = None
+    version, local_steps, control = 0, None, None
 
     def __init__(self, module):
         self.views = {name: p.clone() for name, p in module.state_dict().items()}

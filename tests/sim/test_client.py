@@ -15,6 +15,8 @@ class Sent:
 
     views: dict
     local_steps: int | None = None
+    version: int = 0
+    control: torch.Tensor | None = None
 
     def delta(self, trained: nn.Module) -> dict:
         return {name: value - self.views[name] for name, value in trained.state_dict().items()}

@@ -2,15 +2,8 @@ import numpy as np
 import pytest
 
 from fastagg.errors import ConfigError
-from fastagg.sim.clock.delays import (
-    THREE_CLASS_TABLES,
-    DelayModel,
-    Exponential,
-    PerStep,
-    Suspension,
-    ThreeClass,
-    Transmission,
-)
+from fastagg.sim.clock.delays import THREE_CLASS_TABLES, Around, DelayModel, Exponential, ThreeClass
+from fastagg.sim.one.build_clock import build_delays
 
 
 def durations(model, client: int, count: int) -> np.ndarray:
@@ -97,7 +90,7 @@ class Always(DelayModel):
 
 def test_a_suspended_client_hangs_for_up_to_the_longest_training_so_far():
     """Hangs do not cause longer hangs: with a training time of 1 no task takes more than 2."""
-    model = Suspension(Always(), seed=0, share=0.3)
+    model = Around(Always(), seed=0, share=0.3)
     assert model.unit == "s"
     drawn = durations(model, 0, 2000)
     hung = drawn > 1.0
@@ -126,20 +119,24 @@ def test_clients_have_rates_of_their_own_where_they_are_asked_for():
 
 
 def test_time_per_step_grows_with_the_steps():
-    base, model = Exponential(seed=2, mean=3.0), PerStep(Exponential(seed=2, mean=3.0), 10)
+    base, model = Exponential(seed=2, mean=3.0), Around(Exponential(seed=2, mean=3.0), 2, reference=10)
     assert model.unit == base.unit
     assert model.duration(4, 0, 10) == pytest.approx(base.duration(4, 0))
     assert model.duration(4, 0, 25) == pytest.approx(2.5 * base.duration(4, 0))
-    sent = Transmission(PerStep(Exponential(seed=2, mean=3.0), 10), 2, 7.0, 0.0)
+    sent = Around(Exponential(seed=2, mean=3.0), 2, reference=10, sent=7.0)
     assert sent.duration(4, 0, 20) == pytest.approx(2 * base.duration(4, 0) + 7.0)  # the model is not sent twice
 
 
 def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
-    first, again = (durations(Suspension(Exponential(4), 4, 0.5), 2, 30) for _ in range(2))
+    first, again = (durations(Around(Exponential(4), 4, share=0.5), 2, 30) for _ in range(2))
     assert (first == again).all()
-    assert (durations(Suspension(Exponential(4), 4, 0.0), 2, 30) == durations(Exponential(4), 2, 30)).all()
+    assert (durations(Around(Exponential(4), 4), 2, 30) == durations(Exponential(4), 2, 30)).all()
 
 
-def test_a_transmission_takes_its_time_down_and_up():
-    model = Transmission(Always(), 0, 3.0, 0.0, 5.0)
-    assert [model.duration(client, 0) for client in range(9)] == pytest.approx([9.0] * 9)
+def test_a_transmission_takes_its_time_down_and_up(tiny):
+    delay = {"name": "exponential", "jitter": 0.0}
+    alone, sent = (
+        build_delays(tiny({"delay": {**delay, **speeds}}), [1] * 9, parameters=15)
+        for speeds in ({}, {"speed": 20.0, "up": 12.0})
+    )
+    assert durations(sent, 3, 9) - durations(alone, 3, 9) == pytest.approx([8.0] * 9)

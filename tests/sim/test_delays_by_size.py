@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError
-from fastagg.sim.clock.delays import SIZE_TIED_TABLES, DelayModel, Exponential, SizeTied, Suspension, Transmission
+from fastagg.sim.clock.delays import SIZE_TIED_TABLES, Around, DelayModel, Exponential, SizeTied
 from fastagg.sim.one.build_clock import build_delays
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
@@ -57,7 +57,7 @@ def test_size_tied_durations_are_uniform_over_the_range_of_the_class(table):
 
 
 def test_transmission_is_size_over_speed_times_a_normal_coefficient():
-    delays = Transmission(Nothing(), seed=0, down=3.0, jitter=0.2)
+    delays = Around(Nothing(), seed=0, sent=3.0, jitter=0.2)
     draws = np.array([delays.duration(0, n) for n in range(4000)])
     assert draws.mean() == pytest.approx(3.0, abs=5 * 0.6 / np.sqrt(4000))
     assert draws.std() == pytest.approx(0.6, rel=0.06)
@@ -67,10 +67,10 @@ def test_transmission_is_size_over_speed_times_a_normal_coefficient():
 
 
 def test_transmission_never_takes_negative_time_and_adds_to_training():
-    wild = Transmission(Nothing(), seed=0, down=1.0, jitter=5.0)
+    wild = Around(Nothing(), seed=0, sent=1.0, jitter=5.0)
     assert min(wild.duration(0, n) for n in range(200)) == 0.0
     base = Exponential(seed=0, mean=2.0)
-    sure = Transmission(base, seed=0, down=3.0, jitter=0.0)
+    sure = Around(base, seed=0, sent=3.0, jitter=0.0)
     assert [sure.duration(1, n) - base.duration(1, n) for n in range(5)] == pytest.approx([3.0] * 5)
 
 
@@ -93,8 +93,8 @@ def test_a_hang_is_as_long_as_a_training_at_most_however_slow_the_network(tiny):
     assert sent - alone == pytest.approx(sent[0] - alone[0]) and sent[0] - alone[0] > 10 * alone.max()
 
 
-def test_what_wraps_remembers_for_what_it_wraps():
-    delays = [Suspension(Transmission(Suspension(Exponential(0), 0, 0.5), 0, 1.0, 0.1), 1, 0.5) for _ in range(2)]
+def test_the_longest_training_is_remembered():
+    delays = [Around(Exponential(0), 0, share=0.9, sent=1.0, jitter=0.1) for _ in range(2)]
     for n in range(20):
         delays[0].duration(n % 3, n)
     delays[1].load_state_dict(delays[0].state_dict())

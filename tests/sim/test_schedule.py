@@ -36,7 +36,7 @@ def fedbuff(size: int):
 
 @pytest.mark.parametrize(("buffer_size", "clients"), [(1, 50), (5, 50), (5, 8)])
 def test_arrivals_were_trained_on_the_version_tau_before(buffer_size, clients):
-    follower = Follower(fedbuff(buffer_size), UniformVersions(seed=0, tau_max=6), clients)
+    follower = Follower(fedbuff(buffer_size), UniformVersions(seed=0, longest=6), clients)
     for _ in range(300):
         before = follower.server.version
         job, receipt = follower.step()
@@ -46,7 +46,7 @@ def test_arrivals_were_trained_on_the_version_tau_before(buffer_size, clients):
 
 
 def test_delays_are_uniform_over_zero_to_tau_max_once_there_are_enough_versions():
-    follower = Follower(fedbuff(1), UniformVersions(seed=0, tau_max=4), clients=20)
+    follower = Follower(fedbuff(1), UniformVersions(seed=0, longest=4), clients=20)
     delays = [follower.step()[1].delay for _ in range(2_000)][10:]
     counts = np.bincount(delays, minlength=5)
     assert len(counts) == 5
@@ -54,7 +54,7 @@ def test_delays_are_uniform_over_zero_to_tau_max_once_there_are_enough_versions(
 
 
 def test_clients_arrive_equally_often():
-    follower = Follower(fedbuff(1), UniformVersions(seed=0, tau_max=4), clients=10)
+    follower = Follower(fedbuff(1), UniformVersions(seed=0, longest=4), clients=10)
     counts = np.bincount([follower.step()[0].client for _ in range(2_000)], minlength=10)
     assert ((counts - 200) ** 2 / 200).sum() < 45  # 9 degrees of freedom: p = 1e-6
 
@@ -82,7 +82,7 @@ def test_early_arrivals_start_from_the_first_version():
 
 
 def test_a_buffer_larger_than_the_number_of_clients_still_fills():
-    follower = Follower(fedbuff(7), UniformVersions(seed=0, tau_max=2), clients=2)
+    follower = Follower(fedbuff(7), UniformVersions(seed=0, longest=2), clients=2)
     for _ in range(70):
         follower.step()
     assert follower.server.version == 10
@@ -90,7 +90,7 @@ def test_a_buffer_larger_than_the_number_of_clients_still_fills():
 
 def test_versions_nobody_can_use_any_more_are_let_go():
     server = FedAsync(torch.zeros(3), alpha=0.5)
-    follower = Follower(server, UniformVersions(seed=0, tau_max=3), clients=5)
+    follower = Follower(server, UniformVersions(seed=0, longest=3), clients=5)
     held = []
     for _ in range(400):
         follower.step()
@@ -99,7 +99,7 @@ def test_versions_nobody_can_use_any_more_are_let_go():
 
 
 def test_a_number_is_used_once_by_a_client():
-    follower = Follower(fedbuff(2), UniformVersions(seed=0, tau_max=3), clients=4)
+    follower = Follower(fedbuff(2), UniformVersions(seed=0, longest=3), clients=4)
     jobs = [(job.client, job.number) for job, _ in (follower.step() for _ in range(50))]
     assert len(set(jobs)) == 50
 

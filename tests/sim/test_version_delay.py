@@ -6,7 +6,7 @@ from fastagg.sim.clock.by_version import ExponentialVersions, ReplayedVersions, 
 
 
 def test_uniform_delays_cover_zero_to_tau_max_evenly():
-    model = UniformVersions(seed=0, tau_max=4)
+    model = UniformVersions(seed=0, longest=4)
     counts = np.bincount([model.tau(client=0, arrival=k) for k in range(5_000)], minlength=5)
     assert len(counts) == 5
     # Chi-square with 4 degrees of freedom: above 30 has probability 5e-6.

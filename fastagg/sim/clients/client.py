@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -52,12 +52,8 @@ class LocalWork(Client):
         batch_size = min(self.batch_size, size)
         per_epoch, steps = -(-size // batch_size), self.steps_of(size, local_steps)
         lengths = [min(batch_size, size - step % per_epoch * batch_size) for step in range(steps)]
-        index = permutations(-(-steps // per_epoch), size, self.order(seed, *key))
+        index = permutations(-(-steps // per_epoch), size, words(seed, "batches", *key))
         return index if steps % per_epoch == 0 else index[: sum(lengths)], lengths
-
-    def order(self, seed: int, *key: int) -> bytes:
-        """Return what a dispatch's batches are drawn from."""
-        return words(seed, "batches", *key)
 
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":
@@ -81,20 +77,10 @@ class Turn:
     ) -> None:
         self.client, self.number = client, number
         self.lr = work.lr * work.lr_decay**number
+        self.version, self.control = task.version, task.control
+        self.sent: Mapping[str, torch.Tensor] = task.views
         self._task, self._work, self._seed, self._passes = task, work, seed, 0
         self._loss: Loss = cross_entropy if loss is None else loss
-
-    @property
-    def version(self) -> int:
-        return self._task.version
-
-    @property
-    def sent(self) -> Mapping[str, torch.Tensor]:
-        return self._task.views
-
-    @property
-    def control(self) -> torch.Tensor | None:
-        return self._task.control
 
     def batches(self, data: Samples, steps: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the mini-batches of the recipe's epochs or steps, or of ``steps``. Another call draws others."""
@@ -143,27 +129,27 @@ class LocalTrainer:
     """
 
     def __init__(self, module: nn.Module, work: LocalWork, seed: int, loss: Loss | None = None) -> None:
-        self._module = module
-        self._work = work
-        self._seed = seed
+        self._module, self._work, self._seed, self._loss = module, work, seed, loss
         self._optimizer = work.build_optimizer(module)
-        self._loss = loss
         # Of a layer that is not known to draw nothing it cannot be known.
         self._draws = any(type(layer) not in QUIET for layer in module.modules())
 
-    def turn(self, task: Dispatch, client: int, number: int) -> Turn:
-        return Turn(task, client, number, self._work, self._seed, self._loss)
+    @contextmanager
+    def turn(self, task: Dispatch, client: int, number: int) -> Iterator[Turn]:
+        """Give the module the weights sent, and its draws, for this dispatch."""
+        turn = Turn(task, client, number, self._work, self._seed, self._loss)
+        self._module.load_state_dict(turn.sent)
+        self._module.train()
+        with seeded(self._module, self._seed, "layers", client, number) if self._draws else nullcontext():
+            yield turn
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Train from ``task.views`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
-        module = self._module
-        module.load_state_dict(task.views)
-        module.train()
         # Momentum belongs to one dispatch: the next client starts without the last one's.
         self._optimizer.state.clear()
-        with self._own_draws(client, number):
-            self.turn(task, client, number).descend(module, samples, optimizer=self._optimizer)
-        return task.delta(module)
+        with self.turn(task, client, number) as turn:
+            turn.descend(self._module, samples, optimizer=self._optimizer)
+        return task.delta(self._module)
 
     def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Return the mini-batch gradient at ``task.views`` (weight decay included), and the buffers of that pass.
@@ -171,22 +157,15 @@ class LocalTrainer:
         It is what one step of ``train`` from there divides by ``-lr``, without the rounding of the two models.
         """
         module = self._module
-        module.load_state_dict(task.views)
-        module.train()
-        turn = self.turn(task, client, number)
-        x, y = next(turn.batches(samples, 1))
         module.zero_grad(set_to_none=True)
-        with self._own_draws(client, number):
-            turn.loss(module, x, y).backward()
+        with self.turn(task, client, number) as turn:
+            turn.loss(module, *next(turn.batches(samples, 1))).backward()
         update = dict(task.delta(module))
         for name, parameter in module.named_parameters():
             start = parameter.detach()
             gradient = torch.zeros_like(start) if parameter.grad is None else parameter.grad.detach()
             update[name] = gradient.add(start, alpha=self._work.weight_decay)
         return update
-
-    def _own_draws(self, client: int, number: int) -> AbstractContextManager[None]:
-        return seeded(self._module, self._seed, "layers", client, number) if self._draws else nullcontext()
 
 
 @contextmanager
@@ -241,13 +220,12 @@ def rated(
     ``score`` says them of a module instead, where the data has one. ``metric`` replaces the accuracy, ``loss`` the
     cross-entropy.
     """
-    module = model if isinstance(model, nn.Module) else None
-    if module is not None:
-        module.eval()
     correct, total, outputs = 0, 0.0, []
     with torch.inference_mode():
-        if module is not None and score is not None and metric is None and loss is None:
-            return score(module, test)
+        if isinstance(model, nn.Module):
+            model.eval()
+            if score is not None and metric is None and loss is None:
+                return score(model, test)
         for x, y in zip(test.x.split(2048), test.y.split(2048), strict=True):
             logits = model(x)
             if metric is not None:

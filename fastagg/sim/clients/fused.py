@@ -16,6 +16,7 @@ from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.client import LocalWork
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.data.federated import Samples, batches
+from fastagg.sim.seeds import words
 
 NOTHING = torch.empty(0)
 
@@ -90,7 +91,7 @@ class FusedTrainer:
         index: Tensor | None = None
         if samples.augment is None:
             steps = work.steps_of(y.shape[0], steps)
-            order: tuple[bytes, int] | tuple[int, list[int]] = work.order(self._seed, client, number), steps
+            order: tuple[bytes, int] | tuple[int, list[int]] = words(self._seed, "batches", client, number), steps
         else:
             index, lengths = work.batches(len(y), steps, self._seed, client, number)
             drawn = list(batches(samples, index.split(lengths), self._seed, client, number))

@@ -71,27 +71,19 @@ def chosen(section: c.Own, given: Own | None) -> Own:
 
 
 class OwnTrainer(LocalTrainer):
-    """Has clients trained by ``own.train``.
-
-    Attributes:
-        states: what each client returned last.
-    """
+    """Has clients trained by ``own.train``. ``states``: what each client returned last."""
 
     def __init__(self, module: nn.Module, work: LocalWork, seed: int, own: Own) -> None:
         super().__init__(module, work, seed, own.loss)
         assert own.train is not None
-        self._train = own.train
+        self._train, self._draws = own.train, True
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
-        module = self._module
-        module.load_state_dict(task.views)
-        module.train()
-        turn = self.turn(task, client, number)
-        with seeded(module, self._seed, "layers", client, number):
-            found = self._train(module, samples, turn, self.states.get(client))
-        for parameter, trains in zip(module.parameters(), self._trains, strict=True):  # it may have frozen some
+        with self.turn(task, client, number) as turn:
+            found = self._train(self._module, samples, turn, self.states.get(client))
+        for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # it may have frozen some
             parameter.requires_grad_(trains)
             parameter.grad = None
         if not isinstance(found, tuple) or len(found) != 2:

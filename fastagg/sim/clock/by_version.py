@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,15 +30,15 @@ if TYPE_CHECKING:
     from fastagg.server.server import Server
 
 
+@dataclass(frozen=True)
 class UniformVersions:
-    """tau drawn uniformly from 0..tau_max, both included."""
+    """tau drawn uniformly from 0..longest, both included."""
 
-    def __init__(self, seed: int, tau_max: int) -> None:
-        self._seed = seed
-        self.longest = tau_max
+    seed: int
+    longest: int
 
     def tau(self, client: int, arrival: int) -> int:
-        return below(self.longest + 1, self._seed, "tau", arrival)
+        return below(self.longest + 1, self.seed, "tau", arrival)
 
 
 class ExponentialVersions:
@@ -82,8 +83,7 @@ def read_delays(path: Path, clients: int) -> np.ndarray:
     DataError if the file is missing or empty, if there is neither one column nor one for each of the ``clients``, or if
     a value is not a whole number from 0 up.
     """
-    lines = [line for line in read_text(path).splitlines() if line.strip()]
-    if not lines:
+    if not (lines := [line for line in read_text(path).splitlines() if line.strip()]):
         raise DataError(f"the delay file {path} is empty")
     try:
         table = np.loadtxt(lines, delimiter=",", ndmin=2)
@@ -108,10 +108,7 @@ class VersionSchedule:
     unit, classes = "update", None
 
     def __init__(self, server: Server, delays: VersionDelay, clients: int, seed: int) -> None:
-        self._server = server
-        self._delays = delays
-        self._clients = clients
-        self._seed = seed
+        self._server, self._delays, self._clients, self._seed = server, delays, clients, seed
         self._arrivals = 0
         self._updates: Counter[int] = Counter()
         self._gone: set[int] = set()
@@ -140,13 +137,17 @@ class VersionSchedule:
         drawn = generator(self._seed, "arrival", arrival).permutation(self._clients)
         order = [client for client in map(int, drawn) if client not in self._gone]
         tau = self._delays.tau(order[0], arrival)
-        for version in range(max(0, current - tau), current + 1):
-            holders = self._tasks.get(version, {})
-            for client in order:
-                if (task := holders.pop(client, None)) is not None:
-                    return self._job(client, task)
-        client = order[0]  # all clients have answered all their tasks; the current version can be sent once more
-        return self._job(client, self._server.dispatch(client))
+        open_tasks = (
+            (client, tasks.pop(client))
+            for version in range(max(0, current - tau), current + 1)
+            for tasks in [self._tasks.get(version, {})]
+            for client in order
+            if client in tasks
+        )
+        # If all clients have answered all their tasks, the current version is sent once more.
+        client, task = next(open_tasks, None) or (order[0], self._server.dispatch(order[0]))
+        self._updates[client] += 1
+        return Job(client, self._updates[client] - 1, task)
 
     def arrived(self, job: Job) -> None:
         if self._server.version not in self._tasks:
@@ -162,23 +163,15 @@ class VersionSchedule:
     def load_state_dict(self, state: State) -> None:
         self._arrivals, self._updates = state["arrivals"], Counter(state["updates"])
         self._gone = set(state["gone"])
-        layout = self._server.layout
-        for v, held in state["tasks"].items():
-            self._tasks[v] = {c: Dispatch.from_state(task, layout) for c, task in held.items()}
-
-    def _job(self, client: int, task: Dispatch) -> Job:
-        number = self._updates[client]
-        self._updates[client] += 1
-        return Job(client, number, task)
+        layout, tasks = self._server.layout, state["tasks"]
+        self._tasks = {v: {c: Dispatch.from_state(task, layout) for c, task in tasks[v].items()} for v in tasks}
 
     def _send(self, version: int) -> None:
         turn, rest = divmod(version, self._turn)
         if rest == 0 and version > 0:
-            self._drop(turn % self._clients)
+            client = turn % self._clients
+            self._server.forget(client)
+            for tasks in self._tasks.values():
+                tasks.pop(client, None)
         self._tasks[version] = {client: self._server.dispatch(client) for client in range(self._clients)}
         self._tasks.pop(version - self._delays.longest - 1, None)
-
-    def _drop(self, client: int) -> None:
-        self._server.forget(client)
-        for tasks in self._tasks.values():
-            tasks.pop(client, None)

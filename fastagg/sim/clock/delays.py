@@ -5,8 +5,8 @@ A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) an
     duration(client, number, steps) -> float    the time of the ``number``-th dispatch (from 0) of ``client``, with
                                                 ``steps`` local steps
 
-Draws are keyed by (seed, client, number), see seeds.py. A model can wrap another one and add to its duration, as
-Suspension does. ``state_dict`` returns what a model remembers of earlier dispatches, for checkpoints.
+Draws are keyed by (seed, client, number), see seeds.py. ``state_dict`` returns what a model remembers of earlier
+dispatches, for checkpoints.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Classes(DelayModel):
 
     unit = "10 s"
     classes: np.ndarray
-
-    def __init__(self, seed: int, ranges: Sequence[tuple[float, float]]) -> None:
-        self._seed, self._ranges = seed, ranges
+    _seed: int
+    _ranges: Sequence[tuple[float, float]]
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
         low, high = self._ranges[self.classes[client]]
@@ -66,10 +65,9 @@ class ThreeClass(Classes):
     def __init__(
         self, clients: int, seed: int, table: str = "large", gamma: float = 1.0, counts: Sequence[int] | None = None
     ) -> None:
-        super().__init__(seed, THREE_CLASS_TABLES[table])
+        self._seed, self._ranges = seed, THREE_CLASS_TABLES[table]
         weights = gamma * np.array([3.0, 2.0, 1.0])
-        draws = generator(seed, "delay-class").dirichlet(weights, size=clients)
-        self.classes = draws.argmax(axis=1)
+        self.classes = generator(seed, "delay-class").dirichlet(weights, size=clients).argmax(axis=1)
         if counts is not None:
             order = generator(seed, "delay-order").permutation(clients)
             self.classes[order] = np.repeat([0, 1, 2], counts)
@@ -89,7 +87,7 @@ class SizeTied(Classes):
     """
 
     def __init__(self, sizes: Sequence[int], seed: int, table: str = "large", gamma: float = 0.0) -> None:
-        super().__init__(seed, SIZE_TIED_TABLES[table])
+        self._seed, self._ranges = seed, SIZE_TIED_TABLES[table]
         clients = len(sizes)
         draws = generator(seed, "delay-size").random(clients)
         ranks = np.lexsort((draws, np.asarray(sizes))).argsort()  # clients with the same size are in random order
@@ -111,8 +109,7 @@ class Exponential(DelayModel):
     unit = "time unit"
 
     def __init__(self, seed: int, mean: float = 5.0, clients: int = 0, spread: float = 0.0) -> None:
-        self._seed = seed
-        self._mean = mean
+        self._seed, self._mean = seed, mean
         self.means: np.ndarray | None = None  # [clients]
         if spread > 0:
             drawn = np.exp(spread * generator(seed, "delay-mean").standard_normal(clients))
@@ -124,74 +121,45 @@ class Exponential(DelayModel):
 
 
 class Around(DelayModel):
-    """A model that changes the times of ``delays``."""
+    """A model that changes the times of ``delays``, in the same unit. What has its default changes nothing.
 
-    def __init__(self, delays: DelayModel) -> None:
-        self.unit, self.classes, self._delays = delays.unit, delays.classes, delays
-
-    def state_dict(self) -> State:
-        return self._delays.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        self._delays.load_state_dict(state)
-
-
-class PerStep(Around):
-    """The times of ``delays`` are for ``reference`` local steps. Other numbers of steps take proportional time."""
-
-    def __init__(self, delays: DelayModel, reference: int) -> None:
-        super().__init__(delays)
-        self._reference = reference
-
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        return self._delays.duration(client, number, steps) * steps / self._reference
-
-
-class Transmission(Around):
-    """The time to send the model and the answer: size over speed, times a normal factor (AsyncFedED, B.2).
-
-    It is added to ``delays``, in the same unit. ``down`` and ``up`` are the times at the mean speed. The paper says
-    only that the factor is normal. Here it has mean 1 and standard deviation ``jitter``; values below 0 are 0.
+    Args:
+        reference: the number of local steps that the times are for. Other numbers of steps take proportional time.
+        share: the probability that a client hangs before it trains (AsyncFedED, B.2). The time is uniform from 0 to the
+            longest training so far, without hangs ("its maximum hang time is the longest local training time"). The
+            paper does not give the law; this package chose the uniform one. So durations depend on the order of
+            dispatches, which is the same for the same run.
+        sent: the time to send the model and the answer at the mean speed. A normal factor changes it (AsyncFedED, B.2).
+            The paper says only that it is normal. Here it has mean 1; values below 0 are 0.
+        jitter: the factor's standard deviation.
     """
 
-    def __init__(self, delays: DelayModel, seed: int, down: float, jitter: float, up: float = 0.0) -> None:
-        super().__init__(delays)
-        self._seed = seed
-        self._mean = down + up
-        self._jitter = jitter
-
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        coefficient = generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)
-        return self._delays.duration(client, number, steps) + self._mean * max(0.0, float(coefficient))
-
-
-class Suspension(Around):
-    """With probability ``share`` a client hangs before it trains (AsyncFedED, B.2). The time is added to ``delays``.
-
-    The time is uniform from 0 to the longest training so far, without hangs ("its maximum hang time is the longest
-    local training time"). The paper does not give the law; this package chose the uniform one. So durations depend on
-    the order of dispatches, which is the same for the same run.
-    """
-
-    def __init__(self, delays: DelayModel, seed: int, share: float) -> None:
-        super().__init__(delays)
-        self._seed = seed
-        self._share = share
+    def __init__(
+        self, delays: DelayModel, seed: int, *, reference: int | None = None, share: float = 0.0, sent: float = 0.0,
+        jitter: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.unit, self.classes, self._delays, self._seed = delays.unit, delays.classes, delays, seed
+        self._reference, self._share, self._sent, self._jitter = reference, share, sent, jitter
         self._longest = 0.0
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
-        rng = generator(self._seed, "suspension", client, number)
-        hangs, part = rng.random() < self._share, rng.random()
         training = self._delays.duration(client, number, steps)
-        # The longest training is read before this one is added. It excludes hangs, because it would otherwise keep
-        # growing.
-        hang = part * self._longest if hangs else 0.0
-        self._longest = max(self._longest, training)
-        return training + hang
+        if self._reference is not None:
+            training = training * steps / self._reference
+        total = training
+        if self._share:
+            rng = generator(self._seed, "suspension", client, number)
+            hangs, part = rng.random() < self._share, rng.random()
+            # The longest training is read before this one is added, and excludes hangs: it would else keep growing.
+            total += part * self._longest if hangs else 0.0
+            self._longest = max(self._longest, training)
+        if self._sent:
+            coefficient = generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)
+            total += self._sent * max(0.0, float(coefficient))
+        return total
 
     def state_dict(self) -> State:
-        return {"longest": self._longest, "delays": self._delays.state_dict()}
+        return {"longest": self._longest}
 
     def load_state_dict(self, state: State) -> None:
         self._longest = state["longest"]
-        self._delays.load_state_dict(state["delays"])

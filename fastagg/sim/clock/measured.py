@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from fastagg import _checks
 from fastagg._types import Foreign
@@ -18,23 +18,12 @@ from fastagg.sim.seeds import below, generator
 _FORMS = f"{','.join(TIMES)} (with this header), client,seconds or only seconds"
 
 
-@dataclass
-class Durations:
-    """One client's durations, in the order of dispatch.
+class Durations(NamedTuple):
+    """One client's durations, in the order of dispatch: of its first task, for which a real client loads its libraries
+    and its data (empty if the file does not say when tasks were sent), and of its other tasks."""
 
-    Attributes:
-        first: that of its first task, for which a real client loads its libraries and its data. Empty if the file
-            does not say when tasks were sent.
-        later: those of its other tasks.
-    """
-
-    first: list[float] = field(default_factory=list)
-    later: list[float] = field(default_factory=list)
-
-    def mean(self) -> float:
-        """Of the tasks that are not the first, if there are any."""
-        own = self.later or self.first
-        return sum(own) / len(own)
+    first: list[float]
+    later: list[float]
 
 
 def read_times(path: Path) -> dict[str, Durations]:
@@ -107,7 +96,7 @@ class Measured(DelayModel):
         if times.keys() == set(names):
             self._times = [times[name] for name in names]
         else:
-            by_mean = sorted(times.values(), key=Durations.mean)
+            by_mean = sorted(times.values(), key=lambda own: sum(rest := own.later or own.first) / len(rest))
             places = generator(seed, "delay-order").permutation(clients)
             self._times = [by_mean[int(place) * len(by_mean) // clients] for place in places]
 

@@ -62,15 +62,10 @@ def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> model
             delays = Measured(read_times(_file(delay.file, config)), clients, seed, delay.order)
         case _:
             delays = models.Exponential(seed, delay.mean, clients, delay.spread)
-    if delay.steps is not None:
-        delays = models.PerStep(delays, delay.steps)
-    if delay.suspension:  # before the transmission: a hang is at most as long as the longest training
-        delays = models.Suspension(delays, seed, delay.suspension)
-    if delay.speed is not None or delay.up is not None:
-        # bytes of fp32
-        down, up = (0.0 if speed is None else 4 * parameters / speed for speed in (delay.speed, delay.up))
-        delays = models.Transmission(delays, seed, down, delay.jitter, up)
-    return delays
+    if not (delay.steps or delay.suspension or delay.speed or delay.up):
+        return delays
+    sent = sum(4 * parameters / speed for speed in (delay.speed, delay.up) if speed is not None)  # bytes of fp32
+    return models.Around(delays, seed, reference=delay.steps, share=delay.suspension, sent=sent, jitter=delay.jitter)
 
 
 def _file(name: str, config: Config) -> Path:

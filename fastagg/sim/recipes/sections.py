@@ -207,7 +207,7 @@ class Run(Section):
 
 
 class TimedDelay(Section):
-    """Settings of every delay in virtual time: see delays.PerStep, delays.Transmission, delays.Suspension.
+    """Settings of every delay in virtual time: see delays.Around.
 
     ``steps``: the number of local steps that the times are for. A dispatch of K steps takes K / steps as long. With
     ``counting`` "authors" the model is sent only when the buffer is flushed, as in the FADAS authors' program, and not
