@@ -1,6 +1,7 @@
 import csv
 import json
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -158,25 +159,19 @@ def test_a_failing_cell_is_named_and_does_not_stop_the_others(recipe, tmp_path, 
 
 def test_a_crash_takes_only_its_own_cell(recipe, tmp_path):
     """A delay file that is a pipe without a writer makes a cell hang, so that the test can kill its process."""
-    import os
-    import threading
-
     os.mkfifo(tmp_path / "pipe")
     hanging = {"name": "version", "file": str(tmp_path / "pipe")}
     found = cells([recipe], {"participation": {"rule": "all"}}, {"delay": [hanging, {"name": "exponential"}]}, 1)
-
-    def kill():
-        while not (children := multiprocessing.active_children()):
-            time.sleep(0.05)
-        time.sleep(3.0)
-        children[0].kill()
+    others = multiprocessing.active_children()
 
     class Killing(Silent):
-        def started(self, cell):
-            super().started(cell)
-            if len(self.told) == 1:
-                self.killer = threading.Thread(target=kill)
-                self.killer.start()
+        def ended(self, cell, outcome):
+            super().ended(cell, outcome)
+            if cell is found[1]:  # so the process that is left is the one that hangs
+                while not (left := [child for child in multiprocessing.active_children() if child not in others]):
+                    time.sleep(0.05)
+                for child in left:
+                    child.kill()
 
     outcomes = run_cells(found, tmp_path / "out", 2, Killing())
     assert outcomes[found[0].name] == "its process died"
