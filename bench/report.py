@@ -122,10 +122,11 @@ def _servers(rows: Sequence[Row]) -> str:
 def _simulators(rows: Sequence[Row]) -> str:
     """Return the table of whole simulations: those of one processor, where the code is the newest."""
     case = [row for row in rows if row.case == "simulators, MLP"]
-    ours = min((row for row in case if row.candidate == OURS), key=lambda row: row.old)
-    found = sorted((row for row in case if row.processor == ours.processor), key=lambda row: row.median)
+    ours = min((row for row in case if row.candidate == OURS), key=lambda row: row.old, default=None)
+    where = ours.processor if ours else ""
+    found = sorted((row for row in case if row.processor == where), key=lambda row: row.median)
     cells = [f"| {row.candidate}{_old(row)} | {float(f'{1 / row.median:.3g}'):,.0f} |" for row in found]
-    return "\n".join([f"| {ours.processor} | client updates a second |", "|---|---:|", *cells])
+    return "\n".join([f"| {where} | client updates a second |", "|---|---:|", *cells])
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> str:
