@@ -13,6 +13,7 @@ from fastagg._types import Arrays
 from fastagg.errors import ConfigError
 
 _LARGEST = 3.4e38  # of float32, in which kernels compute
+_MOST = 2**63 - 1  # of the whole numbers that native code takes
 
 # Names of ours by what other libraries and papers call them, if the spelling is too different to guess. The first one
 # that exists where the name was used is meant.
@@ -89,10 +90,12 @@ def number(name: str, value: object, *, above: float | None = None, least: float
 
 
 def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
-    """Return ``value`` if it is a whole number ``>= least``, and ``<= most`` if this is given."""
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most):
+    """Return ``value`` if it is a whole number ``>= least`` and ``<= most``, or else of 63 bits."""
+    limit = _MOST if most is None else most
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= limit:
         return value
-    bound = f">= {least}" if most is None else f"in {least}..{most}"
+    plain = most is None and not (isinstance(value, int) and value > limit)
+    bound = f">= {least}" if plain else f"in {least}..{limit}"
     raise ConfigError(wrong(name, f"a whole number {bound}", value, _in_python(name, value, int)))
 
 

@@ -209,13 +209,6 @@ double samples_of(py::handle given, bool* usual) {
   return count;
 }
 
-std::optional<uint64_t> incarnation_of(py::handle given) {
-  if (given.is_none()) return std::nullopt;
-  const unsigned long long number = PyLong_AsUnsignedLongLongMask(given.ptr());
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  return number;
-}
-
 // Reads an answer: (client, update, version, num_samples, task, offset, incarnation). False: only Python can.
 bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arrival) {
   bool usual = true;
@@ -267,8 +260,18 @@ PyObject* take(Server& server, PyObject* const* args) {
   return receipt.release().ptr();
 }
 
-// The receipts, or the errors, of answers that are read already. What is no refusal is raised, with the outcomes before
-// it as its attribute `outcomes`.
+// The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised, with
+// the first `done` outcomes as its attribute `outcomes`.
+py::object outcome_of_exception(py::list& outcomes, size_t done) {
+  set_error_of_current_exception();
+  py::error_already_set raised;
+  if (raised.matches(py::module_::import("fastagg.errors").attr("FastaggError"))) return raised.value();
+  PyList_SetSlice(outcomes.ptr(), static_cast<Py_ssize_t>(done), PyList_GET_SIZE(outcomes.ptr()), nullptr);
+  py::setattr(raised.value(), "outcomes", outcomes);
+  throw raised;
+}
+
+// The outcomes of answers that are read already: a receipt or an error for each. The gate may refuse some, too.
 py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::vector<py::object>& clients) {
   const size_t count = arrivals.size();
   close_if_due(server);
@@ -277,7 +280,12 @@ py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::
   py::list outcomes(count);  // all memory is there before the first answer counts
   Watched watched(server, count);
   for (size_t done = 0; done < count;) {
-    const Engine::Result result = receive(server, arrivals.data() + done, count - done);
+    Engine::Result result;
+    try {
+      result = receive(server, arrivals.data() + done, count - done);
+    } catch (...) {
+      result.failed = std::current_exception();
+    }
     for (const size_t until = done + result.done; done < until; ++done) {
       fill(server, receipts[done], arrivals[done]);
       outcomes[done] = receipts[done];
@@ -288,17 +296,19 @@ py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::
       if (result.failed) std::rethrow_exception(result.failed);
       throw *result.refused;
     } catch (...) {
-      set_error_of_current_exception();
-      py::error_already_set raised;
-      if (result.failed) {
-        PyList_SetSlice(outcomes.ptr(), static_cast<Py_ssize_t>(done), static_cast<Py_ssize_t>(count), nullptr);
-        py::setattr(raised.value(), "outcomes", outcomes);
-        throw raised;
-      }
-      outcomes[done++] = raised.value();
+      outcomes[done] = outcome_of_exception(outcomes, done);
+      ++done;
     }
   }
-  wait_for_disk(server, arrivals.data(), count);
+  try {
+    wait_for_disk(server, arrivals.data(), count);
+  } catch (...) {
+    const py::object error = outcome_of_exception(outcomes, count);
+    for (size_t i = 0; i < count; ++i) {
+      const engine::Receipt& receipt = arrivals[i].receipt;
+      if (receipt.sequence > 0 && server.log->waits(receipt.applied)) outcomes[i] = error;
+    }
+  }
   watched.end();
   return outcomes;
 }
@@ -431,12 +441,23 @@ PyObject* dispatch(Server& server, PyObject* const* args) {
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
 }
 
-// A task of another client, of a version that the first one holds. Its model is that of the first one's task.
-py::tuple hand_on(Server& server, py::handle from, py::handle version, py::handle to) {
-  const ClientId first = id_of(from), second = id_of(to);
-  const int64_t number = version_of(version, first);
-  const engine::Task task = with_engine(server, [&](Engine& engine) { return engine.hand_on(first, number, second); });
-  return py::make_tuple(plain(to, second), task.local_steps, task.id);
+// A task of another client, with the version and the model of the first one's.
+py::object hand_on(Server& server, py::handle from, py::handle to) {
+  const TaskObject& of = *task_of(from);
+  const ClientId first = id_of(of.client == nullptr ? Py_None : of.client), second = id_of(to);
+  py::object made = new_task(server), name = plain(to, second);
+  const engine::Task task =
+      with_engine(server, [&](Engine& engine) { return engine.hand_on(first, of.version, second); });
+  TaskObject* const one = task_in(made);
+  one->client = name.release().ptr();
+  one->control = Py_XNewRef(of.control), one->layout = Py_XNewRef(of.layout);
+  one->state = Py_XNewRef(of.state), one->flat = Py_XNewRef(of.flat);
+  one->version = of.version, one->size = of.size;
+  one->local_steps = task.local_steps;
+  one->incarnation = of.incarnation, one->has_incarnation = of.has_incarnation;
+  one->id = task.id;
+  one->model = of.model;
+  return made;
 }
 
 // -- the functions that take the shortest way from Python
@@ -627,17 +648,12 @@ std::shared_ptr<Server> make_server(const engine::Settings& settings, std::share
   return server;
 }
 
-std::pair<store::Vector, store::Owner> current(Server& server, bool shared) {
-  return reading(server, [&](Engine& engine) {
+// The current version and its statistics, of the same moment. Neither changes any more.
+std::pair<store::Vector, store::Owner> current(Server& server) {
+  return reading(server, [](Engine& engine) {
     engine.follow();
-    if (shared) engine.share_model();
-    return std::make_pair(engine.model(), engine.state());
+    return std::make_pair(engine.share_model(), engine.state());
   });
-}
-
-py::tuple pair_of(Server& server, bool shared) {
-  const auto [model, state] = current(server, shared);
-  return py::make_tuple(tensor_of(model, server.size), py::reinterpret_borrow<py::object>(object_of(state)));
 }
 
 // Another engine takes the place of this one, whose gate the caller holds. Who waits for this one goes there.
@@ -840,12 +856,18 @@ void bind_engine(py::module_& m) {
       .def("measure", [](Server& server) { server.engine->measure(); })
       // what Python asks for on the current stream, to read what the server holds, comes after the server's work
       .def("follow", [](const Server& server) { server.engine->follow(); })
-      .def("share_model", [](Server& server) { server.engine->share_model(); })
-      .def_property_readonly("flat",
-                             [](Server& server) { return tensor_of(current(server, false).first, server.size); })
-      // the current version and its statistics, of the same moment; `shared`: it does not change any more
-      .def("current", [](Server& server) { return pair_of(server, false); })
-      .def("shared", [](Server& server) { return pair_of(server, true); })
+      .def_property_readonly("flat", [](Server& server) { return tensor_of(current(server).first, server.size); })
+      // the same vector for the holder of the gate, who lets it go before: a later step may write to it
+      .def_property_readonly("model",
+                             [](Server& server) {
+                               server.engine->follow();
+                               return tensor_of(server.engine->model(), server.size);
+                             })
+      .def("current",
+           [](Server& server) {
+             const auto [model, state] = current(server);
+             return py::make_tuple(tensor_of(model, server.size), py::reinterpret_borrow<py::object>(object_of(state)));
+           })
       .def("adopt", &adopt)
       .def_property_readonly("moments",
                              [](const Server& server) {

@@ -14,32 +14,82 @@ using engine::Extension;
 using engine::Findings;
 using engine::Question;
 
+// A value that Python keeps in an object's attributes or in a list, and the next one. It is there already, and no code
+// of a user's stands before it, so exchanging both cannot fail.
+struct Place {
+  py::object in, key, value;  // a dict and a name, or a list and an index
+
+  Place(py::handle object, py::object at, py::object next) : key(std::move(at)), value(std::move(next)) {
+    if (!PyUnicode_Check(key.ptr())) {
+      in = py::reinterpret_borrow<py::list>(object);
+      if (py::cast<size_t>(key) < py::len(in)) return;
+    } else if (Py_TYPE(object.ptr())->tp_setattro == &PyObject_GenericSetAttr) {
+      const py::object own = py::getattr(py::type::handle_of(object), key, py::none());
+      const bool set_by_code = Py_TYPE(own.ptr())->tp_descr_set != nullptr;  // a property, or a slot
+      in = set_by_code ? py::none() : py::getattr(object, "__dict__", py::none());
+      if (PyDict_CheckExact(in.ptr()) && PyDict_Contains(in.ptr(), key.ptr()) == 1) return;
+    }
+    throw Refusal(Why::kSetting, py::cast<std::string>(py::str(py::type::handle_of(object))) + ": its state '" +
+                                     py::cast<std::string>(py::str(key)) +
+                                     "' is no plain attribute that was set before, and no item of a list; the server "
+                                     "sets no properties and slots, and calls no __setattr__");
+  }
+
+  void swap() noexcept {
+    PyObject* before = nullptr;
+    if (PyList_Check(in.ptr())) {
+      const Py_ssize_t at = PyLong_AsSsize_t(key.ptr());
+      before = Py_NewRef(PyList_GET_ITEM(in.ptr(), at));
+      PyList_SetItem(in.ptr(), at, Py_NewRef(value.ptr()));
+    } else {
+      before = Py_XNewRef(PyDict_GetItemWithError(in.ptr(), key.ptr()));
+      if (PyDict_SetItem(in.ptr(), key.ptr(), value.ptr()) != 0) PyErr_WriteUnraisable(key.ptr());
+    }
+    value = py::reinterpret_steal<py::object>(before);
+  }
+};
+
 // What Python has prepared.
 class Moves : public engine::Change {
  public:
   explicit Moves(py::object moves, py::object finish = py::none())
-      : moves_(owner_of(std::move(moves))), finish_(owner_of(std::move(finish))) {}
+      : moves_(owner_of(std::move(moves))), finish_(owner_of(std::move(finish))) {
+    find();
+  }
+  ~Moves() override {
+    if (Py_IsInitialized() == 0) {
+      places_.release();  // Python's objects are gone
+      return;
+    }
+    const Holds held;
+    places_.reset();
+  }
 
   void finish(const store::Vector& model, int64_t size) override {
     const Holds held;
     py::handle(object_of(finish_))(tensor_of(model, size));
+    find();  // there may be more
   }
 
+  // What was there before is let go with this object, when all has changed.
   void commit() noexcept override {
     const Holds held;
-    const py::handle moves(object_of(moves_));
-    if (moves.is_none()) return;
-    for (const py::handle move : moves) {
-      PyObject* const* parts = &PyTuple_GET_ITEM(move.ptr(), 0);
-      const bool named = PyUnicode_Check(parts[1]);
-      const int failed =
-          named ? PyObject_SetAttr(parts[0], parts[1], parts[2]) : PyObject_SetItem(parts[0], parts[1], parts[2]);
-      if (failed != 0) PyErr_Clear();
-    }
+    for (Place& one : *places_) one.swap();
   }
 
  private:
+  void find() {
+    auto found = std::make_unique<std::vector<Place>>();
+    if (const py::handle moves(object_of(moves_)); !moves.is_none())
+      for (const py::handle move : moves) {
+        const py::tuple parts = py::reinterpret_borrow<py::tuple>(move);
+        found->emplace_back(py::object(parts[0]), parts[1], parts[2]);
+      }
+    places_ = std::move(found);
+  }
+
   store::Owner moves_, finish_;
+  std::unique_ptr<std::vector<Place>> places_;
 };
 
 // What Python returns from `prepare`.

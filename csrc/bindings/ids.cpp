@@ -19,6 +19,14 @@ std::string text_of(py::handle given) {
   return found;
 }
 
+// A whole number as Python's int; null for all else: True and False are no numbers.
+py::object whole_of(py::handle given) {
+  if (PyBool_Check(given.ptr())) return {};
+  auto found = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
+  if (!found) PyErr_Clear();
+  return found;
+}
+
 [[noreturn]] void refuse(const std::string& text) { throw Refusal(Why::kUnknownClient, text); }
 
 ClientId name_of(py::handle given) {
@@ -38,14 +46,10 @@ ClientId name_of(py::handle given) {
 
 ClientId id_of(py::handle given) {
   if (PyUnicode_Check(given.ptr())) return name_of(given);
-  auto index = py::reinterpret_borrow<py::object>(given);
-  if (!PyLong_CheckExact(given.ptr())) {
-    if (!PyFloat_Check(given.ptr())) index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
-    if (!index || PyFloat_Check(given.ptr())) {
-      PyErr_Clear();
-      const char* task = py::hasattr(given, "client") ? ", got a task; write task.client" : "";
-      refuse("client " + text_of(given) + ": expected an int or a str" + task);
-    }
+  const py::object index = whole_of(given);
+  if (!index) {
+    const char* task = py::hasattr(given, "client") ? ", got a task; write task.client" : "";
+    refuse("client " + text_of(given) + ": expected an int or a str" + task);
   }
   int overflow = 0;
   const int64_t number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
@@ -74,37 +78,40 @@ py::object plain(py::handle given, const ClientId& id) {
 
 int64_t task_id_of(py::handle given) {
   if (given.is_none()) return 0;
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
+  const py::object index = whole_of(given);
   int overflow = 0;
   const int64_t id = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
   if (index) return overflow == 0 && id > 0 ? id : -1;
-  PyErr_Clear();
   const char* task = py::hasattr(given, "client") ? "a task; write task.id" : nullptr;
   throw Refusal(Why::kSetting, "task: expected a task's id, got " + (task == nullptr ? text_of(given) : task));
 }
 
 int64_t offset_of(py::handle given) {
   if (given.is_none()) return -1;
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
+  const py::object index = whole_of(given);
   int overflow = 0;
   const int64_t offset = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : -1;
   if (index && overflow == 0 && offset >= 0) return offset;
-  PyErr_Clear();
   throw Refusal(Why::kSetting, "offset: expected a whole number from 0 to 2^63 - 1, got " + text_of(given));
 }
 
 int64_t version_of(py::handle given, const ClientId& client) {
   if (given.is_none()) return engine::Ledger::kLast;
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
+  const py::object index = whole_of(given);
   int overflow = 0;
   const int64_t version = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
-  if (!index) {
-    PyErr_Clear();
+  if (!index)
     throw Refusal(Why::kUnknownVersion,
                   "client " + shown(client) + ": version: expected a whole number, got " + text_of(given));
-  }
   if (overflow != 0) return overflow > 0 ? INT64_MAX : -INT64_MAX;  // no task has it
   return std::max(version, -INT64_MAX);
+}
+
+std::optional<uint64_t> incarnation_of(py::handle given) {
+  if (given.is_none()) return std::nullopt;
+  const py::object index = whole_of(given);
+  if (!index) throw Refusal(Why::kSetting, "incarnation: expected a whole number, got " + text_of(given));
+  return PyLong_AsUnsignedLongLongMask(index.ptr());
 }
 
 }  // namespace fastagg::bindings

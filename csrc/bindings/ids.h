@@ -3,6 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <optional>
+
 #include "../client_id.h"
 
 namespace fastagg::bindings {
@@ -22,5 +24,7 @@ int64_t version_of(py::handle given, const ClientId& client);
 // A task's id; none: 0. A number that no task can have: -1. An offset in a log; none: -1. Throw Refusal, kSetting.
 int64_t task_id_of(pybind11::handle given);
 int64_t offset_of(pybind11::handle given);
+// The number of an incarnation, if one is given. Throws Refusal, kSetting.
+std::optional<uint64_t> incarnation_of(py::handle given);
 
 }  // namespace fastagg::bindings

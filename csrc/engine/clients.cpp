@@ -43,6 +43,16 @@ int64_t Clients::token(int64_t place) const {
   return named_[static_cast<size_t>(place)] ? INT64_MIN + name_at(place).second.life : ids_[static_cast<size_t>(place)];
 }
 
+uint32_t Clients::mark(const ClientId& id) {
+  return static_cast<uint32_t>(id.kind == ClientId::kNumber ? id.number : std::hash<std::string>{}(key_of(id)));
+}
+
+uint32_t Clients::mark(int64_t place) const noexcept {
+  const int64_t number = ids_[static_cast<size_t>(place)];
+  return static_cast<uint32_t>(named_[static_cast<size_t>(place)] ? std::hash<std::string>{}(name_at(place).first)
+                                                                  : number);
+}
+
 ClientId Clients::at(int64_t place) const {
   if (!named_[static_cast<size_t>(place)]) return ClientId::of(ids_[static_cast<size_t>(place)]);
   const std::string& name = name_at(place).first;

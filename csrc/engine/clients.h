@@ -18,6 +18,9 @@ class Clients {
   // Tells clients apart that have had the same place. It depends on the order of calls alone, so all ranks have the
   // same.
   int64_t token(int64_t place) const;
+  // A mark of a client, by its id or its place. Few clients share one.
+  static uint32_t mark(const ClientId& id);
+  uint32_t mark(int64_t place) const noexcept;
   size_t places() const { return ids_.size(); }
 
   // Gives a client a place, a new one if `place` is negative. If it throws, nothing has changed.

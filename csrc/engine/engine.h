@@ -104,8 +104,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const store::Vector& model() const { return model_; }
   const store::Owner& state() const { return state_; }
   void set_state(store::Owner state) { state_ = std::move(state); }
-  // Somebody holds this version, so that it must not change.
-  void share_model() { shared_ = true; }
+  // The current version, for somebody who may hold it: it never changes from now on.
+  const store::Vector& share_model() {
+    shared_ = true;
+    return model_;
+  }
   // Lets the caller's work on a device, which reads what the server holds, wait for the server's.
   void follow() const { runner_->follow(); }
   double lr() const { return optimizer_.settings.lr; }

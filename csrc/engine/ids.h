@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace fastagg::engine {
@@ -16,10 +17,15 @@ class Ids {
   // Lives whose ids are known as this server's.
   static constexpr size_t kLives = 1024;
 
-  // The end of a task. What is packed: the version that the server came to, whether that answer changed the model.
+  enum Why : uint8_t { kGivenUp, kLease, kDelay };  // without an answer
+  // The end of a task. What is packed: the version that the server came to, whether that answer changed the model. What
+  // follows tells a client what has happened; a checkpoint does not have it.
   struct Ended {
     int64_t id = 0;
     int64_t packed = kUncounted;
+    int64_t sent = -1;    // its version; -1: not known
+    uint32_t client = 0;  // a mark of its client (Clients::mark)
+    Why why = kGivenUp;
     bool counted() const { return packed != kUncounted; }
     int64_t version() const { return packed >> 1; }
     bool applied() const { return (packed & 1) != 0; }
@@ -62,11 +68,11 @@ class Ids {
     return std::any_of(lives_.begin(), lives_.end(), [&](const Life& one) { return id >= one.first && id < one.next; });
   }
 
-  void end(int64_t id, int64_t packed) noexcept {
+  void end(const Ended& one) noexcept {
     if (ended_.size() < kRemembered) {
-      ended_.push_back({id, packed});
+      ended_.push_back(one);
     } else {
-      ended_[oldest_] = {id, packed};
+      ended_[oldest_] = one;
       oldest_ = (oldest_ + 1) % kRemembered;
     }
   }
@@ -74,6 +80,14 @@ class Ids {
   const Ended* ended(int64_t id) const {
     const auto found = std::find_if(ended_.begin(), ended_.end(), [&](const Ended& one) { return one.id == id; });
     return found == ended_.end() ? nullptr : &*found;
+  }
+  // How the last of a client's tasks ended that was of this version, or of any.
+  const Ended* last(uint32_t client, std::optional<int64_t> version) const {
+    for (size_t i = ended_.size(); i-- > 0;) {
+      const Ended& one = ended_[(oldest_ + i) % ended_.size()];
+      if (one.sent >= 0 && one.client == client && (!version || one.sent == *version)) return &one;
+    }
+    return nullptr;
   }
   size_t nbytes() const { return ended_.size() * sizeof(Ended); }
 
@@ -99,7 +113,10 @@ class Ids {
       lives_.push_back({state.firsts[i], state.nexts[i]});
     }
     const size_t count = std::min(kRemembered, state.ended.size()), skipped = state.ended.size() - count;
-    for (size_t i = 0; i < count; ++i) ended_.push_back({state.ended[skipped + i], state.outcomes[skipped + i]});
+    for (size_t i = 0; i < count; ++i) {
+      ended_.emplace_back();
+      ended_.back().id = state.ended[skipped + i], ended_.back().packed = state.outcomes[skipped + i];
+    }
     return true;
   }
 

@@ -19,6 +19,13 @@ const std::string kAgain = "drop this answer and dispatch a new task to the clie
   throw Refusal(why, "client " + shown(id) + text);
 }
 
+// Why a task ended that no answer was counted for.
+std::string reason_of(Ids::Why why) {
+  if (why == Ids::kLease) return "has expired: it took longer than the server waits (lease)";
+  if (why == Ids::kDelay) return "has expired: the server has made more versions since than it waits for (max_delay)";
+  return "was forgotten, or has expired (forget, expire; lease, max_delay before a restart)";
+}
+
 std::string tail_of(std::vector<int64_t> versions) {
   constexpr size_t kShown = 8;
   std::sort(versions.begin(), versions.end());
@@ -67,8 +74,16 @@ int64_t Ledger::place_for(const ClientId& id) {
 int64_t Ledger::known_place(const ClientId& id) const {
   const int64_t place = place_of(id);
   if (place < 0 || !is_known(place))
-    refuse(Why::kUnknownClient, id, " was never sent a model; call server.dispatch(" + shown(id) + ") first");
+    refuse(Why::kUnknownClient, id, gone(id) + "; call server.dispatch(" + shown(id) + ") first");
   return place;
+}
+
+// What has happened to a client that the server does not know.
+std::string Ledger::gone(const ClientId& id) const {
+  const Ids::Ended* const last = ids_.last(Clients::mark(id), std::nullopt);
+  if (last == nullptr) return " was never sent a model, or was forgotten long ago";
+  const std::string task = " is forgotten: its last task, of version " + std::to_string(last->sent) + ", ";
+  return task + (last->counted() ? "was answered" : reason_of(last->why));
 }
 
 const Ledger::Task* Ledger::task_of(int64_t place, int64_t version) const {
@@ -84,14 +99,18 @@ void Ledger::refuse_ended(const ClientId& id, int64_t task) const {
     throw Refusal(ended->version(), ended->applied(),
                   "client " + shown(id) + ": its answer to this task was counted already (the server came to version " +
                       std::to_string(ended->version()) + " then); drop this one");
-  if (ended != nullptr)
-    refuse(Why::kUnknownVersion, id, ": its task has expired (lease, max_delay), or was forgotten; " + kAgain);
+  if (ended != nullptr) refuse(Why::kUnknownVersion, id, ": its task " + reason_of(ended->why) + "; " + kAgain);
   if (ids_.knows(task))
     refuse(Why::kAlreadyCounted, id,
            ": it has no such task any more: an answer was counted, or the task was given up, longer ago than the "
            "server remembers; drop this answer");
   refuse(Why::kStaleIncarnation, id,
          ": this server has sent no task with this id: another one has, or it was lost in a restart; " + kAgain);
+}
+
+void Ledger::refuse_expired(const ClientId& id, int64_t version, Ids::Why why) const {
+  refuse(Why::kUnknownVersion, id,
+         ": its task of version " + std::to_string(version) + " " + reason_of(why) + "; " + kAgain);
 }
 
 Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) const {
@@ -110,10 +129,10 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) c
   const int64_t wanted = version == kLast ? last_sent(place) : version;
   if (const Task* task = task_of(place, wanted)) {
     if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps, task->id};
-    refuse(Why::kUnknownVersion, id,
-           ": its task of version " + std::to_string(wanted) +
-               " has expired: it took longer than the server waits (lease, max_delay); " + kAgain);
+    refuse_expired(id, wanted, why_over(wanted));
   }
+  if (const Ids::Ended* const ended = ids_.last(Clients::mark(id), wanted); ended != nullptr && !ended->counted())
+    refuse_expired(id, wanted, ended->why);
   const std::vector<int64_t> held = owed(id);
   refuse(Why::kUnknownVersion, id,
          ": an update from version " + std::to_string(wanted) + " came, but " +
@@ -234,7 +253,7 @@ std::optional<Ledger::Overdue> Ledger::overdue() const {
 void Ledger::pass(const Overdue& one) noexcept {
   const int64_t place = due_.front().place;
   due_.pop_front();
-  if (one.ends) close(place, one.version), ++expired_;
+  if (one.ends) close(place, one.version, Ids::kUncounted, why_over(one.version)), ++expired_;
   if (one.forgets) drop(place);
 }
 
@@ -254,7 +273,7 @@ double Ledger::oldest_task() const {
   return due_.empty() ? 0.0 : std::max(0.0, clock() - (due_.front().ends - limits.lease));
 }
 
-void Ledger::close(int64_t client, int64_t version, int64_t outcome) noexcept {
+void Ledger::close(int64_t client, int64_t version, int64_t outcome, Ids::Why why) noexcept {
   int32_t before = -1, place = first_task(client);
   while (place >= 0 && tasks_[static_cast<size_t>(place)].version != version)
     before = place, place = tasks_[static_cast<size_t>(place)].next;
@@ -268,7 +287,8 @@ void Ledger::close(int64_t client, int64_t version, int64_t outcome) noexcept {
   task.next = free_task_;
   free_task_ = place;
   --open_;
-  ids_.end(task.id, outcome);
+  const uint32_t mark = numbered_ >= 0 ? static_cast<uint32_t>(client) : clients_.mark(client);
+  ids_.end({task.id, outcome, version, mark, why});
   if (!keeps_) return;
   const auto kept = kept_.find(version);
   if (kept != kept_.end() && --kept->second.count == 0) kept_.erase(kept);

@@ -289,7 +289,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   }
   finish(step);
 
-  // -- commit
+  // -- commit. What was there before is let go when everything has changed, because that may run Python's finalizers.
   if (folding || step.along_sum) {
     direction_->commit_fold(step.out && step.out.data == into.data);
   } else if (step.takes) {
@@ -299,15 +299,15 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   if (first.findings.change) first.findings.change->commit();
   if (statistics) {
     statistics->commit();
-    if (statistics->state) state_ = std::move(statistics->state);
+    if (statistics->state) std::swap(state_, statistics->state);
   }
   if (step.ends_round) waiting_.clear();
   for (Given& one : given_) {
     if (!closes) {
       if (one.findings.next_steps > 0) ledger_.tell_next(one.task.client, one.findings.next_steps);
       const Receipt& said = one.arrival->receipt;
-      ledger_.close(one.task.client, one.task.version, Ids::pack(said.version, said.applied));
       if (one.arrival->offset >= 0) ledger_.offset = one.arrival->offset;
+      ledger_.close(one.task.client, one.task.version, Ids::pack(said.version, said.applied));
     }
     if (one.record) log_->push(std::move(one.record));
   }
@@ -319,9 +319,9 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
 void Engine::commit(Step& step) noexcept {
   if (step.outcome != Outcome::kKept) enough_since_ = std::nan("");
   if (step.outcome == Outcome::kStep) {
-    if (step.out) model_ = std::move(step.out);
-    if (step.optimizer) optimizer_ = std::move(*step.optimizer);
     shared_ = false;
+    if (step.out) std::swap(model_, step.out);
+    if (step.optimizer) std::swap(optimizer_, *step.optimizer);
     ++ledger_.steps;
   }
   if (step.outcome != Outcome::kKept) ++ledger_.now;
@@ -353,7 +353,9 @@ void Engine::plan_step(Step& step, const store::Vector* into, bool copies) {
     return;
   }
   if (copies) step.optimizer = optimizer_.copy();
-  if (shared_ || copies || given_.front().once) step.out = into != nullptr ? *into : memory_->vector(settings_.size);
+  // Python that runs before the commit may still hand this version out.
+  const bool readable = shared_ || !runner_->at_once() || (extension_ && extension_->asks.statistics);
+  if (readable || copies || given_.front().once) step.out = into != nullptr ? *into : memory_->vector(settings_.size);
   const OptimizerState& with = step.optimizer ? *step.optimizer : optimizer_;
   step.kernel = with.planned(ledger_.steps, step.lr, model_.data, step.out ? step.out.data : model_.data);
 }

@@ -13,7 +13,7 @@ constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "ha
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
 constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
-constexpr size_t kDecidedAt = 17;  // of the facts
+constexpr size_t kDecidedAt = 16;  // of the facts
 
 [[noreturn]] void damaged(const std::string& text) {
   throw Refusal(Why::kDamaged, "a record that cannot be read: " + text);
@@ -81,6 +81,9 @@ void read_answer(Bytes& from, Operation& to) {
   to.decided.step_size = from.read<double>();
   to.decided.weight = from.read<double>();
   to.decided.norm = from.read<double>();
+  // Earlier versions of fastagg wrote zeros for an outcome that a device decided later. No outcome has them: without a
+  // step, its step size is NaN.
+  if (to.decided.version == 0 && to.decided.step_size == 0.0) to.known = false;
   const auto flagged = from.read<uint32_t>();
   const uint32_t count = flagged & (kInFile - 1);
   for (uint32_t i = 0; i < count; ++i) {
@@ -186,10 +189,10 @@ Queued record_of_answer(Journal& journal, Operation& operation) {
 void decide(Entry& entry, const Operation& operation) {
   const Decided said = operation.known ? operation.decided : Decided{};
   uint8_t* at = entry.body() + client_bytes(operation.client) + kDecidedAt;
-  *at = said.applied;
-  std::memcpy(at + 1, &said.version, 8);
+  *at++ = operation.known, *at++ = said.applied;
+  std::memcpy(at, &said.version, 8);
   const double numbers[] = {said.step_size, said.weight, said.norm};
-  std::memcpy(at + 9, numbers, sizeof numbers);
+  std::memcpy(at + 8, numbers, sizeof numbers);
 }
 
 }  // namespace fastagg::log

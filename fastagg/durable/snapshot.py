@@ -31,7 +31,7 @@ class Snapshot:
     def __init__(self, parts: Parts, running: Running) -> None:
         self.running = running
         state = engine.whole(parts, running, rows=False)
-        running.engine.share_model()  # the next step does not write over this version
+        state["flat"] = running.engine.flat  # the next step does not write over this version
         for part in ("moments", "direction", "staleness"):
             state[part] = checkpoint.cloned(state[part])
         self.state = state

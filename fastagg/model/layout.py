@@ -350,16 +350,18 @@ class Layout:
         if self.form == "flat" and self.entries[0].dtype == "float32":
             return flat
         arrays: dict[str, Tensor] = {}
+        cuts = {  # as `_cut`, but of all at once
+            role: iter(vector.split([e.size for e in self._by_role[role]]))
+            for role, vector in (("parameter", flat), ("buffer", buffers))
+        }
         for e in self.entries:
             if e.role == "counter":
-                # A new tensor object, because the server later points arrays that it hands out at new values
-                # (Server.parameters).
-                arrays[e.name] = counters[e.offset].detach()
+                arrays[e.name] = counters[e.offset]
             elif e.role == "constant":
                 arrays[e.name] = self.constants[e.offset]
             else:
-                vector = buffers if e.role == "buffer" else flat
-                view = self._cut(vector, e).view(e.shape)
+                cut = self._cut(flat, e) if e.role == "alias" else next(cuts[e.role])
+                view = cut if len(e.shape) == 1 else cut.view(e.shape)
                 arrays[e.name] = view if e.dtype == "float32" else view.to(getattr(torch, e.dtype))
         if self.form in ("module", "state_dict"):
             return arrays

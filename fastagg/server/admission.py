@@ -77,7 +77,7 @@ class Answers:
                 f"receive takes {own}s, and this update is nearly the model itself: for a trained model "
                 "use receive_model(task, trained), or task.delta(trained)"
             )
-            warnings.warn(said, UserWarning, stacklevel=3)
+            warnings.warn(said, UserWarning, stacklevel=4)
         return parsed
 
     def of(self, parsed: Parsed, said: Said, num_samples: float | None = None, control: object = None) -> Native:

@@ -170,7 +170,7 @@ def state_of(running: Running, *, rows: bool = True) -> State:
     ids, offset = tasks.pop("ids"), tasks.pop("offset")
     return {
         "version": engine.version, "steps": engine.steps, "tasks": tasks, "ids": ids, "offset": offset,
-        "staleness": extension.policy.state_dict(), "flat": engine.flat, "moments": moments_of(running),
+        "staleness": extension.policy.state_dict(), "flat": engine.model, "moments": moments_of(running),
         "buffers": extension.held.state_dict(), "direction": as_tensors(extension.state.state_dict(rows=rows)),
         "round": [_waiting(entry, extension.held) for entry in engine.waiting], "lives": engine.incarnations,
     }  # fmt: skip
@@ -244,7 +244,6 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())  # versions made after that state are lost
     engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
     engine.measure()
-    engine.share_model()
     return running
 
 
@@ -266,7 +265,7 @@ def finite(running: Running) -> bool:
     moments = [moment for moment in moments_of(running).values() if moment.is_floating_point()]
     held = extension.state.finite() and extension.held.finite()
     held = held and all(bool(torch.isfinite(tensor).all()) for tensor in (*policy, *moments))
-    return held and all(ops.inspect(vector).finite for vector in (engine.flat, *engine.kept))
+    return held and all(ops.inspect(vector).finite for vector in (engine.model, *engine.kept))
 
 
 def nbytes(running: Running) -> dict[str, int]:
@@ -277,7 +276,7 @@ def nbytes(running: Running) -> dict[str, int]:
     kept = {payload.data_ptr(): payload.nbytes for payload in engine.kept}
     own = sum(tensor.nbytes for tensor in extension.own.values())
     return {
-        "model": engine.flat.numel() * 4, "moments": engine.moments_nbytes + own, **held,
+        "model": engine.model.numel() * 4, "moments": engine.moments_nbytes + own, **held,
         "versions": sum(kept.values()) + extension.policy.nbytes(), "clients": engine.ledger_nbytes,
         "buffers": extension.held.nbytes(),
     }  # fmt: skip

@@ -23,7 +23,6 @@ from fastagg.server import admission, checkpoint, engine, together
 from fastagg.server.admission import Answers, Said
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt, check_task
 from fastagg.server.engine import Parts
-from fastagg.server.live import LiveModel
 from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
 from fastagg.server.uploads import HeldUpload, Upload
@@ -95,7 +94,6 @@ class Server:
             model = layout.take(params, device)
             statistics = Statistics(given["buffers"], model.buffers, model.counters)
             self._running = engine.start(self._parts, model.flat, statistics)
-        self._live = LiveModel(layout)
         self._log: Log | None = None
         self._group: Group | None = None
         self._watch: Watch | None = None
@@ -235,9 +233,8 @@ class Server:
             UnknownClient: the id is refused, or the task's own client is unknown.
             UnknownVersion: the task's own client no longer holds it.
         """
-        task = check_task(task)
-        client, steps, id = self._act("hand_on")(task.client, task.version, client)
-        return task.for_client(client, steps or None, id)
+        handed: Dispatch = self._act("hand_on")(check_task(task), client)
+        return handed
 
     def forget(self, client: Client, version: int | None = None) -> None:
         """End the open tasks of a client that will not answer, and free versions that only this client held.
@@ -374,21 +371,25 @@ class Server:
             if kind is None and control is None:
                 receipt = self._receive(client, update, version, num_samples, task, offset, incarnation)
                 if receipt is not None:
-                    self._live.follow(self._engine)
                     taken: Receipt = receipt
                     return taken
-            said = Said(client, version, task, offset, incarnation)
-            if self._group is not None:
-                self._answers.refuse_other_kind(kind or getattr(update, "kind", None))
-                return self._taken(self._group.receive(said, update, num_samples, control))
-            answer = self._answers.of(self._answers.parse(update, kind), said, num_samples, control)
-            return self._taken(self._answers.receive([answer])[0])
+            return self._read(Said(client, version, task, offset, incarnation), update, num_samples, kind, control)
         except NonFiniteUpdate as error:
             self._refused(error)
             raise admission.named(error, self.layout, update) from None
         except FastaggError as error:
             self._refused(error)
             raise
+
+    def _read(
+        self, said: Said, update: Any, num_samples: float | None, kind: Kind | None = None, control: Any = None
+    ) -> Receipt:
+        """:meth:`receive` an update that only Python can read."""
+        if self._group is not None:
+            self._answers.refuse_other_kind(kind or getattr(update, "kind", None))
+            return _taken(self._group.receive(said, update, num_samples, control))
+        answer = self._answers.of(self._answers.parse(update, kind), said, num_samples, control)
+        return _taken(self._answers.receive([answer])[0])
 
     def receiving(
         self,
@@ -445,7 +446,7 @@ class Server:
             try:
                 answer = self._answers.of(Parsed(pieces, None, None), said._replace(task=task), num_samples)
                 answer.blob, answer.is_private = blob, True
-                return self._taken(self._answers.receive([answer])[0])
+                return _taken(self._answers.receive([answer])[0])
             except FastaggError as error:
                 self._refused(error)
                 raise
@@ -460,7 +461,8 @@ class Server:
                 All but the first two may be left out.
 
         Returns:
-            For each answer its receipt, or the error that refused it.
+            For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
+            raised. Its attribute ``outcomes`` has those of the answers before it.
 
         Raises:
             ConfigError: an answer is not such a tuple. Nothing has changed.
@@ -479,21 +481,24 @@ class Server:
                 what = "(client, update, version, num_samples, task, offset)"
                 raise ConfigError(_checks.wrong("receive_many", what, answer, do))
         outcomes: list[Outcome] = []
-        while len(outcomes) < len(answers):
-            if self._group is None:
-                outcomes += self._receive_many(answers, len(outcomes))
-            if len(outcomes) < len(answers):  # only Python can read this one, or it is refused
-                outcomes.append(self._one(*answers[len(outcomes)]))
+        try:
+            while len(outcomes) < len(answers):
+                outcomes += self._several(answers, len(outcomes))
+        except BaseException as error:
+            error.outcomes = outcomes + getattr(error, "outcomes", [])  # type: ignore[attr-defined]
+            raise
         return self._named(outcomes, [answer[1] for answer in answers])
 
-    def _one(
-        self, client: Any, update: Any, version: Any = None, num_samples: Any = None, task: Any = None,
-        offset: Any = None,
-    ) -> Outcome:  # fmt: skip
+    def _several(self, answers: Sequence[Sent], begin: int) -> list[Outcome]:
+        """Take some answers, at least one."""
         try:
-            return Server.receive(self, client, update, version, num_samples, task=task, offset=offset)
+            if self._group is None and (found := self._receive_many(answers, begin)):
+                return list(found)
+            # only Python can read this one, or it is refused
+            client, update, version, num_samples, task, offset = (*answers[begin], *[None] * 4)[:6]
+            return [self._read(Said(client, version, task, offset), update, num_samples)]
         except FastaggError as error:
-            return error
+            return [error]
 
     def receive_model(
         self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False,
@@ -521,7 +526,7 @@ class Server:
             >>> server.receive_model(task, task.params + 1.0, num_samples=10).applied
             True
         """
-        return self._taken(self.receive_models([(task, trained, num_samples, offset)], differences=difference)[0])
+        return _taken(self.receive_models([(task, trained, num_samples, offset)], differences=difference)[0])
 
     def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
         """:meth:`receive_model` several answers, one after the other. The results have the same bits.
@@ -534,7 +539,8 @@ class Server:
             differences: ``difference`` of :meth:`receive_model`, for all answers.
 
         Returns:
-            For each answer its receipt, or the error that refused it.
+            For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
+            raised. Its attribute ``outcomes`` has those so far: None for an answer that was not taken.
 
         Raises:
             ConfigError: an answer is not such a tuple. Nothing has changed.
@@ -553,7 +559,14 @@ class Server:
                 given[i] = self._read_model(task, trained, *rest, difference=differences, measures=True)
             except FastaggError as error:
                 outcomes[i] = error
-        for i, outcome in zip(given, self._add_models(list(given.values())), strict=True):
+        try:
+            taken = self._add_models(list(given.values()))
+        except BaseException as error:
+            for i, outcome in zip(given, getattr(error, "outcomes", [])):
+                outcomes[i] = outcome
+            error.outcomes = outcomes  # type: ignore[attr-defined]
+            raise
+        for i, outcome in zip(given, taken, strict=True):
             outcomes[i] = outcome
         return [outcome for outcome in outcomes if outcome is not None]
 
@@ -598,7 +611,7 @@ class Server:
             if self._group is not None:
                 return self._group.receive_partial(said, partial)
             answer = self._answers.of_sum(partial, said)
-            return self._taken(self._answers.receive([answer])[0])
+            return _taken(self._answers.receive([answer])[0])
         except FastaggError as error:
             self._refused(error)
             raise
@@ -628,20 +641,12 @@ class Server:
         """
         close = self._engine.close_round if self._group is None else self._group.close_round
         found: float | None = close(if_due)
-        self._follow()
         if found is not None and self._log is not None:
             self._log.wait()
         return found
 
-    def _taken(self, outcome: Outcome) -> Receipt:
-        self._follow()
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
     def _named(self, outcomes: Sequence[Outcome], updates: Sequence[Any]) -> list[Outcome]:
         """Return the outcomes; a refused update's error names the array that is not finite."""
-        self._follow()
         found: list[Outcome] = []
         for outcome, update in zip(outcomes, updates, strict=True):
             if isinstance(outcome, FastaggError):
@@ -657,10 +662,6 @@ class Server:
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def _follow(self) -> None:
-        """Point what was handed out of the model at its current version."""
-        self._live.follow(self._engine)
-
     @property
     def distillation(self) -> DistillationRecord | None:
         """The cost and results of FedEcho's distillation so far. None for other algorithms."""
@@ -673,24 +674,23 @@ class Server:
 
     @property
     def flat(self) -> Tensor:
-        """The model's trainable parameters as one fp32 vector [d]. ``receive`` changes it. Do not write to it.
+        """The trainable parameters of the current version as one fp32 vector [d]. Do not write to it.
 
-        Of a server in a group it is this rank's slice."""
-        return self._live.flat(self._engine)
+        It is not copied and never changes. It stays while you hold it; later steps then write to other memory. Ask
+        again for the next version. Of a server in a group it is this rank's slice."""
+        flat: Tensor = self._engine.flat
+        return flat
 
     def snapshot(self) -> Any:
-        """The current model in the form of ``params``. It is not copied and never changes. Do not write to it."""
-        if self._group is not None:
-            return self._group.parameters()
-        flat, held = self._engine.shared()
-        return self._parts.layout.views(flat, held.values, list(held.counters))
+        """The same as :meth:`parameters`."""
+        return self.parameters()
 
     def parameters(self) -> Any:
-        """The model in the form of ``params``, as views that always show the current model.
+        """The current version of the model in the form of ``params``. Do not write to it.
 
         The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
-        tensor. Arrays whose dtype is not fp32 are copies. Of a server in a group it is a copy, collected from all
-        ranks.
+        tensor. It is one version, from any thread: views of :attr:`flat`, which never change. Arrays whose dtype is not
+        fp32 are copies. Of a server in a group it is a copy, collected from all ranks.
 
         Example:
             >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
@@ -700,7 +700,8 @@ class Server:
         """
         if self._group is not None:
             return self._group.parameters()
-        return self._live.views(self._engine)
+        flat, held = self._engine.current()
+        return self._parts.layout.views(flat, held.values, held.counters)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the server's state, by part.
@@ -755,7 +756,6 @@ class Server:
             raise self._group.lacks("load_state_dict")
         with self._engine.inside:
             self._running.adopt(engine.checked(self._parts, self._running, state))
-        self._follow()
 
     def _refuse_with_folder(self) -> None:
         if self._log is not None:
@@ -941,6 +941,12 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _taken(outcome: Outcome) -> Receipt:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _part(name: str, given: Any, kind: type, default: Any) -> Any:
