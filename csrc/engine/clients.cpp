@@ -44,13 +44,13 @@ int64_t Clients::token(int64_t place) const {
 }
 
 uint32_t Clients::mark(const ClientId& id) {
-  return static_cast<uint32_t>(id.kind == ClientId::kNumber ? id.number : std::hash<std::string>{}(key_of(id)));
+  if (id.kind == ClientId::kNumber) return static_cast<uint32_t>(id.number) + 1;
+  return static_cast<uint32_t>(std::hash<std::string>{}(key_of(id)));
 }
 
 uint32_t Clients::mark(int64_t place) const noexcept {
-  const int64_t number = ids_[static_cast<size_t>(place)];
-  return static_cast<uint32_t>(named_[static_cast<size_t>(place)] ? std::hash<std::string>{}(name_at(place).first)
-                                                                  : number);
+  if (!named_[static_cast<size_t>(place)]) return static_cast<uint32_t>(ids_[static_cast<size_t>(place)]) + 1;
+  return static_cast<uint32_t>(std::hash<std::string>{}(name_at(place).first));
 }
 
 ClientId Clients::at(int64_t place) const {

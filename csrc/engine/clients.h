@@ -18,7 +18,7 @@ class Clients {
   // Tells clients apart that have had the same place. It depends on the order of calls alone, so all ranks have the
   // same.
   int64_t token(int64_t place) const;
-  // A mark of a client, by its id or its place. Few clients share one.
+  // A mark of a client, by its id or its place: not 0, and few clients share one.
   static uint32_t mark(const ClientId& id);
   uint32_t mark(int64_t place) const noexcept;
   size_t places() const { return ids_.size(); }

@@ -17,21 +17,22 @@ class Ids {
   // Lives whose ids are known as this server's.
   static constexpr size_t kLives = 1024;
 
-  enum Why : uint8_t { kGivenUp, kLease, kDelay };  // without an answer
-  // The end of a task. What is packed: the version that the server came to, whether that answer changed the model. What
-  // follows tells a client what has happened; a checkpoint does not have it.
+  // The end of a task. What is packed: the version that the server came to, whether that answer changed the model; or,
+  // below zero, the task's version and why it ended without an answer. A checkpoint has neither this nor the client.
+  enum Why { kUnknown, kGivenUp, kLease, kDelay };
   struct Ended {
     int64_t id = 0;
     int64_t packed = kUncounted;
-    int64_t sent = -1;    // its version; -1: not known
-    uint32_t client = 0;  // a mark of its client (Clients::mark)
-    Why why = kGivenUp;
-    bool counted() const { return packed != kUncounted; }
+    uint32_t client = 0;  // a mark of it (Clients::mark); 0: not known
+    bool counted() const { return packed >= 0; }
     int64_t version() const { return packed >> 1; }
     bool applied() const { return (packed & 1) != 0; }
+    int64_t sent() const { return -1 - packed >> 2; }
+    Why why() const { return static_cast<Why>(-1 - packed & 3); }
   };
   static constexpr int64_t kUncounted = -1;  // it was forgotten, or it took too long
   static int64_t pack(int64_t version, bool applied) { return version << 1 | static_cast<int64_t>(applied); }
+  static int64_t unanswered(int64_t version, Why why) { return -1 - (version << 2 | why); }
 
   // From now on ids are those of the life with this number, which may go on after others.
   void begin(uint64_t number) {
@@ -81,11 +82,11 @@ class Ids {
     const auto found = std::find_if(ended_.begin(), ended_.end(), [&](const Ended& one) { return one.id == id; });
     return found == ended_.end() ? nullptr : &*found;
   }
-  // How the last of a client's tasks ended that was of this version, or of any.
+  // The last of a client's tasks that ended without an answer and was of this version, or the last of all.
   const Ended* last(uint32_t client, std::optional<int64_t> version) const {
     for (size_t i = ended_.size(); i-- > 0;) {
       const Ended& one = ended_[(oldest_ + i) % ended_.size()];
-      if (one.sent >= 0 && one.client == client && (!version || one.sent == *version)) return &one;
+      if (one.client == client && (!version || (!one.counted() && one.sent() == *version))) return &one;
     }
     return nullptr;
   }
@@ -100,7 +101,7 @@ class Ids {
     for (const Life& one : lives_) state.firsts.push_back(one.first), state.nexts.push_back(one.next);
     for (size_t i = 0; i < ended_.size(); ++i) {
       const Ended& one = ended_[(oldest_ + i) % ended_.size()];
-      state.ended.push_back(one.id), state.outcomes.push_back(one.packed);
+      state.ended.push_back(one.id), state.outcomes.push_back(std::max(one.packed, kUncounted));
     }
     return state;
   }
@@ -113,10 +114,7 @@ class Ids {
       lives_.push_back({state.firsts[i], state.nexts[i]});
     }
     const size_t count = std::min(kRemembered, state.ended.size()), skipped = state.ended.size() - count;
-    for (size_t i = 0; i < count; ++i) {
-      ended_.emplace_back();
-      ended_.back().id = state.ended[skipped + i], ended_.back().packed = state.outcomes[skipped + i];
-    }
+    for (size_t i = 0; i < count; ++i) ended_.push_back({state.ended[skipped + i], state.outcomes[skipped + i], 0});
     return true;
   }
 

@@ -19,11 +19,12 @@ const std::string kAgain = "drop this answer and dispatch a new task to the clie
   throw Refusal(why, "client " + shown(id) + text);
 }
 
-// Why a task ended that no answer was counted for.
-std::string reason_of(Ids::Why why) {
-  if (why == Ids::kLease) return "has expired: it took longer than the server waits (lease)";
-  if (why == Ids::kDelay) return "has expired: the server has made more versions since than it waits for (max_delay)";
-  return "was forgotten, or has expired (forget, expire; lease, max_delay before a restart)";
+// How a task of this version ended that no answer was counted for.
+std::string end_of(int64_t version, Ids::Why why) {
+  const std::string of = why == Ids::kUnknown ? "" : "of version " + std::to_string(version) + " ";
+  if (why == Ids::kLease) return of + "has expired: it took longer than the server waits (lease)";
+  if (why == Ids::kDelay) return of + "has expired: the server has made too many versions since (max_delay)";
+  return of + "was forgotten, or has expired (forget, expire; or lease, max_delay before a restart)";
 }
 
 std::string tail_of(std::vector<int64_t> versions) {
@@ -82,8 +83,8 @@ int64_t Ledger::known_place(const ClientId& id) const {
 std::string Ledger::gone(const ClientId& id) const {
   const Ids::Ended* const last = ids_.last(Clients::mark(id), std::nullopt);
   if (last == nullptr) return " was never sent a model, or was forgotten long ago";
-  const std::string task = " is forgotten: its last task, of version " + std::to_string(last->sent) + ", ";
-  return task + (last->counted() ? "was answered" : reason_of(last->why));
+  return " is not known any more: its last task " +
+         (last->counted() ? "was answered" : end_of(last->sent(), last->why()));
 }
 
 const Ledger::Task* Ledger::task_of(int64_t place, int64_t version) const {
@@ -99,18 +100,14 @@ void Ledger::refuse_ended(const ClientId& id, int64_t task) const {
     throw Refusal(ended->version(), ended->applied(),
                   "client " + shown(id) + ": its answer to this task was counted already (the server came to version " +
                       std::to_string(ended->version()) + " then); drop this one");
-  if (ended != nullptr) refuse(Why::kUnknownVersion, id, ": its task " + reason_of(ended->why) + "; " + kAgain);
+  if (ended != nullptr)
+    refuse(Why::kUnknownVersion, id, ": its task " + end_of(ended->sent(), ended->why()) + "; " + kAgain);
   if (ids_.knows(task))
     refuse(Why::kAlreadyCounted, id,
            ": it has no such task any more: an answer was counted, or the task was given up, longer ago than the "
            "server remembers; drop this answer");
   refuse(Why::kStaleIncarnation, id,
          ": this server has sent no task with this id: another one has, or it was lost in a restart; " + kAgain);
-}
-
-void Ledger::refuse_expired(const ClientId& id, int64_t version, Ids::Why why) const {
-  refuse(Why::kUnknownVersion, id,
-         ": its task of version " + std::to_string(version) + " " + reason_of(why) + "; " + kAgain);
 }
 
 Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) const {
@@ -129,10 +126,10 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) c
   const int64_t wanted = version == kLast ? last_sent(place) : version;
   if (const Task* task = task_of(place, wanted)) {
     if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps, task->id};
-    refuse_expired(id, wanted, why_over(wanted));
+    refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, why_over(wanted)) + "; " + kAgain);
   }
-  if (const Ids::Ended* const ended = ids_.last(Clients::mark(id), wanted); ended != nullptr && !ended->counted())
-    refuse_expired(id, wanted, ended->why);
+  if (const Ids::Ended* const ended = ids_.last(Clients::mark(id), wanted))
+    refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, ended->why()) + "; " + kAgain);
   const std::vector<int64_t> held = owed(id);
   refuse(Why::kUnknownVersion, id,
          ": an update from version " + std::to_string(wanted) + " came, but " +
@@ -253,7 +250,7 @@ std::optional<Ledger::Overdue> Ledger::overdue() const {
 void Ledger::pass(const Overdue& one) noexcept {
   const int64_t place = due_.front().place;
   due_.pop_front();
-  if (one.ends) close(place, one.version, Ids::kUncounted, why_over(one.version)), ++expired_;
+  if (one.ends) close(place, one.version, why_over(one.version)), ++expired_;
   if (one.forgets) drop(place);
 }
 
@@ -273,7 +270,7 @@ double Ledger::oldest_task() const {
   return due_.empty() ? 0.0 : std::max(0.0, clock() - (due_.front().ends - limits.lease));
 }
 
-void Ledger::close(int64_t client, int64_t version, int64_t outcome, Ids::Why why) noexcept {
+void Ledger::close(int64_t client, int64_t version, int64_t outcome) noexcept {
   int32_t before = -1, place = first_task(client);
   while (place >= 0 && tasks_[static_cast<size_t>(place)].version != version)
     before = place, place = tasks_[static_cast<size_t>(place)].next;
@@ -287,8 +284,7 @@ void Ledger::close(int64_t client, int64_t version, int64_t outcome, Ids::Why wh
   task.next = free_task_;
   free_task_ = place;
   --open_;
-  const uint32_t mark = numbered_ >= 0 ? static_cast<uint32_t>(client) : clients_.mark(client);
-  ids_.end({task.id, outcome, version, mark, why});
+  ids_.end({task.id, outcome, numbered_ >= 0 ? Clients::mark(ClientId::of(client)) : clients_.mark(client)});
   if (!keeps_) return;
   const auto kept = kept_.find(version);
   if (kept != kept_.end() && --kept->second.count == 0) kept_.erase(kept);

@@ -1,6 +1,6 @@
 // The ledger knows which client was sent which version and has not answered it yet, which versions are kept for that,
 // and in which incarnation of the server every version was made. Every operation takes O(1) time in the number of
-// clients. Memory: 8 bytes per client and what its id takes (clients.h), 40 per open task and 32 for each of the last
+// clients. Memory: 8 bytes per client and what its id takes (clients.h), 40 per open task and 24 for each of the last
 // 16,384 tasks that ended; 4 per client if clients are told how many steps to take; with a lease, also 32 bytes for
 // each task that was sent within the lease's time.
 //
@@ -78,8 +78,11 @@ class Ledger {
   // The id of the task that sending this version makes.
   int64_t next_id(const ClientId& id, int64_t version) const;
 
-  // Ends a task. What is remembered of it: the outcome of its answer (Ids::pack), or why it ended without one.
-  void close(int64_t client, int64_t version, int64_t outcome = Ids::kUncounted, Ids::Why why = Ids::kGivenUp) noexcept;
+  // Ends a task. `outcome`: what is remembered of its answer (Ids::pack); otherwise, why it ended without one.
+  void close(int64_t client, int64_t version, int64_t outcome) noexcept;
+  void close(int64_t client, int64_t version, Ids::Why why = Ids::kGivenUp) noexcept {
+    close(client, version, Ids::unanswered(version, why));
+  }
   // What a client is told with its next task. It was told some steps with a task before.
   void tell_next(int64_t client, int32_t local_steps) noexcept {
     if (!next_steps_.empty()) next_steps_[static_cast<size_t>(client)] = local_steps;
@@ -187,7 +190,6 @@ class Ledger {
   void open(int64_t place, int64_t version, int32_t local_steps, const store::Vector& kept, double ends, int64_t id);
   std::string gone(const ClientId& id) const;
   [[noreturn]] void refuse_ended(const ClientId& id, int64_t task) const;
-  [[noreturn]] void refuse_expired(const ClientId& id, int64_t version, Ids::Why why) const;
   void check_limits(const ClientId& id, int64_t place) const;
   void tells_steps() {
     if (next_steps_.empty()) next_steps_.resize(records_.size(), 0);

@@ -562,7 +562,7 @@ class Server:
         try:
             taken = self._add_models(list(given.values()))
         except BaseException as error:
-            for i, outcome in zip(given, getattr(error, "outcomes", [])):
+            for i, outcome in zip(given, getattr(error, "outcomes", []), strict=False):
                 outcomes[i] = outcome
             error.outcomes = outcomes  # type: ignore[attr-defined]
             raise

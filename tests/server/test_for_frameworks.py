@@ -44,7 +44,7 @@ def test_a_relay_hands_its_task_on(name: str) -> None:
     with pytest.raises(fastagg.UnknownVersion):  # each of them answers once
         relayed.receive("b", torch.zeros(D))
     relayed.forget("relay")
-    with pytest.raises(fastagg.UnknownClient, match="'relay' was never sent"):
+    with pytest.raises(fastagg.UnknownClient, match="'relay' is not known any more: its last task"):
         relayed.hand_on(task, "d")
     assert relayed.memory()["versions"] == 0
 

@@ -172,7 +172,7 @@ def test_what_is_no_id_is_refused(given: Any) -> None:
         server.receive("ann", ones(), task=server.dispatch("ann"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [-1, 0, 1, 2**63 - 1, 2**63, 2**200, -(2**200), True])
+@pytest.mark.parametrize("given", [-1, 0, 1, 2**63 - 1, 2**63, 2**200, -(2**200)])
 def test_an_id_of_nobody_is_refused(given: int) -> None:
     server = make()
     task = server.dispatch("ann")

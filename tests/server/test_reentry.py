@@ -7,8 +7,10 @@ a finalizer that runs there, by a signal handler that interrupts the call, and b
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,8 @@ from support.models import same
 
 import fastagg
 from fastagg import Receipt, Reentered
+from fastagg.rules.staleness import StalenessState
+from fastagg.server.extension import Extension
 
 D = 6
 Call = Callable[[fastagg.Server], Any]
@@ -273,3 +277,190 @@ def test_an_update_whose_owner_writes_to_it_meanwhile_counts_as_it_was_once_read
         stop.set()
         thread.join()
     assert torn, "no call was made while the numbers changed"
+
+
+def _many(server: fastagg.Server, tasks: list[fastagg.Dispatch]) -> Any:
+    return server.receive_many([(task.client, ones(), None, None, task.id) for task in tasks])
+
+
+def _models(server: fastagg.Server, tasks: list[fastagg.Dispatch]) -> Any:
+    return server.receive_models([(task, task.params + 1.0, None) for task in tasks])
+
+
+ROUTES: dict[str, tuple[Callable[[torch.Tensor], fastagg.Server], Callable[[fastagg.Server, Any], Any]]] = {
+    "read by the engine": (lambda x: fastagg.ASGD(x, lr=0.1, max_waiting=1), _many),
+    "read by Python": (lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, max_waiting=1), _many),
+    "models": (lambda x: fastagg.FedBuff(x, buffer_size=1, max_waiting=1), _models),
+    "models of a rule in Python": (lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, max_waiting=1), _models),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("how", ["busy", "Ctrl-C"])
+def test_answers_that_counted_have_their_receipts_whatever_comes_at_the_gate(
+    route: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first answer counts, the second is refused. Meanwhile a thread is inside, and another one waits."""
+    make, receive = ROUTES[route]
+    server = make(torch.zeros(D))
+    tasks = [server.dispatch(client) for client in "abc"]
+    server.receive(tasks[1].client, ones())
+    over, inside = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with server._engine.inside:
+            inside.set()
+            over.wait(20)
+
+    threads = [threading.Thread(target=hold)]
+
+    class Refused(fastagg.errors.AlreadyCounted):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            if inside.is_set():
+                return
+            threads[0].start()
+            inside.wait(20)
+            if how == "busy":
+                threads.append(threading.Thread(target=lambda: server.dispatch("waits")))
+            else:
+                threads.append(threading.Thread(target=lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT))))
+            threads[1].start()
+            while how == "busy" and not server._engine.callers_waiting:
+                time.sleep(0.001)
+
+    monkeypatch.setattr(fastagg.errors, "AlreadyCounted", Refused)
+    try:
+        if how == "busy":
+            outcomes = receive(server, tasks)
+        else:
+            with pytest.raises(KeyboardInterrupt) as raised:
+                receive(server, tasks)
+            outcomes = raised.value.outcomes  # type: ignore[attr-defined]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    last = [fastagg.Busy] if how == "busy" else [type(None)] if receive is _models else []
+    assert [type(one) for one in outcomes] == [Receipt, Refused, *last]
+    assert outcomes[0].task == tasks[0].id
+
+
+def test_a_version_that_python_reads_within_a_step_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer may run wherever Python does, also when the step is planned in place."""
+    server = fastagg.ASGD({"w": torch.zeros(D), "bn.running_mean": torch.zeros(2)}, lr=1.0)
+    for client in range(5):
+        server.dispatch(client)
+    held: list[tuple[torch.Tensor, float]] = []
+    plain = Extension.statistics
+
+    def statistics(self: Extension, given: Any, outcome: str) -> Any:
+        held.append((server.flat, float(server.flat[0])))
+        return plain(self, given, outcome)
+
+    monkeypatch.setattr(Extension, "statistics", statistics)
+    for client in range(5):
+        server.receive(client, {"w": -torch.ones(D), "bn.running_mean": torch.ones(2)})
+    assert [value for _, value in held] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert all(bool((flat == value).all()) for flat, value in held)
+
+
+class Dies:
+    """A part of a state that tells when it is let go."""
+
+    def __init__(self, told: Callable[[], object]) -> None:
+        self.told = told
+
+    def __del__(self) -> None:
+        self.told()
+
+
+class Stated(StalenessState):
+    """A policy of a user's own whose state is set in `where`."""
+
+    looks = True
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__(policy)
+        self.where, self.at, self.told = policy.where, policy.at, policy.told
+
+    def moves(self, facts: Any, step_size: float) -> list[Any]:
+        return [(self, "told", Dies(self.told.told)), (self.where, self.at, 1)]
+
+
+@dataclass(frozen=True)
+class OwnState(fastagg.Staleness):
+    where: Any = None
+    at: str | int = "count"
+    told: Any = None
+
+    def start(self, size: int, seed: int) -> StalenessState:
+        return Stated(self)
+
+
+class Plain:
+    count = 5
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class WithProperty(Plain):
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return 0
+
+    @count.setter
+    def count(self, value: int) -> None:
+        if value:
+            raise RuntimeError("not now")
+
+
+class WithSlot:
+    __slots__ = ("count",)
+
+
+class WithSetter(Plain):
+    def __setattr__(self, name: str, value: int) -> None:
+        if value:
+            raise RuntimeError("not now")
+        super().__setattr__(name, value)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    count: int = 0
+
+
+WHERE: dict[str, tuple[Any, Any, bool]] = {
+    "an attribute": (Plain(), "count", True), "an item": ([0, 0], 1, True),
+    "a property": (WithProperty(), "count", False), "a slot": (WithSlot(), "count", False),
+    "a __setattr__": (WithSetter(), "count", False), "a frozen dataclass": (Frozen(), "count", False),
+    "an attribute that is new": (Plain(), "other", False), "an item that is not there": ([0, 0], 2, False),
+    "a tuple": ((0, 0), 1, False), "a dict": ({"count": 0}, 0, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_the_state_of_a_users_policy_changes_with_the_model_or_nothing_does(name: str) -> None:
+    where, at, works = WHERE[name]
+    seen: list[Any] = []
+    told = Dies(lambda: None)
+
+    def state() -> dict[str, Any]:
+        return {key: value for key, value in server.state_dict().items() if key != "config"}
+
+    server = fastagg.Server(torch.zeros(D), fastagg.Single(), fastagg.SGD(1.0), OwnState(where, at, told))
+    server.dispatch("ann"), server.dispatch("bob")
+    before = state()
+    if works:
+        told.told = lambda: seen.append(state())
+        server.receive("ann", ones())
+        server.receive("bob", ones())
+        assert (where[at] if isinstance(where, list) else where.count) == 1
+        # whoever is told that the last state is gone finds the next one whole
+        assert server.version == 2 and same(seen[-1], state())
+        return
+    with pytest.raises((fastagg.ConfigError, RuntimeError, TypeError)):
+        server.receive("ann", ones())
+    assert same(state(), before)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -82,6 +83,54 @@ def test_one_task_is_read_by_many_threads() -> None:
 
     together(look, look, look, look)
     assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("size", [D, 40_000])
+def test_what_is_handed_out_is_one_version_for_as_long_as_it_is_held(size: int) -> None:
+    """Every element of the version t is t, statistics too. Several steps come without a dispatch: they are in place."""
+    model = {"w": torch.zeros(size), "bn.running_mean": torch.zeros(2), "v": torch.zeros(2, 2)}
+    server = fastagg.ASGD(model, lr=1.0, buffers="latest")
+    target, over, mixed = {name: value.clone() for name, value in model.items()}, threading.Event(), []
+
+    def loaded() -> list[torch.Tensor]:
+        for name, value in server.parameters().items():
+            target[name].copy_(value)
+        return list(target.values())
+
+    reads: dict[str, Callable[[], list[torch.Tensor]]] = {
+        "load_state_dict": loaded,
+        "parameters": lambda: list(server.parameters().values()),
+        "snapshot": lambda: list(server.snapshot().values()),
+        "flat": lambda: [server.flat],
+        "params": lambda: list(server.dispatch("reader").params.values()),
+        "views": lambda: list(server.dispatch("viewer").views.values()),
+        "state_dict": lambda: [server.state_dict()["flat"]],
+        "state": lambda: [(state := server.state_dict())["flat"], state["buffers"]["values"]],
+    }
+
+    def read(name: str) -> None:
+        held: list[tuple[float, list[torch.Tensor]]] = []
+        while not over.is_set():
+            one = reads[name]()
+            found = {float(value) for array in one for value in (array.min(), array.max())}
+            if name != "load_state_dict":
+                held = [*held[-3:], (min(found), one)]
+            if len(found) != 1 or any(bool((array != value).any()) for value, arrays in held for array in arrays):
+                mixed.append(name)
+
+    def write() -> None:
+        try:
+            for turn in range(60):
+                for client in range(1 + turn % 4):
+                    server.dispatch(client)
+                for client in range(1 + turn % 4):
+                    new = torch.full((2,), server.version + 1.0)
+                    server.receive(client, {"w": -torch.ones(size), "v": -torch.ones(2, 2), "bn.running_mean": new})
+        finally:
+            over.set()
+
+    together(write, *(partial(read, name) for name in reads), times=1)
+    assert not mixed and server.version == 150 and float(server.flat.max()) == 150.0
 
 
 def test_a_state_is_loaded_while_others_send() -> None:
