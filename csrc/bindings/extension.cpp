@@ -21,8 +21,8 @@ struct Place {
 
   Place(py::handle object, py::object at, py::object next) : key(std::move(at)), value(std::move(next)) {
     if (!PyUnicode_Check(key.ptr())) {
-      in = py::reinterpret_borrow<py::list>(object);
-      if (py::cast<size_t>(key) < py::len(in)) return;
+      in = py::reinterpret_borrow<py::object>(object);
+      if (PyList_CheckExact(in.ptr()) && py::cast<size_t>(key) < py::len(in)) return;
     } else if (Py_TYPE(object.ptr())->tp_setattro == &PyObject_GenericSetAttr) {
       const py::object own = py::getattr(py::type::handle_of(object), key, py::none());
       const bool set_by_code = Py_TYPE(own.ptr())->tp_descr_set != nullptr;  // a property, or a slot
@@ -37,7 +37,7 @@ struct Place {
 
   void swap() noexcept {
     PyObject* before = nullptr;
-    if (PyList_Check(in.ptr())) {
+    if (PyList_CheckExact(in.ptr())) {
       const Py_ssize_t at = PyLong_AsSsize_t(key.ptr());
       before = Py_NewRef(PyList_GET_ITEM(in.ptr(), at));
       PyList_SetItem(in.ptr(), at, Py_NewRef(value.ptr()));
