@@ -102,8 +102,6 @@ class Layout:
                 self._by_role[entry.role].append(entry)
         self._known = {entry.name for entry in self.entries}
         self.size = sum(entry.size for entry in self._by_role["parameter"])
-        # Whether some arrays that `views` returns cannot be views, because their own dtype is not fp32.
-        self.has_copies = any(e.dtype != "float32" for e in self.entries if e.role in ("parameter", "buffer", "alias"))
         self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
