@@ -63,7 +63,7 @@ class Euclidean(Staleness):
         _checks.number("eps", self.eps, above=0)
         _checks.number("gamma_bar", self.gamma_bar, least=0)
         _checks.number("kappa", self.kappa, least=0)
-        _checks.whole("local_steps", self.local_steps, least=1)
+        _checks.whole("local_steps", self.local_steps, least=1, most=_MOST_STEPS)
         if self.max_local_steps is not None:
             _checks.whole("max_local_steps", self.max_local_steps, least=self.local_steps)
         if self.gamma_max is not None:
