@@ -197,7 +197,7 @@ Engine::Result receive(Server& server, Arrival* arrivals, size_t count) {
 double samples_of(py::handle given, bool* usual) {
   *usual = true;
   if (given.is_none()) return std::nan("");
-  double count = 0.0;
+  double count = -1.0;
   if (PyLong_CheckExact(given.ptr())) {
     int overflow = 0;
     count = static_cast<double>(PyLong_AsLongLongAndOverflow(given.ptr(), &overflow));
@@ -205,7 +205,7 @@ double samples_of(py::handle given, bool* usual) {
     count = PyFloat_AS_DOUBLE(given.ptr());
   }
   // refused by name, or a type of its own that Python reads
-  *usual = count >= 1.0 / engine::kHeaviest && count <= engine::kHeaviest;
+  *usual = count == 0.0 || (count >= 1.0 / engine::kHeaviest && count <= engine::kHeaviest);
   return count;
 }
 
@@ -483,7 +483,7 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
   arrival.owner = std::make_shared<store::Owner>(owner_of(body));
   arrival.update.origin = settings.origin;
-  if (!(std::isfinite(operation.share) && operation.share > 0.0)) damaged("the update's weight is no number above 0");
+  if (!(std::isfinite(operation.share) && operation.share >= 0.0)) damaged("the update's weight is no number of at least 0");
   auto reported = std::make_shared<engine::Reported>();
   std::vector<float> values;
   for (const log::Part& part : operation.parts) {

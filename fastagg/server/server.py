@@ -339,7 +339,8 @@ class Server:
                 from torch, NumPy or DLPack; in fp32, fp16 or bf16. Buffers in it hold the client's values, not
                 differences, and may be left out.
             version: the version it was trained from. None: the one last dispatched to this client.
-            num_samples: the client's number of samples, needed with ``weighting="samples"``.
+            num_samples: the client's number of samples, needed with ``weighting="samples"``. With 0 the answer then
+                counts for nothing. In a round it takes the client's place; a round of zeros keeps the model.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
@@ -356,7 +357,7 @@ class Server:
             StaleIncarnation: the task's version was lost in a restart, or its id is not of this server.
             Busy: ``max_waiting`` answers already wait.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
-            ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
+            ConfigError: ``num_samples`` is missing or negative, or ``kind`` is not this server's.
             NotDurable: the disk refuses. Either nothing has changed, or the update is in the model and its record
                 waits: the next one that is acknowledged acknowledges it too.
 

@@ -46,7 +46,7 @@ class Statistics:
     def add(self, reported: Native, share: float = 1.0) -> Statistics:
         """Return the statistics with one client's added: numbers in host memory that were checked already
         (csrc/engine/reported.h)."""
-        if self.mode == "keep":
+        if self.mode == "keep" or not share:
             return self
         share = self._share(share)
         total = reported.added(None if self.mode == "latest" or not self.count else self.sum, share)
@@ -60,7 +60,7 @@ class Statistics:
     def add_on_device(self, parsed: Parsed, verdict: Tensor | None = None, share: float = 1.0) -> Statistics:
         """Return the statistics with the buffers of an update on a device added, if it has any. Those of an update that
         the device rejects count as the server's."""
-        if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
+        if self.mode == "keep" or not share or (parsed.buffers is None and parsed.counters is None):
             return self
         total, most = self.sum if self.count else None, self.most if self.count else None
         if parsed.buffers is not None:
