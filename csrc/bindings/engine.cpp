@@ -483,7 +483,8 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
   arrival.owner = std::make_shared<store::Owner>(owner_of(body));
   arrival.update.origin = settings.origin;
-  if (!(std::isfinite(operation.share) && operation.share >= 0.0)) damaged("the update's weight is no number of at least 0");
+  if (!(std::isfinite(operation.share) && operation.share >= 0.0))
+    damaged("the update's weight is no number of at least 0");
   auto reported = std::make_shared<engine::Reported>();
   std::vector<float> values;
   for (const log::Part& part : operation.parts) {
