@@ -223,7 +223,7 @@ class Layout:
 
     def blank(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
         """Return buffers and counters with this layout's shapes and types, filled with zeros."""
-        counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in self._by_role["counter"]]
+        counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype), device="cpu") for e in self._by_role["counter"]]
         return memory.zeros(self.buffer_size, device), counters
 
     def parts(self) -> list[tuple[str, tuple[int, ...], str]]:

@@ -287,7 +287,7 @@ def as_tensors(value: Tree) -> Tree:
     """Return nested plain data with tensors instead of NumPy's arrays. A checkpoint holds no other library's
     objects."""
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value)) if value.size else torch.empty(0, dtype=torch.int64)
+        return torch.from_numpy(np.ascontiguousarray(value)) if value.size else memory.empty(0, dtype=torch.int64)
     if isinstance(value, dict):
         return {key: as_tensors(item) for key, item in value.items()}
     return value
@@ -307,10 +307,9 @@ def _waiting(entry: State, like: Statistics) -> State:
     """Return an update that waits for the rest of its round as plain data and tensors."""
     given = entry.pop("reported")
     values = None if given is None else given.values
-    counters = None if given is None or not given.counters else torch.tensor(given.counters)
     return {
         **entry, "buffers": None if values is None else [values],
-        "counters": None if counters is None else divided(counters, like.counters),
+        "counters": None if given is None or not given.counters else divided(given.counters, like.counters),
     }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ class Extension:
         if reported is None:
             return pieces, OnDevice(Parsed(pieces, None, None)) if self.always else None
         buffers = None if reported.values is None else staging.upload(Pieces([reported.values]), self.device)
-        counters = divided(torch.tensor(reported.counters), self.held.counters) if reported.counters else None
+        counters = divided(reported.counters, self.held.counters) if reported.counters else None
         return pieces, OnDevice(Parsed(pieces, buffers, counters))
 
     def fits(self, values: int, counters: int) -> bool:

@@ -74,7 +74,9 @@ class Statistics:
             total = ops.accumulate_(out, theirs, self._share(share), fresh=fresh)
         if parsed.counters is not None:
             counters = joined(parsed.counters, self.counters)
-            most = counters if most is None else torch.maximum(counters, torch.as_tensor(most, device=counters.device))
+            if most is not None:
+                counters = torch.maximum(counters, torch.as_tensor(most, dtype=torch.int64, device=counters.device))
+            most = counters
         return self._with(total, most, self._share(share))
 
     def _share(self, share: float) -> float:
@@ -155,7 +157,8 @@ def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
 
 def divided(joined: Tensor | list[int], like: Sequence[Tensor]) -> list[Tensor]:
     """Inverse of :func:`joined`, with the devices and types of ``like``. Numbers may be a list, too."""
-    joined = torch.as_tensor(joined)
+    if isinstance(joined, list):
+        joined = torch.tensor(joined, dtype=torch.int64, device="cpu")
     if all(own.dim() == 0 for own in like):  # BatchNorm's counters
         parts: Sequence[Tensor] = joined.unbind()
     else:
