@@ -732,15 +732,15 @@ void bind_engine(py::module_& m) {
            arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"), arg("coded"));
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t origin, int64_t clients, double clip_norm, double max_samples,
-                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,
-                       bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
-             return Settings{size,        origin,      clients,        clip_norm, weighs_by_samples,
-                             max_samples, local_steps, keeps_versions, ordered,   closes_early,
-                             folds,       defers,      staleness};
+                       double largest_model, int32_t local_steps, bool weighs_by_samples, bool keeps_versions,
+                       bool ordered, bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
+             return Settings{size,         origin,        clients,     clip_norm,      weighs_by_samples,
+                             max_samples,  largest_model, local_steps, keeps_versions, ordered,
+                             closes_early, folds,         defers,      staleness};
            }),
            by_name, arg("size"), arg("origin"), arg("clients"), arg("clip_norm"), arg("max_samples"),
-           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
-           arg("folds"), arg("defers"), arg("staleness"));
+           arg("largest_model"), arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"),
+           arg("closes_early"), arg("folds"), arg("defers"), arg("staleness"));
   py::class_<engine::Extension::Asks>(m, "Asks").def(
       py::init([](bool prepare, bool step, bool statistics, bool bounds, bool agree, bool keep) {
         return engine::Extension::Asks{prepare, step, statistics, bounds, agree, keep};

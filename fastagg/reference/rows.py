@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fastagg._build import native
-from fastagg.storage import memory
 
 SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale (csrc/math/rows.h)
 _CALLS = 128  # Philox calls for a block of 1,024 elements
@@ -60,13 +59,13 @@ def encode(values: Tensor, bits: Tensor, format: str) -> tuple[Tensor, Tensor]:
     r = torch.zeros(padded, dtype=torch.int64, device="cpu")
     r[:size] = bits
     if format == "fp32":
-        return v.view(torch.uint8), memory.empty(0)
+        return v.view(torch.uint8), torch.empty(0, dtype=torch.float32, device="cpu")
     if format == "bf16":
         pattern = v.view(torch.int32).to(torch.int64) & _MASK
         magnitude = ((pattern & 0x7FFFFFFF) + r).clamp_max(0x7F7FFFFF)
         return ((pattern & 0x80000000) | magnitude).bitwise_right_shift(16).to(torch.int16).view(
             torch.uint8
-        ), memory.empty(0)
+        ), torch.empty(0, dtype=torch.float32, device="cpu")
     levels = LEVELS[format]
     blocks = v.view(-1, SCALE_BLOCK)
     scales = (blocks.abs().amax(dim=1) / levels).clamp_min(_SMALLEST_SCALE)

@@ -97,6 +97,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             size=layout.size, origin=origin, clients=-1 if clients is None else clients,
             clip_norm=settings["clip_norm"] or 0.0, max_samples=settings["max_samples"] or 1e30,
             local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] == "samples",
+            largest_model=_largest(layout, flat),
             keeps_versions=extension.keeps_model or extension.policy.keep() is not None,
             ordered=settings["deterministic"], closes_early=direction.buffered and not state.asks,
             folds=_folds(parts, extension), defers=parts.defers, staleness=_native_staleness(parts.staleness),
@@ -335,6 +336,12 @@ def _folds(parts: Parts, extension: Extension) -> bool:
         and settings["clip_norm"] is None and parts.layout.all_fp32 and not settings["deterministic"]
         and not parts.optimizer.has_own_step
     )  # fmt: skip
+
+
+def _largest(layout: Layout, flat: Tensor) -> float:
+    """What no element of the model may exceed. A model of several types may have begun beyond the smallest of them."""
+    small = layout.largest < 1e38
+    return 1e39 if small and float(flat.abs().max()) > layout.largest else layout.largest
 
 
 def _reader(layout: Layout) -> Native:

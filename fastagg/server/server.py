@@ -16,7 +16,7 @@ from fastagg._types import Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharded
 from fastagg.model import Layout, Parsed, Piece, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
-from fastagg.rules.names import Buffers, Kind, Validate, Weighting
+from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
@@ -85,15 +85,19 @@ class Server:
         together.check(direction, optimizer, staleness, given)
         device = devices.choose(given["device"], params)
         taken = isinstance(params, Taken)
-        layout = params.layout if isinstance(params, Taken) else Layout.of(params)
+        if isinstance(params, Taken):
+            layout = params.layout
+        else:
+            how = None if isinstance(given["buffers"], str) else given["buffers"]
+            layout = Layout.of(params, buffers=how, tied=given["tied"])
         self._parts = Parts(direction, optimizer, staleness, given, layout, device, norms)
         if taken:
             self._running = engine.loaded(
-                self._parts, params.state, Statistics(given["buffers"], *layout.blank(device))
+                self._parts, params.state, Statistics.of(given["buffers"], layout, *layout.blank(device))
             )
         else:
             model = layout.take(params, device)
-            statistics = Statistics(given["buffers"], model.buffers, model.counters)
+            statistics = Statistics.of(given["buffers"], layout, model.buffers, model.counters)
             self._running = engine.start(self._parts, model.flat, statistics)
         self._live = LiveModel(layout)
         self._log: Log | None = None
@@ -168,7 +172,8 @@ class Server:
 
     if TYPE_CHECKING:  # the settings (declare)
         clip_norm: float | None
-        buffers: Buffers
+        buffers: Buffers | dict[str, ByName]
+        tied: Sequence[Sequence[str | int]] | None
         deterministic: bool
         validate: Validate
         seed: int
@@ -754,9 +759,17 @@ class Server:
         self._refuse_with_folder()
         if self._group is not None:
             raise self._group.lacks("load_state_dict")
+        self._as_stored(state)
         with self._engine.inside:
             self._running.adopt(engine.checked(self._parts, self._running, state))
         self._follow()
+
+    def _as_stored(self, state: dict[str, Any]) -> None:
+        """Give the arrays the roles that they had for an older version of fastagg, if it wrote this state."""
+        if (layout := self._parts.layout.as_stored(state)) is not None:
+            settings: Any = {**self._parts.settings, "device": self.device}
+            other = Server(Taken(layout, state), self.direction, self.optimizer, self.staleness, **settings)
+            self.__dict__.update(other.__dict__)
 
     def _refuse_with_folder(self) -> None:
         if self._log is not None:
