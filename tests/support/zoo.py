@@ -69,7 +69,10 @@ class Animal(NamedTuple):
 
 causal = torch.full((4, 4), -math.inf).triu(1)
 ZOO: dict[str, Animal] = {
-    "residual": Animal(Residual, becomes={"stem.1.running_mean": 5.0, "stem.1.num_batches_tracked": 6}),
+    "residual": Animal(
+        Residual, (), {"stem.1.running*": "mean", "body.1.running*": "mean"},
+        {"stem.1.running_mean": 5.0, "stem.1.num_batches_tracked": 6},
+    ),
     "tied, frozen": Animal(Tied, ("frozen.weight", "frozen.bias")),
     "extra state": Animal(Opaque, ("_extra_state",)),
     "masks": Animal(lambda: Holds(causal=causal.clone(), seen=torch.tensor([True, False])), ("causal", "seen")),
@@ -77,7 +80,9 @@ ZOO: dict[str, Animal] = {
     "means": Animal(lambda: Holds(ema=torch.ones(3)), (), {"ema": "mean"}, {"ema": 5.0}),
     "sizes": Animal(lambda: Holds(cluster_size=torch.ones(3)), (), {"cluster*": "max"}, {"cluster_size": 6.0}),
     "queue": Animal(lambda: Holds(queue=torch.ones(2, 3)), (), {"queue": "first"}, {"queue": 4.0}),
-    "kept": Animal(lambda: Holds(scale=torch.ones(3), at=torch.tensor(7)), ("scale", "at"), {"scale": "keep", "at": "keep"}),
+    "kept": Animal(
+        lambda: Holds(scale=torch.ones(3), at=torch.tensor(7)), ("scale", "at"), {"scale": "keep", "at": "keep"}
+    ),
     "counts": Animal(lambda: Holds(num_updates=torch.tensor(0)), becomes={"num_updates": 6}),
     "empty, scalar": Animal(Empty),
     "float64": Animal(lambda: Residual().double()),
@@ -92,10 +97,8 @@ ZOO: dict[str, Animal] = {
 
 def arrays(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """A state_dict as NumPy's arrays, those of one memory sharing it; bf16 has none there."""
-    return {
-        name: value.detach() if value.dtype is torch.bfloat16 else value.detach().numpy()
-        for name, value in state.items()
-    }
+    held = {name: value.detach() for name, value in state.items()}
+    return {name: value if value.dtype is torch.bfloat16 else value.numpy() for name, value in held.items()}
 
 
 FORMS: dict[str, Callable[[nn.Module], Any]] = {
@@ -115,11 +118,8 @@ def settings(animal: Animal, form: str) -> dict[str, Any]:
     names = list(animal.make().state_dict())
     if "list" not in form:
         return {"buffers": dict(animal.buffers)}
-    return {
-        "buffers": {
-            str(names.index(n)): m for p, m in animal.buffers.items() for n in names if n.startswith(p.rstrip("*"))
-        }
-    }
+    modes = animal.buffers.items()
+    return {"buffers": {str(i): m for p, m in modes for i, n in enumerate(names) if n.startswith(p.rstrip("*"))}}
 
 
 def trained(module: nn.Module, params: Mapping[str, Tensor], value: float) -> dict[str, Tensor]:
