@@ -95,7 +95,7 @@ MISTAKES = [
     ("server.receive(0, flat, 5)", "client 0", "version 5 came", "it owes versions [0]"),
     ("server.receive(1, flat)", "client 1", "has answered everything", "dispatch a new task"),
     ("server.receive(0, flat, '0')", "version", "got '0'", "a whole number"),
-    ("server.receive(0, flat, 0, -1)", "num_samples", "got -1", "> 0"),
+    ("server.receive(0, flat, 0, -1)", "num_samples", "got -1", ">= 0"),
     ("server.receive(0, flat, kind='gradient')", "kind", "got one of kind 'gradient'", "send a delta"),
     ("server.receive(0, flat, control=flat)", "control", "got a control", "leave it out"),
     ("weighted.receive(0, flat)", "num_samples", "got None", "num_samples=len(data)"),
