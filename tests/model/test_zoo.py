@@ -189,3 +189,11 @@ def test_roles_of_an_older_version_go_on(tmp_path: Path) -> None:
     today.receive(0, {"a": torch.ones(3), "b": torch.zeros(3), "bytes": torch.full((4,), 9, dtype=torch.uint8)})
     now = today.parameters()
     assert now["a"].tolist() == [2.0] * 3 and now["b"].tolist() == [1.0] * 3 and now["bytes"].tolist() == [9] * 4
+    for given in ({"a": torch.ones(3), "b": torch.ones(3)}, {"a": shared, "b": shared}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with fastagg.open(tmp_path / "folder", lambda given=given: fastagg.FedBuff(given, buffer_size=1)) as server:
+                server.dispatch(0)
+                server.receive(0, {"a": torch.ones(3), "b": torch.zeros(3)})
+                assert server.layout.size == 6
+    assert server.parameters()["a"].tolist() == [3.0] * 3 and server.parameters()["b"].tolist() == [1.0] * 3
