@@ -19,7 +19,8 @@ _LARGEST = 3.4e38  # of float32, in which kernels compute
 _ELSEWHERE = {
     "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
     "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
-    "m": ("buffer_size",), "buffer": ("buffer_size",), "buffer_size": ("size",), "n": ("num_clients",), "clients": ("num_clients",),
+    "m": ("buffer_size",), "buffer": ("buffer_size",), "buffer_size": ("size",), "n": ("num_clients",),
+    "clients": ("num_clients",),
     "max_norm": ("clip_norm",), "momentum": ("beta",), "samples": ("num_samples",), "weight": ("num_samples",),
     "num_examples": ("num_samples",), "params": ("update", "parameters"), "model": ("parameters",),
     "weights": ("parameters", "params"), "get_parameters": ("parameters",), "state": ("state_dict",),

@@ -61,6 +61,7 @@ MISTAKES = [
     ("fastagg.FedBuff(model, weighting='sample')", "weighting", "got 'sample'", "did you mean 'samples'?"),
     ("fastagg.FedBuff(model, lease='1h')", "lease", "got '1h'", "a finite float32 number > 0"),
     ("fastagg.FedBuff(model, seed=-1)", "seed", "got -1", "a whole number in 0.."),
+    ("fastagg.FedBuff(model, buffer=10)", "buffer", "unknown setting", "did you mean 'buffer_size'?"),
     ("fastagg.FADAS(model, betas=0.9)", "betas", "got 0.9", "two numbers"),
     ("fastagg.FADAS(model, delay_threshold=-1)", "delay_threshold", "got -1", ">= 0"),
     ("fastagg.FADAS(model, delay_rule='scald')", "delay_rule", "got 'scald'", "did you mean 'scaled'?"),
