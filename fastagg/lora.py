@@ -16,6 +16,7 @@ and averages only adapters. There are two ways to let clients have different ran
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg.errors import ShapeMismatch
+from fastagg.storage import memory
 from fastagg.storage.pieces import as_tensor
 
 _A, _B, _PEFT = ".lora_A.weight", ".lora_B.weight", "base_model.model."
@@ -110,7 +112,8 @@ def products(
             halves = f"A {list(a.shape)} and B {list(b.shape)}"
             raise ShapeMismatch(f"{layer!r}: {halves} are no adapters of {weight!r}, {list(shapes[weight])}")
         update[weight] = scale * (b @ a)
-    return {name: update.get(name, torch.zeros(shape)) for name, shape in shapes.items()}
+    zeros = {name: memory.zeros(math.prod(shape)).view(shape) for name, shape in shapes.items() if name not in update}
+    return {name: (update if name in update else zeros)[name] for name in shapes}
 
 
 def _axis(name: str, tensor: Tensor) -> int | None:

@@ -197,7 +197,7 @@ Engine::Result receive(Server& server, Arrival* arrivals, size_t count) {
 double samples_of(py::handle given, bool* usual) {
   *usual = true;
   if (given.is_none()) return std::nan("");
-  double count = 0.0;
+  double count = -1.0;
   if (PyLong_CheckExact(given.ptr())) {
     int overflow = 0;
     count = static_cast<double>(PyLong_AsLongLongAndOverflow(given.ptr(), &overflow));
@@ -205,7 +205,7 @@ double samples_of(py::handle given, bool* usual) {
     count = PyFloat_AS_DOUBLE(given.ptr());
   }
   // refused by name, or a type of its own that Python reads
-  *usual = count >= 1.0 / engine::kHeaviest && count <= engine::kHeaviest;
+  *usual = count == 0.0 || (count >= 1.0 / engine::kHeaviest && count <= engine::kHeaviest);
   return count;
 }
 
@@ -504,7 +504,8 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
   arrival.owner = std::make_shared<store::Owner>(owner_of(body));
   arrival.update.origin = settings.origin;
-  if (!(std::isfinite(operation.share) && operation.share > 0.0)) damaged("the update's weight is no number above 0");
+  if (!(std::isfinite(operation.share) && operation.share >= 0.0))
+    damaged("the update's weight is no number of at least 0");
   auto reported = std::make_shared<engine::Reported>();
   std::vector<float> values;
   for (const log::Part& part : operation.parts) {
@@ -747,15 +748,15 @@ void bind_engine(py::module_& m) {
            arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"), arg("coded"));
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t origin, int64_t clients, double clip_norm, double max_samples,
-                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,
-                       bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
-             return Settings{size,        origin,      clients,        clip_norm, weighs_by_samples,
-                             max_samples, local_steps, keeps_versions, ordered,   closes_early,
-                             folds,       defers,      staleness};
+                       double largest_model, int32_t local_steps, bool weighs_by_samples, bool keeps_versions,
+                       bool ordered, bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
+             return Settings{size,         origin,        clients,     clip_norm,      weighs_by_samples,
+                             max_samples,  largest_model, local_steps, keeps_versions, ordered,
+                             closes_early, folds,         defers,      staleness};
            }),
            by_name, arg("size"), arg("origin"), arg("clients"), arg("clip_norm"), arg("max_samples"),
-           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
-           arg("folds"), arg("defers"), arg("staleness"));
+           arg("largest_model"), arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"),
+           arg("closes_early"), arg("folds"), arg("defers"), arg("staleness"));
   py::class_<engine::Extension::Asks>(m, "Asks").def(
       py::init([](bool prepare, bool step, bool statistics, bool bounds, bool agree, bool keep) {
         return engine::Extension::Asks{prepare, step, statistics, bounds, agree, keep};

@@ -38,12 +38,13 @@ Outcome Buffered::plan(const Given& given, bool closes) {
   const bool steps = closes || count >= room();
   if (given.empty() && (!steps || held_.empty())) return outcome_ = Outcome::kKept;
   plan_numbers(given, steps);
+  const bool moves = outcome_ == Outcome::kStep;
   beside_ = {};
   const auto more = static_cast<size_t>(count);
   if (held_.capacity() < held_.size() + more) held_.reserve(2 * (held_.size() + more));
-  const bool one_alone = steps && held_.empty() && given_.size() == 1;
+  const bool one_alone = moves && held_.empty() && given_.size() == 1;
   if (exact() || !one_alone) begin_sum();
-  if (steps && settles(given_)) beside_ = memory_->vector(setting_.size);  // a step may fail after this
+  if (moves && settles(given_)) beside_ = memory_->vector(setting_.size);  // a step may fail after this
   return outcome_;
 }
 
@@ -77,7 +78,6 @@ void Buffered::check_exact(const Given& given) const {
 
 void Buffered::plan_numbers(const Given& given, bool steps) {
   given_ = given;
-  outcome_ = steps ? Outcome::kStep : Outcome::kKept;
   versions_.clear();
   if (steps) versions_ = held_;
   total_next_ = total_;
@@ -87,15 +87,18 @@ void Buffered::plan_numbers(const Given& given, bool steps) {
     total_next_ += one.counts_for();
     acc_bound_next_ += std::abs(weight_of(one)) * one.norm;
   }
+  // A round in which nobody had samples ends without a step.
+  outcome_ = !steps ? Outcome::kKept : total_next_ > 0.0 ? Outcome::kStep : Outcome::kIdle;
   if (exact()) check_exact(given_);
   // A waiting update must be fit for a step now. Otherwise it would block every later step.
-  bound_ = acc_bound_next_ / total_next_;
+  bound_ = acc_bound_next_ == 0.0 ? 0.0 : acc_bound_next_ / total_next_;
   kept_bound_ = acc_bound_next_;
 }
 
 void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
   bool fresh = held_.empty();
   const bool steps = outcome_ == Outcome::kStep;
+  if (!steps && updates.empty()) return;
   const size_t into_sum = updates.size() - (steps && !updates.empty() ? 1 : 0);
   const double unit = exact() ? setting_.unit : 1.0;
   if (settles(given_)) {
@@ -144,7 +147,7 @@ void Buffered::plan_aside() {
 void Buffered::commit() noexcept {
   if (beside_) acc_ = std::move(beside_);
   beside_ = {};
-  if (outcome_ == Outcome::kStep) {
+  if (outcome_ != Outcome::kKept) {
     held_.clear();
     total_ = acc_bound_ = 0.0;
     return;
@@ -211,7 +214,7 @@ void Buffered::check_loaded(bool there) const {
   if (held_.empty() == there) throw std::invalid_argument("a buffer without its sum");
   if (setting_.capacity >= 0 && static_cast<int64_t>(held_.size()) >= setting_.capacity)
     throw std::invalid_argument("a buffer that is full");
-  if (!held_.empty() && !(total_ > 0.0)) throw std::invalid_argument("a buffer's weight");
+  if (!(total_ >= 0.0)) throw std::invalid_argument("a buffer's weight");
 }
 
 }  // namespace fastagg::engine

@@ -29,12 +29,13 @@
 namespace fastagg::engine {
 
 struct Settings {
-  int64_t size = 0, origin = 0;    // of the model's vector (plan.h)
-  int64_t clients = -1;            // ids are 0..clients-1; negative: any
-  double clip_norm = 0.0;          // of an update; 0: none
-  bool weighs_by_samples = false;  // whether an update's weight in a mean is its client's number of samples
-  double max_samples = kHeaviest;  // a larger number counts as this
-  int32_t local_steps = 0;         // of a task by default; 0: none are told
+  int64_t size = 0, origin = 0;          // of the model's vector (plan.h)
+  int64_t clients = -1;                  // ids are 0..clients-1; negative: any
+  double clip_norm = 0.0;                // of an update; 0: none
+  bool weighs_by_samples = false;        // whether an update's weight in a mean is its client's number of samples
+  double max_samples = kHeaviest;        // a larger number counts as this
+  double largest_model = kLargestModel;  // what the model's own types hold
+  int32_t local_steps = 0;               // of a task by default; 0: none are told
   bool keeps_versions = false;  // with every version that a client may answer: the model, or what the extension keeps
   bool ordered = false;         // a round's result does not depend on the order of its updates
   bool closes_early = false;    // `close_round` steps along what has come

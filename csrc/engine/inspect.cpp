@@ -104,6 +104,7 @@ void Engine::find(Given& given) {
   brings.share = share_of(arrival);
   brings.count = arrival.count;
   brings.total = arrival.total;
+  given.counts = brings.share > 0.0 || direction_->room() > 0;  // without samples it only takes a place in a round
   if (!prepares(arrival)) weigh(given);
 }
 
@@ -308,7 +309,7 @@ void Engine::judge(Given& given) {
 void Engine::prepare(Given& given) {
   Arrival& arrival = *given.arrival;
   Contribution& brings = given.brings;
-  if (prepares(arrival)) {
+  if (prepares(arrival) && given.counts) {
     given.base = ledger_.kept(given.task.version);
     given.findings =
         extension_->prepare({arrival, given.task, ledger_.now, given.norm, brings.share, model_, given.base});

@@ -20,11 +20,11 @@ const char* name_of(Outcome outcome, bool applied) {
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-double largest_of(const store::Vector& model, int64_t size) {
+double largest_of(const store::Vector& model, int64_t size, double most) {
   Update update;
   update.add(model.data, size, kFloat32);
   const double norm = std::sqrt(cpu::sum_squares(update));
-  if (norm < 1e37) return norm;
+  if (norm < std::min(1e37, most / 2)) return norm;
   double largest = 0.0;
   for (int64_t i = 0; i < size; ++i) largest = std::max<double>(largest, std::abs(model.data[i]));
   return largest;
@@ -363,16 +363,17 @@ void Engine::plan_step(Step& step, const store::Vector* into, bool copies) {
 // Computes upper bounds of all elements after this step, and refuses an update that might not stay finite. An update
 // that waits for others is checked as if the step were taken now.
 void Engine::check_bounds(Step& step) {
-  const auto refuse = [](const std::string& what) {
-    throw Refusal(Why::kTooLarge, "the update is too large: " + what + " could leave the range of float32");
+  const auto refuse = [this](const std::string& what) {
+    const char* const type = settings_.largest_model < kLargestModel ? "the model's own type" : "float32";
+    throw Refusal(Why::kTooLarge, "the update is too large: " + what + " could leave the range of " + type);
   };
   if (!(direction_->kept_bound() <= kLargestSum)) refuse("the sum of updates");
   for (bool measured = false;; measured = true) {
     const double d = direction_->bound();
     Bounds next{model_bound_, optimizer_.bounds};
     if (!own_step()) next.model += optimizer_.growth(step.lr, d, direction_->growth(step.lr), next.moments);
-    const bool fits = d <= kLargestElement && next.model <= kLargestModel && next.moments.m <= kLargestSum &&
-                      next.moments.v <= kLargestMoment;
+    const bool fits = d <= kLargestElement && next.model <= std::min(kLargestModel, settings_.largest_model) &&
+                      next.moments.m <= kLargestSum && next.moments.v <= kLargestMoment;
     if (fits) {
       step.bounds = step.outcome == Outcome::kStep ? next : Bounds{model_bound_, optimizer_.bounds};
       return;
@@ -388,7 +389,7 @@ void Engine::measure() {
   const InOrder order(*runner_);
   const auto of = [&](const store::Vector& model) {
     if (extension_ && extension_->asks.bounds) return extension_->bounds(model, optimizer_);
-    return Bounds{largest_of(model, settings_.size), optimizer_.measured()};
+    return Bounds{largest_of(model, settings_.size, settings_.largest_model), optimizer_.measured()};
   };
   Bounds found = of(model_);
   if (direction_->blends())

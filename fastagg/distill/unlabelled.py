@@ -92,7 +92,7 @@ def _read(source: object, shape: Sequence[int] | None) -> Inputs:
     if isinstance(source, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(source))
     if isinstance(source, Mapping):
-        tensors = {str(name): torch.as_tensor(value) for name, value in source.items()}
+        tensors = {str(name): torch.as_tensor(value, device="cpu") for name, value in source.items()}
         if len({len(tensor) for tensor in tensors.values()}) != 1:
             raise DataError("distill.unlabelled: expected a mapping of tensors with the same first dimension")
         return tensors
@@ -117,9 +117,7 @@ def _from_dataset(source: Foreign) -> Inputs:
 
 def _stack(items: Sequence[object]) -> Tensor:
     try:
-        return torch.stack(
-            [torch.as_tensor(np.asarray(item) if not isinstance(item, Tensor) else item) for item in items]
-        )
+        return torch.stack([item if isinstance(item, Tensor) else torch.from_numpy(np.asarray(item)) for item in items])
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"distill.unlabelled: the samples are not arrays of one shape: {error}") from error
 

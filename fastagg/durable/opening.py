@@ -187,6 +187,7 @@ def _opened(
 
     def server_for(checkpoint: Checkpoint) -> Server:
         server = _made(make, keep)
+        server._as_stored(checkpoint.state)
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
         return server
 

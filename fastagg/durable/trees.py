@@ -198,6 +198,6 @@ def _tensors(data: memoryview, manifest: Plain, told: Callable[[str], None] | No
         if told is not None:
             told(name)
         if not len(held):
-            yield name, torch.empty(shape, dtype=dtype)
+            yield name, torch.empty(shape, dtype=dtype, device="cpu")
             continue
         yield name, torch.frombuffer(held, dtype=torch.uint8).view(dtype).view(shape)

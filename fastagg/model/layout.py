@@ -8,8 +8,11 @@ moments. Frozen parameters, and second names of tied ones, are kept but never ag
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,21 +21,24 @@ from torch import Tensor, nn
 
 from fastagg import _checks, ops
 from fastagg._types import Arrays, State
-from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg.errors import ConfigError, DTypeMismatch, NonFiniteUpdate, ShapeMismatch
 from fastagg.model.statistics import Bounds, check_statistics, is_count, is_variance
 from fastagg.storage import memory
 from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, plain_pieces
 
 Form = Literal["module", "state_dict", "list", "flat"]
-# alias: a second name of a tied parameter. constant: a parameter that does not train.
+# alias: a second name of a tied parameter. constant: it is kept as it is (a frozen parameter, a mask, opaque state).
 Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
 # A state_dict does not mark buffers. Arrays with these names are BatchNorm's running statistics.
 _RUNNING = ("running_mean", "running_var")
+_LIKE_BUFFERS = re.compile(r"(^|[._])(running|moving|ema|avg|cluster_size|queue|shadow|usage)([._]|$)")
+_SMALL = (torch.uint8, torch.int8, torch.bool)  # several of them are bytes or a mask, no counts
 
 _MODEL = "an nn.Module, a state_dict, a list of arrays or a 1-D array"
 
 Take = Callable[[str, object], Tensor]
+Tied = Sequence[Sequence[str | int]]
 
 
 @dataclass(frozen=True)
@@ -101,33 +107,45 @@ class Layout:
             if entry.role in self._by_role:
                 self._by_role[entry.role].append(entry)
         self._known = {entry.name for entry in self.entries}
+        self.arrays = [(entry.name, entry.shape, entry.dtype) for entry in self.entries]
         self.size = sum(entry.size for entry in self._by_role["parameter"])
         self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
+        # No parameter's magnitude can be larger in the model's own types.
+        self.largest = min((torch.finfo(getattr(torch, e.dtype)).max for e in self._by_role["parameter"]), default=0.0)
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
         self.bounds = Bounds.of(self._by_role["buffer"], self._by_role["counter"])
 
     @classmethod
-    def of(cls, params: object, take: Take | None = None) -> Layout:
+    def of(
+        cls, params: object, take: Take | None = None, *, buffers: Mapping[str, str] | None = None,
+        tied: Tied | None = None,
+    ) -> Layout:  # fmt: skip
         """Return the layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
 
         Args:
             params: the model.
             take: checks an array, given its name and itself, and returns it as a tensor. None: :func:`dense`.
+            buffers: what the buffers are whose names fit a pattern, as the server's setting says.
+            tied: the names of arrays that are one parameter. None: those that are the same memory.
 
         Raises:
             DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
-            ShapeMismatch: ``params`` has none of these forms, or no parameter that trains.
+            ShapeMismatch: ``params`` has none of these forms, or no parameter that trains, or is lazy.
+            ConfigError: ``buffers`` or ``tied`` do not fit the arrays.
         """
-        found = cls._of(params, take)
+        found = cls._of(params, take, buffers or {}, tied)
         if not found.size:
             do = "if all are frozen, set requires_grad of those that train"
             raise ShapeMismatch(_checks.wrong("params", "a model with parameters that train", params, do))
         return found
 
     @classmethod
-    def _of(cls, params: object, take: Take | None) -> Layout:
+    def _of(cls, params: object, take: Take | None, how: Mapping[str, str], tied: Tied | None) -> Layout:
         if isinstance(params, nn.Module):
+            for name, p in (*params.named_parameters(), *params.named_buffers()):
+                if nn.parameter.is_lazy(p):
+                    raise ShapeMismatch(f"params {name!r}: expected an array with a shape, got a lazy one: run it once")
             first = {id(p): name for name, p in params.named_parameters()}
             roles: dict[str, Role] = {name: "buffer" for name, _ in params.named_buffers(remove_duplicate=False)}
             aliases: dict[str, str] = {}
@@ -135,14 +153,14 @@ class Layout:
                 roles[name] = "parameter" if p.requires_grad else "constant"
                 if p.requires_grad and first[id(p)] != name:
                     roles[name], aliases[name] = "alias", first[id(p)]
-            return cls._build("module", params.state_dict().items(), take or _named, roles, aliases)
+            return cls._build("module", params.state_dict().items(), take or _named, how, roles, aliases)
         if isinstance(params, Mapping):
             if unnamed := [key for key in params if not isinstance(key, str)]:
                 do = "or give a list: fastagg.FedBuff(list(params.values()))"
                 raise ShapeMismatch(_checks.wrong("params", "names that are str", unnamed[0], do))
-            return cls._build("state_dict", params.items(), take or _named)
+            return cls._build("state_dict", params.items(), take or _named, how, tied=tied)
         if isinstance(params, (list, tuple)):
-            return cls._build("list", ((str(i), v) for i, v in enumerate(params)), take or _named)
+            return cls._build("list", ((str(i), v) for i, v in enumerate(params)), take or _named, how, tied=tied)
         do = "give the model itself: fastagg.FedBuff(model)"
         try:
             vector = take("params", params) if take is not None else as_tensor(params)
@@ -155,7 +173,7 @@ class Layout:
         if not vector.is_floating_point():
             do = "convert it with .float()"
             raise DTypeMismatch(f"params: expected floating-point numbers, got {vector.dtype}; {do}")
-        return cls._build("flat", [("", vector)], take or _named)
+        return cls._build("flat", [("", vector)], take or _named, {})
 
     @classmethod
     def _build(
@@ -163,27 +181,34 @@ class Layout:
         form: Form,
         arrays: Iterable[tuple[str, object]],
         take: Take,
+        how: Mapping[str, str],
         roles: Mapping[str, Role] | None = None,
         aliases: Mapping[str, str] | None = None,
+        tied: Tied | None = None,
     ) -> Layout:
         entries: list[Entry] = []
         constants: list[Tensor] = []
-        offsets: dict[str, int] = {}  # by parameter, for their aliases
         end = dict.fromkeys(("parameter", "buffer", "counter", "constant"), 0)
+        names = dict(aliases or {})
+        for group in tied or ():
+            names |= {str(one): str(group[0]) for one in group}
+        found = Found(names if roles is not None or tied is not None else None)
         for name, value in arrays:
             array = take(name, value)
-            role: Role = (roles or {}).get(name, "buffer" if name.endswith(_RUNNING) else "parameter")
-            if role in ("parameter", "buffer") and not array.is_floating_point():
-                role = "counter"
+            role = _role(name, array, (roles or {}).get(name), how)
             shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
-            if role == "alias":
-                entries.append(Entry(name, shape, dtype, role, offsets[(aliases or {})[name]]))
+            if role in ("parameter", "alias") and (first := found.first(name, value, array)) is not None:
+                if shape != (one := next(e for e in entries if e.name == first)).shape:
+                    raise ShapeMismatch(f"tied: {first!r} has shape {list(one.shape)}, {name!r} has {list(shape)}")
+                entries.append(Entry(name, shape, dtype, "alias", one.offset))
                 continue
             entries.append(Entry(name, shape, dtype, role, end[role]))
-            offsets[name] = end[role]
             end[role] += array.numel() if role in ("parameter", "buffer") else 1
             if role == "constant":
                 constants.append(array.clone())
+        if unknown := sorted(names.keys() - {e.name for e in entries}):
+            raise ConfigError(f"tied: the model has no {_names(unknown)}")
+        found.tell([e.name for e in entries if e.role == "parameter"] if roles is None else [])
         return cls(form, entries, constants)
 
     def spec(self) -> State:
@@ -201,6 +226,14 @@ class Layout:
         """Return whether updates and checkpoints of one layout fit the other."""
         return self._by_role == other._by_role
 
+    def as_stored(self, state: State) -> Layout | None:
+        """Return the layout of a checkpoint, if it has the same arrays in other roles: an older version wrote it."""
+        try:
+            theirs = Layout.from_spec(state["layout"])
+        except (KeyError, TypeError, ValueError, AttributeError):  # whoever loads it tells that it is damaged
+            return None
+        return theirs if theirs.arrays == self.arrays and not self.same_as(theirs) else None
+
     def take(self, params: object, device: torch.device) -> ModelState:
         """Copy a model of this layout into the server's own vectors.
 
@@ -212,6 +245,10 @@ class Layout:
         for target, role in ((flat, "parameter"), (buffers, "buffer")):
             for entry in self._by_role[role]:
                 piece = dense(entry.name, arrays[entry.name]).reshape(-1)
+                if piece.dtype is torch.float64 and piece.numel() and (most := float(piece.abs().max())) >= 2.0**24:
+                    step = 2.0 ** (math.frexp(most)[1] - 24)
+                    said = f"params {entry.name!r}: fp32 holds {most:g} in steps of {step:g}; smaller changes are lost"
+                    warnings.warn(said, UserWarning, stacklevel=5)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
         if not ops.inspect(flat).finite:
             bad = [e.name for e in self._by_role["parameter"] if not torch.isfinite(self._cut(flat, e)).all()]
@@ -221,7 +258,7 @@ class Layout:
 
     def blank(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
         """Return buffers and counters with this layout's shapes and types, filled with zeros."""
-        counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in self._by_role["counter"]]
+        counters = [torch.zeros(e.shape, dtype=getattr(torch, e.dtype), device="cpu") for e in self._by_role["counter"]]
         return memory.zeros(self.buffer_size, device), counters
 
     def parts(self) -> list[tuple[str, tuple[int, ...], str]]:
@@ -254,7 +291,7 @@ class Layout:
             update = self.views(*update)
         if not isinstance(update, (nn.Module, Mapping, list, tuple)):
             try:
-                vector = as_array(update)
+                vector = _of_float64(self.entries[0], what, as_array(update))
                 if tuple(vector.shape) != (self.size,):
                     raise ShapeMismatch(f"{what}: expected shape [{self.size}], got {list(vector.shape)}")
                 return Parsed(as_pieces(vector), None, None)
@@ -267,7 +304,7 @@ class Layout:
                 continue
             label = f"{what} {entry.name!r}"
             try:
-                array = as_array(arrays[entry.name])
+                array = _of_float64(entry, label, as_array(arrays[entry.name]))
             except DTypeMismatch as error:
                 raise DTypeMismatch(f"{label}: {error}") from None
             if tuple(array.shape) != entry.shape:
@@ -277,7 +314,7 @@ class Layout:
         if found["buffer"]:
             # Statistics may have any floating-point type, because they are averaged, not stepped.
             buffers = _pieces([(label, _fp32(label, array)) for label, array in found["buffer"]])
-        if found["counter"]:
+        if found["counter"] and len(found["counter"]) == len(self._by_role["counter"]):  # else the server's are kept
             counters = [dense(label, array) for label, array in found["counter"]]
             for (label, _), counter in zip(found["counter"], counters, strict=True):
                 if counter.is_floating_point():
@@ -313,7 +350,7 @@ class Layout:
                 raise ShapeMismatch(f"{what}: expected {self._expected_form()}, got a mapping")
             missing = [e.name for e in self._by_role["parameter"] if e.name not in params]
             extra = [name for name in params if name not in self._known]
-            held = [e.name for r in ("buffer", "counter") for e in self._by_role[r]]
+            held = [e.name for e in self._by_role["buffer"]]
             absent = [name for name in held if name not in params]
             if missing or extra or (absent and len(absent) < len(held)):
                 parts = [
@@ -326,11 +363,12 @@ class Layout:
             return params
         if isinstance(params, (list, tuple)):
             full = [e.name for e in self.entries]
+            kept = [e.name for e in self.entries if e.role in self._by_role]  # what a difference has
             short = [e.name for e in self._by_role["parameter"]]
-            for names in (full, short):
+            for names in (full, kept, short):
                 if len(params) == len(names):
                     return dict(zip(names, params, strict=True))
-            counts = " or ".join(str(n) for n in sorted({len(short), len(full)}))
+            counts = " or ".join(str(n) for n in sorted({len(short), len(kept), len(full)}))
             do = "; convert a list of numbers with torch.tensor" if params and isinstance(params[0], float) else ""
             raise ShapeMismatch(f"{what}: expected {counts} arrays, got {len(params)}{do}")
         return {"": params}
@@ -352,8 +390,11 @@ class Layout:
             role: iter(vector.split([e.size for e in self._by_role[role]]))
             for role, vector in (("parameter", flat), ("buffer", buffers))
         }
+        firsts = {(e.offset, e.shape, e.dtype): e.name for e in self._by_role["parameter"]}
         for e in self.entries:
-            if e.role == "counter":
+            if e.role == "alias" and (first := firsts.get((e.offset, e.shape, e.dtype))) is not None:
+                arrays[e.name] = arrays[first]  # one object, so that whoever looks finds that they are one
+            elif e.role == "counter":
                 arrays[e.name] = counters[e.offset]
             elif e.role == "constant":
                 arrays[e.name] = self.constants[e.offset]
@@ -370,9 +411,9 @@ class Layout:
         if any(e.dtype == "float32" for e in self._by_role["parameter"]):  # others are copied anyway
             flat = flat.clone()
         made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
-        for e in self.entries:
+        for place, e in enumerate(self.entries):
             if e.role == "constant":
-                made[e.name] = made[e.name].clone()
+                made[place if self.form == "list" else e.name] = self.constants[e.offset].clone()
         return made
 
     def difference(self, trained: object, flat: Tensor) -> Arrays:
@@ -434,6 +475,78 @@ class Layout:
     @staticmethod
     def _cut(vector: Tensor, entry: Entry) -> Tensor:
         return vector[entry.offset : entry.offset + entry.size]
+
+
+class Found:
+    """Which parameters of a model are one: by names, or (None) because they are the same memory."""
+
+    def __init__(self, names: Mapping[str, str] | None) -> None:
+        self.names = names
+        self.same: dict[str, str] = {}  # by their memory: the first one's name
+        self._seen: dict[object, str] = {}
+        self._held: list[object] = []  # else the memory of an array made by a mapping might come again
+
+    def first(self, name: str, value: object, array: Tensor) -> str | None:
+        """Return the name of the parameter that this one is, too; None if it is the first or the only one."""
+        if self.names is not None:
+            first = self._seen.setdefault(self.names.get(name, name), name)
+            return None if first == name else first
+        given: Arrays = value if isinstance(value, np.ndarray) else array
+        strides = given.strides if isinstance(given, np.ndarray) else given.stride()
+        address = given.ctypes.data if isinstance(given, np.ndarray) else given.data_ptr()
+        self._held.append(given)
+        key = (address, tuple(array.shape), strides, array.dtype) if array.numel() else name
+        first = self._seen.setdefault(key, name)
+        if first == name:
+            return None
+        self.same[name] = first
+        return first
+
+    def tell(self, parameters: Sequence[str]) -> None:
+        """Warn of what was found, and of parameters whose names are those of buffers."""
+        if self.same:
+            second, first = next(iter(self.same.items()))
+            said = f"params: {second!r} is the same memory as {first!r}, so they are one parameter; if they are two, "
+            warnings.warn(f"{said}write tied=[], or else tied={[(first, second)]!r}", UserWarning, stacklevel=7)
+        if like := [name for name in parameters if _LIKE_BUFFERS.search(name)]:
+            do = f"if they are buffers, write buffers={{{like[0]!r}: 'mean'}}, or 'max', 'keep' or 'first'"
+            warnings.warn(f"params: {_names(like)} are stepped like parameters; {do}", UserWarning, stacklevel=7)
+
+
+def mode_of(how: Mapping[str, str], name: str) -> str | None:
+    """Return what the setting ``buffers`` says of the array of this name, if anything."""
+    return next((mode for pattern, mode in how.items() if fnmatchcase(name, pattern)), None)
+
+
+def _role(name: str, array: Tensor, given: Role | None, how: Mapping[str, str]) -> Role:
+    """What an array is. ``given``: what a module says of it."""
+    said = None if given in ("parameter", "alias") else mode_of(how, name)
+    if given in ("alias", "constant") or said == "keep" or name.endswith("_extra_state"):
+        return "alias" if given == "alias" else "constant"
+    if not array.is_floating_point():
+        if said not in (None, "max"):
+            raise ConfigError(f"buffers: {name!r} has whole numbers, expected 'max' or 'keep', got {said!r}")
+        opaque = said is None and array.dtype in _SMALL and array.numel() > 1 and not is_count(name)
+        return "constant" if opaque else "counter"
+    if given != "parameter" and said is None and not name.endswith(_RUNNING) and _is_mask(array, given == "buffer"):
+        return "constant"
+    return given or ("buffer" if said or name.endswith(_RUNNING) else "parameter")
+
+
+def _is_mask(array: Tensor, is_buffer: bool) -> bool:
+    """Whether an array has infinite elements and otherwise one value, as attention masks have; any, in a buffer."""
+    if not (is_buffer or array.dim() > 1) or math.isfinite(float(array.float().sum(dtype=torch.float64))):
+        return False
+    if bool(array.isnan().any()):
+        return False
+    finite = array[torch.isfinite(array)]
+    return is_buffer or (finite.numel() > 0 and bool((finite == finite[0]).all()))
+
+
+def _of_float64(entry: Entry, label: str, array: Tensor | np.ndarray) -> Tensor | np.ndarray:
+    """Return an update of a float64 model's own type as fp32."""
+    own = entry.dtype == "float64" and str(array.dtype) in ("float64", "torch.float64")
+    return _fp32(label, array) if own else array
 
 
 def _native_role(entry: Entry) -> str:

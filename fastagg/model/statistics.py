@@ -95,7 +95,7 @@ def sound(layout: Layout, parsed: Parsed) -> Tensor:
     """Check buffers like :func:`check_statistics`, without waiting: 1.0 or 0.0, float64, on the buffers' device."""
     bounds, buffers = layout.bounds, parsed.buffers
     if buffers is None:
-        return torch.ones((), dtype=torch.float64)
+        return torch.ones((), dtype=torch.float64, device="cpu")
     good = torch.ones((), dtype=torch.bool, device=buffers.device)
     for i, (owner, limit) in enumerate(zip(buffers.owners, bounds.limits, strict=True)):
         good &= (owner.abs() <= limit).all()

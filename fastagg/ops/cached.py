@@ -14,6 +14,7 @@ from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import Update, address, apart, vector
 from fastagg.ops.place import CPU, place, where
+from fastagg.storage import memory
 from fastagg.storage.pieces import as_pieces
 from fastagg.storage.staging import send
 
@@ -267,7 +268,7 @@ def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Any]:
 
 def _upload(jobs: list[tuple[int, int, int, int]], device: torch.device) -> Tensor:
     """Jobs in the form that launches read (csrc/plan.h, RowJob). Keep the tensor until the launch."""
-    return send(torch.tensor([(*job, 0) for job in jobs], dtype=torch.int64), device)
+    return send(torch.tensor([(*job, 0) for job in jobs], dtype=torch.int64, device="cpu"), device)
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:
@@ -281,7 +282,7 @@ def read_row(cache: ClientCache, slot: int) -> Tensor:
     on = place(cache.device)
     if on is None:
         return reference.read_row(cache, slot)
-    out = torch.empty(cache.size, device=cache.device)
+    out = memory.empty(cache.size, cache.device)
     if on is CPU:
         native.read_row(cache.native, slot=slot, out=out.data_ptr())
     else:

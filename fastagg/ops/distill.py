@@ -14,6 +14,7 @@ from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import address
 from fastagg.ops.place import CPU, Cuda, place, where
+from fastagg.storage import memory
 
 _SOFT_TARGETS = {torch.float32: native.soft_targets_f32, torch.float64: native.soft_targets_f64}
 _DISTILL = {torch.float32: native.distill_f32, torch.float64: native.distill_f64}
@@ -53,8 +54,8 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
     if on is None:
         return SoftTargets(*reference.soft_targets(logits, scale=scale, out=probs))
     rows, classes = logits.shape
-    labels = torch.empty(rows, dtype=torch.int64, device=device)
-    entropy = torch.empty(rows, dtype=torch.float64, device=device)
+    labels = memory.empty(rows, device, torch.int64)
+    entropy = memory.empty(rows, device, torch.float64)
     batch, said = (rows, classes), (probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), rows)
     if on is CPU:
         _SOFT_TARGETS[logits.dtype](logits=logits.data_ptr(), scale=scale, batch=batch, out=said)
@@ -139,7 +140,7 @@ class _Distillation(torch.autograd.Function):
                 raise ShapeMismatch(str(error)) from None
             loss = student.new_tensor(mean)
         else:
-            scratch = torch.empty(2 + count, dtype=torch.float64, device=student.device)
+            scratch = memory.empty(2 + count, student.device, torch.float64)
             loss = student.new_empty(())
             out = native.cuda.Loss(
                 which=address(rows), alpha=(low, high), scratch=scratch.data_ptr(), loss=loss.data_ptr(),

@@ -40,7 +40,7 @@ class ExactSum(NamedTuple):
     def of(cls, size: int) -> ExactSum:
         """Return memory for a sum of ``size`` elements. It has no value until something was added with ``fresh``."""
         low, high = (memory.empty(size, _CPU).view(torch.int32) for _ in range(2))
-        return cls(low, high, torch.zeros(-(-size // _BLOCK), dtype=torch.uint8))
+        return cls(low, high, memory.zeros(-(-size // _BLOCK), dtype=torch.uint8))
 
     @property
     def native(self) -> tuple[int, int, int]:
@@ -81,7 +81,7 @@ def add_exact_(total: ExactSum, terms: Tensor, *, fresh: bool = False) -> ExactS
 
 def read_exact(total: ExactSum) -> Tensor:
     """The sum as int64 [d]."""
-    out = torch.empty(total.low.numel(), dtype=torch.int64)
+    out = memory.empty(total.low.numel(), dtype=torch.int64)
     native.read_exact(total.native, out.numel(), out=out.data_ptr())
     return out
 

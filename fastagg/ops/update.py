@@ -15,6 +15,7 @@ from fastagg.errors import ConfigError, ShapeMismatch
 from fastagg.ops.checks import Update, address, apart, update_of, vector
 from fastagg.ops.place import CPU, on_cuda, on_device, place, where
 from fastagg.ops.verdict import judge
+from fastagg.storage import memory
 from fastagg.storage.pieces import as_pieces
 
 
@@ -100,11 +101,11 @@ def sketch(update: Update, k: int, seed: int = 0) -> Tensor:
     on = place(pieces.device)
     if on is None:
         return reference.sketch(pieces, k, seed).to(torch.float32)
-    out = torch.empty(k, device=pieces.device)
+    out = memory.empty(k, pieces.device)
     if on is CPU:
         native.sketch(update_of(pieces), k=k, seed=seed, out=out.data_ptr())
     else:
-        partial = torch.empty(32 * (k + 1024), device=pieces.device)
+        partial = memory.empty(32 * (k + 1024), pieces.device)
         there = on_device(pieces)
         native.cuda.sketch(
             update_of(there), k=k, seed=seed, partial=partial.data_ptr(), out=out.data_ptr(), where=where(on)

@@ -10,6 +10,7 @@ from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch
 from fastagg.ops.checks import GROUP, Update, address, update_of, vector
 from fastagg.ops.place import CPU, Cuda, on_device, place, where
+from fastagg.storage import memory
 from fastagg.storage.pieces import Pieces, as_pieces
 
 _NUMBERS = 6  # of a verdict
@@ -104,7 +105,7 @@ def _judged(
 ) -> tuple[Tensor, Tensor]:
     """Launch a judge. Return the verdict and what the launch has left in its scratch."""
     numbers = _NUMBERS + native.cuda.judge_scratch(pieces.size)
-    found = torch.empty(numbers, dtype=torch.float64, device=pieces.device)
+    found = memory.empty(numbers, pieces.device, torch.float64)
     verdict, scratch = found[:_NUMBERS], found[_NUMBERS:]
     scratch[native.cuda.judge_counters(pieces.size) :].zero_()
     against = native.cuda.Against(x=address(x), base=address(base), inner=inner)

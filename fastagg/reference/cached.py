@@ -42,7 +42,7 @@ def add_rows_(
     weight: float = 1.0,
 ) -> Tensor:
     """See :func:`fastagg.ops.add_rows_`. The product is in fp32, as in the kernels."""
-    factors = torch.full((cache.slots,), weight) if weights is None else weights
+    factors = torch.full((cache.slots,), weight, dtype=torch.float32, device="cpu") if weights is None else weights
     for block, row, first, last in jobs:
         part = slice(block * 1024, min((block + 1) * 1024, cache.size))
         for slot in range(first, last):
@@ -87,7 +87,7 @@ def cached_step_(
     """See :func:`fastagg.ops.cached_step_`."""
     given = as_pieces(update).flat(torch.float32)
     if gain != 1.0:
-        given = given * torch.tensor(gain, dtype=torch.float32)
+        given = given * torch.tensor(gain, dtype=torch.float32, device="cpu")
     old = torch.zeros_like(given)
     stored = given
     if cache is not None and read >= 0:

@@ -18,8 +18,8 @@ def random_bits(seed: int, step: int, size: int, origin: int = 0) -> dict[str, T
     """Return 20 random bits for each of ``size`` elements (whole blocks), int64: for ``m``, and for ``v`` and
     ``vhat``."""
     blocks = size // BLOCK
-    block = (origin // BLOCK + torch.arange(blocks, dtype=torch.int64)).repeat_interleave(_CALLS)
-    call = torch.arange(_CALLS, dtype=torch.int64).repeat(blocks)
+    block = (origin // BLOCK + torch.arange(blocks, dtype=torch.int64, device="cpu")).repeat_interleave(_CALLS)
+    call = torch.arange(_CALLS, dtype=torch.int64, device="cpu").repeat(blocks)
     fixed = torch.ones_like(call)
     counter = (block & _MASK, ((block >> 32 << 7) | call) & _MASK, fixed * _SERVER, fixed * (step & _MASK))
     found = philox(counter, (seed & _MASK, ((seed >> 32) ^ (step >> 32)) & _MASK))

@@ -37,8 +37,8 @@ def _product(x: int, y: Tensor) -> tuple[Tensor, Tensor]:
 def random_bits(seed: int, arrival: int, client: int, size: int, origin: int = 0) -> Tensor:
     """Return 16 random bits for each of ``size`` elements of a row from ``origin`` on, int64 in 0..65535."""
     blocks = -(-size // 1024)
-    block = (origin // 1024 + torch.arange(blocks, dtype=torch.int64)).repeat_interleave(_CALLS)
-    call = torch.arange(_CALLS, dtype=torch.int64).repeat(blocks)
+    block = (origin // 1024 + torch.arange(blocks, dtype=torch.int64, device="cpu")).repeat_interleave(_CALLS)
+    call = torch.arange(_CALLS, dtype=torch.int64, device="cpu").repeat(blocks)
     fixed = torch.ones_like(call)
     counter = (block & _MASK, ((block >> 32 << 7) | call) & _MASK, fixed * client, fixed * (arrival & _MASK))
     words = philox(counter, (seed & _MASK, ((seed >> 32) ^ (arrival >> 32)) & _MASK))
@@ -54,18 +54,18 @@ def encode(values: Tensor, bits: Tensor, format: str) -> tuple[Tensor, Tensor]:
     """
     size = values.numel()
     padded = -(-size // SCALE_BLOCK) * SCALE_BLOCK
-    v = torch.zeros(padded, dtype=torch.float32)
+    v = torch.zeros(padded, dtype=torch.float32, device="cpu")
     v[:size] = values
-    r = torch.zeros(padded, dtype=torch.int64)
+    r = torch.zeros(padded, dtype=torch.int64, device="cpu")
     r[:size] = bits
     if format == "fp32":
-        return v.view(torch.uint8), torch.empty(0)
+        return v.view(torch.uint8), torch.empty(0, dtype=torch.float32, device="cpu")
     if format == "bf16":
         pattern = v.view(torch.int32).to(torch.int64) & _MASK
         magnitude = ((pattern & 0x7FFFFFFF) + r).clamp_max(0x7F7FFFFF)
         return ((pattern & 0x80000000) | magnitude).bitwise_right_shift(16).to(torch.int16).view(
             torch.uint8
-        ), torch.empty(0)
+        ), torch.empty(0, dtype=torch.float32, device="cpu")
     levels = LEVELS[format]
     blocks = v.view(-1, SCALE_BLOCK)
     scales = (blocks.abs().amax(dim=1) / levels).clamp_min(_SMALLEST_SCALE)

@@ -141,7 +141,7 @@ class _SketchedState(_EuclideanState):
 
     def __init__(self, policy: Euclidean, k: int, seed: int) -> None:
         super().__init__(policy, seed)
-        self.now = torch.zeros(k, dtype=torch.float64)
+        self.now = torch.zeros(k, dtype=torch.float64, device="cpu")
 
     def keep(self) -> Tensor:
         return self.now.to(torch.float32)

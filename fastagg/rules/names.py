@@ -22,6 +22,7 @@ AceMode = Literal["incremental", "direct", "client"]
 # Of the server.
 Weighting = Literal["uniform", "samples"]
 Buffers = Literal["mean", "weighted", "latest", "keep"]
+ByName = Literal["mean", "weighted", "max", "keep", "first"]  # of the buffers whose names fit a pattern
 Validate = Literal["sync", "deferred"]
 
 

@@ -196,7 +196,7 @@ def check_partial(partial: Partial, weighting: str, exact: float | None) -> None
             f"exact: the sum was made with exact={partial.exact}, expected {exact}: set it alike everywhere"
         )
     _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
-    _checks.number("weight", partial.weight, above=0)
+    _checks.number("weight", partial.weight, least=0)
     if weighting == "uniform" and partial.weight != partial.updates:
         raise ConfigError(
             f"weight: with weighting='uniform' it is the number of updates, {partial.updates}, got {partial.weight}"
@@ -207,12 +207,12 @@ def share(num_samples: float | None, weighting: str) -> float:
     """Return a client's weight in a mean.
 
     Raises:
-        ConfigError: ``num_samples`` is needed but missing, or is not a positive number.
+        ConfigError: ``num_samples`` is needed but missing, or is below 0.
     """
     if num_samples is not None:
-        num_samples = _checks.number("num_samples", _plain(num_samples), above=0)
-        if not 1.0 / _HEAVIEST <= num_samples <= _HEAVIEST:
-            raise ConfigError(f"num_samples: expected a number in 1e-30..1e30, got {num_samples!r}")
+        num_samples = _checks.number("num_samples", _plain(num_samples), least=0)
+        if num_samples and not 1.0 / _HEAVIEST <= num_samples <= _HEAVIEST:
+            raise ConfigError(f"num_samples: expected 0 or a number in 1e-30..1e30, got {num_samples!r}")
     if weighting == "uniform":
         return 1.0
     if num_samples is None:

@@ -97,6 +97,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             size=layout.size, origin=origin, clients=-1 if clients is None else clients,
             clip_norm=settings["clip_norm"] or 0.0, max_samples=settings["max_samples"] or 1e30,
             local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] == "samples",
+            largest_model=_largest(layout, flat),
             keeps_versions=extension.keeps_model or extension.policy.keep() is not None,
             ordered=settings["deterministic"], closes_early=direction.buffered and not state.asks,
             folds=_folds(parts, extension), defers=parts.defers, staleness=_native_staleness(parts.staleness),
@@ -286,7 +287,7 @@ def as_tensors(value: Tree) -> Tree:
     """Return nested plain data with tensors instead of NumPy's arrays. A checkpoint holds no other library's
     objects."""
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value)) if value.size else torch.empty(0, dtype=torch.int64)
+        return torch.from_numpy(np.ascontiguousarray(value)) if value.size else memory.empty(0, dtype=torch.int64)
     if isinstance(value, dict):
         return {key: as_tensors(item) for key, item in value.items()}
     return value
@@ -306,10 +307,9 @@ def _waiting(entry: State, like: Statistics) -> State:
     """Return an update that waits for the rest of its round as plain data and tensors."""
     given = entry.pop("reported")
     values = None if given is None else given.values
-    counters = None if given is None or not given.counters else torch.tensor(given.counters)
     return {
         **entry, "buffers": None if values is None else [values],
-        "counters": None if counters is None else divided(counters, like.counters),
+        "counters": None if given is None or not given.counters else divided(given.counters, like.counters),
     }  # fmt: skip
 
 
@@ -335,6 +335,12 @@ def _folds(parts: Parts, extension: Extension) -> bool:
         and settings["clip_norm"] is None and parts.layout.all_fp32 and not settings["deterministic"]
         and not parts.optimizer.has_own_step
     )  # fmt: skip
+
+
+def _largest(layout: Layout, flat: Tensor) -> float:
+    """What no element of the model may exceed. A model of several types may have begun beyond the smallest of them."""
+    small = layout.largest < 1e38
+    return 1e39 if small and float(flat.abs().max()) > layout.largest else layout.largest
 
 
 def _reader(layout: Layout) -> Native:

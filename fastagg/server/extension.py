@@ -117,7 +117,7 @@ class Extension:
         if reported is None:
             return pieces, OnDevice(Parsed(pieces, None, None)) if self.always else None
         buffers = None if reported.values is None else staging.upload(Pieces([reported.values]), self.device)
-        counters = divided(torch.tensor(reported.counters), self.held.counters) if reported.counters else None
+        counters = divided(reported.counters, self.held.counters) if reported.counters else None
         return pieces, OnDevice(Parsed(pieces, buffers, counters))
 
     def fits(self, values: int, counters: int) -> bool:
@@ -144,8 +144,9 @@ class Extension:
             raise ConfigError(f"step: expected a float32 vector of {x.numel()} elements, got {flat!r:.200}")
         if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
             raise ConfigError(f"step: expected a dict of tensors as state, got {state!r:.200}")
-        if not ops.inspect(flat).finite:
-            raise UpdateTooLarge(f"step: {type(optimizer).__name__} made the model NaN or infinite")
+        most = self.layout.largest
+        if not (ops.inspect(flat).norm <= most or float(flat.abs().max()) <= most):
+            raise UpdateTooLarge(f"step: {type(optimizer).__name__} made the model NaN or infinite in its own type")
         # Copied to the server's own memory, because the returned vector may be the one it was given.
         return memory.empty(x.numel(), x.device).copy_(flat), [(self, "own", state)]
 

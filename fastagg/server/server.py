@@ -16,7 +16,7 @@ from fastagg._types import Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharded
 from fastagg.model import Layout, Parsed, Piece, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
-from fastagg.rules.names import Buffers, Kind, Validate, Weighting
+from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
@@ -84,15 +84,19 @@ class Server:
         together.check(direction, optimizer, staleness, given)
         device = devices.choose(given["device"], params)
         taken = isinstance(params, Taken)
-        layout = params.layout if isinstance(params, Taken) else Layout.of(params)
+        if isinstance(params, Taken):
+            layout = params.layout
+        else:
+            how = None if isinstance(given["buffers"], str) else given["buffers"]
+            layout = Layout.of(params, buffers=how, tied=given["tied"])
         self._parts = Parts(direction, optimizer, staleness, given, layout, device, norms)
         if taken:
             self._running = engine.loaded(
-                self._parts, params.state, Statistics(given["buffers"], *layout.blank(device))
+                self._parts, params.state, Statistics.of(given["buffers"], layout, *layout.blank(device))
             )
         else:
             model = layout.take(params, device)
-            statistics = Statistics(given["buffers"], model.buffers, model.counters)
+            statistics = Statistics.of(given["buffers"], layout, model.buffers, model.counters)
             self._running = engine.start(self._parts, model.flat, statistics)
         self._log: Log | None = None
         self._group: Group | None = None
@@ -166,7 +170,8 @@ class Server:
 
     if TYPE_CHECKING:  # the settings (declare)
         clip_norm: float | None
-        buffers: Buffers
+        buffers: Buffers | dict[str, ByName]
+        tied: Sequence[Sequence[str | int]] | None
         deterministic: bool
         validate: Validate
         seed: int
@@ -336,7 +341,8 @@ class Server:
                 from torch, NumPy or DLPack; in fp32, fp16 or bf16. Buffers in it hold the client's values, not
                 differences, and may be left out.
             version: the version it was trained from. None: the one last dispatched to this client.
-            num_samples: the client's number of samples, needed with ``weighting="samples"``.
+            num_samples: the client's number of samples, needed with ``weighting="samples"``. With 0 the answer then
+                counts for nothing. In a round it takes the client's place; a round of zeros keeps the model.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
@@ -353,7 +359,7 @@ class Server:
             StaleIncarnation: the task's version was lost in a restart, or its id is not of this server.
             Busy: ``max_waiting`` answers already wait.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
-            ConfigError: ``num_samples`` is missing or not positive, or ``kind`` is not this server's.
+            ConfigError: ``num_samples`` is missing or negative, or ``kind`` is not this server's.
             NotDurable: the disk refuses. Either nothing has changed, or the update is in the model and its record
                 waits: the next one that is acknowledged acknowledges it too.
 
@@ -754,8 +760,16 @@ class Server:
         self._refuse_with_folder()
         if self._group is not None:
             raise self._group.lacks("load_state_dict")
+        self._as_stored(state)
         with self._engine.inside:
             self._running.adopt(engine.checked(self._parts, self._running, state))
+
+    def _as_stored(self, state: dict[str, Any]) -> None:
+        """Give the arrays the roles that they had for an older version of fastagg, if it wrote this state."""
+        if (layout := self._parts.layout.as_stored(state)) is not None:
+            settings: Any = {**self._parts.settings, "device": self.device}
+            other = Server(Taken(layout, state), self.direction, self.optimizer, self.staleness, **settings)
+            self.__dict__.update(other.__dict__)
 
     def _refuse_with_folder(self) -> None:
         if self._log is not None:

@@ -7,7 +7,7 @@ checkpoint all come from these declarations.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
@@ -16,7 +16,7 @@ import torch
 
 from fastagg import _checks
 from fastagg.ops import GROUP
-from fastagg.rules.names import Buffers, Validate, Weighting, words
+from fastagg.rules.names import Buffers, ByName, Validate, Weighting, words
 
 
 class Rule(NamedTuple):
@@ -50,6 +50,11 @@ class Rule(NamedTuple):
         """
         if value is None and self.default is None:
             return None
+        if name == "buffers" and isinstance(value, Mapping):
+            modes = {str(pattern): _checks.one_of(name, mode, words(ByName)) for pattern, mode in value.items()}
+            if {"mean", "weighted"} <= set(modes.values()):
+                raise _checks.ConfigError("buffers: expected 'mean' or 'weighted' for all, got both")
+            return modes
         if self.words:
             _checks.one_of(name, value, self.words)
         elif self.whole:
@@ -67,9 +72,16 @@ class BaseSettings(TypedDict, total=False):
     clip_norm: Annotated[float | None, Rule(
         "an update with a larger Euclidean norm is scaled down to this norm. None: never.", above=0,
     )]  # fmt: skip
-    buffers: Annotated[Buffers, Rule(
+    buffers: Annotated[Buffers | Mapping[str, ByName], Rule(
         "the new BatchNorm statistics: the ``mean`` of the clients in a step, their mean ``weighted`` as their updates "
-        "are by ``weighting``, the ``latest`` client's, or ``keep`` for no change.", "mean", words=words(Buffers),
+        "are by ``weighting``, the ``latest`` client's, or ``keep`` for no change. Or a mapping from patterns of names "
+        "to what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or "
+        "``keep``; for a state_dict it says which arrays are buffers: ``{\"*.cluster_size\": \"mean\"}``. Others "
+        "are averaged.", "mean", words=words(Buffers),
+    )]  # fmt: skip
+    tied: Annotated[Sequence[Sequence[str | int]] | None, Rule(
+        "the names (in a list: the places) of arrays that are one parameter, stored and stepped once: "
+        "``[(\"embed.weight\", \"head.weight\")]``. None: a module says it; else arrays that are the same memory.",
     )]  # fmt: skip
     deterministic: Annotated[bool, Rule(
         "for synchronous rules only. If True, the bits of a round's result do not depend on the order in which updates "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from fastagg import ops
 from fastagg._types import Native, State
 from fastagg.errors import UpdateTooLarge
-from fastagg.model import Parsed
+from fastagg.model import Layout, Parsed
+from fastagg.model.layout import mode_of
 from fastagg.rules.names import Buffers, words
 from fastagg.storage import memory, staging
 from fastagg.storage.pieces import Pieces
@@ -34,6 +35,7 @@ class Statistics:
         sum: of the clients' floating-point buffers since the last step, each times its share.
         most: the largest of the clients' integer buffers since then, one after the other; on a device an int64 vector.
         count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
+        places: elements, begin and end, of which the largest (True) or the first that came is taken.
     """
 
     mode: Buffers
@@ -42,16 +44,28 @@ class Statistics:
     sum: Tensor | None = None
     most: Tensor | list[int] | None = None
     count: float = 0
+    places: tuple[tuple[int, int, bool], ...] = ()
+
+    @classmethod
+    def of(cls, how: Buffers | Mapping[str, str], layout: Layout, values: Tensor, counters: list[Tensor]) -> Statistics:
+        """Return the statistics of a model, with the server's setting."""
+        if isinstance(how, str):
+            return cls(how, values, counters)
+        modes = [(e, mode_of(how, e.name)) for e in layout.entries if e.role == "buffer"]
+        places = tuple((e.offset, e.offset + e.size, m == "max") for e, m in modes if m in ("max", "first"))
+        return cls("weighted" if "weighted" in how.values() else "mean", values, counters, places=places)
 
     def add(self, reported: Native, share: float = 1.0) -> Statistics:
         """Return the statistics with one client's added: numbers in host memory that were checked already
         (csrc/engine/reported.h)."""
-        if self.mode == "keep":
+        if self.mode == "keep" or not share:
             return self
         share = self._share(share)
         total = reported.added(None if self.mode == "latest" or not self.count else self.sum, share)
         if share != 1 and total is not None and not bool(torch.isfinite(total).all()):
             raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
+        if total is not None:
+            self._pick(total, reported.values)
         most = reported.counters or None
         if most is not None and self.count and self.most is not None:
             most = list(map(max, most, self.most))
@@ -60,7 +74,7 @@ class Statistics:
     def add_on_device(self, parsed: Parsed, verdict: Tensor | None = None, share: float = 1.0) -> Statistics:
         """Return the statistics with the buffers of an update on a device added, if it has any. Those of an update that
         the device rejects count as the server's."""
-        if self.mode == "keep" or (parsed.buffers is None and parsed.counters is None):
+        if self.mode == "keep" or not share or (parsed.buffers is None and parsed.counters is None):
             return self
         total, most = self.sum if self.count else None, self.most if self.count else None
         if parsed.buffers is not None:
@@ -72,16 +86,28 @@ class Statistics:
             if total is not None and not fresh:
                 out.copy_(total)
             total = ops.accumulate_(out, theirs, self._share(share), fresh=fresh)
+            self._pick(total, theirs.flat(torch.float32) if self.places else total)
         if parsed.counters is not None:
             counters = joined(parsed.counters, self.counters)
-            most = counters if most is None else torch.maximum(counters, torch.as_tensor(most, device=counters.device))
+            if most is not None:
+                counters = torch.maximum(counters, torch.as_tensor(most, dtype=torch.int64, device=counters.device))
+            most = counters
         return self._with(total, most, self._share(share))
+
+    def _pick(self, total: Tensor, theirs: Tensor) -> None:
+        """Put the largest, or the first that came, where it is what counts."""
+        before = self.sum if self.count else None
+        for begin, end, largest in self.places:
+            mine = theirs[begin:end]
+            if before is not None:
+                mine = torch.maximum(before[begin:end], mine) if largest else before[begin:end]
+            total[begin:end] = mine
 
     def _share(self, share: float) -> float:
         return share if self.mode == "weighted" else 1
 
     def _with(self, total: Tensor | None, most: Tensor | list[int] | None, share: float) -> Statistics:
-        return Statistics(self.mode, self.values, self.counters, total, most, self.count + share)
+        return replace(self, sum=total, most=most, count=self.count + share)
 
     def after(self, kind: str) -> Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``)."""
@@ -94,14 +120,16 @@ class Statistics:
         values = self.values
         if self.sum is not None:
             values = self.sum / (1 if self.mode == "latest" else self.count)
+            for begin, end, _ in self.places:
+                values[begin:end] = self.sum[begin:end]
         counters = self.counters if self.most is None else divided(self.most, self.counters)
-        return Statistics(self.mode, values, counters)
+        return replace(self, values=values, counters=counters, sum=None, most=None, count=0)
 
     def discard(self) -> Statistics:
         """Return the statistics after a dropped step. The buffers that came with its updates are dropped, too."""
         if self.count == 0:
             return self
-        return Statistics(self.mode, self.values, self.counters)
+        return replace(self, sum=None, most=None, count=0)
 
     def nbytes(self) -> int:
         """Return the bytes of the buffers and of their running sum."""
@@ -132,7 +160,7 @@ class Statistics:
             found = joined(self._own(state["most"]), self.counters)
             most = found.tolist() if found.device.type == "cpu" else found
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
-        return Statistics(self.mode, values, counters, total, most, state["count"])
+        return replace(self, values=values, counters=counters, sum=total, most=most, count=state["count"])
 
     def _own(self, counters: list[Tensor]) -> list[Tensor]:
         return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]
@@ -155,7 +183,8 @@ def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
 
 def divided(joined: Tensor | list[int], like: Sequence[Tensor]) -> list[Tensor]:
     """Inverse of :func:`joined`, with the devices and types of ``like``. Numbers may be a list, too."""
-    joined = torch.as_tensor(joined)
+    if isinstance(joined, list):
+        joined = torch.tensor(joined, dtype=torch.int64, device="cpu")
     if all(own.dim() == 0 for own in like):  # BatchNorm's counters
         parts: Sequence[Tensor] = joined.unbind()
     else:

@@ -18,6 +18,7 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 
 from fastagg._build import native
+from fastagg.storage import memory
 
 
 class _Hashed(ISeedSequence):
@@ -67,7 +68,7 @@ def below(count: int, seed: int, stream: str, *key: int) -> int:
 def permutations(count: int, size: int, seed: bytes) -> torch.Tensor:
     """Return ``count`` of ``permutation(size)`` of the generator that begins from ``seed`` (:func:`words`), one after
     the other, sooner. int64."""
-    found = torch.empty(count * size, dtype=torch.int64)
+    found = memory.empty(count * size, dtype=torch.int64)
     native.permutations(seed, size, count, found.data_ptr())
     return found
 

@@ -7,6 +7,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from fastagg.storage import memory
+
 
 class Later:
     """A few numbers on their way from a device to the host.
@@ -21,7 +23,7 @@ class Later:
         self._event = None
         self._host = found
         if found.is_cuda:
-            self._host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            self._host = memory.pinned(found.shape, found.dtype)
             self._host.copy_(found, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(found.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,16 +21,19 @@ native.memory.use_torch(
 _HOST = ("cpu", torch.device("cpu"))
 
 
-def empty(size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return a 1-D fp32 tensor of ``size`` uninitialised elements on ``device``.
+def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a 1-D tensor of ``size`` uninitialised elements on ``device``.
+
+    All memory that native code writes to is made here. A type or device that a program has made torch's default is not
+    native code's.
 
     Raises:
         MemoryError, DeviceError: there is not enough memory.
     """
-    if device in _HOST:
+    if device in _HOST and dtype is torch.float32:
         made: Tensor = native.memory.vector(size)
         return made
-    return empty_bytes(size * 4, device).view(torch.float32)
+    return empty_bytes(size * dtype.itemsize, device).view(dtype)
 
 
 def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: bool = True) -> Tensor:
@@ -57,9 +61,14 @@ def set_aside(size: int, count: int) -> None:
     _ = [empty(size) for _ in range(count)]
 
 
-def zeros(size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return a 1-D fp32 tensor of ``size`` zeros on ``device``."""
-    return empty(size, device).zero_()
+def zeros(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a 1-D tensor of ``size`` zeros on ``device``."""
+    return empty(size, device, dtype).zero_()
+
+
+def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor in host memory that a CUDA device copies to and from."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 def trim() -> None:

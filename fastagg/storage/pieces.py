@@ -275,7 +275,7 @@ def as_tensor(value: object) -> Tensor:
 def tensor_in(buffer: bytes | memoryview, dtype: torch.dtype) -> Tensor:
     """Return the bytes of a buffer as a tensor that shares them. Do not write to it."""
     if not len(buffer):
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     array = np.frombuffer(buffer, np.uint8)
     if not array.flags.writeable:  # torch would warn, but nobody writes to it
         array = array.copy()

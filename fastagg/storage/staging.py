@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastagg._build import native
+from fastagg.storage import memory
 from fastagg.storage.pieces import DTYPES, Pieces, as_tensor
 
 _CHUNK = 16 << 20  # bytes
@@ -46,7 +47,7 @@ class _Stage:
         self.device = device
         self.lock = threading.Lock()
         self.stream = torch.cuda.Stream(device)
-        self.slots = torch.empty(_SLOTS, _CHUNK, dtype=torch.uint8, pin_memory=True)
+        self.slots = memory.pinned((_SLOTS, _CHUNK), torch.uint8)
         self.events: list[torch.cuda.Event | None] = [None] * _SLOTS
         self.next = 0
 
@@ -61,7 +62,7 @@ class _Stage:
         with self.lock:
             # Allocated on this stream, because work on the other stream may still read memory of its own.
             with torch.cuda.stream(self.stream):
-                out = torch.empty(pieces.size, dtype=dtype, device=self.device)
+                out = memory.empty(pieces.size, self.device, dtype)
             for first in range(0, pieces.size, step):
                 self._send(pieces, first, min(step, pieces.size - first), out)
             compute.wait_stream(self.stream)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fastagg import _checks
@@ -22,6 +21,7 @@ from fastagg._build import native
 from fastagg._types import Plain, State
 from fastagg.errors import CacheError, CheckpointError, ConfigError
 from fastagg.rules.names import Cache, words
+from fastagg.storage import memory
 
 ROWS, INDEX = "rows.bin", "rows.json"
 SAMPLE = 1 << 30  # bytes of rows that are compared with their checksums when a checkpoint is loaded
@@ -132,7 +132,7 @@ class TieredRows:
         if found is None:
             return None
         held = np.frombuffer(bytearray(found), dtype=np.uint8)
-        out = torch.empty(self.size)
+        out = memory.empty(self.size)
         scaled = native.row_formats[self.setting.format][1]
         rows = native.Rows(
             format=self.setting.format, size=self.size, slots=1, data=held.ctypes.data,

@@ -88,7 +88,7 @@ INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8, torch.uint16, tor
 @pytest.mark.parametrize("name", ["bn.num_batches_tracked", "index"])
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_counters_fit_the_models_own_type(own: torch.dtype, theirs: torch.dtype, name: str, shape: Any) -> None:
-    layout = Layout.of({"w": torch.zeros(1), name: torch.zeros(shape).to(own)})
+    layout = Layout.of({"w": torch.zeros(1), name: torch.zeros(shape).to(own)}, buffers={"index": "max"})
 
     def span(dtype: torch.dtype) -> tuple[int, int]:
         return (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)

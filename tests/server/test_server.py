@@ -64,7 +64,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[type[Exception], ...]]] = {
     "strange client": ({"client": 1.5}, (errors.UnknownClient, KeyError)),
     "version never sent": ({"version": 17}, (errors.UnknownVersion, KeyError)),
     "answered already": ({"client": 0}, (errors.UnknownVersion, KeyError)),
-    "no samples": ({"num_samples": 0}, (errors.ConfigError, ValueError)),
+    "negative samples": ({"num_samples": -1}, (errors.ConfigError, ValueError)),
     "NaN samples": ({"num_samples": math.nan}, (errors.ConfigError, ValueError)),
     "other kind": ({"kind": "nothing"}, (errors.ConfigError, ValueError)),
 }

@@ -69,7 +69,7 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     if min(shape, default=0) < 0 or len(data) - start != count * kind.itemsize:
         raise ShapeMismatch(f"{label}: {list(shape)} of {kind} in {len(data) - start} bytes")
     if count == 0:
-        return torch.empty(shape, dtype=theirs)
+        return torch.empty(shape, dtype=theirs, device="cpu")
     if not kind.isnative:
         swapped = np.frombuffer(data, kind, count, start).astype(kind.newbyteorder("="))
         flat = torch.from_numpy(swapped)

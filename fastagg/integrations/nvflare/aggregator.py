@@ -69,7 +69,7 @@ class Aggregator(ModelAggregator):
         open_end = {**(settings or {}), "clients_per_round": None}
         self._traffic = Traffic(algorithm, open_end, checkpoint, None, weight_key, self._say, lean=at_once == 1)
         try:
-            preset(algorithm)(torch.zeros(1), **open_end)
+            preset(algorithm)(torch.zeros(1, dtype=torch.float32, device="cpu"), **open_end)
         except TypeError as error:
             raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
         self._metrics = WeightedAggregationHelper()

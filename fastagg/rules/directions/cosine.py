@@ -69,7 +69,7 @@ class _CosineState(BufferState):
                 raise UpdateTooLarge("control: the sum of changes would leave the range of float32")
         moves: list[Move] = [(self, "change", change)]
         if self.native.room == 1 and change is not None:
-            control = self.control + change / (self.native.total + share)
+            control = self.control + change / ((self.native.total + share) or 1.0)
             if not ops.inspect(control).finite:
                 raise UpdateTooLarge("control: the control variate would leave the range of float32")
             moves = [(self, "control", control), (self, "change", None)]

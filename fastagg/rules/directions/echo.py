@@ -143,7 +143,7 @@ class EchoState(BufferState):
         student.bind(flat, buffers)
         losses = []
         for batch in self._batches(version):
-            rows = (batch.unsqueeze(1) * width + torch.arange(width)).reshape(-1)
+            rows = (batch.unsqueeze(1) * width + torch.arange(width, dtype=torch.int64, device="cpu")).reshape(-1)
             chosen, index = _on(self.device, targets, rows)
             loss = ops.distillation_loss(student.logits(batch), chosen, rows=index, alpha=setting.alpha)
             gradients = student.gradients(loss)

@@ -17,8 +17,9 @@ from fastagg.sim.clients.client import LocalWork
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.data.federated import Samples, batches
 from fastagg.sim.seeds import words
+from fastagg.storage import memory
 
-NOTHING = torch.empty(0)
+NOTHING = memory.empty(0)
 
 
 class FusedTrainer:
@@ -72,7 +73,7 @@ class FusedTrainer:
         )
 
         def outputs(x: Tensor) -> Tensor:
-            x, found = x.contiguous(), torch.empty(len(x), self._table.outputs)
+            x, found = x.contiguous(), memory.empty(len(x) * self._table.outputs).view(len(x), -1)
             self._table.evaluate(
                 start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), samples=len(x),
                 outputs=found.data_ptr(),
@@ -96,10 +97,10 @@ class FusedTrainer:
             index, lengths = work.batches(len(y), steps, self._seed, client, number)
             drawn = list(batches(samples, index.split(lengths), self._seed, client, number))
             x, y = (torch.cat(part) for part in zip(*drawn, strict=True))
-            index, steps = torch.arange(len(index)), len(lengths)
+            index, steps = torch.arange(len(index), dtype=torch.int64, device="cpu"), len(lengths)
             order = index.data_ptr(), lengths
         x, y = x.contiguous(), y.contiguous()
-        flat, out, statistics, counters = task.flat, torch.empty(self._size), NOTHING, []
+        flat, out, statistics, counters = task.flat, memory.empty(self._size), NOTHING, []
         if self._has_buffers:
             _, sent, counters = task.state_dict()["model"]
             statistics = sent.clone()

@@ -151,7 +151,11 @@ class Way:
             size = sum(map(_bytes, update.values()))
         if any(array.is_sparse for array in update.values()) or not self._shapes.keys() <= update.keys():
             dense = {name: array.to_dense() if array.is_sparse else array for name, array in update.items()}
-            blank = {name: torch.zeros(shape) for name, shape in self._shapes.items() if name not in dense}
+            blank = {
+                name: torch.zeros(shape, dtype=torch.float32, device="cpu")
+                for name, shape in self._shapes.items()
+                if name not in dense
+            }
             update = {**dense, **blank}
         return update, int(size)
 

@@ -45,7 +45,7 @@ def load(clients: int, alpha: float, beta: float, seed: int) -> FederatedData:
         x, y = client_samples(alpha, beta, client, seed)
         samples = Samples(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
         # The samples are independent draws, so the first 90% need no shuffling.
-        kept, held = torch.arange(len(y)).tensor_split([int(TRAIN_SHARE * len(y))])
+        kept, held = torch.arange(len(y), dtype=torch.int64, device="cpu").tensor_split([int(TRAIN_SHARE * len(y))])
         train.append(samples.part(kept))
         test.append(samples.part(held))
     together = Samples(torch.cat([s.x for s in test]), torch.cat([s.y for s in test]))

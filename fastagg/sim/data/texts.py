@@ -92,7 +92,7 @@ def _split(
             *texts, padding="max_length", truncation=True, max_length=max_length, return_tensors="pt",
             return_attention_mask=False,
         )  # fmt: skip
-        found.append(Samples(encoded["input_ids"], torch.tensor(labels)))
+        found.append(Samples(encoded["input_ids"], torch.tensor(labels, dtype=torch.int64, device="cpu")))
     train, test = found
     return split_by_label(train, test, classes, text=text, **split)
 

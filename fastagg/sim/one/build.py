@@ -51,7 +51,7 @@ def build_device(name: str) -> torch.device:
     """Return the device of a run. ConfigError if torch has no such device here."""
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(0, dtype=torch.float32, device=device)
         return device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = f": {str(error).splitlines()[0]}; write run.device=cpu"

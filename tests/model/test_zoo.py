@@ -1,0 +1,199 @@
+"""Every kind of model in every form, through a server: what is a number is combined, all else is kept."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.zoo import FORMS, ZOO, arrays, settings, trained
+from torch import Tensor, nn
+
+import fastagg
+
+pytestmark = pytest.mark.filterwarnings("ignore:params. .*same memory", "ignore:params. .*stepped like parameters")
+
+
+def named(model: Any, names: list[str]) -> dict[str, Tensor]:
+    values = model.values() if isinstance(model, dict) else model
+    return dict(zip(names, map(torch.as_tensor, values), strict=True))
+
+
+def formed(values: dict[str, Tensor], form: str) -> Any:
+    held = arrays(values) if "NumPy" in form else values
+    return list(held.values()) if "list" in form else held
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ZOO)
+def test_a_round(name: str, form: str, tmp_path: Path) -> None:
+    animal = ZOO[name]
+    torch.manual_seed(1)
+    module = animal.make()
+    if animal.refused is not None:
+        if form == "module":
+            with pytest.raises(animal.refused, match="lazy.*run it once" if name == "lazy" else "params"):
+                fastagg.FedBuff(module)
+        return
+    more = settings(animal, form)
+    server = fastagg.FedAdam(FORMS[form](module), clients_per_round=2, lr=0.1, moments="8bit", **more)
+    if form == "flat":
+        assert server.layout.size == sum(p.numel() for p in module.parameters() if p.requires_grad)
+        return
+    begun = {key: value.clone() for key, value in module.state_dict().items()}
+    names = list(begun)
+    for turn in range(3):
+        tasks = [server.dispatch(client) for client in range(2)]
+        for task, value in zip(tasks, (4.0, 6.0), strict=True):
+            reply = formed(trained(module, named(task.params, names), value), form)
+            if turn == 0:
+                server.receive_model(task, reply)
+            else:
+                server.receive(task.client, task.delta(reply), task=task.id)
+        if turn == 1:
+            server.save(tmp_path / "saved.pt")
+            server = fastagg.load(tmp_path / "saved.pt")
+    assert server.version == 3
+    now = named(server.parameters(), names)
+    trains = {key: p for key, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    for key, value in now.items():
+        assert value.dtype == begun[key].dtype and value.shape == begun[key].shape, key
+        frozen = form != "module" and key.startswith("frozen")  # nothing tells
+        if key in animal.kept and not frozen:
+            assert torch.equal(value, begun[key]), key
+        if key in animal.becomes:
+            assert bool((value == animal.becomes[key]).all()), (key, value)
+        if key in trains and value.numel():
+            assert not torch.equal(value, begun[key])
+    for key, p in trains.items():  # what was one is one
+        for other, q in trains.items():
+            if p is q:
+                assert torch.equal(now[key], now[other])
+    fresh: nn.Module = animal.make()
+    fresh.load_state_dict({key: value.clone() for key, value in now.items()})
+
+
+@pytest.mark.parametrize("form", ["dict", "list"])
+def test_parameters_that_are_named_as_one(form: str) -> None:
+    """As over a wire, where their memory is not the same: a step moves them once, and they stay equal."""
+    params = {"a": torch.ones(300), "b": torch.full((2,), 3.0), "c": torch.ones(300)}
+    tied = [("c", "a")] if form == "dict" else [(2, 0)]
+    given: Any = params if form == "dict" else list(params.values())
+    server = fastagg.FedAdam(given, clients_per_round=1, lr=0.1, moments="8bit", tied=tied)
+    assert server.layout.size == 302 and [e.role for e in server.layout.entries] == ["parameter", "parameter", "alias"]
+    for turn in range(20):
+        task = server.dispatch(0)
+        update = {key: torch.sin(torch.arange(value.numel()) + turn) for key, value in params.items()}
+        server.receive(0, update if form == "dict" else list(update.values()), task=task.id)
+    a, _, c = server.parameters().values() if form == "dict" else server.parameters()
+    assert torch.equal(a, c) and not torch.equal(a, params["a"])
+    for wrong in ([("a", "z")], [("a", "b")]):
+        with pytest.raises(fastagg.FastaggError, match="tied"):
+            fastagg.FedBuff(params, tied=wrong)
+
+
+def test_a_mapping_that_makes_its_arrays_has_no_ties() -> None:
+    """The memory of one may become that of the next."""
+
+    class Made(dict[str, Any]):
+        def items(self) -> Any:
+            return ((key, torch.full((64,), float(value))) for key, value in super().items())
+
+        def __getitem__(self, key: str) -> Any:
+            return torch.full((64,), float(super().__getitem__(key)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fastagg.FedBuff(Made(a=1, b=2, c=3)).layout.size == 192
+
+
+def test_names_like_buffers_are_told_once() -> None:
+    params = {"w": torch.ones(2), "vq.cluster_size": torch.ones(3), "vq.embed_avg": torch.ones(3)}
+    with pytest.warns(UserWarning, match=r"'vq.cluster_size', 'vq.embed_avg' are stepped.*buffers=") as told:
+        fastagg.FedBuff(params)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fastagg.FedBuff(params, buffers={"vq.*": "mean"})
+    for wrong in ({"w": "average"}, {"w": "mean", "vq.*": "weighted"}):
+        with pytest.raises(fastagg.ConfigError, match="buffers"):
+            fastagg.FedBuff(params, buffers=wrong)
+
+
+def test_what_the_models_type_does_not_hold_is_refused() -> None:
+    """fp16 ends at 65,504. Nothing that is handed out is infinite, and smaller updates go on."""
+    for make in (fastagg.FedBuff, fastagg.FedAsync, fastagg.FedAvg):
+        more: Any = {fastagg.FedBuff: {"buffer_size": 1}, fastagg.FedAvg: {"clients_per_round": 1}}.get(make, {})
+        server = make({"w": torch.ones(4, dtype=torch.float16)}, **more)
+        for value in (1e5, 6e4, 3e4, 1.0):
+            task, before = server.dispatch(0), server.state_dict()["flat"]
+            try:
+                server.receive(0, {"w": torch.tensor([value, 0, 0, 0])}, task=task.id, num_samples=1)
+            except fastagg.UpdateTooLarge as error:
+                assert "the model's own type" in str(error) and torch.equal(server.flat, before)
+            assert torch.isfinite(server.parameters()["w"]).all()
+        assert server.version >= 2
+    whole = fastagg.FedBuff({"w": torch.ones(4, dtype=torch.float16), "v": torch.full((2,), 1e6)}, buffer_size=1)
+    whole.dispatch(0)
+    assert whole.receive(0, torch.ones(6)).applied  # it began beyond
+
+
+def test_what_fp32_does_not_hold_is_told_by_name() -> None:
+    with pytest.warns(UserWarning, match="'count': fp32 holds 1e\\+09 in steps of 64"):
+        fastagg.FedBuff({"w": torch.ones(2), "count": torch.full((2,), 1e9, dtype=torch.float64)})
+
+
+def test_a_reply_without_counters_keeps_them() -> None:
+    params = {"w": torch.ones(2), "bn.running_mean": torch.ones(2), "bn.num_batches_tracked": torch.tensor(7)}
+    server = fastagg.FedBuff(params, buffer_size=1)
+    for reply in ({"w": torch.ones(2), "bn.running_mean": torch.full((2,), 3.0)}, {"w": torch.ones(2)}):
+        task = server.dispatch(0)
+        server.receive(0, reply, task=task.id)
+        assert server.parameters()["bn.running_mean"].tolist() == [3.0, 3.0]
+        assert int(server.parameters()["bn.num_batches_tracked"]) == 7
+    with pytest.raises(fastagg.ShapeMismatch, match="missing 'w'"):
+        server.receive(0, {"bn.running_mean": torch.ones(2)}, task=server.dispatch(0).id)
+
+
+def test_infinite_parameters_stay_refused() -> None:
+    for params in ({"w": torch.tensor([1.0, -float("inf")])}, {"w": causal_of_noise()}):
+        with pytest.raises(fastagg.NonFiniteUpdate, match="'w'"):
+            fastagg.FedBuff(params)
+    mask = torch.full((3, 3), -float("inf")).triu(1)
+    server = fastagg.FedBuff({"w": torch.ones(2), "mask": mask}, buffer_size=1)
+    task = server.dispatch(0)
+    with pytest.raises(fastagg.NonFiniteUpdate, match="'w'"):
+        server.receive_model(task, {"w": torch.tensor([1.0, float("inf")]), "mask": mask})
+    server.receive_model(task, {"w": torch.zeros(2), "mask": mask})
+    assert torch.equal(server.parameters()["mask"], mask)
+
+
+def causal_of_noise() -> Tensor:
+    return torch.randn(3, 3) + torch.full((3, 3), -float("inf")).triu(1)
+
+
+def test_roles_of_an_older_version_go_on(tmp_path: Path) -> None:
+    """Its checkpoints and folders know what is one parameter today as two, and bytes as counters."""
+    shared = torch.ones(3)
+    params = {"a": shared, "b": shared, "bytes": torch.arange(4, dtype=torch.uint8)}
+    older = fastagg.FedBuff({"a": torch.ones(3), "b": torch.ones(3), "bytes": torch.arange(4)}, buffer_size=1)
+    with pytest.warns(UserWarning, match="same memory"):
+        today = fastagg.FedBuff(params, buffer_size=1)
+    state = older.state_dict()
+    entries = state["layout"]["entries"]
+    state["layout"]["entries"] = [(n, s, "uint8" if n == "bytes" else d, *rest) for n, s, d, *rest in entries]
+    today.load_state_dict(state)
+    today.dispatch(0)
+    today.receive(0, {"a": torch.ones(3), "b": torch.zeros(3), "bytes": torch.full((4,), 9, dtype=torch.uint8)})
+    now = today.parameters()
+    assert now["a"].tolist() == [2.0] * 3 and now["b"].tolist() == [1.0] * 3 and now["bytes"].tolist() == [9] * 4
+    for given in ({"a": torch.ones(3), "b": torch.ones(3)}, {"a": shared, "b": shared}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with fastagg.open(tmp_path / "folder", lambda given=given: fastagg.FedBuff(given, buffer_size=1)) as server:
+                server.dispatch(0)
+                server.receive(0, {"a": torch.ones(3), "b": torch.zeros(3)})
+                assert server.layout.size == 6
+    assert server.parameters()["a"].tolist() == [3.0] * 3 and server.parameters()["b"].tolist() == [1.0] * 3

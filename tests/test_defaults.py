@@ -1,0 +1,243 @@
+"""Every op and every preset has the same bits in a process with other defaults: torch's type and device, the number of
+threads, the locale. And a rule on the source: memory for native code is made in one place, typed, on a named device.
+
+`python tests/test_defaults.py CASE` prints a digest of all results.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import locale
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fastagg
+
+pytestmark = pytest.mark.kernel
+
+PACKAGE = Path(fastagg.__file__).parent
+MAKERS = {
+    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint",
+    "randn", "randperm", "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
+# Whose memory native code never sees, or which soon leave the package.
+FREE = ("planning.py", "shards/", "sim/data/", "integrations/")
+
+
+def makes_memory(source: str) -> Iterator[tuple[int, str]]:
+    """The calls of torch that make a tensor of torch's defaults, or memory without a value."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in MAKERS:
+            continue
+        if not isinstance(node.func.value, ast.Name) or node.func.value.id != "torch":
+            continue
+        named = {one.arg for one in node.keywords}
+        needed = {"device"} if node.func.attr.startswith("as") else {"dtype", "device"}
+        if node.func.attr == "empty" or not needed <= named:
+            yield node.lineno, ast.unparse(node)
+
+
+def test_memory_is_made_in_one_place() -> None:
+    assert [call for _, call in makes_memory("import torch\nx = torch.empty(3)\ntorch.zeros(2, dtype=torch.int8)")]
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if name != "storage/memory.py" and not name.startswith(FREE):
+            found += [f"{name}:{line}: {call}" for line, call in makes_memory(path.read_text())]
+    # with these types and on this device nothing native is written: a probe of a device, an empty view of a file
+    allowed = ("sim/one/build.py", "durable/trees.py", "storage/pieces.py", "timing.py")
+    assert [one for one in found if not one.startswith(allowed)] == []
+
+
+# -- the results ------------------------------------------------------------------------------------------------------
+
+D = 3001
+
+
+def digest(value: Any) -> str:
+    """Of nested tensors and numbers: names, types and bits."""
+    found = blake2b(digest_size=12)
+
+    def add(one: Any) -> None:
+        if isinstance(one, torch.Tensor):
+            found.update(f"{one.dtype} {one.device} {list(one.shape)}".encode())
+            found.update(one.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if one.numel() else b"")
+        elif isinstance(one, np.ndarray):
+            found.update(f"{one.dtype} {one.shape}".encode() + one.tobytes())
+        elif isinstance(one, dict):
+            for name, item in one.items():
+                if name not in ("lives", "incarnation", "ids", "id"):
+                    add((str(name), item))
+        elif isinstance(one, (list, tuple)):
+            found.update(f"{len(one)}".encode())
+            for item in one:
+                add(item)
+        else:
+            found.update(repr(one).encode())
+
+    add(value)
+    return found.hexdigest()
+
+
+def vector(seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(D).astype(np.float32))
+
+
+def of_ops() -> Iterator[tuple[str, Any]]:
+    """Every op's result, also that of its reference."""
+    from fastagg import ops, reference
+    from fastagg.storage import memory
+    from fastagg.storage.cache import ClientCache
+    from fastagg.storage.pieces import as_pieces
+
+    u, x, base = vector(1), vector(2), vector(3)
+    own = lambda: memory.empty(D).copy_(x)  # noqa: E731
+    yield "inspect", ops.inspect(u)
+    yield "gather", ops.gather([u[:7], u[7:].half()], memory.empty(D))
+    yield "accumulate_", ops.accumulate_(own(), u, 0.3)
+    yield "fold", (ops.fold([u], [base], [0.5], None, out := memory.empty(D)), out)
+    yield "difference", ops.difference(u, base, memory.empty(D))
+    yield "distances", ops.distances(u, x, base, inner=True)
+    yield "crc32c", ops.crc32c(u)
+    yield "sketch", ops.sketch(u, 1024, 7)
+    yield "sketch's", reference.sketch(as_pieces(u), 1024, 7)
+    unit = ops.exact_unit(100.0)
+    total = ops.accumulate_exact_(ops.ExactSum.of(D), u, 1 / unit, fresh=True)
+    whole = ops.read_exact(total)
+    yield "exact_unit", unit
+    yield "accumulate_exact_ read_exact", whole
+    yield "exact_norm", ops.exact_norm(whole)
+    yield "add_exact_", ops.read_exact(ops.add_exact_(total, whole))
+    zeros = {name: memory.zeros(D) for name in ("m", "v", "vhat")}
+    for name, moments in ops.OPTIMIZERS.items():
+        taken = [zeros[one].clone() for one in moments]
+        if one := getattr(ops, f"{name}_", None):
+            yield f"{name}_", (one(own(), u, *taken, lr=0.1), taken)
+        if not moments:
+            continue
+        coded = {one: memory.zeros(12 * 256, dtype=torch.uint8) for one in moments}
+        units = memory.zeros(24 if "v" in moments else 12).view(-1, 12)
+        given = {"optimizer": name, "lr": 0.1, "units": units, "rounding": (3, 4), **coded}
+        yield f"step_ {name}", (ops.step_(own(), u, **given), given)
+    yield "prepare", ops.prepare(ops.sgd_, own(), u, lr=0.1)() if hasattr(u, "__dlpack_c_exchange_api__") else None
+    for format in ("fp32", "bf16", "int8", "int4"):
+        cache, sum = ClientCache(D, 3, format, seed=5), memory.zeros(D)
+        for slot in range(2):
+            ops.cached_step_(None, vector(slot), cache=cache, write=slot, sum=sum, client=slot)
+        yield f"cached_step_ {format}", (sum, cache.state_dict([0, 1]))
+        yield f"read_row {format}", (ops.read_row(cache, 1), reference.read_row(cache, 1))
+        weights = torch.from_numpy(np.float32([1, 0.5, 0]))
+        yield f"recompute_sum_ {format}", ops.recompute_sum_(memory.zeros(D), cache, weights)
+        shadow = memory.zeros(1024, dtype=torch.float64).view(1, 1024)
+        yield f"add_rows_ {format}", ops.add_rows_(shadow, cache, [(0, 0, 0, 2)], weight=0.5)
+        yield f"add_rows_ {format}'s", reference.add_rows_(shadow.clone(), cache, [(0, 0, 0, 2)], None, 0.5)
+        yield f"settle_rows_ {format}", ops.settle_rows_(memory.zeros(D), shadow, [(1, 0)])
+    targets = ops.soft_targets(vector(4)[:3000].view(300, 10), scale=0.5)
+    student = vector(5)[:3000].view(300, 10).requires_grad_(True)
+    loss = ops.distillation_loss(student, targets, alpha=(0.2, 0.8))
+    loss.backward()
+    yield "soft_targets distillation_loss alpha_bounds", (targets, loss, student.grad)
+
+
+def model() -> dict[str, torch.Tensor]:
+    counts = {"bn.running_var": vector(8)[:9].abs(), "bn.num_batches_tracked": torch.from_numpy(np.array(3))}
+    return {"w": vector(9)[:2900].view(29, 100), "b": vector(10)[:92], **counts}
+
+
+def of_presets(folder: Path) -> Iterator[tuple[str, Any]]:
+    """A run of every preset: tasks, answers of every kind, saved and loaded."""
+    from support.presets import CLIENTS, PRESETS, calls
+
+    counted: Any
+    for name, make in PRESETS.items():
+        server, tasks = make(model()), {}
+        for call in calls(name, 12):
+            if call.number is None:
+                tasks[call.client] = server.dispatch(call.client)
+                continue
+            update = {key: value.mul(0.01) if key in "wb" else value for key, value in model().items()}
+            task = tasks[call.client]
+            if server.update_kind == "delta" and call.number % 2:
+                trained = {key: value + update[key] if key in "wb" else value for key, value in task.params.items()}
+                server.receive_model(task, trained, num_samples=2)
+            else:
+                counted = update if call.number % 3 else {key: update[key] for key in "wb"}
+                server.receive(call.client, counted, task=task.id, num_samples=2)
+        server.save(folder / "saved.pt")
+        again = fastagg.load(folder / "saved.pt")
+        for client in range(CLIENTS):
+            task = again.dispatch(client)
+            again.receive(client, list(update.values()), task=task.id, num_samples=1)
+        yield name, (server.state_dict(), again.state_dict(), again.parameters())
+    path = folder / "rows"
+    tiered = fastagg.ACE(model(), lr=0.1, num_clients=2, cache=fastagg.Tiered("int8", path=path), warmup="partial")
+    tiered.dispatch(0)
+    tiered.receive(0, {"w": model()["w"] * 0.5, "b": model()["b"]})
+    yield "tiered", tiered.direction.cache and tiered._running.extension.state.rows.row(0)
+    tiered.close()
+    adapters = {"l.lora_A.weight": vector(1)[:20].view(2, 10), "l.lora_B.weight": vector(2)[:8].view(4, 2)}
+    yield "lora", fastagg.lora.products(adapters, {"l.weight": (4, 10), "rest": (3, 2)})
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bf16": {"dtype": torch.bfloat16, "threads": 1},
+    "float64, meta": {"dtype": torch.float64, "device": "meta", "threads": 3, "locale": True},
+}
+
+
+def main(case: str) -> None:
+    given = CASES[case]
+    torch.set_num_threads(given.get("threads", 2))
+    if given.get("locale"):
+        for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "tr_TR.UTF-8", "C"):
+            try:
+                locale.setlocale(locale.LC_ALL, name)
+                break
+            except locale.Error:
+                pass
+    torch.set_default_dtype(given.get("dtype", torch.float32))
+    torch.set_default_device(given.get("device"))
+    with tempfile.TemporaryDirectory() as folder:
+        found = {name: digest(value) for part in (of_ops(), of_presets(Path(folder))) for name, value in part}
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, str]]:
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    found = {}
+    for case in CASES:
+        ran = subprocess.run([sys.executable, __file__, case], capture_output=True, text=True, env=here, timeout=300)
+        assert ran.returncode == 0, ran.stderr
+        found[case] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "plain"])
+def test_the_bits_are_those_of_a_plain_process(results: dict[str, dict[str, str]], case: str) -> None:
+    plain, other = results["plain"], results[case]
+    assert plain and other.keys() == plain.keys()
+    assert [name for name in plain if plain[name] != other[name]] == []
+
+
+def test_every_op_is_among_them(results: dict[str, dict[str, str]]) -> None:
+    from fastagg import ops
+
+    functions = {name for name in ops.__all__ if name.islower()} - {"judge", "on_cuda"}  # of CUDA devices
+    assert functions <= {word for name in results["plain"] for word in name.split()}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
