@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "../cpu/cpu.h"
+#include "../math/moments.h"
 #include "../math/optimizers.h"
 
 namespace fastagg::engine {
@@ -40,6 +41,26 @@ OptimizerState::OptimizerState(const OptimizerSettings& given, int64_t size, uin
     if (settings.coded && Kind::kM) units_ = zeros((Kind::kV ? 2 : 1) * blocks * static_cast<int64_t>(sizeof(float)));
     settings.coded = settings.coded && Kind::kM;
   });
+  if (settings.initial > 0.0 && v_) begin_seconds(nbytes);
+}
+
+// Sets v and vhat to their first value; in 8 bits, to the nearest code.
+void OptimizerState::begin_seconds(int64_t nbytes) {
+  const auto first = static_cast<float>(settings.initial);
+  const auto fill = [&](float* to, uint32_t word, int64_t bytes) {
+    const store::Owner host = store::new_memory(bytes);
+    std::fill_n(static_cast<uint32_t*>(host.get()), bytes / 4, word);
+    memory_->put(to, host.get(), bytes);
+  };
+  uint32_t word = bits_of(first);
+  if (settings.coded) {
+    const uint32_t unit = unit_bits(word, kSpanV), above = bits_of(first + float_from_bits(unit)) - unit;
+    word = ((above + (1u << (kCut - 1))) >> kCut) * 0x01010101u;
+    fill(units_.data + blocks_of(size_), unit, blocks_of(size_) * 4);
+  }
+  fill(v_.data, word, nbytes);
+  if (vhat_) fill(vhat_.data, word, nbytes);
+  bounds.v = 1.125 * settings.initial;  // a code is at most a sixteenth larger
 }
 
 std::vector<OptimizerState::Moment> OptimizerState::moments() const {
@@ -64,7 +85,8 @@ double OptimizerState::growth(double lr, double d, double along, MomentBounds& n
   next = bounds;
   visit_at(settings.kind, Optimizers{}, [&](auto one) {
     using Kind = decltype(one);
-    const double reach = Kind::reach({settings.beta1, settings.beta2, settings.eps}, d, next);
+    const double least = settings.eps + std::sqrt(settings.eps_root);
+    const double reach = Kind::reach({settings.beta1, settings.beta2, least}, d, next);
     if (!Kind::kAlong) found = std::abs(lr) * reach;
   });
   return found;
@@ -105,23 +127,26 @@ Moments OptimizerState::struct_of() const {
   return found;
 }
 
+Hyper hyper_of(const OptimizerSettings& settings, double lr, double round) {
+  const double rest1 = round > 0.0 ? 1.0 - std::pow(settings.beta1, round) : 1.0;
+  const double rest2 = round > 0.0 ? 1.0 - std::pow(settings.beta2, round) : 1.0;
+  return {static_cast<float>(lr / rest1),
+          static_cast<float>(settings.beta1),
+          static_cast<float>(1.0 - settings.beta1),
+          static_cast<float>(settings.beta2),
+          static_cast<float>(1.0 - settings.beta2),
+          static_cast<float>(settings.eps),
+          static_cast<float>(1.0 / std::sqrt(rest2)),
+          static_cast<float>(settings.eps_root * rest2),
+          static_cast<float>(settings.drag()),
+          static_cast<float>(settings.keep(lr))};
+}
+
 Optimizer OptimizerState::planned(int64_t steps, double lr, const float* x, float* x_out) const {
-  double root_scale = 1.0;
-  if (settings.bias_correction) {
-    const auto round = static_cast<double>(steps + 1);
-    lr = lr / (1.0 - std::pow(settings.beta1, round));
-    root_scale = 1.0 / std::sqrt(1.0 - std::pow(settings.beta2, round));
-  }
-  const Hyper hyper{static_cast<float>(lr),
-                    static_cast<float>(settings.beta1),
-                    static_cast<float>(1.0 - settings.beta1),
-                    static_cast<float>(settings.beta2),
-                    static_cast<float>(1.0 - settings.beta2),
-                    static_cast<float>(settings.eps),
-                    static_cast<float>(root_scale)};
   Moments moments = struct_of();
   moments.key.step = static_cast<uint64_t>(steps);
-  return {settings.kind, hyper, moments, x, x_out};
+  const double round = settings.bias_correction ? static_cast<double>(steps + 1) : 0.0;
+  return {settings.kind, hyper_of(settings, lr, round), moments, x, x_out};
 }
 
 }  // namespace fastagg::engine
