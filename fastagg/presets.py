@@ -16,9 +16,8 @@ All presets share these settings:
   ``eps_root`` and ``initial`` of :class:`fastagg.Optimizer`.
   CA2FL, FedEcho and FedAC do not: each of their steps needs an update.
 - ``staleness`` is a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-- ``weighting`` says how updates count in a mean: ``uniform``, all alike, or ``samples``, by ``num_samples``. The default
-  is ``samples`` for FedAvg and FedProx, and ``uniform`` for all others. Where every update is a step of its own (ASGD,
-  DelayAdaptiveASGD, AsyncFedED) it has no effect.
+- ``weighting`` says how updates count in a mean: ``uniform``, all alike, or by ``samples``. It has no effect where each
+  update is a step of its own (ASGD, DelayAdaptiveASGD, AsyncFedED).
 - Every preset also takes :class:`fastagg.Server`'s keyword arguments: :class:`fastagg.ServerSettings`.
 - A setting that is out of range raises :class:`fastagg.ConfigError`. An unknown setting raises it too, and the message
   names the nearest known one.
@@ -31,8 +30,7 @@ the client was sent. ``x`` is the model, ``s`` the version that an update starte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 from fastagg import _checks
 from fastagg.distill import Distillation
@@ -55,29 +53,20 @@ from fastagg.rules.euclidean import Euclidean
 from fastagg.rules.names import (
     AceMode,
     Cache,
+    DecaySettings,
     DelayRule,
     Freshness,
     Moments,
     Policy,
     Repeat,
     Rule,
+    SecondSettings,
     Stale,
     Warmup,
     Weighting,
     words,
 )
-from fastagg.rules.optimizers import (
-    SGD,
-    Adagrad,
-    Adam,
-    AMSGrad,
-    DecaySettings,
-    Lookahead,
-    Momentum,
-    Optimizer,
-    SecondSettings,
-    Yogi,
-)
+from fastagg.rules.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
 from fastagg.rules.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
 from fastagg.server.server import Server
 from fastagg.server.settings import ActiveSettings, ClientSettings, ServerSettings, WeightSettings
@@ -117,13 +106,12 @@ class AdaptiveSettings(BufferSettings, SecondSettings, total=False):
     """The arguments of those whose optimizer has a second moment."""
 
 
-def _parted(settings: Mapping[str, object]) -> tuple[RoundSettings, SecondSettings, ServerSettings]:
-    def of(typed: type) -> dict[str, object]:
-        return {name: settings[name] for name in typed.__annotations__ if name in settings}
-
-    rounds, steps = of(RoundSettings), of(SecondSettings)
-    server = {name: value for name, value in settings.items() if name not in rounds and name not in steps}
-    return cast(RoundSettings, rounds), cast(SecondSettings, steps), cast(ServerSettings, server)
+def _parted(settings: Mapping[str, Any]) -> tuple[RoundSettings, dict[str, Any], ServerSettings]:
+    parts: list[dict[str, Any]] = [{}, {}, {}]
+    for name, value in settings.items():
+        place = 0 if name in RoundSettings.__annotations__ else 1 if name in SecondSettings.__annotations__ else 2
+        parts[place][name] = value
+    return cast(RoundSettings, parts[0]), parts[1], cast(ServerSettings, parts[2])
 
 
 @preset
@@ -492,12 +480,17 @@ def FedAC(
 
 
 def _synchronous(
-    params: object, clients_per_round: int | None, make: Callable[..., Optimizer], server: Mapping[str, object]
+    server: Mapping[str, Any],
+    params: object,
+    clients_per_round: int | None,
+    make: Callable[..., Optimizer],
+    *given: Any,
+    **more: Any,
 ) -> Server:
     if clients_per_round is not None:
         _checks.whole("clients_per_round", clients_per_round, least=1)
     rounds, steps, rest = _parted(server)
-    return Server(params, Cohort(clients_per_round, **rounds), make(**steps), **rest)
+    return Server(params, Cohort(clients_per_round, **rounds), make(*given, **more, **steps), **rest)
 
 
 @preset
@@ -527,7 +520,7 @@ def FedAvg(
         >>> server.flat  # (10*10 + 30*30) / 40
         tensor([25., 25.])
     """
-    return _synchronous(params, clients_per_round, partial(SGD, lr), {"weighting": weighting, **server})
+    return _synchronous({"weighting": weighting, **server}, params, clients_per_round, SGD, lr)
 
 
 @preset
@@ -570,7 +563,7 @@ def FedAvgM(
         >>> server.flat  # 0.5 * 1, and then 0.5 * (0.9 * 1 + 1)
         tensor([1.4500, 1.4500])
     """
-    return _synchronous(params, clients_per_round, partial(Momentum, lr, beta, moments=moments), server)
+    return _synchronous(server, params, clients_per_round, Momentum, lr, beta, moments=moments)
 
 
 @preset
@@ -595,8 +588,7 @@ def FedAdam(
         >>> type(fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
         'Adam'
     """
-    steps = partial(Adam, lr, betas, eps, bias_correction, moments=moments)
-    return _synchronous(params, clients_per_round, steps, server)
+    return _synchronous(server, params, clients_per_round, Adam, lr, betas, eps, bias_correction, moments=moments)
 
 
 @preset
@@ -620,8 +612,7 @@ def FedYogi(
         >>> type(fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
         'Yogi'
     """
-    steps = partial(Yogi, lr, betas, eps, bias_correction, moments=moments)
-    return _synchronous(params, clients_per_round, steps, server)
+    return _synchronous(server, params, clients_per_round, Yogi, lr, betas, eps, bias_correction, moments=moments)
 
 
 @preset
@@ -643,7 +634,7 @@ def FedAdagrad(
         >>> type(fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
         'Adagrad'
     """
-    return _synchronous(params, clients_per_round, partial(Adagrad, lr, beta, eps, moments=moments), server)
+    return _synchronous(server, params, clients_per_round, Adagrad, lr, beta, eps, moments=moments)
 
 
 @preset
@@ -666,5 +657,4 @@ def FedAMS(
         >>> type(fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer).__name__
         'AMSGrad'
     """
-    steps = partial(AMSGrad, lr, betas, eps, bias_correction, moments=moments)
-    return _synchronous(params, clients_per_round, steps, server)
+    return _synchronous(server, params, clients_per_round, AMSGrad, lr, betas, eps, bias_correction, moments=moments)

@@ -730,8 +730,9 @@ void bind_engine(py::module_& m) {
                  optimizer_named(kind), lr,        betas.first, betas.second, eps, bias_correction, coded, eps_root,
                  weight_decay,          decoupled, initial};
            }),
-           arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"), arg("coded"),
-           arg("eps_root"), arg("weight_decay"), arg("decoupled"), arg("initial"));
+           arg("kind"), by_name, arg("lr"), arg("betas") = std::pair(0.0, 0.0), arg("eps") = 1.0,
+           arg("bias_correction") = false, arg("coded") = false, arg("eps_root") = 0.0, arg("weight_decay") = 0.0,
+           arg("decoupled_weight_decay") = false, arg("initial") = 0.0);
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t origin, int64_t clients, double clip_norm, double max_samples,
                        int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,

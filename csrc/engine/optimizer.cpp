@@ -26,41 +26,31 @@ double norm_of(const store::Vector& vector, int64_t size) {
 OptimizerState::OptimizerState(const OptimizerSettings& given, int64_t size, uint64_t seed,
                                std::shared_ptr<store::Memory> memory)
     : settings(given), size_(size), seed_(seed), memory_(std::move(memory)) {
-  const auto zeros = [&](int64_t nbytes) {
+  const auto filled = [&](int64_t nbytes, uint32_t word) {
     store::Vector made = memory_->bytes(nbytes);
-    memory_->zero(made.data, nbytes);
-    return made;
+    if (word == 0) return memory_->zero(made.data, nbytes), made;
+    const store::Owner host = store::new_memory(nbytes);
+    std::fill_n(static_cast<uint32_t*>(host.get()), nbytes / 4, word);
+    return memory_->put(made.data, host.get(), nbytes), made;
   };
   const int64_t blocks = blocks_of(size);
   const int64_t nbytes = settings.coded ? blocks * kScaleBlock : size * static_cast<int64_t>(sizeof(float));
+  // v and vhat start at `initial`; in 8 bits at the nearest code.
+  const auto first = static_cast<float>(settings.initial);
+  const uint32_t unit = settings.coded && first > 0.0f ? unit_bits(bits_of(first), kSpanV) : 0;
+  const float stored = std::max(first, 0.125f * float_from_bits(unit));
+  const uint32_t code = (bits_of(stored + float_from_bits(unit)) - unit + (1u << (kCut - 1))) >> kCut;
+  const uint32_t word = unit > 0 ? code * 0x01010101u : bits_of(first);
   visit_at(settings.kind, Optimizers{}, [&](auto one) {
     using Kind = decltype(one);
-    if (Kind::kM) m_ = zeros(nbytes);
-    if (Kind::kV) v_ = zeros(nbytes);
-    if (Kind::kVhat) vhat_ = zeros(nbytes);
-    if (settings.coded && Kind::kM) units_ = zeros((Kind::kV ? 2 : 1) * blocks * static_cast<int64_t>(sizeof(float)));
+    if (Kind::kM) m_ = filled(nbytes, 0);
+    if (Kind::kV) v_ = filled(nbytes, word);
+    if (Kind::kVhat) vhat_ = filled(nbytes, word);
+    if (settings.coded && Kind::kM) units_ = filled((Kind::kV ? 2 : 1) * blocks * 4, 0);
     settings.coded = settings.coded && Kind::kM;
   });
-  if (settings.initial > 0.0 && v_) begin_seconds(nbytes);
-}
-
-// Sets v and vhat to their first value; in 8 bits, to the nearest code.
-void OptimizerState::begin_seconds(int64_t nbytes) {
-  const auto first = static_cast<float>(settings.initial);
-  const auto fill = [&](float* to, uint32_t word, int64_t bytes) {
-    const store::Owner host = store::new_memory(bytes);
-    std::fill_n(static_cast<uint32_t*>(host.get()), bytes / 4, word);
-    memory_->put(to, host.get(), bytes);
-  };
-  uint32_t word = bits_of(first);
-  if (settings.coded) {
-    const uint32_t unit = unit_bits(word, kSpanV), above = bits_of(first + float_from_bits(unit)) - unit;
-    word = ((above + (1u << (kCut - 1))) >> kCut) * 0x01010101u;
-    fill(units_.data + blocks_of(size_), unit, blocks_of(size_) * 4);
-  }
-  fill(v_.data, word, nbytes);
-  if (vhat_) fill(vhat_.data, word, nbytes);
-  bounds.v = 1.125 * settings.initial;  // a code is at most a sixteenth larger
+  if (unit > 0 && v_) memory_->copy(units_.data + blocks, filled(blocks * 4, unit).data, blocks * 4);
+  if (v_) bounds.v = 1.125 * settings.initial;  // a code is at most a sixteenth larger
 }
 
 std::vector<OptimizerState::Moment> OptimizerState::moments() const {

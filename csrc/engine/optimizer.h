@@ -56,7 +56,6 @@ class OptimizerState {
 
  private:
   Moments struct_of() const;
-  void begin_seconds(int64_t nbytes);
 
   int64_t size_;
   uint64_t seed_;

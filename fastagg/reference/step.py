@@ -88,12 +88,12 @@ def step_(
     decoupled_weight_decay: bool = False,
 ) -> Tensor:
     """Do direction and optimizer of one server step; see :func:`fastagg.ops.step_`."""
+    how: dict[str, Any] = {
+        "optimizer": optimizer, "lr": lr, "betas": betas, "eps": eps, "correction": correction, "eps_root": eps_root,
+        "weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay,
+    }  # fmt: skip
     if units is not None:
         codes = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
-        how = {
-            "optimizer": optimizer, "lr": lr, "betas": betas, "eps": eps, "correction": correction,
-            "eps_root": eps_root, "weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay,
-        }  # fmt: skip
         along = {"gain": gain, "weight": weight, "acc": acc, "scale": scale, "base": base, "out": out}
         return _coded_step(x, update, codes, units, (*rounding, origin), how, along)
     x64 = x.to(_F64)
@@ -105,10 +105,7 @@ def step_(
         if acc is not None:
             d = (acc.to(_F64) + d) * scale
     state = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
-    new = advance(
-        optimizer, x64, d, {name: held.to(_F64) for name, held in state.items()}, lr, betas, eps, correction, eps_root,
-        weight_decay, decoupled_weight_decay,
-    )  # fmt: skip
+    new = advance(x=x64, d=d, state={name: held.to(_F64) for name, held in state.items()}, **how)
     for name, held in state.items():
         if name in new:
             held.copy_(new[name])

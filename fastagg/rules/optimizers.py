@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, TypedDict
+from typing import ClassVar
 
 from torch import Tensor
 
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.rules.names import Moments
+from fastagg.rules.names import Moments, SecondSettings
 
 __all__ = [
     "SGD",
@@ -25,24 +25,8 @@ __all__ = [
 
 FORMATS = ("fp32", "8bit")  # of moments: fastagg.rules.moments
 _SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
+_HYPER = ("betas", "eps", "bias_correction")
 _SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from zero
-
-
-class DecaySettings(TypedDict, total=False):
-    """Weight decay: keyword arguments of every optimizer, which presets pass on."""
-
-    weight_decay: float
-    decoupled_weight_decay: bool
-
-
-class SecondSettings(DecaySettings, total=False):
-    """And those of the optimizers with a second moment."""
-
-    eps_root: float
-    initial: float
-
-
-_LATER = (*SecondSettings.__annotations__,)  # checkpoints from before have none of these
 
 
 @dataclass(frozen=True)
@@ -100,16 +84,8 @@ class Optimizer:
         return type(self).step is not Optimizer.step
 
     def hyper(self) -> Plain:
-        """The kernel's settings."""
-
-        def of(name: str, default: Any) -> Any:
-            return getattr(self, name, default)
-
-        return {
-            "betas": of("betas", (of("beta", 0.0), 0.0)), "eps": of("eps", 1.0), "eps_root": of("eps_root", 0.0),
-            "bias_correction": of("bias_correction", False), "initial": of("initial", 0.0),
-            "weight_decay": of("weight_decay", 0.0), "decoupled": of("decoupled_weight_decay", False),
-        }  # fmt: skip
+        """The kernel's settings, by the names of fields."""
+        return {}
 
     def check(self) -> None:
         """Refuse an optimizer that defines no step.
@@ -143,8 +119,13 @@ class _Decaying(Optimizer):
 
     def settings(self) -> Plain:
         """All settings as plain data, without later ones that have their default: older checkpoints lack them."""
-        unset = {one.name for one in fields(self) if one.name in _LATER and getattr(self, one.name) == one.default}
+        later = [one for one in fields(self) if one.name in SecondSettings.__annotations__]
+        unset = {one.name for one in later if getattr(self, one.name) == one.default}
         return {name: value for name, value in asdict(self).items() if name not in unset}
+
+    def hyper(self) -> Plain:
+        given = {"betas": (getattr(self, "beta", 0.0), 0.0), **asdict(self)}
+        return {name: given[name] for name in (*SecondSettings.__annotations__, *_HYPER) if name in given}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from fastagg.ops.place import CPU, place
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.names import Overflow, words
 
+_DIVISORS: dict[str | float, float | str] = {"buffer": 0.0, "weights": -1.0}
+
 
 class RoundSettings(TypedDict, total=False):
     """When a round ends: keyword arguments of :class:`Buffer`, which presets pass on."""
@@ -163,7 +165,7 @@ class BufferState(DirectionState):
         told = native.engine.BufferedSetting(
             capacity=-1 if setting.size is None else setting.size, synchronous=setting.synchronous,
             closes_first=setting.overflow == "close", at_least=setting.at_least or 0, grace=setting.grace or 0.0,
-            exact=exact, divisor={"buffer": 0.0, "weights": -1.0}.get(setting.normalize, setting.normalize),
+            exact=exact, divisor=_DIVISORS.get(setting.normalize, setting.normalize),
             size=material.size, origin=material.origin,
         )  # fmt: skip
         super().__init__(native.engine.Buffered(sign=setting.sign, setting=told, memory=material.memory))
