@@ -152,11 +152,16 @@ def test_any_direction_with_any_optimizer_and_any_policy(
     agree(ours, theirs, case, ("normal", "sparse", "zero"))
 
 
-@given(case=cases(max_length=20), cut=st.integers(0, 40), policy=st.sampled_from(["fadas", "fedasync"]))
+@given(case=cases(max_length=20), cut=st.integers(0, 40), policy=st.sampled_from(["fadas", "fedasync", "extended"]))
 def test_resuming_from_a_checkpoint_is_never_having_stopped(case: Case, cut: int, policy: str) -> None:
     def build() -> fastagg.Server:
         if policy == "fadas":
             return fastagg.FADAS(case.x0, lr=0.1, buffer_size=3, delay_threshold=1)
+        if policy == "extended":
+            return fastagg.FADAS(
+                case.x0, lr=0.1, buffer_size=3, moments="8bit", normalize="weights", weight_decay=0.1, eps_root=1e-3,
+                decoupled_weight_decay=True, initial=0.04, bias_correction=True,
+            )  # fmt: skip
         return fastagg.FedAsync(case.x0, alpha=0.5, policy="polynomial")
 
     whole = build()
