@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
@@ -116,12 +116,6 @@ class _Decaying(Optimizer):
         super().__post_init__()
         _checks.number("weight_decay", self.weight_decay, least=0)
         _checks.one_of("moments", getattr(self, "moments", "fp32"), FORMATS)
-
-    def settings(self) -> Plain:
-        """All settings as plain data, without later ones that have their default: older checkpoints lack them."""
-        later = [one for one in fields(self) if one.name in SecondSettings.__annotations__]
-        unset = {one.name for one in later if getattr(self, one.name) == one.default}
-        return {name: value for name, value in asdict(self).items() if name not in unset}
 
     def hyper(self) -> Plain:
         given = {"betas": (getattr(self, "beta", 0.0), 0.0), **asdict(self)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import torch
 
@@ -104,11 +104,6 @@ class Buffer(Direction):
             raise ConfigError("normalize: with exact= only whole numbers are added; write 'buffer', or a number")
         if self.normalize != "buffer" and not self.ends_early:
             raise ConfigError(f"normalize: {type(self).__name__} divides by what its updates count for; leave it out")
-
-    def settings(self) -> dict[str, Any]:
-        """All settings as plain data, without those that have their default: older checkpoints lack some."""
-        unset = {one.name for one in fields(Buffer) if one.kw_only and getattr(self, one.name) == one.default}
-        return {name: value for name, value in super().settings().items() if name not in unset - {"kind"}}
 
     def start(self, material: Material) -> DirectionState:
         return BufferState(self, material)

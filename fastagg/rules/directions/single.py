@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 
@@ -61,7 +60,3 @@ class Mixing(Direction):
 
     def start(self, material: Material) -> DirectionState:
         return DirectionState(native.engine.Single(sign=1.0, blend=True, divisor=self.normalize or 0.0))
-
-    def settings(self) -> Plain:
-        described = super().settings()
-        return described if self.normalize is not None else {"kind": described["kind"]}  # as in older checkpoints
