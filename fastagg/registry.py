@@ -112,7 +112,11 @@ def describe(part: Any) -> Plain:
     if there is not None and _path(there) != _path(type(part)):
         raise ConfigError(f"{kind}: {_path(type(part))} has the name of {_path(there)}: call it otherwise")
     settings = part.settings() if hasattr(part, "settings") else asdict(part)
-    return {"name": name, **settings}
+    # Settings of ours that came later are named only if they are set: older checkpoints lack them.
+    ours = [base for base in type(part).__mro__ if base.__module__.startswith("fastagg.") and is_dataclass(base)]
+    later = {one.name for base in ours for one in fields(base) if one.kw_only} - {"kind", "moments"}
+    unset = {one.name for one in fields(part) if one.name in later and getattr(part, one.name) == one.default}
+    return {"name": name, **{key: value for key, value in settings.items() if key not in unset}}
 
 
 def part(kind: str, settings: Mapping[str, object]) -> Any:
@@ -147,9 +151,18 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
     If it passes keywords on to :class:`fastagg.Server`, they are typed: ``**server: Unpack[fastagg.ServerSettings]``.
     """
-    checked = _keywords.checked(function)
+    checked = _keywords.checked(function, _place)
     _presets[function.__name__] = checked
     return checked
+
+
+def _place(key: str) -> str:
+    """Say where a setting belongs that a preset does not have: to a server that is made of its parts."""
+    ours = (part for part in _parts.values() if part.__module__.startswith("fastagg."))
+    owners = [part.__name__ for part in ours if any(one.name == key and one.init for one in fields(part))]
+    owners = ["Server"] if key in _bases else owners
+    line = "write fastagg.Server(params, direction, optimizer, staleness)"
+    return f"unknown setting {key!r}: it belongs to {', '.join(owners)}; {line}" if owners else ""
 
 
 def presets() -> Mapping[str, Callable[..., Server]]:
