@@ -219,6 +219,18 @@ def theirs(session: nox.Session, framework: str) -> None:
     session.run("python", ".ci/theirs.py", framework, str(folder))
 
 
+@target("nightly", "wheel")
+@nox.parametrize("pip", ["22.3", ""])
+def constraints(session: nox.Session, pip: str) -> None:
+    """Resolve every extra from nothing with constraints.txt, by the oldest pip of Python 3.11 and by the newest."""
+    session.env.update(ENVIRONMENT)
+    session.install("-q", "-U", f"pip=={pip}" if pip else "pip")
+    for extra in nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]:
+        begun, needs = time.time(), f"{built()}[{extra}]"
+        session.run("pip", "install", "-q", "--dry-run", "-c", "constraints.txt", needs, silent=True)
+        session.log(f"{extra}: {time.time() - begun:.0f} s")
+
+
 @target("commit")
 def engine(session: nox.Session) -> None:
     """Test the engine without Python under AddressSanitizer, UBSan and ThreadSanitizer."""

@@ -186,7 +186,7 @@ class Aggregator(BaseAggregator):
 
     def _start(self, model: Arrays) -> None:
         server = self._make(model, **{**as_in("appfl", self._make), **resolved(self.settings)})
-        self._mixes = isinstance(server.direction, fastagg.Mixing)
+        self._mixes = isinstance(server.direction, fastagg.Mixing) and not self.settings.get("normalize")
         if self._mixes:  # a step along what the upload is less the model as it is: FedAsync, and nothing to keep
             rest = {key: value for key, value in self.settings.items() if key not in ("alpha", "policy", "a", "b")}
             server = fastagg.Server(model, fastagg.Single(), server.optimizer, server.staleness, **rest)

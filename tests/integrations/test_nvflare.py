@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +39,7 @@ from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedA
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_opt.pt.fedopt import PTFedOptModelShareableGenerator
 from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
 from support.models import same
@@ -255,6 +259,72 @@ def test_a_rounds_metrics_are_flares(said: dict[str, Any] | None, mean: dict[str
     assert sum("'tags' is a list" in line for line in warned) == (said is not None and "tags" in said)
 
 
+FEDOPT = {  # torch's optimizer in FLARE's FedOpt, and our preset
+    "FedAvg": (("SGD", {"lr": 1.0}), {}),
+    "FedProx": (("SGD", {"lr": 0.5}), {"lr": 0.5}),
+    "FedAvgM": (("SGD", {"lr": 0.3, "momentum": 0.8}), {"lr": 0.3, "beta": 0.8}),
+    "FedAdam": (("Adam", {"lr": 0.1}), {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "bias_correction": True}),
+    "FedAMS": (("Adam", {"lr": 0.1, "amsgrad": True}), {"lr": 0.1, "betas": (0.9, 0.999), "bias_correction": True}),
+    "FedAdagrad": (("Adagrad", {"lr": 0.1}), {"lr": 0.1, "eps": 1e-10}),
+}
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("algorithm", FEDOPT)
+def test_rounds_beside_flares_own_fedopt(algorithm: str, full: bool) -> None:
+    """FLARE's mean by steps and its server step, after every round, under each preset's default."""
+    (name, args), settings = FEDOPT[algorithm]
+    net, draw = torch.nn.Linear(4, 3), torch.Generator().manual_seed(0)
+    ours, model = Aggregator(algorithm, settings), {k: v.clone() for k, v in net.state_dict().items()}
+    own = PTFedOptModelShareableGenerator({"path": f"torch.optim.{name}", "args": dict(args)}, None, net, "cpu")
+    context = SimpleNamespace(get_engine=lambda: SimpleNamespace(build_component=built))
+    own.handle_event(EventType.START_RUN, context)
+    for number, steps in enumerate(((1, 99), (5, None), (0.5, 3), (None, None))):
+        mean = WeightedAggregationHelper()
+        for client, weight in zip("ab", steps, strict=True):
+            ours.sent(client, FLModel(ParamsType.FULL, dict(model), current_round=number))
+            change = {k: torch.rand(v.shape, generator=draw) - 0.3 for k, v in model.items()}
+            mean.add({k: v.numpy() for k, v in change.items()}, 1.0 if weight is None else weight, client, number)
+            sent = {k: model[k] + v if full else v for k, v in change.items()}
+            meta = {"client_name": client} | ({} if weight is None else {"NUM_STEPS_CURRENT_ROUND": weight})
+            kind = ParamsType.FULL if full else ParamsType.DIFF
+            ours.accept_model(FLModel(kind, sent, current_round=number, meta=meta))
+        theirs, _ = own.server_update(mean.get_result())
+        model = {k: torch.as_tensor(v).clone() for k, v in ours.aggregate_model().params.items()}
+        for k, value in theirs.items():
+            torch.testing.assert_close(model[k], value, rtol=1e-5, atol=1e-5)
+
+
+def built(component: dict[str, Any]) -> torch.optim.Optimizer:
+    return getattr(torch.optim, component["path"].rpartition(".")[2])(**component["args"])
+
+
+def test_without_a_persistor_the_error_names_it() -> None:
+    controller = AsyncController("FedBuff", persistor_id="there")
+    controller.load_model = lambda: FLModel(ParamsType.FULL, {})  # as FLARE's, without one
+    with pytest.raises(
+        fastagg.ConfigError, match=r'has no persistor \'there\'; write job.to_server\(PTModel\(net\), id="there"'
+    ):
+        controller.run()
+
+
+@pytest.mark.parametrize(
+    ("busy", "aborted", "waits"), [({"a": math.inf}, False, True), ({"a": 0.0}, False, False), ({}, False, False),
+                                   ({"a": math.inf}, True, False)]
+)  # fmt: skip
+def test_the_end_waits_for_those_who_are_out(busy: dict[str, float], aborted: bool, waits: bool) -> None:
+    controller = AsyncController("FedBuff", end_timeout=0.4)
+    controller._busy, controller.abort_signal = dict(busy), SimpleNamespace(triggered=aborted)
+    begun_at = time.monotonic()
+    controller._wait_for_the_last()
+    assert (time.monotonic() - begun_at > 0.35) == waits
+    if waits:
+        controller.end_timeout = 60.0
+        threading.Timer(0.2, controller._busy.clear).start()
+        controller._wait_for_the_last()
+        assert time.monotonic() - begun_at < 30
+
+
 class Heard(FLComponent):
     """FLARE's engine as far as events go: it keeps them, and hands them to one component."""
 
@@ -381,6 +451,14 @@ def test_settings_are_refused_by_name() -> None:
         Aggregator("FADAS")
     with pytest.raises(fastagg.ConfigError, match="presets, as 'FADAS', got 'FedBest'"):
         AsyncController("FedBest")
+    with pytest.raises(fastagg.ConfigError, match="did you mean 'buffer_size'"):
+        AsyncController("FADAS", {"bufer_size": 2})
+    with pytest.raises(fastagg.ConfigError, match="expected an asynchronous preset"):
+        AsyncController("FedAvg")
+    with pytest.raises(fastagg.ConfigError, match=r"end_timeout: .* >= 0"):
+        AsyncController("FADAS", end_timeout=-1)
+    with pytest.raises(fastagg.ConfigError, match="betas"):
+        EdgeModelManager(3, "FADAS", {"betas": 3})
     with pytest.raises(fastagg.ConfigError, match="lr"):
         Aggregator("FedAdam", {"lr": -1})
 
@@ -643,6 +721,16 @@ def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
     assert torch.equal(second.flat, server.flat)
     for moment in ("m", "v", "vhat"):
         assert torch.equal(second.state_dict()["moments"][moment], server.state_dict()["moments"][moment])
+
+
+@pytest.mark.slow
+def test_a_healthy_job_ends_without_errors(tmp_path: Path) -> None:
+    """All sites are training when the job ends, one of them for some seconds more: each script reaches its end."""
+    printed = simulate("ending", tmp_path)
+    assert printed.count("reached the end of its script") == 4
+    assert "was still out; its answer will not count" in server_log(tmp_path)
+    assert not re.findall("(?m)^.*(?:ERROR|Traceback).*$", printed)
+    assert torch.load(tmp_path / "server.pt", weights_only=True)["version"] == 6
 
 
 @pytest.mark.slow
