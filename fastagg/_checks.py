@@ -122,15 +122,16 @@ def meant(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
-def nearest(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant."""
+def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | None:
+    """Return the known name that was probably meant. ``guess``: also one that is only spelt alike."""
     if not isinstance(name, str):
         return None
     by_lower = {one.lower(): one for one in known}
     lower = name.lower()
-    near = [one for one in _ELSEWHERE.get(lower, ()) if one in by_lower] or difflib.get_close_matches(
-        lower, by_lower, 1
-    )
+    near = [one for one in _ELSEWHERE.get(lower, ()) if one in by_lower]
+    near = near or [one for one in sorted(by_lower) if lower in one.split("_")]
+    if guess:
+        near = near or difflib.get_close_matches(lower, by_lower, 1)
     return by_lower[near[0]] if near else None
 
 

@@ -47,17 +47,18 @@ def of(function: Callable[..., object]) -> Keywords:
     )
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
+def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: "") -> Callable[P, R]:
     """Return ``function`` with its name, signature and documentation. Wrong arguments raise WrongArguments.
 
     If it passes on ``**keywords``, these must be typed as ``Unpack[a TypedDict]``, which lists the known ones.
+    ``place`` says where an unknown keyword belongs, or nothing.
     """
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     line = "fastagg." * function.__module__.startswith(("fastagg.presets", "fastagg.rules", "fastagg.server")) + name
 
     @wraps(function)
     def call(*args: P.args, **given: P.kwargs) -> R:
-        wrong = _wrong(of(function), args[function.__name__ == "__init__" :], given)
+        wrong = _wrong(of(function), args[function.__name__ == "__init__" :], given, place)
         if wrong:
             raise WrongArguments(f"{name}: {wrong[0]}" + (f"; write {line}({wrong[1]})" if wrong[1] else ""))
         return function(*args, **given)
@@ -65,12 +66,16 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _wrong(known: Keywords, args: tuple[object, ...], given: Mapping[str, object]) -> tuple[str, str] | None:
+def _wrong(
+    known: Keywords, args: tuple[object, ...], given: Mapping[str, object], place: Callable[[str], str]
+) -> tuple[str, str] | None:
     """Return what is wrong with a call's arguments, and what to write between the brackets."""
     settings, _, named, positional, needed = known
     for key in given:
         if key not in settings and key not in positional:
-            return _checks.unknown("setting", key, settings.union(positional)), ""
+            names = settings.union(positional)
+            elsewhere = "" if _checks.nearest(key, names, guess=False) else place(key)
+            return elsewhere or _checks.unknown("setting", key, names), ""
     if len(args) > len(positional):
         extra = [f"{key}={_checks.shown(value)}" for key, value in zip(named, args[len(positional) :], strict=False)]
         places = f"{len(positional)} argument{'s'[: len(positional) != 1]} without a name"

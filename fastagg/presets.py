@@ -11,9 +11,13 @@ All presets share these settings:
   client: ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if they do not fit into memory.
 - ``clients_per_round`` is the number of updates in a synchronous round. Each of them must start from the current
   version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-- Presets with a buffer or with rounds also take ``at_least``, ``grace``, ``overflow`` and ``exact`` of
-  :class:`fastagg.Buffer`.
+- Presets with a buffer or with rounds also take ``at_least``, ``grace``, ``overflow``, ``exact`` and ``normalize`` of
+  :class:`fastagg.Buffer`. They also take ``weight_decay``, ``decoupled_weight_decay`` and, with a second moment,
+  ``eps_root`` and ``initial`` of :class:`fastagg.Optimizer`.
   CA2FL, FedEcho and FedAC do not: each of their steps needs an update.
+- ``staleness`` is a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+- ``weighting`` says how updates count in a mean: ``uniform``, all alike, or by ``samples``. It has no effect where each
+  update is a step of its own (ASGD, DelayAdaptiveASGD, AsyncFedED).
 - Every preset also takes :class:`fastagg.Server`'s keyword arguments: :class:`fastagg.ServerSettings`.
 - A setting that is out of range raises :class:`fastagg.ConfigError`. An unknown setting raises it too, and the message
   names the nearest known one.
@@ -25,8 +29,8 @@ the client was sent. ``x`` is the model, ``s`` the version that an update starte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Unpack, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack, cast
 
 from fastagg import _checks
 from fastagg.distill import Distillation
@@ -49,12 +53,14 @@ from fastagg.rules.euclidean import Euclidean
 from fastagg.rules.names import (
     AceMode,
     Cache,
+    DecaySettings,
     DelayRule,
     Freshness,
     Moments,
     Policy,
     Repeat,
     Rule,
+    SecondSettings,
     Stale,
     Warmup,
     Weighting,
@@ -88,25 +94,39 @@ __all__ = [
 ]
 
 
-class CohortSettings(ClientSettings, RoundSettings, total=False):
+class CohortSettings(ClientSettings, RoundSettings, DecaySettings, total=False):
     """The arguments of FedAvg and FedProx."""
 
 
-class BufferSettings(ServerSettings, RoundSettings, total=False):
+class BufferSettings(ServerSettings, RoundSettings, DecaySettings, total=False):
     """The arguments of the other presets that add updates up."""
 
 
-def _parted(settings: Mapping[str, object]) -> tuple[RoundSettings, ServerSettings]:
-    rounds = {name: settings[name] for name in RoundSettings.__annotations__ if name in settings}
-    server = {name: value for name, value in settings.items() if name not in rounds}
-    return cast(RoundSettings, rounds), cast(ServerSettings, server)
+class AdaptiveSettings(BufferSettings, SecondSettings, total=False):
+    """The arguments of those whose optimizer has a second moment."""
+
+
+def _parted(settings: Mapping[str, Any]) -> tuple[RoundSettings, dict[str, Any], ServerSettings]:
+    parts: list[dict[str, Any]] = [{}, {}, {}]
+    for name, value in settings.items():
+        place = 0 if name in RoundSettings.__annotations__ else 1 if name in SecondSettings.__annotations__ else 2
+        parts[place][name] = value
+    return cast(RoundSettings, parts[0]), parts[1], cast(ServerSettings, parts[2])
 
 
 @preset
-def FedBuff(params: object, *, lr: float = 1.0, buffer_size: int = 10, **server: Unpack[BufferSettings]) -> Server:
-    """Buffered asynchronous aggregation: ``x <- x + lr * mean(Delta_i)`` over every M updates.
+def FedBuff(
+    params: object,
+    *,
+    lr: float = 1.0,
+    buffer_size: int = 10,
+    staleness: Staleness | None = None,
+    **server: Unpack[BufferSettings],
+) -> Server:
+    """Buffered asynchronous aggregation: ``x <- x + lr * sum(s(tau_i)*Delta_i)/M`` over every M updates.
 
-    Nguyen et al. 2022, without differential privacy; the ACE paper, Algorithm a.2.
+    Nguyen et al. 2022, without differential privacy; the ACE paper, Algorithm a.2. ``staleness`` is s: 1 by default;
+    FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` is another divisor than M. Updates count ``uniform``.
 
     Example:
         >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
@@ -116,8 +136,8 @@ def FedBuff(params: object, *, lr: float = 1.0, buffer_size: int = 10, **server:
         >>> receipt.applied, server.flat
         (True, tensor([2., 2.]))
     """
-    rounds, rest = _parted(server)
-    return Server(params, Buffer(buffer_size, **rounds), SGD(lr), **rest)
+    rounds, steps, rest = _parted(server)
+    return Server(params, Buffer(buffer_size, **rounds), SGD(lr, **steps), staleness, **rest)
 
 
 @preset
@@ -132,17 +152,19 @@ def FADAS(
     delay_rule: DelayRule = "scaled",
     bias_correction: bool = False,
     moments: Moments = "fp32",
-    **server: Unpack[BufferSettings],
+    **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Federated adaptive asynchronous optimization: a buffer as in FedBuff, AMSGrad, and a delay-adaptive step.
 
     ``D = mean(Delta_i)`` over M updates; ``m <- b1*m + (1-b1)*D; v <- b2*v + (1-b2)*D*D; vhat <- max(vhat, v);
-    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024 (FADAS): Algorithm 1, Eq. 3, Eq. 4 and Eq. 77.
+    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024 (FADAS): Algorithm 1, Eq. 3, Eq. 4 and Eq. 77. Updates count
+    ``uniform``.
 
     Args:
         delay_threshold: tau_c. If the largest delay in the buffer exceeds it, the step shrinks. None: never.
         delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is
             ``min(lr, 1/tau_max)`` (Eq. 4).
+        betas, eps: the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
         bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
 
     Example:
@@ -154,8 +176,8 @@ def FADAS(
     """
     _checks.one_of("delay_rule", delay_rule, words(DelayRule))
     policy: Staleness = Constant() if delay_threshold is None else DelayAdaptive(delay_threshold, delay_rule)
-    optimizer = AMSGrad(lr, betas, eps, bias_correction, moments=moments)
-    rounds, rest = _parted(server)
+    rounds, steps, rest = _parted(server)
+    optimizer = AMSGrad(lr, betas, eps, bias_correction, moments=moments, **steps)
     return Server(params, Buffer(buffer_size, **rounds), optimizer, policy, **rest)
 
 
@@ -167,6 +189,7 @@ def FedAsync(
     policy: Policy = "polynomial",
     a: float | None = None,
     b: float | None = None,
+    normalize: float | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
     """Asynchronous mixing: ``x <- (1-a_t)*x + a_t*x_i^K`` at every update, ``a_t = alpha*s(tau)``.
@@ -180,6 +203,9 @@ def FedAsync(
             ``s = (tau+1)^-a``.
         a: setting of the hinge (default 10) or the polynomial (0.5), > 0. Other policies refuse it.
         b: setting of the hinge (default 4), >= 0. Other policies refuse it.
+        normalize: a_t is also multiplied by a client's samples, with ``weighting="samples"``, and divided by this
+            number, > 0: the samples of all clients (APPFL), or a client's average. With ``uniform`` it is divided only.
+            None: samples have no effect. See :class:`fastagg.Mixing`.
 
     Example:
         >>> server = fastagg.FedAsync(torch.zeros(2), alpha=0.5)
@@ -195,7 +221,7 @@ def FedAsync(
         if key not in {"constant": (), "hinge": ("a", "b"), "polynomial": ("a",)}[policy]:
             raise ConfigError(f"{key}: policy {policy!r} has no such setting, got {given[key]!r}; leave it out")
     kind = {"constant": Constant, "hinge": Hinge, "polynomial": Polynomial}[policy]
-    return Server(params, Mixing(), SGD(alpha), kind(**given), **server)
+    return Server(params, Mixing(normalize=normalize), SGD(alpha), kind(**given), **server)
 
 
 @preset
@@ -260,7 +286,8 @@ def ACE(
 
     ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. ``mode="direct"`` is the ACE paper's Algorithm 1.
     ``mode="incremental"`` gives the same result in O(d). With ``mode="client"`` clients keep their own last
-    gradients (Algorithm a.5, see :class:`fastagg.clients.GradientDifference`). The 8-bit cache is from F.3.3.
+    gradients (Algorithm a.5, see :class:`fastagg.clients.GradientDifference`). The 8-bit cache is from F.3.3. Clients
+    count ``uniform``.
 
     Args:
         cache: format of the cached gradients U_i in memory, or a :class:`fastagg.Tiered` if they lie on a disk. With
@@ -300,7 +327,8 @@ def ACED(
 ) -> Server:
     """ACE over the clients that are fresh: their information is at most ``max_delay`` versions old.
 
-    ``U_i <- g_i; x <- x - lr * mean over A(t) of U_j``. The ACE paper, Algorithm a.1.
+    ``U_i <- g_i; x <- x - lr * mean over A(t) of U_j``. The ACE paper, Algorithm a.1, from the second round on
+    (docs/algorithms.md). Clients count ``uniform``.
 
     Args:
         max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
@@ -328,12 +356,13 @@ def CA2FL(
     lr: float = 1.0,
     cache: Cache = "fp32",
     repeat: Repeat = "start",
+    staleness: Staleness | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
     """Cached update calibration: a buffer as in FedBuff, calibrated with every client's last update.
 
     ``x <- x + lr*(mean_j h_j + sum(Delta_i - h_i)/|S|)`` over every M updates, where S is the set of their
-    clients. Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3.
+    clients. Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3. Updates count ``uniform``.
 
     Args:
         cache: format of the cached updates h_i.
@@ -346,7 +375,7 @@ def CA2FL(
         >>> server.flat
         tensor([1., 1.])
     """
-    return Server(params, Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), **server)
+    return Server(params, Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), staleness, **server)
 
 
 @preset
@@ -393,12 +422,14 @@ def FedEcho(
     lr: float = 1.0,
     buffer_size: int = 5,
     cache: Cache = "fp32",
+    staleness: Staleness | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
     """FedBuff with distillation after every step, towards the mean of all clients' latest logits (also slow clients').
 
     FedEcho, Algorithm 1. Each update costs a forward pass of the client's model on the unlabelled data. Each step
-    costs Q training steps on this data. :attr:`fastagg.Server.distillation` reports the cost.
+    costs Q training steps on this data. :attr:`fastagg.Server.distillation` reports the cost. Updates
+    count ``uniform``.
 
     Args:
         distill: the unlabelled data, the model's code, and the settings. ConfigError if its model differs from
@@ -417,7 +448,7 @@ def FedEcho(
         True
     """
     direction = Echo(buffer_size, num_clients=num_clients, distill=distill, cache=cache)
-    return Server(params, direction, SGD(lr), **server)
+    return Server(params, direction, SGD(lr), staleness, **server)
 
 
 @preset
@@ -429,12 +460,14 @@ def FedAC(
     betas: tuple[float, float] = (0.6, 0.9),
     eps: float = 1e-8,
     moments: Moments = "fp32",
+    staleness: Staleness | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
     """FedAC, a baseline of the FedEcho paper. A **reconstruction**: the equations of its own paper were not available.
 
-    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 if fresh. Their mean D goes into Adam's moments,
-    and ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
+    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 if fresh (0.1 in AFL-Benchmark's program); their
+    samples are ``uniform``. Their mean D goes into Adam's moments, and
+    ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
     :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
 
     Example:
@@ -443,14 +476,21 @@ def FedAC(
         >>> server.receive("ann", torch.ones(2)).applied
         True
     """
-    return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), **server)
+    return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), staleness, **server)
 
 
-def _synchronous(params: object, clients_per_round: int | None, optimizer: Optimizer, server: BufferSettings) -> Server:
+def _synchronous(
+    server: Mapping[str, Any],
+    params: object,
+    clients_per_round: int | None,
+    make: Callable[..., Optimizer],
+    *given: Any,
+    **more: Any,
+) -> Server:
     if clients_per_round is not None:
         _checks.whole("clients_per_round", clients_per_round, least=1)
-    rounds, rest = _parted(server)
-    return Server(params, Cohort(clients_per_round, **rounds), optimizer, **rest)
+    rounds, steps, rest = _parted(server)
+    return Server(params, Cohort(clients_per_round, **rounds), make(*given, **more, **steps), **rest)
 
 
 @preset
@@ -463,6 +503,8 @@ def FedAvg(
     **server: Unpack[CohortSettings],
 ) -> Server:
     """Synchronous averaging, ``x <- sum_i p_i x_i^K`` where p_i is the share of samples (the AsyncFedED paper, Eq. 38).
+
+    Updates count by ``samples``, as in McMahan et al. 2017 and Flower; in APPFL's default they count alike.
 
     For FedProx (Eq. 39) use this server with :func:`fastagg.clients.add_proximal_gradient_` on the clients.
 
@@ -478,7 +520,7 @@ def FedAvg(
         >>> server.flat  # (10*10 + 30*30) / 40
         tensor([25., 25.])
     """
-    return _synchronous(params, clients_per_round, SGD(lr), {"weighting": weighting, **server})
+    return _synchronous({"weighting": weighting, **server}, params, clients_per_round, SGD, lr)
 
 
 @preset
@@ -511,6 +553,9 @@ def FedAvgM(
 ) -> Server:
     """Synchronous rounds; momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019).
 
+    The heavy ball; FL-bench's FedAvgM is Nesterov's. Updates count ``uniform``, as in APPFL's default; in Flower, FLARE
+    and FL-bench by samples.
+
     Example:
         >>> server = fastagg.FedAvgM(torch.zeros(2), lr=0.5, beta=0.9, clients_per_round=1)
         >>> for _ in range(2):
@@ -518,7 +563,7 @@ def FedAvgM(
         >>> server.flat  # 0.5 * 1, and then 0.5 * (0.9 * 1 + 1)
         tensor([1.4500, 1.4500])
     """
-    return _synchronous(params, clients_per_round, Momentum(lr, beta, moments=moments), server)
+    return _synchronous(server, params, clients_per_round, Momentum, lr, beta, moments=moments)
 
 
 @preset
@@ -531,15 +576,19 @@ def FedAdam(
     eps: float = 1e-3,
     bias_correction: bool = False,
     moments: Moments = "fp32",
-    **server: Unpack[BufferSettings],
+    **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Synchronous rounds; Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021: eps 1e-3).
 
+    ``eps`` is their tau. Their Algorithm 2 starts v at tau^2 (``initial=eps**2``, as in APPFL); v starts at 0 here, as
+    in Flower and FL-bench. ``betas`` and no bias correction are theirs. Updates count ``uniform``, as in their
+    Algorithm 1 and in APPFL's default; in Flower, FLARE and FL-bench by samples.
+
     Example:
-        >>> fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer
-        Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001, bias_correction=False, moments='fp32')
+        >>> type(fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
+        'Adam'
     """
-    return _synchronous(params, clients_per_round, Adam(lr, betas, eps, bias_correction, moments=moments), server)
+    return _synchronous(server, params, clients_per_round, Adam, lr, betas, eps, bias_correction, moments=moments)
 
 
 @preset
@@ -552,17 +601,18 @@ def FedYogi(
     eps: float = 1e-3,
     bias_correction: bool = False,
     moments: Moments = "fp32",
-    **server: Unpack[BufferSettings],
+    **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Synchronous rounds; Yogi on the mean delta D: as Adam, but ``v <- v - (1-b2)*D*D*sign(v - D*D)``.
 
-    Reddi et al. 2021.
+    Reddi et al. 2021. Defaults, the ``uniform`` weighting and the start of v as in :func:`FedAdam`; FedScale's Yogi
+    starts at tau, optax's at 1e-6.
 
     Example:
-        >>> fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer
-        Yogi(lr=0.01, betas=(0.9, 0.99), eps=0.001, bias_correction=False, moments='fp32')
+        >>> type(fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
+        'Yogi'
     """
-    return _synchronous(params, clients_per_round, Yogi(lr, betas, eps, bias_correction, moments=moments), server)
+    return _synchronous(server, params, clients_per_round, Yogi, lr, betas, eps, bias_correction, moments=moments)
 
 
 @preset
@@ -574,15 +624,17 @@ def FedAdagrad(
     beta: float = 0.0,
     eps: float = 1e-3,
     moments: Moments = "fp32",
-    **server: Unpack[BufferSettings],
+    **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021).
 
+    Defaults, the ``uniform`` weighting and the start of v as in :func:`FedAdam`; ``beta`` is 0, so that ``m = D``.
+
     Example:
-        >>> fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer
-        Adagrad(lr=0.01, beta=0.0, eps=0.001, moments='fp32')
+        >>> type(fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
+        'Adagrad'
     """
-    return _synchronous(params, clients_per_round, Adagrad(lr, beta, eps, moments=moments), server)
+    return _synchronous(server, params, clients_per_round, Adagrad, lr, beta, eps, moments=moments)
 
 
 @preset
@@ -595,12 +647,14 @@ def FedAMS(
     eps: float = 1e-8,
     bias_correction: bool = False,
     moments: Moments = "fp32",
-    **server: Unpack[BufferSettings],
+    **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
 
+    The maximum is of v, also with a bias correction (torch's). Updates count ``uniform``.
+
     Example:
-        >>> fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer
-        AMSGrad(lr=0.01, betas=(0.9, 0.99), eps=1e-08, bias_correction=False, moments='8bit')
+        >>> type(fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer).__name__
+        'AMSGrad'
     """
-    return _synchronous(params, clients_per_round, AMSGrad(lr, betas, eps, bias_correction, moments=moments), server)
+    return _synchronous(server, params, clients_per_round, AMSGrad, lr, betas, eps, bias_correction, moments=moments)

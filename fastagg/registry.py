@@ -147,9 +147,18 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
     If it passes keywords on to :class:`fastagg.Server`, they are typed: ``**server: Unpack[fastagg.ServerSettings]``.
     """
-    checked = _keywords.checked(function)
+    checked = _keywords.checked(function, _place)
     _presets[function.__name__] = checked
     return checked
+
+
+def _place(key: str) -> str:
+    """Say where a setting belongs that a preset does not have: to a server that is made of its parts."""
+    ours = (part for part in _parts.values() if part.__module__.startswith("fastagg."))
+    owners = [part.__name__ for part in ours if any(one.name == key and one.init for one in fields(part))]
+    owners = ["Server"] if key in _bases else owners
+    line = "write fastagg.Server(params, direction, optimizer, staleness)"
+    return f"unknown setting {key!r}: it belongs to {', '.join(owners)}; {line}" if owners else ""
 
 
 def presets() -> Mapping[str, Callable[..., Server]]:

@@ -724,11 +724,15 @@ void bind_engine(py::module_& m) {
            arg("b") = 0.0, arg("threshold") = 0.0, arg("lipschitz") = 1.0);
   py::class_<engine::OptimizerSettings>(m, "Optimizer")
       .def(py::init([](const std::string& kind, double lr, std::pair<double, double> betas, double eps,
-                       bool bias_correction, bool coded) {
-             return engine::OptimizerSettings{optimizer_named(kind), lr,   betas.first, betas.second, eps,
-                                              bias_correction,       coded};
+                       bool bias_correction, bool coded, double eps_root, double weight_decay, bool decoupled,
+                       double initial) {
+             return engine::OptimizerSettings{
+                 optimizer_named(kind), lr,        betas.first, betas.second, eps, bias_correction, coded, eps_root,
+                 weight_decay,          decoupled, initial};
            }),
-           arg("kind"), by_name, arg("lr"), arg("betas"), arg("eps"), arg("bias_correction"), arg("coded"));
+           arg("kind"), by_name, arg("lr"), arg("betas") = std::pair(0.0, 0.0), arg("eps") = 1.0,
+           arg("bias_correction") = false, arg("coded") = false, arg("eps_root") = 0.0, arg("weight_decay") = 0.0,
+           arg("decoupled_weight_decay") = false, arg("initial") = 0.0);
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t origin, int64_t clients, double clip_norm, double max_samples,
                        int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,

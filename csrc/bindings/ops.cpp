@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "../cpu/cpu.h"
+#include "../engine/optimizer.h"
 #include "../math/optimizers.h"
 #if defined(FASTAGG_CUDA)
 #include "../cuda/cuda.h"
@@ -273,9 +274,13 @@ int64_t origin_of(PyObject* given) {
 
 // -- optimizers
 
-enum Setting { kOptimizer, kLr, kM, kV, kVhat, kBetas, kEps, kCorrection, kUnits, kRounding, kSettings };
-constexpr std::array<const char*, kSettings> kSettingNames{"optimizer", "lr",  "m",          "v",     "vhat",
-                                                           "betas",     "eps", "correction", "units", "rounding"};
+// clang-format off
+enum Setting { kOptimizer, kLr, kM, kV, kVhat, kBetas, kEps, kCorrection, kUnits, kRounding, kRoot, kDecay, kApart,
+               kSettings };
+constexpr std::array<const char*, kSettings> kSettingNames{
+    "optimizer", "lr", "m", "v", "vhat", "betas", "eps", "correction", "units", "rounding", "eps_root",
+    "weight_decay", "decoupled_weight_decay"};
+// clang-format on
 using OptimizerSettings = std::array<PyObject*, kSettings>;
 
 OptimizerSettings settings_of(py::handle keywords) {
@@ -315,16 +320,14 @@ Kind kind_of(PyObject* given, List<Each...>) {
 Hyper hyper_of(const OptimizerSettings& given) {
   const auto [first, second] = two("betas", given[kBetas]);
   const double beta1 = number(first, 0.9), beta2 = number(second, 0.99);
-  double lr = number(given[kLr], 0.0), root_scale = 1.0;
-  if (given[kCorrection] != nullptr) {
-    const double rounds = number(given[kCorrection], 1.0);
-    const double rest1 = 1.0 - std::pow(beta1, rounds), rest2 = 1.0 - std::pow(beta2, rounds);
-    if (!(rest1 > 0.0 && rest2 > 0.0))
-      throw Refused("correction: expected a round from 1 on and betas below 1, got " + text_of(given[kCorrection]));
-    lr /= rest1;
-    root_scale = 1.0 / std::sqrt(rest2);
-  }
-  return fastagg::hyper_of(lr, beta1, beta2, number(given[kEps], 1e-8), root_scale);
+  const double round = number(given[kCorrection], 0.0);
+  if (given[kCorrection] != nullptr && !(round > 0.0 && std::pow(beta1, round) < 1.0 && std::pow(beta2, round) < 1.0))
+    throw Refused("correction: expected a round from 1 on and betas below 1, got " + text_of(given[kCorrection]));
+  engine::OptimizerSettings settings;
+  settings.beta1 = beta1, settings.beta2 = beta2, settings.eps = number(given[kEps], 1e-8);
+  settings.eps_root = number(given[kRoot], 0.0), settings.weight_decay = number(given[kDecay], 0.0);
+  settings.decoupled = given[kApart] != nullptr && PyObject_IsTrue(given[kApart]) == 1;
+  return engine::hyper_of(settings, number(given[kLr], 0.0), round);
 }
 
 Optimizer optimizer_of(Given& all, PyObject* x, PyObject* target, const OptimizerSettings& given) {
@@ -399,26 +402,25 @@ PyObject* perform_step(Given& all, Road road, Direction direction, const Optimiz
       });
 }
 
-// step(x, update, optimizer, lr, m, v, vhat, betas, eps, correction, units, rounding, gain, weight, acc, scale, base,
-// out, verdict, origin)
+// step(x, update, gain, weight, acc, scale, base, out, verdict, origin, and the optimizer's settings)
 PyObject* step(const Arguments& given) {
-  Given all(given[1], origin_of(given[19]));
+  Given all(given[1], origin_of(given[9]));
   PyObject* const x = given[0];
-  PyObject* const target = given[17] == nullptr ? x : given[17];
+  PyObject* const target = given[7] == nullptr ? x : given[7];
   OptimizerSettings settings{};
-  for (size_t i = 0; i < kSettings; ++i) settings[i] = given[static_cast<Py_ssize_t>(i) + 2];
+  for (size_t i = 0; i < kSettings; ++i) settings[i] = given[static_cast<Py_ssize_t>(i) + 10];
   const Optimizer optimizer = optimizer_of(all, x, target, settings);
   Direction direction;
-  direction.gain = number(given[12], 1.0);
-  direction.weight = number(given[13], 1.0);
-  direction.buffer.acc = all.vector_or_null("acc", given[14]);
-  direction.buffer.scale = single(given[15], 1.0);
-  direction.base = all.vector_or_null("base", given[16]);
-  if (given[14] != nullptr && given[16] != nullptr)
+  direction.gain = number(given[2], 1.0);
+  direction.weight = number(given[3], 1.0);
+  direction.buffer.acc = all.vector_or_null("acc", given[4]);
+  direction.buffer.scale = single(given[5], 1.0);
+  direction.base = all.vector_or_null("base", given[6]);
+  if (given[4] != nullptr && given[6] != nullptr)
     throw Refused("acc and base are two different directions; give one of them");
-  if (given[14] != nullptr) direction.kind = kFlush;
-  if (given[16] != nullptr) direction.kind = kBlend;
-  const Road road = all.road(given[18]);
+  if (given[4] != nullptr) direction.kind = kFlush;
+  if (given[6] != nullptr) direction.kind = kBlend;
+  const Road road = all.road(given[8]);
   if (all.update.size == 0 && preparing == nullptr) return borrowed(target).release().ptr();
   if (road == Road::kReference) return Py_NewRef(Py_NotImplemented);
   return perform_step(all, road, std::move(direction), optimizer, target);

@@ -72,12 +72,6 @@ Update update_of(const Pieces& pieces, int64_t origin) {
   return update;
 }
 
-Hyper hyper_of(double lr, double beta1, double beta2, double eps, double root_scale) {
-  return {static_cast<float>(lr),        static_cast<float>(beta1),       static_cast<float>(1.0 - beta1),
-          static_cast<float>(beta2),     static_cast<float>(1.0 - beta2), static_cast<float>(eps),
-          static_cast<float>(root_scale)};
-}
-
 int optimizer_named(const std::string& name) { return named(name, Optimizers{}, "optimizer"); }
 
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer) {

@@ -41,7 +41,6 @@ int named(const std::string& name, List<Each...>, const char* what) {
 int optimizer_named(const std::string& name);                   // its place in Optimizers
 using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
 Update update_of(const Pieces& pieces, int64_t origin);
-Hyper hyper_of(double lr, double beta1, double beta2, double eps, double root_scale);
 
 using Batch = std::pair<int64_t, int64_t>;                       // of logits: rows, classes
 using Targets = std::tuple<Address, Address, Address, int64_t>;  // the teachers' probs, labels, entropy, and their rows

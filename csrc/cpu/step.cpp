@@ -45,7 +45,11 @@ class Step {
           along_fixed(values, at, std::min(kBlock, end - at));
       });
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
-    return read_once(update_, [&](const float* values, int64_t at, int64_t n) { loop(run_at(values, at, n)); });
+    return read_once(update_, [&](const float* values, int64_t at, int64_t n) {
+      if (!decays_) return loop(run_at(values, at, n));
+      for (int64_t i = 0; i < n; i += kBlock)
+        finish(along(), run_at(values + i, at + i, std::min(kBlock, n - i)), at + i);
+    });
   }
 
   void run() {
@@ -55,14 +59,14 @@ class Step {
     for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
       if (direction_.row.coded.data != nullptr) {
         for (int64_t at = begin; at < end; at += kBlock) entered(at, std::min(kBlock, end - at));
-      } else if (stages || optimizer_.moments.coded()) {
+      } else if (stages || decays_ || optimizer_.moments.coded()) {
         Reader reader(update_, table_, begin);
         for (int64_t at = begin; at < end; at += kBlock) {
           const int64_t n = std::min(kBlock, end - at);
           if (fixed())
             along_fixed(reader.block(at, n), at, n);
           else
-            stages ? cached(reader, at, n) : coded_after(along(), reader.block(at, n), at, n);
+            stages ? cached(reader, at, n) : finish(along(), run_at(reader.block(at, n), at, n), at);
         }
       } else {
         for_each_run(update_, table_, begin, end,
@@ -125,27 +129,36 @@ class Step {
     return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
   }
 
-  // Runs the optimizer on a block along the direction that `from` forms. Its moments are fp32 or 8-bit.
+  // Runs the optimizer on a block along the direction that `from` forms. With 8-bit moments or weight decay the block
+  // of the direction is formed in scratch.
   void finish(Along from, const Run& run, int64_t at) {
-    if (optimizer_.moments.coded())
-      coded_of(from, run, at);
-    else
-      table_.fused[from][act()](run);
-  }
-
-  void coded_after(Along from, const float* values, int64_t at, int64_t n) {
-    coded_of(from, run_at(values, at, n), at);
-  }
-
-  // Forms a block of the direction in scratch and runs the optimizer on it. 8-bit moments need whole scale blocks, so
-  // the vector's last one is padded with zeros.
-  void coded_of(Along from, const Run& run, int64_t at) {
-    Scratch direction, x, out;
-    const int64_t n = run.n, whole = padded(n);
-    Run gives = run;
+    const bool coded = optimizer_.moments.coded();
+    if (!coded && !decays_) return table_.fused[from][act()](run);
+    Scratch direction, x;
+    Run gives = run, steps = run;
     gives.out = direction.values;
     gives.stream_out = false;
     table_.fused[from][kGives](gives);
+    steps.update = direction.values;
+    steps.gain = steps.weight = 1.0f;
+    if (decays_) {
+      FASTAGG_NO_CARRY
+      for (int64_t i = 0; i < run.n; ++i) {
+        x.values[i] = run.x[i];
+        decay(direction.values[i], x.values[i], optimizer_.hyper);
+      }
+      steps.x = x.values;
+    }
+    if (coded)
+      coded_along(direction, steps, at);
+    else
+      table_.fused[kAlongSingle][optimizer_.kind](steps);
+  }
+
+  // Runs an optimizer with 8-bit moments. They need whole scale blocks, so the vector's last one is padded with zeros.
+  void coded_along(Scratch& direction, const Run& run, int64_t at) {
+    Scratch x, out;
+    const int64_t n = run.n, whole = padded(n);
     const size_t bytes = static_cast<size_t>(n) * sizeof(float), rest = static_cast<size_t>(whole - n) * sizeof(float);
     const auto words = [at](uint8_t* base) { return reinterpret_cast<uint32_t*>(shifted(base, at)); };
     CodedBlock block{direction.values,
@@ -310,6 +323,7 @@ class Step {
   const Kernels& table_;
   const Facts facts_ = format_facts(direction_.row.format);
   Run whole_{};
+  const bool decays_ = optimizer_.steps() && decays(optimizer_.hyper);
 };
 
 // out = acc + weight*values, or without acc weight*values.

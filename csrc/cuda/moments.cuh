@@ -116,13 +116,14 @@ __device__ __forceinline__ float kept_finite(float value) {
 // Steps one scale block along d: writes the new x, codes and units. `index`: its number in the whole model. It branches
 // on the optimizer's kind only where kinds differ, so that the rest is compiled once.
 __device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, bool whole, int64_t begin,
-                                               int64_t size, int64_t index, Halves d, const Halves& x) {
+                                               int64_t size, int64_t index, Halves d, Halves x) {
   const int odd = lane() / kHalfWarp;
   const auto place = [odd](int h) { return 16 * h + 8 * odd; };  // the place of a code in its word
   const float full_m = full_of(held.unit_m, kSpanM), full_v = full_of(held.unit_v, kSpanV);
   const float decay1 = o.hyper.beta1 * full_m, decay2 = o.hyper.beta2 * full_v;
   const bool has_v = o.moments.coded_v != nullptr, has_vhat = o.moments.coded_vhat != nullptr;
   MomentsOf<float> now[2][kFour] = {};
+  if (decays(o.hyper)) each([&](int h, int e) { decay(d.half[h].v[e], x.half[h].v[e], o.hyper); });
   each([&](int h, int e) {
     now[h][e].m = decoded_m(held.m.of[e] >> place(h));
     // Elements past the vector's end do not change.

@@ -59,11 +59,14 @@ __device__ __forceinline__ void store_step(bool whole, const Has& has, const Opt
 template <typename Kind>
 __device__ __forceinline__ Four stepped(const Hyper& hyper, const Four& d, const Four& x, Held& held) {
   Four out;
+  const bool with_decay = decays(hyper);
 #pragma unroll
   for (int e = 0; e < kFour; ++e) {
     MomentsOf<float> one{held.m.v[e], held.v.v[e], held.vhat.v[e]};
-    Kind::template advance<Scalar>(d.v[e], one, hyper, hyper.beta1, hyper.beta2);
-    out.v[e] = Kind::template moved<Scalar>(d.v[e], x.v[e], one, hyper);
+    float along = d.v[e], from = x.v[e];
+    if (with_decay) decay(along, from, hyper);
+    Kind::template advance<Scalar>(along, one, hyper, hyper.beta1, hyper.beta2);
+    out.v[e] = Kind::template moved<Scalar>(along, from, one, hyper);
     held.m.v[e] = one.m;
     held.v.v[e] = one.v;
     held.vhat.v[e] = one.vhat;

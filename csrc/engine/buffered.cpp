@@ -84,12 +84,15 @@ void Buffered::plan_numbers(const Given& given, bool steps) {
   acc_bound_next_ = held_.empty() ? 0.0 : acc_bound_;
   for (const Contribution& one : given_) {
     if (steps) versions_.insert(versions_.end(), static_cast<size_t>(one.count), one.start);
-    total_next_ += one.counts_for();
+    total_next_ += one.counts_for() * (setting_.divisor < 0.0 ? one.weight : 1.0);
     acc_bound_next_ += std::abs(weight_of(one)) * one.norm;
   }
   if (exact()) check_exact(given_);
+  if (setting_.divisor < 0.0 && !(total_next_ >= 1.0 / kHeaviest))
+    throw Refusal(Why::kSetting, "normalize: the sum of the updates' weights is " + std::to_string(total_next_) +
+                                     "; use a staleness policy that weighs them more");
   // A waiting update must be fit for a step now. Otherwise it would block every later step.
-  bound_ = acc_bound_next_ / total_next_;
+  bound_ = acc_bound_next_ / divisor();
   kept_bound_ = acc_bound_next_;
 }
 
@@ -111,7 +114,7 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   if (!steps) return;
   Direction direction;
   if (updates.empty() || settles(given_)) {  // the step is along the sum itself
-    direction.weight = unit / total_next_;
+    direction.weight = unit / divisor();
     sum_ = {};
     sum_.origin = setting_.origin;
     sum_.add(folded().data, setting_.size, kFloat32);
@@ -125,14 +128,14 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
     direction.gain = 1.0;
     direction.weight = last.gain * sign_ * weight_of(last) / unit;
     direction.buffer.acc = fresh ? nullptr : acc_.data;
-    direction.buffer.scale = static_cast<float>(unit / total_next_);
+    direction.buffer.scale = static_cast<float>(unit / divisor());
     direction.buffer.upper = upper();
   } else if (fresh) {  // the sum is still empty
-    direction.weight /= total_next_;
+    direction.weight /= divisor();
   } else {
     direction.kind = kFlush;
     direction.buffer.acc = acc_.data;
-    direction.buffer.scale = static_cast<float>(1.0 / total_next_);
+    direction.buffer.scale = static_cast<float>(1.0 / divisor());
   }
   runner.step(*updates.back(), direction, optimizer);
 }

@@ -18,6 +18,7 @@ class Buffered : public DirectionState {
     int64_t at_least = 0;
     double grace = 0.0;
     double largest = 0.0, unit = 0.0;  // of an exact sum: the largest norm of a term, and the unit. 0: a sum of floats
+    double divisor = 0.0;              // of the sum. 0: what updates count for; negative: that times their weights
   };
   Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
       : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {}
@@ -52,6 +53,7 @@ class Buffered : public DirectionState {
   void plan_numbers(const Given& given, bool steps);
   void check_exact(const Given& given) const;
   bool exact() const { return setting_.unit > 0.0; }
+  double divisor() const { return setting_.divisor > 0.0 ? setting_.divisor : total_next_; }
   Upper upper() { return exact() ? Upper{reinterpret_cast<int32_t*>(high_.data), marks_.data()} : Upper{}; }
   void begin_sum();
   void exact_fields(Archive& archive);

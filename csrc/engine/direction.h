@@ -73,8 +73,9 @@ class DirectionState {
   // After `plan`: `run` puts the new row, packed, here, too.
   virtual void copy_row_to(void*) noexcept {}
   virtual bool immediate() const { return false; }  // a step is made of one update, whose weight scales it
-  virtual bool gave_up() const { return false; }    // it lost a part of what it kept: outcomes are others now
-  virtual bool blends() const { return false; }     // reads the versions that updates were trained from
+  virtual double scale(const Contribution&) const { return 1.0; }  // and what else does
+  virtual bool gave_up() const { return false; }  // it lost a part of what it kept: outcomes are others now
+  virtual bool blends() const { return false; }   // reads the versions that updates were trained from
 
   // Of what was planned: the versions of the updates in the step, and the largest magnitudes that an element of the
   // direction, and of what this state keeps, can have.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "../cpu/cpu.h"
+#include "../math/moments.h"
 #include "../math/optimizers.h"
 
 namespace fastagg::engine {
@@ -25,21 +26,31 @@ double norm_of(const store::Vector& vector, int64_t size) {
 OptimizerState::OptimizerState(const OptimizerSettings& given, int64_t size, uint64_t seed,
                                std::shared_ptr<store::Memory> memory)
     : settings(given), size_(size), seed_(seed), memory_(std::move(memory)) {
-  const auto zeros = [&](int64_t nbytes) {
+  const auto filled = [&](int64_t nbytes, uint32_t word) {
     store::Vector made = memory_->bytes(nbytes);
-    memory_->zero(made.data, nbytes);
-    return made;
+    if (word == 0) return memory_->zero(made.data, nbytes), made;
+    const store::Owner host = store::new_memory(nbytes);
+    std::fill_n(static_cast<uint32_t*>(host.get()), nbytes / 4, word);
+    return memory_->put(made.data, host.get(), nbytes), made;
   };
   const int64_t blocks = blocks_of(size);
   const int64_t nbytes = settings.coded ? blocks * kScaleBlock : size * static_cast<int64_t>(sizeof(float));
+  // v and vhat start at `initial`; in 8 bits at the nearest code.
+  const auto first = static_cast<float>(settings.initial);
+  const uint32_t unit = settings.coded && first > 0.0f ? unit_bits(bits_of(first), kSpanV) : 0;
+  const float stored = std::max(first, 0.125f * float_from_bits(unit));
+  const uint32_t code = (bits_of(stored + float_from_bits(unit)) - unit + (1u << (kCut - 1))) >> kCut;
+  const uint32_t word = unit > 0 ? code * 0x01010101u : bits_of(first);
   visit_at(settings.kind, Optimizers{}, [&](auto one) {
     using Kind = decltype(one);
-    if (Kind::kM) m_ = zeros(nbytes);
-    if (Kind::kV) v_ = zeros(nbytes);
-    if (Kind::kVhat) vhat_ = zeros(nbytes);
-    if (settings.coded && Kind::kM) units_ = zeros((Kind::kV ? 2 : 1) * blocks * static_cast<int64_t>(sizeof(float)));
+    if (Kind::kM) m_ = filled(nbytes, 0);
+    if (Kind::kV) v_ = filled(nbytes, word);
+    if (Kind::kVhat) vhat_ = filled(nbytes, word);
+    if (settings.coded && Kind::kM) units_ = filled((Kind::kV ? 2 : 1) * blocks * 4, 0);
     settings.coded = settings.coded && Kind::kM;
   });
+  if (unit > 0 && v_) memory_->copy(units_.data + blocks, filled(blocks * 4, unit).data, blocks * 4);
+  if (v_) bounds.v = 1.125 * settings.initial;  // a code is at most a sixteenth larger
 }
 
 std::vector<OptimizerState::Moment> OptimizerState::moments() const {
@@ -64,7 +75,8 @@ double OptimizerState::growth(double lr, double d, double along, MomentBounds& n
   next = bounds;
   visit_at(settings.kind, Optimizers{}, [&](auto one) {
     using Kind = decltype(one);
-    const double reach = Kind::reach({settings.beta1, settings.beta2, settings.eps}, d, next);
+    const double least = settings.eps + std::sqrt(settings.eps_root);
+    const double reach = Kind::reach({settings.beta1, settings.beta2, least}, d, next);
     if (!Kind::kAlong) found = std::abs(lr) * reach;
   });
   return found;
@@ -105,23 +117,26 @@ Moments OptimizerState::struct_of() const {
   return found;
 }
 
+Hyper hyper_of(const OptimizerSettings& settings, double lr, double round) {
+  const double rest1 = round > 0.0 ? 1.0 - std::pow(settings.beta1, round) : 1.0;
+  const double rest2 = round > 0.0 ? 1.0 - std::pow(settings.beta2, round) : 1.0;
+  return {static_cast<float>(lr / rest1),
+          static_cast<float>(settings.beta1),
+          static_cast<float>(1.0 - settings.beta1),
+          static_cast<float>(settings.beta2),
+          static_cast<float>(1.0 - settings.beta2),
+          static_cast<float>(settings.eps),
+          static_cast<float>(1.0 / std::sqrt(rest2)),
+          static_cast<float>(settings.eps_root * rest2),
+          static_cast<float>(settings.drag()),
+          static_cast<float>(settings.keep(lr))};
+}
+
 Optimizer OptimizerState::planned(int64_t steps, double lr, const float* x, float* x_out) const {
-  double root_scale = 1.0;
-  if (settings.bias_correction) {
-    const auto round = static_cast<double>(steps + 1);
-    lr = lr / (1.0 - std::pow(settings.beta1, round));
-    root_scale = 1.0 / std::sqrt(1.0 - std::pow(settings.beta2, round));
-  }
-  const Hyper hyper{static_cast<float>(lr),
-                    static_cast<float>(settings.beta1),
-                    static_cast<float>(1.0 - settings.beta1),
-                    static_cast<float>(settings.beta2),
-                    static_cast<float>(1.0 - settings.beta2),
-                    static_cast<float>(settings.eps),
-                    static_cast<float>(root_scale)};
   Moments moments = struct_of();
   moments.key.step = static_cast<uint64_t>(steps);
-  return {settings.kind, hyper, moments, x, x_out};
+  const double round = settings.bias_correction ? static_cast<double>(steps + 1) : 0.0;
+  return {settings.kind, hyper_of(settings, lr, round), moments, x, x_out};
 }
 
 }  // namespace fastagg::engine

@@ -16,11 +16,20 @@ struct OptimizerSettings {
   double lr = 1.0, beta1 = 0.0, beta2 = 0.0, eps = 1.0;
   bool bias_correction = false;
   bool coded = false;  // moments in 8 bits
+  double eps_root = 0.0, weight_decay = 0.0;
+  bool decoupled = false;  // weight decay on the model, not on the direction
+  double initial = 0.0;    // of v and vhat
+
+  double drag() const { return decoupled ? 0.0 : weight_decay; }
+  double keep(double lr) const { return decoupled ? 1.0 - lr * weight_decay : 1.0; }
 };
+
+// What a kernel needs for a step of this rate. `round`: of a bias correction; 0: none.
+Hyper hyper_of(const OptimizerSettings& settings, double lr, double round);
 
 class OptimizerState {
  public:
-  // Zeros, for `size` parameters.
+  // As before the first step, for `size` parameters.
   OptimizerState(const OptimizerSettings& settings, int64_t size, uint64_t seed, std::shared_ptr<store::Memory> memory);
 
   // The moments by name: "m", "v", "vhat", and "units" of coded ones.

@@ -6,9 +6,8 @@ Outcome Single::plan(const Given& given, bool) {
   const Contribution& one = given.front();
   direction_ = {};
   direction_.gain = one.gain * sign_;
-  direction_.weight = one.weight;
-  weight_ = one.weight;
-  bound_ = std::abs(one.weight) * one.norm;
+  direction_.weight = weight_ = one.weight * scale(one);
+  bound_ = std::abs(weight_) * one.norm;
   if (blend_) {
     direction_.kind = kBlend;
     direction_.base = one.base;

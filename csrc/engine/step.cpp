@@ -103,7 +103,7 @@ void Engine::write_receipts(const Step& step, bool applied, bool folding) {
     receipt.task = arrival.kind == Arrival::kClose ? 0 : one.task.id;
     receipt.step_size = std::nan("");
     if (makes && step.outcome == Outcome::kStep)
-      receipt.step_size = direction_->immediate() ? step.lr * weight : step.lr;
+      receipt.step_size = direction_->immediate() ? step.lr * weight * direction_->scale(one.brings) : step.lr;
     receipt.norm = folding ? std::nan("") : one.findings.reported_norm.value_or(one.norm);
     receipt.weight = weight;
     receipt.sequence = 0;
@@ -366,11 +366,17 @@ void Engine::check_bounds(Step& step) {
   };
   if (!(direction_->kept_bound() <= kLargestSum)) refuse("the sum of updates");
   for (bool measured = false;; measured = true) {
-    const double d = direction_->bound();
+    const double drag = optimizer_.settings.drag() * model_bound_;
+    const double d = direction_->bound() + drag;
     Bounds next{model_bound_, optimizer_.bounds};
-    if (!own_step()) next.model += optimizer_.growth(step.lr, d, direction_->growth(step.lr), next.moments);
-    const bool fits = d <= kLargestElement && next.model <= kLargestModel && next.moments.m <= kLargestSum &&
-                      next.moments.v <= kLargestMoment;
+    const double keep = std::max(1.0, std::abs(optimizer_.settings.keep(step.lr)));
+    if (!own_step()) {
+      next.model *= keep;
+      const double along = direction_->growth(step.lr) + std::abs(step.lr) * drag;
+      next.model += optimizer_.growth(step.lr, d, along, next.moments);
+    }
+    const bool fits = std::max(d, keep) <= kLargestElement && next.model <= kLargestModel &&
+                      next.moments.m <= kLargestSum && next.moments.v <= kLargestMoment;
     if (fits) {
       step.bounds = step.outcome == Outcome::kStep ? next : Bounds{model_bound_, optimizer_.bounds};
       return;

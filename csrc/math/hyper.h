@@ -12,6 +12,8 @@ struct Hyper {
   float rest2;  // 1 - beta2, rounded once from double
   float eps;
   float root_scale;
+  float eps_root = 0.0f;           // under the root
+  float drag = 0.0f, keep = 1.0f;  // weight decay: D - drag*x is stepped along, from keep*x
 };
 
 // The settings that bounds of an optimizer's step need.

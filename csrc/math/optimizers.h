@@ -5,14 +5,16 @@
 //   vhat <- max(vhat, v)                                   AMSGrad only (FADAS, Eq. 3)
 //   sgd      x <- x + lr*D
 //   momentum m <- b1*m + D ; x <- x + lr*m                 FedAvgM
-//   adam     x <- x + lr*m/(sqrt(v)*root_scale + eps)      FedAdam
-//   amsgrad  x <- x + lr*m/(sqrt(vhat)*root_scale + eps)   FedAMS option 1, FADAS
+//   adam     x <- x + lr*m/(sqrt(v + eps_root)*root_scale + eps)   FedAdam
+//   amsgrad  x <- x + lr*m/(sqrt(vhat + eps_root)*root_scale + eps)   FedAMS option 1, FADAS
 //   yogi     v <- v - (1-b2)*D*D*sign(v - D*D) ; x as adam FedYogi
 //   adagrad  v <- v + D*D ;                      x as adam FedAdagrad
-//   lookahead  v as adam; x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v)*root_scale + eps), m the new one   FedAC
+//   lookahead  v as adam; x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v + eps_root)*root_scale + eps), m the new one   FedAC
 //
-// `root_scale` is 1, or 1/sqrt(1-b2^r) with Adam's bias correction (lr then includes 1/(1-b1^r)).
-// Multiplying by exactly 1 changes no bit, so one formula works for both.
+// `root_scale` is 1, or 1/sqrt(1-b2^r) with Adam's bias correction (lr then includes 1/(1-b1^r), and eps_root 1-b2^r).
+// Multiplying by exactly 1, or adding 0 to a moment, changes no bit, so one formula works for both.
+//
+// With weight decay, every optimizer is given D - drag*x and keep*x in place of D and x.
 //
 // To add an optimizer, write a struct and add it to the list here. Add its class to fastagg/rules/optimizers.py and its
 // formula to fastagg/reference/step.py. CPU, CUDA, Python and the tests take the names from the list.
@@ -45,7 +47,14 @@ FASTAGG_FN F ema(float decay, F old, float rest, F value) {
 
 template <typename L, typename F>
 FASTAGG_FN F descend(F x, F m, F second, const Hyper& h) {
-  return x + (h.lr * m) / (L::root(second) * h.root_scale + h.eps);
+  return x + (h.lr * m) / (L::root(second + h.eps_root) * h.root_scale + h.eps);
+}
+
+FASTAGG_FN bool decays(const Hyper& h) { return h.drag != 0.0f || h.keep != 1.0f; }
+
+FASTAGG_FN void decay(float& d, float& x, const Hyper& h) {
+  d = d - h.drag * x;
+  x = h.keep * x;
 }
 
 // The moments of one element or vector. Those that the optimizer does not have are never read.

@@ -34,6 +34,9 @@ def step_(
     out: Tensor | None = None,
     verdict: Tensor | None = None,
     origin: int = 0,
+    eps_root: float = 0.0,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
 ) -> Tensor:
     """One whole server step, direction and optimizer, in one pass over memory.
 
@@ -63,6 +66,9 @@ def step_(
         verdict: result of :func:`fastagg.ops.judge`, on CUDA. Its gain and weight are multiplied into ``gain`` and
             ``weight``. An update that it rejects counts as zero (with ``base``, D is zero).
         origin: index of the first element in the whole model, a multiple of 65,536. A slice has the bits of the whole.
+        eps_root: added to the (corrected) second moment, under the root.
+        weight_decay: the optimizer is given ``D - weight_decay*x`` for ``D``; or, with ``decoupled_weight_decay``,
+            ``(1 - lr*weight_decay)*x`` for ``x``.
 
     Returns:
         ``out``, or ``x``.
@@ -71,15 +77,16 @@ def step_(
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
     done = _step(
-        x, update, optimizer, lr, m, v, vhat, betas, eps, correction, units, rounding, gain, weight, acc, scale, base,
-        out, verdict, origin,
+        x, update, gain, weight, acc, scale, base, out, verdict, origin, optimizer, lr, m, v, vhat, betas, eps,
+        correction, units, rounding, eps_root, weight_decay, decoupled_weight_decay,
     )  # fmt: skip
     if done is not NotImplemented:
         return done
     return reference.step_(
         x, as_pieces(update), optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
         correction=correction, units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale,
-        base=base, out=out, origin=origin,
+        base=base, out=out, origin=origin, eps_root=eps_root, weight_decay=weight_decay,
+        decoupled_weight_decay=decoupled_weight_decay,
     )  # fmt: skip
 
 

@@ -83,11 +83,17 @@ def step_(
     base: Tensor | None = None,
     out: Tensor | None = None,
     origin: int = 0,
+    eps_root: float = 0.0,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
 ) -> Tensor:
     """Do direction and optimizer of one server step; see :func:`fastagg.ops.step_`."""
+    how: dict[str, Any] = {
+        "optimizer": optimizer, "lr": lr, "betas": betas, "eps": eps, "correction": correction, "eps_root": eps_root,
+        "weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay,
+    }  # fmt: skip
     if units is not None:
         codes = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
-        how = {"optimizer": optimizer, "lr": lr, "betas": betas, "eps": eps, "correction": correction}
         along = {"gain": gain, "weight": weight, "acc": acc, "scale": scale, "base": base, "out": out}
         return _coded_step(x, update, codes, units, (*rounding, origin), how, along)
     x64 = x.to(_F64)
@@ -99,7 +105,7 @@ def step_(
         if acc is not None:
             d = (acc.to(_F64) + d) * scale
     state = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
-    new = advance(optimizer, x64, d, {name: held.to(_F64) for name, held in state.items()}, lr, betas, eps, correction)
+    new = advance(x=x64, d=d, state={name: held.to(_F64) for name, held in state.items()}, **how)
     for name, held in state.items():
         if name in new:
             held.copy_(new[name])
@@ -115,6 +121,9 @@ def advance(
     betas: tuple[float, float],
     eps: float,
     correction: int | None,
+    eps_root: float = 0.0,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
 ) -> dict[str, Tensor]:
     """Return the new model, ``x``, and the new moments: the formulas of csrc/math/optimizers.h.
 
@@ -122,9 +131,14 @@ def advance(
     """
     b1, b2 = betas
     root_scale = 1.0
+    if weight_decay and decoupled_weight_decay:
+        x = (1.0 - lr * weight_decay) * x
+    elif weight_decay:
+        d = d - weight_decay * x
     if correction is not None:
         lr = lr / (1.0 - b1**correction)
         root_scale = 1.0 / math.sqrt(1.0 - b2**correction)
+        eps_root = eps_root * (1.0 - b2**correction)
     new: dict[str, Tensor] = {}
     if optimizer == "sgd":
         return {"x": x + lr * d}
@@ -144,7 +158,9 @@ def advance(
         new["vhat"] = second = torch.maximum(state["vhat"], v)
     if optimizer == "lookahead":
         m = b1 * m + (1.0 - b1) * d
-    root = second.to(_F64).sqrt().to(second.dtype)  # torch's root of a float32 is not always the nearest float32
+    root = (
+        (second + eps_root).to(_F64).sqrt().to(second.dtype)
+    )  # torch's root of a float32 is not always the nearest float32
     return {"x": x + (lr * m) / (root * root_scale + eps), **new}
 
 

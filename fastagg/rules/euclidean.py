@@ -79,7 +79,7 @@ class Euclidean(Staleness):
         if self.sketch is not None and not steps_along_updates:
             raise ConfigError(
                 "Euclidean(sketch=...) follows the model by the sketches of its updates: "
-                "that needs direction Single() and optimizer SGD"
+                "that needs direction Single() and optimizer SGD without weight decay"
             )
 
     def start(self, size: int, seed: int) -> StalenessState:

@@ -1,6 +1,6 @@
-"""Settings that are words, as types: a type checker finds one that is misspelt; checks at run time know the same."""
+"""Settings as types: a type checker finds a word that is misspelt; checks at run time know the same."""
 
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 # Of the parts.
 Kind = Literal["delta", "gradient"]  # of updates; Direction.kind
@@ -12,6 +12,21 @@ Overflow = Literal["take", "close"]  # Buffer.overflow
 Repeat = Literal["start", "latest"]  # Calibrated.repeat
 Moments = Literal["fp32", "8bit"]  # Momentum.moments, Adam.moments, Adagrad.moments
 Rule = Literal["scaled", "reciprocal", "threshold", "lipschitz", "drop"]  # DelayAdaptive.rule
+
+
+class DecaySettings(TypedDict, total=False):
+    """Of every optimizer, which presets pass on."""
+
+    weight_decay: float
+    decoupled_weight_decay: bool
+
+
+class SecondSettings(DecaySettings, total=False):
+    """Of the optimizers with a second moment."""
+
+    eps_root: float
+    initial: float
+
 
 # Of the presets alone.
 DelayRule = Literal["scaled", "reciprocal"]  # FADAS: those of its paper

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import ClassVar
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.rules.names import Moments
+from fastagg.rules.names import Moments, SecondSettings
 
 __all__ = [
     "SGD",
@@ -25,6 +25,8 @@ __all__ = [
 
 FORMATS = ("fp32", "8bit")  # of moments: fastagg.rules.moments
 _SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
+_HYPER = ("betas", "eps", "bias_correction")
+_SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from zero
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,16 @@ class Optimizer:
         moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte for each value, and 0.03 to 0.05
             for scales, with unbiased stochastic rounding (csrc/math/moments.h). The step is computed in fp32 from the
             decoded values. SGD has no moments.
+        weight_decay: lambda, >= 0, of the package's optimizers. They are given ``D - lambda*x`` for D, an L2 term, as
+            in ``torch.optim.SGD``, ``Adam`` and ``Adagrad``.
+        decoupled_weight_decay: they are given ``(1 - lr*lambda)*x`` for x instead, with the ``lr`` of the step, as in
+            ``torch.optim.AdamW``.
+        eps_root: in place of ``sqrt(v)``, ``sqrt(v + eps_root)`` (optax); after a bias correction, of the corrected v.
+            >= 0. ``eps`` may be 0 if it is at least 1e-24.
+        initial: the value of ``v`` and ``vhat`` before the first step, >= 0. In Reddi et al. 2021, Algorithm 2, and in
+            APPFL it is tau^2, where tau is ``eps``; in FedScale's Yogi tau; in optax 1e-6 for Yogi (for its m, too),
+            0.1 for Adagrad; in Flower, FL-bench and torch 0, as here. 8-bit moments start at the nearest code, at most
+            a sixteenth away.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -72,8 +84,8 @@ class Optimizer:
         return type(self).step is not Optimizer.step
 
     def hyper(self) -> Plain:
-        """The kernel's settings: ``betas``, ``eps`` and ``bias_correction``."""
-        return {"betas": (0.0, 0.0), "eps": 1.0, "bias_correction": False}
+        """The kernel's settings, by the names of fields."""
+        return {}
 
     def check(self) -> None:
         """Refuse an optimizer that defines no step.
@@ -94,8 +106,48 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class SGD(Optimizer):
+class _Decaying(Optimizer):
+    """What all of the package's optimizers share: weight decay."""
+
+    weight_decay: float = field(default=0.0, kw_only=True)
+    decoupled_weight_decay: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.number("weight_decay", self.weight_decay, least=0)
+        _checks.one_of("moments", getattr(self, "moments", "fp32"), FORMATS)
+
+    def settings(self) -> Plain:
+        """All settings as plain data, without later ones that have their default: older checkpoints lack them."""
+        later = [one for one in fields(self) if one.name in SecondSettings.__annotations__]
+        unset = {one.name for one in later if getattr(self, one.name) == one.default}
+        return {name: value for name, value in asdict(self).items() if name not in unset}
+
+    def hyper(self) -> Plain:
+        given = {"betas": (getattr(self, "beta", 0.0), 0.0), **asdict(self)}
+        return {name: given[name] for name in (*SecondSettings.__annotations__, *_HYPER) if name in given}
+
+
+@dataclass(frozen=True)
+class _Second(_Decaying):
+    """What the optimizers with a second moment share."""
+
+    eps_root: float = field(default=0.0, kw_only=True)
+    initial: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        root = _checks.number("eps_root", self.eps_root, least=0)
+        _checks.number("eps", getattr(self, "eps", 1.0), least=_SMALLEST_EPS if root < _SMALLEST_ROOT else 0)
+        _checks.number("initial", self.initial, least=0)
+
+
+@dataclass(frozen=True)
+class SGD(_Decaying):
     """``x <- x + lr*D``.
+
+    Args:
+        weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.SGD(lr=0.5))
@@ -109,12 +161,12 @@ class SGD(Optimizer):
 
 
 @dataclass(frozen=True)
-class Momentum(Optimizer):
-    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM).
+class Momentum(_Decaying):
+    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM): the heavy ball, torch's without dampening. It is not Nesterov's.
 
     Args:
         beta: decay of the momentum, in [0, 1).
-        moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
+        moments, weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Momentum(beta=0.5, lr=1.0))
@@ -131,21 +183,20 @@ class Momentum(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.one_of("moments", self.moments, FORMATS)
         _decay("beta", self.beta)
-
-    def hyper(self) -> Plain:
-        return {"betas": (self.beta, 0.0), "eps": 1.0, "bias_correction": False}
 
 
 @dataclass(frozen=True)
-class Adam(Optimizer):
-    """``x <- x + lr*m/(sqrt(v) + eps)`` (FedAdam). Bias correction is off by default.
+class Adam(_Second):
+    """``x <- x + lr*m/(sqrt(v) + eps)`` (FedAdam).
+
+    The defaults are those of FADAS: betas (0.9, 0.99) and no bias correction. ``torch.optim.Adam`` is
+    ``Adam(lr, betas=(0.9, 0.999), bias_correction=True)``.
 
     Args:
         betas: decay rates of ``m`` and ``v``, each in [0, 1).
         eps: outside the square root, > 0.
-        moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
+        moments, weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`Optimizer`.
         bias_correction: in round r = t+1, step ``lr/(1-b1^r) * m / (sqrt(v)/sqrt(1-b2^r) + eps)``.
 
     Example:
@@ -165,23 +216,19 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.one_of("moments", self.moments, FORMATS)
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise ConfigError(f"betas: expected two numbers, got {self.betas!r}")
         object.__setattr__(self, "betas", tuple(self.betas))  # a list, from a file, would not hash
         for name, value in zip(("betas[0]", "betas[1]"), self.betas, strict=True):
             _decay(name, value)
-        _checks.number("eps", self.eps, least=_SMALLEST_EPS)
-
-    def hyper(self) -> Plain:
-        return {"betas": self.betas, "eps": self.eps, "bias_correction": self.bias_correction}
 
 
 @dataclass(frozen=True)
 class AMSGrad(Adam):
     """Adam on ``vhat <- max(vhat, v)`` (FADAS, Eq. 3; FedAMS option 1).
 
-    With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program.
+    With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program and in torch. In optax it
+    is the maximum of the corrected v.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.AMSGrad(lr=0.1, betas=(0.0, 0.0)))
@@ -228,13 +275,16 @@ class Lookahead(Adam):
 
 
 @dataclass(frozen=True)
-class Adagrad(Optimizer):
+class Adagrad(_Second):
     """``v <- v + D*D``, then as Adam (FedAdagrad).
+
+    ``torch.optim.Adagrad`` is ``Adagrad(lr, eps=1e-10)``. optax has its epsilon inside the root, and starts at 0.1:
+    ``Adagrad(lr, eps=0, eps_root=1e-7, initial=0.1)``.
 
     Args:
         beta: decay of ``m``, in [0, 1).
         eps: outside the square root, > 0.
-        moments: ``fp32`` or ``8bit``, see :class:`Optimizer`.
+        moments, weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`Optimizer`.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Adagrad(lr=0.1))
@@ -252,12 +302,7 @@ class Adagrad(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.one_of("moments", self.moments, FORMATS)
         _decay("beta", self.beta)
-        _checks.number("eps", self.eps, least=_SMALLEST_EPS)
-
-    def hyper(self) -> Plain:
-        return {"betas": (self.beta, 0.0), "eps": self.eps, "bias_correction": False}
 
 
 def _decay(name: str, value: object) -> None:

@@ -367,9 +367,9 @@ def _native_staleness(staleness: Staleness) -> Native:
 
 
 def _native_optimizer(optimizer: Optimizer) -> Native:
-    return native.engine.Optimizer(
-        optimizer.kernel or "sgd", lr=optimizer.lr, coded=optimizer.moment_format == "8bit", **optimizer.hyper()
-    )
+    hyper = {} if optimizer.has_own_step else optimizer.hyper()
+    coded = optimizer.moment_format == "8bit"
+    return native.engine.Optimizer(optimizer.kernel or "sgd", lr=optimizer.lr, coded=coded, **hyper)
 
 
 def _on_host() -> tuple[Native, Native]:

@@ -17,7 +17,8 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
     """
     optimizer.check()
     direction.check(staleness, settings["clip_norm"], settings["weighting"])
-    staleness.check(direction.single and optimizer.kernel == SGD.kernel)
+    decays = bool(getattr(optimizer, "weight_decay", 0.0))
+    staleness.check(direction.single and optimizer.kernel == SGD.kernel and not decays)
     if optimizer.has_own_step and direction.in_kernels:
         raise ConfigError(
             f"optimizer: {type(optimizer).__name__} has a step in Python, and {type(direction).__name__} makes its "

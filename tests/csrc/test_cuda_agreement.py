@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.kernels import DECAYS
 from support.properties import examples
 from torch import Tensor
 
@@ -128,7 +129,7 @@ def test_step(sides: tuple[Side, Side], optimizer: str, kind: str, pieced: bool,
             given_pieces = [offset(side.put(piece), shift) for piece in pieces]
             ops.step_(
                 here["x"], given_pieces, optimizer=optimizer, lr=0.1, gain=gain, weight=weight, scale=scale, out=out,
-                correction=3 if seed % 3 == 0 else None, **held, **extra,
+                correction=3 if seed % 3 == 0 else None, **DECAYS[seed % 4], **held, **extra,
             )  # fmt: skip
             results.append([here["x"], out if out is not None else here["x"], held])
     same(*results)
@@ -162,7 +163,7 @@ def test_step_with_moments_in_8_bits(
                 given_pieces = [offset(side.put(piece), shift) for piece in pieces]
                 ops.step_(
                     here["x"], given_pieces, optimizer=optimizer, lr=0.1, gain=0.9, weight=0.7, scale=0.3,
-                    origin=origin, rounding=(seed, step), **held, **extra,
+                    origin=origin, rounding=(seed, step), **DECAYS[step % 4], **held, **extra,
                 )  # fmt: skip
             results.append([here["x"], held])
     same(*results)
@@ -232,7 +233,7 @@ def test_cached_step(
             for i, update in enumerate(updates):
                 write, read, client = plan[i]
                 gain, entering, leaving, scale = (float(f) for f in factors[i])
-                steps_with = {"optimizer": kind, "lr": 0.1, **held} if optimizer else {}
+                steps_with = {"optimizer": kind, "lr": 0.1, **held, **DECAYS[i % 4]} if optimizer else {}
                 if eight:
                     steps_with["rounding"] = (seed, i)
                 other = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from support.kernels import BETAS, SIZES, bits, clones, extreme, moments, same_bits, spec_step, vector
+from support.kernels import BETAS, DECAYS, SIZES, bits, clones, extreme, moments, same_bits, spec_step, vector
 
 import fastagg
 from fastagg import ops, reference
@@ -28,9 +30,9 @@ def direction(kind: str, size: int) -> dict[str, object]:
 @pytest.mark.parametrize("kind", DIRECTIONS)
 @pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
 def test_step_is_the_specification_to_the_bit(optimizer: str, kind: str, isa: str) -> None:
-    for size in SIZES:
+    for size, decay in [(size, DECAYS[i % 4 if j else 0]) for i, size in enumerate(SIZES) for j in range(2)]:
         x, update, state = vector(size, 1), vector(size, 2, 1e-2), moments(optimizer, size, 3)
-        how = {"lr": 1e-2, **direction(kind, size)}
+        how = {"lr": 1e-2, **direction(kind, size), **decay}
         expected = spec_step(x, update, optimizer, **how, **state)
         ops.step_(x, update, optimizer=optimizer, **how, **state)
         for name, got in {"x": x, **state}.items():
@@ -52,31 +54,98 @@ def test_extreme_magnitudes_are_the_specification_to_the_bit(optimizer: str, isa
 @pytest.mark.parametrize("kind", DIRECTIONS)
 @pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
 @pytest.mark.parametrize("correction", [None, 1, 20])
-def test_step_is_near_the_float64_reference(optimizer: str, kind: str, correction: int | None) -> None:
+@pytest.mark.parametrize("decay", DECAYS)
+def test_step_is_near_the_float64_reference(
+    optimizer: str, kind: str, correction: int | None, decay: dict[str, float]
+) -> None:
     size = 3001
     x, update, state = vector(size, 1), vector(size, 2, 1e-2), moments(optimizer, size, 3)
-    how = {"lr": 1e-2, "correction": correction, "betas": BETAS, **direction(kind, size)}
+    how = {"lr": 1e-2, "correction": correction, "betas": BETAS, **direction(kind, size), **decay}
     x64, state64 = x.double(), clones(state, torch.float64)
     how64 = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in how.items()}
     reference.step_(x64, update, optimizer=optimizer, **how64, **state64)
     ops.step_(x, update, optimizer=optimizer, **how, **state)
     torch.testing.assert_close(x.double(), x64, rtol=1e-6, atol=2e-6)
     for name, got in state.items():
-        torch.testing.assert_close(got.double(), state64[name], rtol=2e-6, atol=1e-8)
+        torch.testing.assert_close(got.double(), state64[name], rtol=2e-6, atol=1e-7 if decay else 1e-8)
 
 
-def test_adam_and_amsgrad_are_torch_adam_with_bias_correction() -> None:
+# What users of torch write, and the same here.
+FROM_TORCH: dict[str, tuple[Any, fastagg.Optimizer]] = {
+    "SGD": (lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.3), fastagg.SGD(0.1, weight_decay=0.3)),
+    "SGD, momentum": (
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.8, weight_decay=0.3), fastagg.Momentum(0.1, 0.8, weight_decay=0.3)
+    ),
+    "Adam": (
+        lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.3),
+        fastagg.Adam(0.01, (0.9, 0.999), bias_correction=True, weight_decay=0.3),
+    ),
+    "AdamW": (
+        lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.3),
+        fastagg.Adam(0.01, (0.9, 0.999), bias_correction=True, weight_decay=0.3, decoupled_weight_decay=True),
+    ),
+    "AdamW, AMSGrad": (
+        lambda p: torch.optim.AdamW(p, 0.01, amsgrad=True, weight_decay=0.3),
+        fastagg.AMSGrad(0.01, (0.9, 0.999), bias_correction=True, weight_decay=0.3, decoupled_weight_decay=True),
+    ),
+    "Adagrad": (
+        lambda p: torch.optim.Adagrad(p, 0.01, weight_decay=0.3, initial_accumulator_value=0.2),
+        fastagg.Adagrad(0.01, eps=1e-10, weight_decay=0.3, initial=0.2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FROM_TORCH)
+def test_servers_step_as_torch_optim(name: str) -> None:
+    make, ours = FROM_TORCH[name]
     size = 1000
-    for optimizer in ("adam", "amsgrad"):
-        theirs = torch.nn.Parameter(vector(size, 1).double())
-        adam = torch.optim.Adam([theirs], lr=0.01, betas=BETAS, eps=1e-8, amsgrad=optimizer == "amsgrad")
-        x, state = vector(size, 1), {n: torch.zeros(size) for n in ops.OPTIMIZERS[optimizer]}
-        for r in range(1, 6):
-            update = vector(size, 10 + r, 1.0 / r)
-            theirs.grad = -update.double()
-            adam.step()
-            ops.step_(x, update, optimizer=optimizer, lr=0.01, correction=r, betas=BETAS, **state)
-        torch.testing.assert_close(x.double(), theirs.detach(), rtol=1e-5, atol=1e-6)
+    theirs = torch.nn.Parameter(vector(size, 1).double())
+    steps, server = make([theirs]), fastagg.Server(vector(size, 1), optimizer=ours)
+    for r in range(1, 7):
+        update = vector(size, 10 + r, 1.0 / r)
+        theirs.grad = -update.double()
+        steps.step()
+        server.dispatch(0)
+        server.receive(0, update)
+    torch.testing.assert_close(server.flat.double(), theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+def optax(name: str, gradients: list[Any], x: Any, lr: float, **how: Any) -> Any:
+    """The formulas of optax 0.2's scale_by_adam, scale_by_yogi, scale_by_rss and add_decayed_weights, in float64."""
+    b1, b2, eps, root, decay = 0.9, 0.999, how.get("eps", 0.0), how["eps_root"], how.get("weight_decay", 0.0)
+    first, second = np.zeros_like(x), np.full_like(x, how.get("initial", 0.0))
+    for r, g in enumerate(gradients, 1):
+        if name == "adagrad":  # g / sqrt(the sum of squares + eps)
+            second = second + g * g
+            along = g / np.sqrt(second + root)
+        else:
+            first = b1 * first + (1 - b1) * g
+            if name == "yogi":
+                second = second - (1 - b2) * np.sign(second - g * g) * g * g
+            else:
+                second = b2 * second + (1 - b2) * g * g
+            along = first / (1 - b1**r) / (np.sqrt(second / (1 - b2**r) + root) + eps)
+        x = x - lr * (along + decay * x)
+    return x
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
+def test_servers_step_as_optax(name: str, decay: float) -> None:
+    size, updates = 1000, [vector(1000, 10 + r, 1.0 / r) for r in range(1, 7)]
+    how = {"eps_root": 1e-3, "initial": 0.1, "weight_decay": decay}
+    ours: dict[str, Any] = {
+        "adam": lambda **more: fastagg.Adam(0.01, (0.9, 0.999), 1e-3, True, **more),
+        "yogi": lambda **more: fastagg.Yogi(0.01, (0.9, 0.999), 1e-3, True, **more),
+        "adagrad": lambda **more: fastagg.Adagrad(0.01, eps=0.0, **more),
+    }
+    server = fastagg.Server(vector(size, 1), optimizer=ours[name](**how, decoupled_weight_decay=True))
+    for update in updates:
+        server.dispatch(0)
+        server.receive(0, update)
+    start = vector(size, 1).double().numpy()
+    want = optax(name, [-update.double().numpy() for update in updates], start, 0.01, eps=1e-3, **how)
+    np.testing.assert_allclose(server.flat.double().numpy(), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4, 7, 16])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.kernels import BETAS, extreme, same_bits, spec_step, vector
+from support.kernels import BETAS, DECAYS, extreme, same_bits, spec_step, vector
 from support.models import same
 from support.properties import examples
 from support.traces import Case, Return, Updates, cases, drive
@@ -71,7 +71,7 @@ def test_step_is_the_specification_to_the_bit(optimizer: str, kind: str, isa: st
         for step in range(4):
             # Magnitudes that come and go, so that units move both ways.
             update = vector(size, 2 + step, 10.0 ** (-2 - 3 * (step % 2)))
-            how = {"lr": 1e-2, "rounding": (2**40 + 3, 2**33 + step), "correction": step or None}
+            how = {"lr": 1e-2, "rounding": (2**40 + 3, 2**33 + step), "correction": step or None, **DECAYS[step]}
             expected = spec(x, update, optimizer, state, **how, **direction(kind, size))
             ops.step_(x, update, optimizer=optimizer, **how, **direction(kind, size), **state)
             assert same_bits(x, expected.pop("x")), f"size {size}, step {step}"
@@ -97,12 +97,32 @@ def test_step_is_near_the_float64_reference(optimizer: str) -> None:
     x, y = vector(size, 1), vector(size, 1)
     state, other = moments.zeros(optimizer, "8bit", size), moments.zeros(optimizer, "8bit", size)
     for step in range(10):
-        how = {"optimizer": optimizer, "lr": 1e-2, "rounding": (5, step), "betas": BETAS}
+        how = {"optimizer": optimizer, "lr": 1e-2, "rounding": (5, step), "betas": BETAS, **DECAYS[step % 4]}
         ops.step_(x, vector(size, 9 + step, 1e-2), **how, **state)
         reference.step_(y, vector(size, 9 + step, 1e-2), **how, **other)
         torch.testing.assert_close(x, y, rtol=1e-6, atol=2e-6 * (step + 1))
         for name, values in decoded(other).items():  # a rounding in fp32 may fall to the code's other side, rarely
             assert (decoded(state)[name] == values).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("first", [1e-6, 0.1, 2.0**-149, 1e30])
+@pytest.mark.parametrize("optimizer", ["adam", "amsgrad", "yogi", "lookahead", "adagrad"])
+def test_second_moments_start_at_their_nearest_code(optimizer: str, first: float) -> None:
+    kinds = {"adam": fastagg.Adam, "amsgrad": fastagg.AMSGrad, "yogi": fastagg.Yogi, "lookahead": fastagg.Lookahead,
+             "adagrad": fastagg.Adagrad}  # fmt: skip
+    held, plain = (
+        fastagg.Server(torch.zeros(700), optimizer=kinds[optimizer](initial=first, moments=format)).state_dict()
+        for format in ("8bit", "fp32")
+    )
+    codes = decoded(held["moments"])
+    for name in plain["moments"].keys() - {"m"}:
+        assert torch.equal(plain["moments"][name], torch.full((700,), first))
+        value = torch.full((768,), torch.tensor(first))
+        bits = torch.full((768,), 1 << 19)
+        assert torch.equal(held["moments"][name], codec.encode(value, codec.units_of(value, 31), bits, False))
+        if first > 1e-20:
+            torch.testing.assert_close(codes[name], value, rtol=1 / 16, atol=0)
+    assert not codes["m"].any() and not plain["moments"]["m"].any()
 
 
 def test_an_overflow_stays_finite_and_in_its_own_block() -> None:

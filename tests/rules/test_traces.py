@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,11 +106,21 @@ OPTIMIZERS: dict[str, tuple[Build, Build]] = {
     "yogi": (lambda: fastagg.Yogi(0.01, **ADAPTIVE), lambda: oracle.Yogi(0.01, **ADAPTIVE)),
     "lookahead": (lambda: fastagg.Lookahead(0.01, **ADAPTIVE), lambda: oracle.FedACOptimizer(0.01, **ADAPTIVE)),
     "adagrad": (lambda: fastagg.Adagrad(0.01, 0.5, 0.03), lambda: oracle.Adagrad(0.01, 0.5, 0.03)),
+    "corrected": (
+        lambda: fastagg.AMSGrad(0.01, **ADAPTIVE, bias_correction=True),
+        lambda: oracle.AMSGrad(0.01, **ADAPTIVE, bias_correction=True),
+    ),
 }
+# What every optimizer has, and what those with a second moment have.
+DECAYS = ({}, {"weight_decay": 0.3}, {"weight_decay": 0.3, "decoupled_weight_decay": True})
+SECONDS = ({}, {"eps_root": 0.02}, {"initial": 0.04}, {"eps_root": 0.001, "initial": 0.0025})
 DIRECTIONS: dict[str, tuple[Build, Build]] = {
     "single": (fastagg.Single, oracle.Single),
     "mixing": (fastagg.Mixing, oracle.StaleModel),
+    "share": (lambda: fastagg.Mixing(normalize=1500), lambda: oracle.StaleModel(1500)),
     "buffer": (lambda: fastagg.Buffer(3), lambda: oracle.Buffer(3)),
+    "weights": (lambda: fastagg.Buffer(3, normalize="weights"), lambda: oracle.Buffer(3, normalize="weights")),
+    "clients": (lambda: fastagg.Buffer(3, normalize=7), lambda: oracle.Buffer(3, normalize=7)),
 }
 POLICIES: dict[str, tuple[Build, Build]] = {
     "constant": (fastagg.Constant, oracle.Constant),
@@ -122,14 +133,22 @@ POLICIES: dict[str, tuple[Build, Build]] = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("policy", POLICIES)
-@given(case=cases(max_length=15, size=st.sampled_from([1, 17, 1025])))
+@given(
+    case=cases(max_length=15, size=st.sampled_from([1, 17, 1025])),
+    decay=st.sampled_from(DECAYS),
+    second=st.sampled_from(SECONDS),
+    weighting=st.sampled_from(["uniform", "samples"]),
+)
 @examples(15)
 def test_any_direction_with_any_optimizer_and_any_policy(
-    optimizer: str, direction: str, policy: str, case: Case
+    optimizer: str, direction: str, policy: str, case: Case, decay: Any, second: Any, weighting: str
 ) -> None:
     parts = (DIRECTIONS[direction], OPTIMIZERS[optimizer], POLICIES[policy])
-    ours = fastagg.Server(case.x0, *(part[0]() for part in parts))
-    theirs = oracle.Composed(case.x0, *(part[1]() for part in parts))
+    along, steps, stale = (part[0]() for part in parts)
+    more = {**decay, **(second if hasattr(steps, "eps_root") else {})}
+    ours = fastagg.Server(case.x0, along, replace(steps, **more), stale, weighting=weighting)
+    along, steps, stale = (part[1]() for part in parts)
+    theirs = oracle.Composed(case.x0, along, steps.extended(**more), stale, weighting=weighting)
     agree(ours, theirs, case, ("normal", "sparse", "zero"))
 
 

@@ -16,6 +16,13 @@ from fastagg.reference.step import advance
 # Sizes around those at which loops change: empty, vectors, prefetch strides, blocks (1,024), groups (65,536).
 SIZES = (0, 1, 3, 15, 16, 17, 41, 63, 64, 65, 401, 1023, 1024, 1025, 2048, 4097, 65535, 65536, 65537, 200003)
 BETAS = (0.9, 0.99)
+# What may stand beside the rates of any optimizer.
+DECAYS: tuple[dict[str, float], ...] = (
+    {},
+    {"weight_decay": 0.3},
+    {"weight_decay": 0.3, "decoupled_weight_decay": True},
+    {"eps_root": 1e-4, "weight_decay": 0.01},
+)
 
 
 def vector(size: int, seed: int, scale: float = 1.0, offset: int = 0) -> torch.Tensor:
@@ -66,6 +73,9 @@ def spec_step(
     acc: torch.Tensor | None = None,
     scale: float = 1.0,
     base: torch.Tensor | None = None,
+    eps_root: float = 0.0,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
     **state: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """Return new x and moments, computed operation by operation in float32."""
@@ -77,4 +87,5 @@ def spec_step(
         d = (acc.numpy() + f(f(gain) * f(weight)) * d) * f(scale)
     else:
         d = f(f(gain) * f(weight)) * d
-    return {**state, **advance(optimizer, x, torch.from_numpy(d), state, lr, betas, eps, correction)}
+    how = (lr, betas, eps, correction, eps_root, weight_decay, decoupled_weight_decay)
+    return {**state, **advance(optimizer, x, torch.from_numpy(d), state, *how)}

@@ -37,11 +37,28 @@ _ADAPTIVE = {
     "FedAMS": {**_ROUNDS, "bias_correction": True},
 }
 
+_EXTENDED = {"weight_decay": 0.125, "eps_root": 1e-6, "initial": 1e-6, "bias_correction": True}
+
 # FedEcho is left out: between its steps a model is trained with torch's matrix products, whose bits depend on torch.
 PRESETS: dict[str, Make] = {
     "FedBuff": _of("FedBuff", buffer_size=3),
     "FedBuff, one": _of("FedBuff", buffer_size=1, lr=0.5),
     "FedBuff, clipped, by samples": _of("FedBuff", buffer_size=3, clip_norm=0.01, weighting="samples"),
+    "FedBuff, by weights, AdamW's decay": _of(
+        "FedBuff",
+        buffer_size=3,
+        staleness=fastagg.Polynomial(0.5),
+        normalize="weights",
+        weighting="samples",
+        weight_decay=0.125,
+        decoupled_weight_decay=True,
+    ),
+    "FedAsync, by shares": _of("FedAsync", policy="hinge", b=1, normalize=9, weighting="samples"),
+    "FADAS, extended": _of("FADAS", lr=0.01, buffer_size=2, **_EXTENDED),
+    "FADAS, extended, in 8 bits": _of("FADAS", lr=0.01, buffer_size=2, **_EXTENDED, moments="8bit"),
+    "ACE, int8, SGD with decay": _of(
+        "ACE", lr=0.1, num_clients=CLIENTS, cache="int8", optimizer=fastagg.SGD(0.1, weight_decay=0.125)
+    ),
     "FADAS, reciprocal": _of("FADAS", lr=0.7, buffer_size=2, delay_threshold=1, delay_rule="reciprocal"),
     "FADAS, corrected": _of("FADAS", lr=0.01, buffer_size=2, bias_correction=True),
     "FedAsync, constant": _of("FedAsync", policy="constant"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 
@@ -15,6 +15,8 @@ from fastagg.ops.place import CPU, place
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.names import Overflow, words
 
+_DIVISORS: dict[str | float, float | str] = {"buffer": 0.0, "weights": -1.0}
+
 
 class RoundSettings(TypedDict, total=False):
     """When a round ends: keyword arguments of :class:`Buffer`, which presets pass on."""
@@ -23,6 +25,7 @@ class RoundSettings(TypedDict, total=False):
     at_least: int | None
     grace: float | None
     exact: float | None
+    normalize: Literal["buffer", "weights"] | float
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class Buffer(Direction):
             power of two in 2^-30..2^-29 of this norm, and added as whole numbers. A larger update raises
             UpdateTooLarge; with ``clip_norm`` up to ``exact`` (and weights up to 1) there is none. ``num_samples``
             must be whole numbers. On the CPU. None: a sum in fp32.
+        normalize: what the sum is divided by. ``buffer``: the number of its updates (of their samples with
+            ``weighting="samples"``), so staleness makes the step shorter (FedBuff's paper, FLARE). ``weights``: the sum
+            of the weights, samples times staleness (FLSim). A number: itself, > 0. Then every update counts for its
+            share among all clients: the number of clients, or of all clients' samples (APPFL); 1 leaves the sum.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -64,6 +71,7 @@ class Buffer(Direction):
     at_least: int | None = field(default=None, kw_only=True)
     grace: float | None = field(default=None, kw_only=True)
     exact: float | None = field(default=None, kw_only=True)
+    normalize: Literal["buffer", "weights"] | float = field(default="buffer", kw_only=True)
     buffered: ClassVar[bool] = True
     ends_early: ClassVar[bool] = True  # whether a step may be made without an update
 
@@ -89,6 +97,13 @@ class Buffer(Direction):
                 _checks.whole("buffer_size", self.size, least=1, most=2**24)
             if not self.ends_early:
                 raise ConfigError(f"exact: {type(self).__name__} weighs updates in floats; leave it out")
+
+        if not isinstance(self.normalize, str):
+            _checks.number("normalize", self.normalize, above=0)
+        elif _checks.one_of("normalize", self.normalize, ("buffer", "weights")) == "weights" and self.exact is not None:
+            raise ConfigError("normalize: with exact= only whole numbers are added; write 'buffer', or a number")
+        if self.normalize != "buffer" and not self.ends_early:
+            raise ConfigError(f"normalize: {type(self).__name__} divides by what its updates count for; leave it out")
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain data, without those that have their default: older checkpoints lack some."""
@@ -150,7 +165,8 @@ class BufferState(DirectionState):
         told = native.engine.BufferedSetting(
             capacity=-1 if setting.size is None else setting.size, synchronous=setting.synchronous,
             closes_first=setting.overflow == "close", at_least=setting.at_least or 0, grace=setting.grace or 0.0,
-            exact=exact, size=material.size, origin=material.origin,
+            exact=exact, divisor=_DIVISORS.get(setting.normalize, setting.normalize),
+            size=material.size, origin=material.origin,
         )  # fmt: skip
         super().__init__(native.engine.Buffered(sign=setting.sign, setting=told, memory=material.memory))
         self.exact, self.nbytes = setting.exact, (4 if setting.exact is None else 8) * material.size

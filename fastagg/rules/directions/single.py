@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from fastagg import _checks
 from fastagg._build import native
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 
@@ -34,6 +36,10 @@ class Mixing(Direction):
 
     With SGD and ``lr = alpha`` this is FedAsync's ``x <- (1-a_t)*x + a_t*x_i^K`` (the AsyncFedED paper, Eq. 40).
 
+    Args:
+        normalize: D is also multiplied by the client's samples (1 with ``weighting="uniform"``), divided by this
+            number, > 0: the share among all clients (APPFL). None: samples have no effect.
+
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Mixing(), fastagg.SGD(lr=1.0))
         >>> tasks = [server.dispatch(client) for client in range(2)]
@@ -42,13 +48,20 @@ class Mixing(Direction):
         3.0
     """
 
+    normalize: float | None = field(default=None, kw_only=True)
     needs_base: ClassVar[bool] = True
     in_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.normalize is not None:
+            _checks.number("normalize", self.normalize, above=0)
         if self.kind != "delta":
             raise ConfigError("Mixing averages models: kind must be 'delta', since a gradient is no model")
 
     def start(self, material: Material) -> DirectionState:
-        return DirectionState(native.engine.Single(sign=1.0, blend=True))
+        return DirectionState(native.engine.Single(sign=1.0, blend=True, divisor=self.normalize or 0.0))
+
+    def settings(self) -> Plain:
+        described = super().settings()
+        return described if self.normalize is not None else {"kind": described["kind"]}  # as in older checkpoints

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .core import Arrival, Composed, Direction, Vector, weighted_mean
+from .core import Arrival, Composed, Direction, Vector
 from .optimizers import SGD, AMSGrad, Optimizer
 from .policies import DelayAdaptive
 
@@ -22,15 +22,21 @@ Store = Callable[[int, Vector], Vector]
 class Buffer(Direction):
     """acc += s(tau_i)*Delta_i; at M updates u = acc/M   (002 Alg. a.2 lines 6-14; 000 Alg. 1 lines 4-9).
 
-    With sample weights u = sum(n_i*s_i*Delta_i)/sum(n_i): the staleness weights are not normalised away.
+    With sample weights u = sum(n_i*s_i*Delta_i)/sum(n_i): the staleness weights are not normalised away, unless
+    normalize is "weights" (FLSim's weighted mean: sum(n_i*s_i)) or a number (APPFL's share among all clients).
 
     A leaf's sum counts for as many updates as it is made of. overflow: one for which the round has no room
     "take"    ends it, so u is the mean of more than M
     "close"   ends it as it is, and begins the next one
     """
 
-    def __init__(self, size: int, overflow: Literal["take", "close"] = "take") -> None:
-        self.size, self.overflow = size, overflow
+    def __init__(
+        self,
+        size: int,
+        overflow: Literal["take", "close"] = "take",
+        normalize: Literal["buffer", "weights"] | float = "buffer",
+    ) -> None:
+        self.size, self.overflow, self.normalize = size, overflow, normalize
         self.held: list[Arrival] = []
 
     def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
@@ -44,13 +50,21 @@ class Buffer(Direction):
     def close_before(self, count: int) -> Vector | None:
         if self.overflow == "take" or not self.held or sum(a.count for a in self.held) + count <= self.size:
             return None
-        u = weighted_mean([a.weight * a.update for a in self.held], [a.samples for a in self.held])
+        u = self.plain()
         self.held = []
         return u
 
     def mean(self, server: Composed) -> Vector:
         """What the full buffer becomes."""
-        return weighted_mean([a.weight * a.update for a in self.held], [a.samples for a in self.held])
+        return self.plain()
+
+    def plain(self) -> Vector:
+        total = np.sum([a.samples * a.weight * a.update for a in self.held], axis=0)
+        if self.normalize == "buffer":
+            return total / sum(a.samples for a in self.held)
+        if self.normalize == "weights":
+            return total / sum(a.samples * a.weight for a in self.held)
+        return total / float(self.normalize)
 
 
 class Calibrated(Direction):
@@ -143,20 +157,27 @@ class FedACOptimizer(Optimizer):
 
     def begin(self, zeros: Vector) -> None:
         self.m = zeros
-        self.v = zeros.copy()
+        self.v = zeros + self.initial
 
     def move(self, x: Vector, d: Vector, lr: float) -> Vector:
         self.m = self.b1 * self.m + (1 - self.b1) * d
         self.v = self.b2 * self.v + (1 - self.b2) * d * d
         ahead = self.b1 * self.m + (1 - self.b1) * d
-        return x + lr * ahead / (np.sqrt(self.v) + self.eps)
+        return x + lr * ahead / (np.sqrt(self.v + self.eps_root) + self.eps)
 
 
 class FedBuff(Composed):
     """002 Alg. a.2, without differential privacy: x <- x + eta*(1/M)*sum Delta_i."""
 
-    def __init__(self, x0: npt.ArrayLike, lr: float = 1.0, buffer_size: int = 10, **common: Any) -> None:
-        super().__init__(x0, Buffer(buffer_size), SGD(lr), **common)
+    def __init__(
+        self,
+        x0: npt.ArrayLike,
+        lr: float = 1.0,
+        buffer_size: int = 10,
+        normalize: Literal["buffer", "weights"] | float = "buffer",
+        **common: Any,
+    ) -> None:
+        super().__init__(x0, Buffer(buffer_size, normalize=normalize), SGD(lr), **common)
 
 
 class FADAS(Composed):

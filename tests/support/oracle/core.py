@@ -74,6 +74,10 @@ class Direction:
         """The vector of a step that comes before a sum of so many updates is added, if there is one."""
         return None
 
+    def share(self, arrival: Arrival) -> float:
+        """What the step of one arrival alone is multiplied by, beside s(tau)."""
+        return 1.0
+
     def dispatched(self, client: int, version: int) -> None:
         """A client was sent a version."""
 
@@ -189,7 +193,7 @@ class Composed:
             return self._receipt(False, arrival.delay, None, norm, weight)
 
         lr, dropped = self._step(u_or_word)
-        step_size = lr * weight if self.direction.immediate else lr
+        step_size = lr * weight * self.direction.share(arrival) if self.direction.immediate else lr
         return self._receipt(not dropped, arrival.delay, step_size, norm, weight)
 
     def _step(self, u: Vector) -> tuple[float, bool]:

@@ -25,13 +25,22 @@ class Single(Direction):
 
 
 class StaleModel(Direction):
-    """u = s(tau)*(x_i^K - x_t) with x_i^K = x_s + Delta_i, so that x + alpha*u = (1-a_t)*x + a_t*x_i^K."""
+    """u = s(tau)*(x_i^K - x_t) with x_i^K = x_s + Delta_i, so that x + alpha*u = (1-a_t)*x + a_t*x_i^K.
+
+    normalize: s(tau) is multiplied by n_i/normalize, the client's share (APPFL).
+    """
 
     immediate = True
 
+    def __init__(self, normalize: float | None = None) -> None:
+        self.normalize = normalize
+
     def add(self, server: Composed, arrival: Arrival) -> Vector:
         client_model = server.history[arrival.version] + arrival.update
-        return arrival.weight * (client_model - server.x)
+        return arrival.weight * self.share(arrival) * (client_model - server.x)
+
+    def share(self, arrival: Arrival) -> float:
+        return 1.0 if self.normalize is None else arrival.samples / self.normalize
 
 
 class ASGD(Composed):
@@ -67,6 +76,7 @@ class FedAsync(Composed):
         policy: Literal["constant", "hinge", "polynomial"] = "constant",
         a: float | None = None,
         b: float | None = None,
+        normalize: float | None = None,
         **common: Any,
     ) -> None:
         rule: Policy
@@ -78,7 +88,7 @@ class FedAsync(Composed):
             rule = Polynomial(a)
         else:
             raise ValueError(f"policy {policy!r} with a={a}, b={b}")
-        super().__init__(x0, StaleModel(), SGD(alpha), rule, **common)
+        super().__init__(x0, StaleModel(normalize), SGD(alpha), rule, **common)
 
 
 class AsyncFedED(Composed):

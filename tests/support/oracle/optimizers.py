@@ -9,6 +9,8 @@ compares with; momentum as FedAvgM.
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,18 +18,33 @@ Vector = npt.NDArray[np.float64]
 
 
 class Optimizer:
-    """Base: `lr` is eta; `steps` counts the steps made, so that the round of the next one is steps + 1."""
+    """Base: `lr` is eta; `steps` counts the steps made, so that the round of the next one is steps + 1.
+
+    weight_decay  lambda. The pseudo-gradient is g = -D, and g + lambda*x takes its place (Adam with L2); or, decoupled,
+                  x shrinks by eta_t*lambda*x beside the step (Loshchilov and Hutter 2019, AdamW and SGDW)
+    eps_root      under the root (optax's scale_by_adam)
+    initial       of v, and so of its maximum (Reddi et al. 2021, Algorithm 2: tau^2)
+    """
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
         self.steps = 0
+        self.weight_decay, self.decoupled, self.eps_root, self.initial = 0.0, False, 0.0, 0.0
+
+    def extended(self, weight_decay: float = 0.0, decoupled_weight_decay: bool = False, **second: float) -> Self:
+        """This optimizer with weight decay, and with what goes with a second moment."""
+        self.weight_decay, self.decoupled = weight_decay, decoupled_weight_decay
+        self.eps_root, self.initial = second.get("eps_root", 0.0), second.get("initial", 0.0)
+        return self
 
     def step(self, x: Vector, d: Vector, lr: float) -> Vector:
         """The model after one step along D with learning rate eta_t = lr."""
         if self.steps == 0:
             self.begin(np.zeros_like(x))
         self.steps += 1
-        return self.move(x, d, lr)
+        if self.decoupled:
+            return self.move(x, d, lr) - lr * self.weight_decay * x
+        return self.move(x, -(-d + self.weight_decay * x), lr)
 
     def begin(self, zeros: Vector) -> None:
         """Make the state."""
@@ -62,7 +79,7 @@ class Momentum(Optimizer):
 class Adam(Optimizer):
     """x <- x + eta*m/(sqrt(v)+eps).
 
-    bias_correction: x <- x + eta/(1-b1^r) * m/(sqrt(v)/sqrt(1-b2^r) + eps), this is step r = 1, 2...
+    bias_correction: x <- x + eta/(1-b1^r) * m/(sqrt(v/(1-b2^r)) + eps), this is step r = 1, 2...
     """
 
     def __init__(
@@ -79,7 +96,7 @@ class Adam(Optimizer):
 
     def begin(self, zeros: Vector) -> None:
         self.m = zeros
-        self.v = zeros.copy()
+        self.v = zeros + self.initial
 
     def second_moment(self, d: Vector) -> Vector:
         """Update v; what stands under the square root."""
@@ -88,11 +105,11 @@ class Adam(Optimizer):
 
     def move(self, x: Vector, d: Vector, lr: float) -> Vector:
         self.m = self.b1 * self.m + (1 - self.b1) * d
-        root = np.sqrt(self.second_moment(d))
+        second, r = self.second_moment(d), self.steps
         if not self.bias_correction:
-            return x + lr * self.m / (root + self.eps)
-        r = self.steps
-        return x + lr / (1 - self.b1**r) * self.m / (root / np.sqrt(1 - self.b2**r) + self.eps)
+            return x + lr * self.m / (np.sqrt(second + self.eps_root) + self.eps)
+        hats = self.m / (1 - self.b1**r), second / (1 - self.b2**r)
+        return x + lr * hats[0] / (np.sqrt(hats[1] + self.eps_root) + self.eps)
 
 
 class AMSGrad(Adam):
@@ -100,7 +117,7 @@ class AMSGrad(Adam):
 
     def begin(self, zeros: Vector) -> None:
         super().begin(zeros)
-        self.vhat = zeros.copy()
+        self.vhat = self.v.copy()
 
     def second_moment(self, d: Vector) -> Vector:
         self.vhat = np.maximum(self.vhat, super().second_moment(d))
