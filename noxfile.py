@@ -204,7 +204,7 @@ def nvflare_jobs(session: nox.Session) -> None:
 def appfl(session: nox.Session) -> None:
     """Test with real APPFL and pfl, and the small examples with and without fastagg."""
     install(session, "torch")
-    install(session, wheel="appfl,pfl,test")
+    install(session, wheel="appfl,pfl,test,tensorboard")
     session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl"))
 
 

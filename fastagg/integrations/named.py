@@ -57,7 +57,7 @@ def check_settings(make: Callable[..., Server], settings: Mapping[str, object]) 
         if make not in registry.presets().values():
             inspect.signature(make).bind(None, **settings)
         elif "distill" not in settings:
-            make(torch.zeros(1), **tried)
+            make(torch.zeros(1, dtype=torch.float32, device="cpu"), **tried)
     except TypeError as error:
         kind = "a synchronous" if settings.get("clients_per_round", 1) is None else "an asynchronous"
         raise ConfigError(f"algorithm: expected {kind} preset and its settings: {error}") from None

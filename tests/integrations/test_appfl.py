@@ -18,7 +18,15 @@ import torch
 pytest.importorskip("appfl")
 pytest.importorskip("sklearn")
 
-from appfl.algorithm.aggregator import FedAsyncAggregator, FedAvgAggregator, FedAvgMAggregator, FedBuffAggregator
+from appfl.algorithm.aggregator import (
+    FedAdagradAggregator,
+    FedAdamAggregator,
+    FedAsyncAggregator,
+    FedAvgAggregator,
+    FedAvgMAggregator,
+    FedBuffAggregator,
+    FedYogiAggregator,
+)
 from appfl.algorithm.scheduler import AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 from appfl_agents import agents
@@ -264,6 +272,35 @@ def gradient(start: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> di
     return {name: start[name] - value if name in names else value.clone() for name, value in new.items()}
 
 
+@pytest.mark.parametrize("mode", ["equal", "sample_size"])
+@pytest.mark.parametrize("algorithm", ["FedAsync", "FedBuff"])
+def test_shares_among_all_clients_are_appfls(algorithm: str, mode: str) -> None:
+    """docs/integrations/coming-from.md: ``normalize`` is the number of all clients, or of their samples."""
+    torch.manual_seed(0)
+    net, sizes = Net(), {"a": 1, "b": 9, "c": 30}
+    own = {"FedAsync": FedAsyncAggregator, "FedBuff": FedBuffAggregator}[algorithm]
+    config = {"alpha": 0.7, "K": 2, "client_weights_mode": mode, "num_clients": 3, "optimize_memory": False}
+    theirs = own(copy.deepcopy(net), OmegaConf.create(config), logging.getLogger())
+    how = {"weighting": "samples", "normalize": 40} if mode == "sample_size" else {"normalize": 3}
+    rule = {"alpha": 0.7, "policy": "constant"} if algorithm == "FedAsync" else {"lr": 0.7, "buffer_size": 2}
+    ours = Aggregator(net, {"algorithm": algorithm, "settings": {**rule, **how}})
+    draw, names = torch.Generator().manual_seed(1), [name for name, _ in net.named_parameters()]
+    for client, size in sizes.items():
+        theirs.set_client_sample_size(client, size)
+        ours.set_client_sample_size(client, size)
+    for pair in ("ab", "ca", "bc"):  # nobody is late
+        held = {client: theirs.get_parameters(client_id=client) for client in pair}
+        if algorithm == "FedAsync":
+            pair = pair[0]
+        for client in pair:
+            ours.get_parameters(client_id=client)
+        for client in pair:
+            new = trained({name: value.clone() for name, value in held[client].items()}, draw)
+            model = theirs.aggregate(client, {name: value.clone() for name, value in new.items()})
+            mine = ours.aggregate(client, new)
+        assert close({name: mine[name] for name in names}, {name: model[name] for name in names})
+
+
 @pytest.mark.parametrize("less", [False, True])
 @pytest.mark.parametrize(
     "policy, kwargs", [("constant", {}), ("polynomial", {"a": 0.5}), ("hinge", {"a": 2.0, "b": 1.0})]
@@ -288,9 +325,17 @@ def test_fedasync_beside_appfls_own(policy: str, kwargs: dict[str, float], less:
     assert ours.server.version == theirs.global_step == 10
 
 
+ADAPTIVE = {
+    "server_learning_rate": 0.03, "server_adapt_param": 0.01, "server_momentum_param_1": 0.8,
+    "server_momentum_param_2": 0.95,
+}  # fmt: skip
+STEPS = {"lr": 0.03, "eps": 0.01, "initial": 0.01**2}
 IN_ROUNDS = {  # APPFL's class and its settings, and ours
     "FedAvg": (FedAvgAggregator, {}, {}),
     "FedAvgM": (FedAvgMAggregator, {"server_momentum_param_1": 0.8}, {"beta": 0.8}),
+    "FedAdam": (FedAdamAggregator, ADAPTIVE, {**STEPS, "betas": [0.8, 0.95]}),
+    "FedYogi": (FedYogiAggregator, ADAPTIVE, {**STEPS, "betas": [0.8, 0.95]}),
+    "FedAdagrad": (FedAdagradAggregator, ADAPTIVE, {**STEPS, "beta": 0.8}),
 }  # fmt: skip
 
 

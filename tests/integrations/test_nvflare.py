@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -564,9 +564,18 @@ def test_edge_devices_are_averaged_by_their_number() -> None:
     assert np.allclose(manager.server.flat, 4.0)
 
 
-def test_edge_beside_flares_own_fedbuff() -> None:
-    """The same model after every version, of devices that are up to two versions late."""
-    theirs, ours = BuffModelManager(3, global_lr=0.5), EdgeModelManager(3, "FedBuff", {"lr": 0.5})
+@pytest.mark.parametrize("stale", [False, True])
+def test_edge_beside_flares_own_fedbuff(stale: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model after every version, of devices that are up to two versions late; with the page's function for
+    ``staleness_weight``."""
+    page = (EXAMPLE.parents[1] / "docs" / "integrations" / "coming-from.md").read_text()
+    (block,) = (one for one in re.findall(r"(?ms)^```python\n(.*?)^```", page) if "def flares" in one)
+    monkeypatch.setattr(fastagg.registry, "_parts", dict(fastagg.registry._parts))
+    module = ModuleType("flares_of_the_page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(block, vars(module))
+    theirs = BuffModelManager(3, global_lr=0.5, staleness_weight=stale)
+    ours = EdgeModelManager(3, f"{module.__name__}:flares" if stale else "FedBuff", {"lr": 0.5})
     context, draw = FLContext(), np.random.default_rng(0)
     for manager in (theirs, ours):
         manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": [[0.25, -1.0]], "b": [2.0]}), context)
