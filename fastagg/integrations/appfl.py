@@ -43,16 +43,13 @@ _KNOWN = (
     "algorithm", "settings", "num_clients", "client_ids", "model_path", "model_name", "model_kwargs", "checkpoint",
     "save_every", "gradient_based", *_RUN,
 )  # fmt: skip
-_OURS = {  # what APPFL's own aggregators call it: how settings call it
+_OURS = {  # what APPFL's own aggregators call it, and what settings call it
     "K": "buffer_size", "alpha": "alpha (FedAsync) or lr", "staleness_fn": "policy", "staleness_fn_kwargs": "a, b",
     "server_learning_rate": "lr", "server_adapt_param": "eps", "server_momentum_param_1": "betas or beta",
     "server_momentum_param_2": "betas", "client_weights_mode": "weighting (equal: uniform, sample_size: samples)",
+    "use_secure_agg": "none, since only APPFL's own FedAvg reads masked updates", "optimize_memory": "none",
 }  # fmt: skip
-_REFUSED = {
-    name: f"a setting of APPFL's own aggregators; here it is one of settings: {own}" for name, own in _OURS.items()
-}
-_REFUSED["optimize_memory"] = "it has no effect here; leave it out"
-_REFUSED["use_secure_agg"] = "only APPFL's own FedAvg reads masked updates"
+_SCHEDULERS = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
 _NO_METRICS = ("round", "version")  # numbers in a client's metadata that are none
 
 
@@ -98,7 +95,10 @@ class Aggregator(BaseAggregator):
         logger: logging.Logger | None = None,
     ) -> None:
         self.config = dict(aggregator_configs or {})
-        check_names(self.config, _KNOWN, _REFUSED)
+        refused = {
+            name: f"a setting of APPFL's own aggregators; in settings it is {ours}" for name, ours in _OURS.items()
+        }
+        check_names(self.config, _KNOWN, refused)
         self._every = _checks.whole("save_every", self.config.get("save_every", 10), least=1)
         self.settings = {key: _plain(value) for key, value in dict(self.config.get("settings") or {}).items()}
         if self.synchronous:
@@ -144,7 +144,7 @@ class Aggregator(BaseAggregator):
         Raises:
             ConfigError: the caller is one of APPFL's schedulers that this aggregator cannot serve.
         """
-        self._check(sys._getframe(1).f_locals.get("self"))  # APPFL does not say which scheduler there is
+        self._check(sys._getframe(1).f_locals.get("self", self))  # APPFL does not say which scheduler there is
         with self._lock:
             if not self._begun:  # the initial model: one call may stand for all of them
                 self._begun = True
@@ -164,7 +164,7 @@ class Aggregator(BaseAggregator):
     def aggregate(self, client_id: str | int = "", local_model: Arrays = None, **meta: object) -> dict[str, Arrays]:
         """Take one client's upload. Return the model that it continues from."""
         if not isinstance(local_model, Mapping):
-            raise self._other("another")
+            self._check(None)
         with self._lock:
             if self._server is None:
                 self._start(local_model)
@@ -175,14 +175,11 @@ class Aggregator(BaseAggregator):
             return self._send(client_id)
 
     def _check(self, caller: object) -> None:
-        theirs = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
-        if isinstance(caller, theirs) and not isinstance(caller, self.scheduler):
-            raise self._other(type(caller).__name__)
-
-    def _other(self, scheduler: str) -> ConfigError:
-        return ConfigError(
-            f"scheduler: {type(self).__name__} works with {self.scheduler.__name__}, not with {scheduler}"
-        )
+        if caller is None or (isinstance(caller, _SCHEDULERS) and not isinstance(caller, self.scheduler)):
+            other = "another" if caller is None else type(caller).__name__
+            raise ConfigError(
+                f"scheduler: {type(self).__name__} works with {self.scheduler.__name__}, not with {other}"
+            )
 
     def _start(self, model: Arrays) -> None:
         server = self._make(model, **{**as_in("appfl", self._make), **resolved(self.settings)})
@@ -296,7 +293,7 @@ class SyncAggregator(Aggregator):
 
     def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Arrays]:
         """The current model."""
-        self._check(sys._getframe(1).f_locals.get("self"))
+        self._check(sys._getframe(1).f_locals.get("self", self))
         return dict(self.server.snapshot())
 
     def aggregate(  # type: ignore[override]
@@ -304,7 +301,7 @@ class SyncAggregator(Aggregator):
     ) -> dict[str, Arrays]:
         """End a round. Return the new global model."""
         if others or not isinstance(local_models, Mapping):
-            raise self._other("another")
+            self._check(None)
         with self._lock:
             if self._server is None:
                 self._start(next(iter(local_models.values())))

@@ -30,10 +30,7 @@ def as_in(framework: str, make: Callable[..., Server]) -> Plain:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str, str]) -> None:
-    """Check the names of an adapter's settings.
-
-    Args:
-        refused: settings of the framework's own that have no effect here, and what to write.
+    """Check the names of an adapter's settings. ``refused``: those without an effect here, and what to write.
 
     Raises:
         ConfigError: a setting has no effect, or is unknown.

@@ -23,12 +23,10 @@ class CentralOptimizer(torch.optim.Optimizer):
     fp32 model. Parameters of another type get its rounded values. A learning-rate scheduler works as usual. Parameters
     that other code has changed since the last step are the model then, as with torch's optimizers; the moments stay.
 
-    ``fastagg.Adam`` and ``AMSGrad`` have the papers' defaults, and the log says so: with betas (0.9, 0.999) and
-    ``bias_correction=True`` they are torch's.
-
     Args:
         module: the model. Parameters that are not trained do not change.
-        optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings.
+        optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings. Adam and AMSGrad are
+            torch's with betas (0.9, 0.999) and ``bias_correction=True``; without, the log says that they are not.
         direction: how cohorts' means become a direction, if not each by itself: ``fastagg.Buffer`` or a
             :class:`fastagg.Direction` of your own, with ``kind="gradient"``. With cohorts of one user each mean is a
             user's own change. While the direction waits for more, the model stays the same.
@@ -44,11 +42,8 @@ class CentralOptimizer(torch.optim.Optimizer):
         if direction.kind != "gradient":
             raise ConfigError(f'direction: expected kind="gradient", pfl\'s sign, got {direction!r}')
         if type(optimizer) in (fastagg.Adam, fastagg.AMSGrad) and not optimizer.bias_correction:  # type: ignore[attr-defined]
-            logging.getLogger(__name__).warning(
-                "fastagg: not torch.optim.Adam: %s has no bias correction; give it betas=(0.9, 0.999), "
-                "bias_correction=True for torch's",
-                optimizer,
-            )
+            do = "for torch's, give it betas=(0.9, 0.999), bias_correction=True"
+            logging.getLogger(__name__).warning(f"fastagg: not torch.optim.Adam: {optimizer}; {do}")
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.server = fastagg.Server(self._trained, direction, optimizer)
         super().__init__(self._trained.values(), {"lr": optimizer.lr})

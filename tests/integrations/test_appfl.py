@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ from fastagg.integrations.appfl import Aggregator, SyncAggregator
 from fastagg.sim.data import digits
 
 BY_PATH = Path(fastagg.__file__).parent / "integrations" / "appfl.py"
+
+
+@pytest.fixture(autouse=True)
+def path_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """APPFL puts the folder of an aggregator's file first on the path, and other frameworks' adapters are there."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def made(algorithm: str = "FedBuff", kind: type[Aggregator] = Aggregator, **settings: Any) -> Aggregator:
@@ -141,9 +148,10 @@ def test_uploads_that_differ_anywhere_are_different(dtype: torch.dtype) -> None:
 
 REFUSED = {
     "checkpiont": ("s.pt", "did you mean 'checkpoint'"), "max_second": (3, "did you mean 'max_seconds'"),
-    "K": (3, "K: a setting of APPFL's own aggregators; here it is one of settings: buffer_size"),
+    "K": (3, "K: a setting of APPFL's own aggregators; in settings it is buffer_size"),
     "alpha": (0.9, "lr"), "staleness_fn": ("hinge", "policy"), "client_weights_mode": ("equal", "weighting"),
-    "use_secure_agg": (True, "masked"), "optimize_memory": (True, "no effect"), "server_adapt_param": (1e-3, "eps"),
+    "use_secure_agg": (True, "masked"), "optimize_memory": (True, "it is none"),
+    "server_adapt_param": (1e-3, "eps"),
     "save_every": (0, ">= 1"), "max_failures": (0, ">= 1"),
     "settings": ({"bufer_size": 2}, "did you mean 'buffer_size'"),
     "algorithm": ("FedAvg", "expected an asynchronous preset and its settings.*clients_per_round"),
@@ -203,6 +211,27 @@ for turn in range(8):
         gc.collect()
     kept = torch.load(path, weights_only=True)
     assert kept["version"] == 8 and kept["session"]["tally"]["updates"] == 8
+
+
+@pytest.mark.parametrize("settings", [{"max_delay": 0}, {"lease": 0.3}])
+@pytest.mark.parametrize("algorithm", ["FedBuff", "FedAsync", "ASGD"])
+def test_an_answer_to_a_task_that_is_over_is_no_failure(
+    algorithm: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often. The client gets the newest model, and its answer to that counts."""
+    rule = {"FedBuff": {"buffer_size": 1}, "FedAsync": {}, "ASGD": {"lr": 0.1}}[algorithm]
+    aggregator = Aggregator(None, {"algorithm": algorithm, "settings": {**rule, **settings}})
+    aggregator._start({"w": torch.zeros(4)})
+    for turn in range(6):
+        slow, fast = (aggregator.get_parameters(client_id=client) for client in ("slow", "fast"))
+        aggregator.aggregate("fast", {"w": fast["w"] + 1.0 + turn})
+        time.sleep(0.4 if "lease" in settings else 0)
+        aggregator.aggregate("slow", {"w": slow["w"] + 2.0 + turn})
+    assert aggregator.session.tally.refused == {"Over": 6} and not aggregator.session.failures.is_out("slow")
+    version = aggregator.server.version
+    aggregator.aggregate("slow", {"w": aggregator.get_parameters(client_id="slow")["w"] + 20.0})
+    assert aggregator.server.version == version + 1
+    assert caplog.text.count("client slow: refused: its task is over: ") == 6
 
 
 def test_a_client_that_died_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:

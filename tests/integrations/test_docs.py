@@ -177,8 +177,8 @@ def test_appfls_yaml_makes_the_page_s_aggregator(tmp_path: Path, monkeypatch: py
     )
     assert type(made.server.optimizer).__name__ == "AMSGrad" and made.scheduler.__name__ == config.scheduler
     sent = made.get_parameters(client_id="a")
-    for _ in range(4):
-        sent = made.aggregate("a", {name: value + 1.0 for name, value in sent.items()})
+    for turn in range(4):
+        sent = made.aggregate("a", {name: value + 1.0 + turn for name, value in sent.items()})
     assert made.server.version == 1
 
 

@@ -502,6 +502,43 @@ def test_a_goal_that_no_client_reports_is_an_error() -> None:
         traffic.end_window(1)
 
 
+@pytest.mark.parametrize("settings", [{"max_delay": 0}, {"lease": 0.3}])
+@pytest.mark.parametrize("algorithm", ["FedBuff", "FedAsync", "ASGD"])
+def test_an_answer_to_a_task_that_is_over_is_no_failure(algorithm: str, settings: dict[str, Any]) -> None:
+    rule = {"FedBuff": {"buffer_size": 1}, "FedAsync": {}, "ASGD": {"lr": 0.1}}[algorithm]
+    traffic = Traffic(algorithm, {**rule, **settings}, run=Settings(retry_after=0.0, max_in_a_row=3))
+    traffic.start({"w": np.zeros(4, np.float32)})
+
+    def answer(client: str, number: int) -> fastagg.Receipt:
+        meta = {"fastagg_kind": "gradient"} if algorithm == "ASGD" else {}
+        return traffic.take(
+            client, FLModel(ParamsType.DIFF, {"w": np.ones(4, np.float32)}, current_round=number, meta=meta)
+        )
+
+    for _ in range(6):
+        slow, fast = (traffic.send(client).current_round for client in ("slow", "fast"))
+        answer("fast", fast)
+        time.sleep(0.4 if "lease" in settings else 0)
+        with pytest.raises(fastagg.UnknownVersion, match="its task is over"):
+            answer("slow", slow)
+        traffic.forget("slow")
+        assert not traffic.is_over(["slow", "fast"]) and not traffic.session.failures.rests("slow")
+    assert answer("slow", traffic.send("slow").current_round).applied
+    assert traffic.session.tally.refused == {"Over": 6}
+
+
+def test_edges_versions_that_the_server_ended_are_dropped() -> None:
+    manager, context = edge(lease=0.02)
+    time.sleep(0.05)
+    assert not manager.process_updates(edge_report(1, 2.0, "d1"), context)
+    for _ in range(3):
+        manager.generate_new_model(context)
+        time.sleep(0.03)
+        manager.process_updates({}, context)  # beyond the history
+    manager.prune_model_versions(set(), context)
+    assert set(manager._tasks) == {4}
+
+
 def test_rules_that_know_their_clients() -> None:
     traffic = Traffic("ACE", {"lr": 0.5, "num_clients": 2, "warmup": "partial"}, clients=["a", "b"])
     traffic.start({"w": np.zeros(3, np.float32)})

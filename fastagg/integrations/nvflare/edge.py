@@ -118,7 +118,8 @@ class EdgeModelManager(ModelManager):
 
     def _drop(self, version: int) -> None:
         task = self._tasks.pop(version)
-        self.server.forget(task.client)
+        with suppress(FastaggError):  # the server may have ended it: lease, max_delay
+            self.server.forget(task.client)
         del self._counted[version]
 
 
