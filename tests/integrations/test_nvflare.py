@@ -735,7 +735,7 @@ def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
     assert next(tmp_path.rglob("best_FL_global_model.pt"), None) is not None, "FLARE's selector"
     record = torch.load(tmp_path / "record.pt", weights_only=True)
     assert len(record["updates"]) == 40 == server_log(tmp_path).count("taken, delay 0")
-    server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03)
+    server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03, weighting="samples")
     server.load_state_dict(record["first"])
     play(server, record["updates"], rounds=True)
     final = weights(tmp_path)
