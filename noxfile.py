@@ -204,7 +204,7 @@ def nvflare_jobs(session: nox.Session) -> None:
 def appfl(session: nox.Session) -> None:
     """Test with real APPFL and pfl, and the small examples with and without fastagg."""
     install(session, "torch")
-    install(session, wheel="appfl,pfl,test")
+    install(session, wheel="appfl,pfl,test,tensorboard")
     session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl"))
 
 
@@ -217,6 +217,18 @@ def theirs(session: nox.Session, framework: str) -> None:
     folder = FOLDER / f"theirs-{framework}"
     shutil.rmtree(folder, ignore_errors=True)
     session.run("python", ".ci/theirs.py", framework, str(folder))
+
+
+@target("nightly", "wheel")
+@nox.parametrize("pip", ["22.3", ""])
+def constraints(session: nox.Session, pip: str) -> None:
+    """Resolve every extra from nothing with constraints.txt, by the oldest pip of Python 3.11 and by the newest."""
+    session.env.update(ENVIRONMENT)
+    session.install("-q", "-U", f"pip=={pip}" if pip else "pip")
+    for extra in nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]:
+        begun, needs = time.time(), f"{built()}[{extra}]"
+        session.run("pip", "install", "-q", "--dry-run", "-c", "constraints.txt", needs, silent=True)
+        session.log(f"{extra}: {time.time() - begun:.0f} s")
 
 
 @target("commit")

@@ -8,35 +8,49 @@ this client (a client has one at a time). If the client's metadata has ``version
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 import fastagg
+from fastagg import _checks
 from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset, require
 from fastagg.integrations.goals import of_clients
-from fastagg.integrations.named import number_of, resolved
+from fastagg.integrations.named import as_in, check_names, check_settings, number_of, resolved
 from fastagg.integrations.replies import Reply, take
 from fastagg.integrations.session import Session, Settings
 from fastagg.integrations.windows import Window
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch
+from fastagg.storage import raw
 from fastagg.storage.pieces import as_tensor
 
 require("appfl", "1.12.0", "appfl")
 
 from appfl.algorithm.aggregator import BaseAggregator
+from appfl.algorithm.scheduler import AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 
 _RUN = ("trackers", "best", "max_failures", "max_in_a_row", "max_seconds")  # of a run's settings
+_KNOWN = (
+    "algorithm", "settings", "num_clients", "client_ids", "model_path", "model_name", "model_kwargs", "checkpoint",
+    "save_every", "gradient_based", *_RUN,
+)  # fmt: skip
+_OURS = {  # what APPFL's own aggregators call it, and what settings call it
+    "K": "buffer_size", "alpha": "alpha (FedAsync) or lr", "staleness_fn": "policy", "staleness_fn_kwargs": "a, b",
+    "server_learning_rate": "lr", "server_adapt_param": "eps", "server_momentum_param_1": "betas or beta",
+    "server_momentum_param_2": "betas", "client_weights_mode": "weighting (equal: uniform, sample_size: samples)",
+    "use_secure_agg": "none, since only APPFL's own FedAvg reads masked updates", "optimize_memory": "none",
+}  # fmt: skip
+_SCHEDULERS = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
 _NO_METRICS = ("round", "version")  # numbers in a client's metadata that are none
-_SAMPLED = 64  # elements of each array that tell one upload from another
 
 
 class Aggregator(BaseAggregator):
@@ -44,12 +58,14 @@ class Aggregator(BaseAggregator):
 
     ``aggregator_kwargs`` in YAML:
 
-    - ``algorithm``: a preset's name (FADAS, FedBuff, FedAsync, ACE, ...); ``settings``: its keyword arguments.
+    - ``algorithm``: a preset's name (FADAS, FedBuff, FedAsync, ACE, ...); ``settings``: its keyword arguments. Clients
+      count equally, as in APPFL, unless ``settings`` has ``weighting: samples``.
     - ``num_clients``: how many clients get the initial model (APPFL does not say which). Or ``client_ids``: names of
       all clients, for rules that keep an update of each (ACE, ACED, CA2FL).
     - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``. APPFL does not pass
       the model to an aggregator from a file. Without it the first upload is the first model and not an update.
-    - ``checkpoint``, ``save_every``: a file to continue from, and after how many versions to write it (10).
+    - ``checkpoint``, ``save_every``: a file to continue from, and after how many versions to write it (10). The last
+      version is written, too, when the aggregator or the program ends.
     - ``gradient_based``: clients upload the model that they were sent minus the trained model, as with APPFL's
       ``send_gradient: true``. The server then keeps no version for them.
     - ``trackers``, ``best``, ``max_failures``, ``max_in_a_row``, ``max_seconds``: see
@@ -70,7 +86,7 @@ class Aggregator(BaseAggregator):
         ConfigError: a setting is refused.
     """
 
-    synchronous = False
+    synchronous, scheduler = False, AsyncScheduler
 
     def __init__(
         self,
@@ -79,6 +95,11 @@ class Aggregator(BaseAggregator):
         logger: logging.Logger | None = None,
     ) -> None:
         self.config = dict(aggregator_configs or {})
+        refused = {
+            name: f"a setting of APPFL's own aggregators; in settings it is {ours}" for name, ours in _OURS.items()
+        }
+        check_names(self.config, _KNOWN, refused)
+        self._every = _checks.whole("save_every", self.config.get("save_every", 10), least=1)
         self.settings = {key: _plain(value) for key, value in dict(self.config.get("settings") or {}).items()}
         if self.synchronous:
             self.settings["clients_per_round"] = None
@@ -89,10 +110,11 @@ class Aggregator(BaseAggregator):
         self._tasks: dict[str | int, Dispatch] = {}  # what each client was sent last
         self._unnamed: list[Dispatch] = []  # the initial model, for clients that have not said who they are
         self._begun = False
-        self._last: dict[str | int, Tensor] = {}  # a sample of each client's last upload
+        self._last: dict[str | int, tuple[int, ...]] = {}  # checksums of each client's last upload, by array
         self._known: set[str | int] = set()  # who was sent a model by name
         self._lock = threading.RLock()
         self._make = preset(self.config.get("algorithm"))
+        check_settings(self._make, self.settings)
         chosen = {key: _plain(self.config[key]) for key in _RUN if key in self.config}
         self._run = Settings(**chosen, retry_after=0.0)
         of_clients(self._run.best)
@@ -116,8 +138,13 @@ class Aggregator(BaseAggregator):
             )
         return self._server
 
-    def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Tensor]:
-        """The model for ``client_id``, or for any client. Do not write to it."""
+    def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Arrays]:
+        """The model for ``client_id``, or for any client. Do not write to it.
+
+        Raises:
+            ConfigError: the caller is one of APPFL's schedulers that this aggregator cannot serve.
+        """
+        self._check(sys._getframe(1).f_locals.get("self", self))  # APPFL does not say which scheduler there is
         with self._lock:
             if not self._begun:  # the initial model: one call may stand for all of them
                 self._begun = True
@@ -134,8 +161,10 @@ class Aggregator(BaseAggregator):
                 self._unnamed = []
             return dict(self.server.snapshot())
 
-    def aggregate(self, client_id: str | int, local_model: Arrays = None, **meta: object) -> dict[str, Tensor]:
+    def aggregate(self, client_id: str | int = "", local_model: Arrays = None, **meta: object) -> dict[str, Arrays]:
         """Take one client's upload. Return the model that it continues from."""
+        if not isinstance(local_model, Mapping):
+            self._check(None)
         with self._lock:
             if self._server is None:
                 self._start(local_model)
@@ -145,9 +174,16 @@ class Aggregator(BaseAggregator):
                 self._save()
             return self._send(client_id)
 
+    def _check(self, caller: object) -> None:
+        if caller is None or (isinstance(caller, _SCHEDULERS) and not isinstance(caller, self.scheduler)):
+            other = "another" if caller is None else type(caller).__name__
+            raise ConfigError(
+                f"scheduler: {type(self).__name__} works with {self.scheduler.__name__}, not with {other}"
+            )
+
     def _start(self, model: Arrays) -> None:
-        server = self._make(model, **resolved(self.settings))
-        self._mixes = isinstance(server.direction, fastagg.Mixing)
+        server = self._make(model, **{**as_in("appfl", self._make), **resolved(self.settings)})
+        self._mixes = isinstance(server.direction, fastagg.Mixing) and not self.settings.get("normalize")
         if self._mixes:  # a step along what the upload is less the model as it is: FedAsync, and nothing to keep
             rest = {key: value for key, value in self.settings.items() if key not in ("alpha", "policy", "a", "b")}
             server = fastagg.Server(model, fastagg.Single(), server.optimizer, server.staleness, **rest)
@@ -157,12 +193,14 @@ class Aggregator(BaseAggregator):
             server.load_state_dict(kept)
             self._say(f"going on from {path}, version {server.version}; uploads in flight were of the server before it")
         self._needs_models = not (self._mixes or self.config.get("gradient_based")) or self._run.best is not None
-        self._saved, self._server = server.version, server
+        self._saved, self._server = [server.version], server
         self.session = Session(server, self._run, say=self.logger.info)
         self.session.load_state_dict(kept.get("session", {}))
+        if path is not None:  # APPFL does not say when a run ends
+            weakref.finalize(self, _save, server, self.session, Path(path), self._saved)
         self.session.stepped()
 
-    def _send(self, client: str | int) -> dict[str, Tensor]:
+    def _send(self, client: str | int) -> dict[str, Arrays]:
         number = self._id(client)
         if client in self._tasks:
             with suppress(FastaggError):  # what it was sent before, it will not answer
@@ -179,8 +217,8 @@ class Aggregator(BaseAggregator):
         try:
             if upload.get("type") == "masked_update_flat":
                 raise ConfigError("a masked update of APPFL's secure aggregation: only its own FedAvg reads those")
-            task, sample = self._task_of(client), _sample(upload)
-            if client in self._last and torch.equal(sample, self._last[client]):
+            task, sums = self._task_of(client), _checksums(upload)
+            if sums == self._last.get(client):
                 raise UnknownVersion("the same upload came before, and was counted then")
             reply = self._read(task, upload, meta, self.client_sample_size.get(client))
         except FastaggError as error:
@@ -191,7 +229,7 @@ class Aggregator(BaseAggregator):
             self._refuse(client, outcome)
             return
         self.session.taken(client, outcome)
-        self._last[client] = sample
+        self._last[client] = sums
         self._tasks.pop(client, None)
         self._window.add(task, meta)
         if outcome.applied:
@@ -234,11 +272,9 @@ class Aggregator(BaseAggregator):
         self.session.failures.check(self._known)
 
     def _save(self) -> None:
-        path, every = self.config.get("checkpoint"), int(self.config.get("save_every", 10))
-        if path is not None and self.server.version >= self._saved + every:
-            state = {**self.server.state_dict(copy=False), "session": self.session.state_dict()}
-            checkpoint.write(state, Path(path))
-            self._saved = self.server.version
+        path = self.config.get("checkpoint")
+        if path is not None and self.server.version >= self._saved[0] + self._every:
+            _save(self.server, self.session, Path(path), self._saved)
 
     def _id(self, client: str | int) -> str | int:
         return number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
@@ -253,14 +289,19 @@ class SyncAggregator(Aggregator):
     All of them start from the current model, because no client continues before the round ends.
     """
 
-    synchronous = True
+    synchronous, scheduler = True, SyncScheduler
 
-    def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Tensor]:
+    def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Arrays]:
         """The current model."""
+        self._check(sys._getframe(1).f_locals.get("self", self))
         return dict(self.server.snapshot())
 
-    def aggregate(self, local_models: Mapping[str, Arrays], **meta: object) -> dict[str, Tensor]:  # type: ignore[override]
+    def aggregate(  # type: ignore[override]
+        self, local_models: Mapping[str, Arrays], *others: object, **meta: object
+    ) -> dict[str, Arrays]:
         """End a round. Return the new global model."""
+        if others or not isinstance(local_models, Mapping):
+            self._check(None)
         with self._lock:
             if self._server is None:
                 self._start(next(iter(local_models.values())))
@@ -278,10 +319,17 @@ class SyncAggregator(Aggregator):
             return dict(self.server.snapshot())
 
 
-def _sample(upload: Arrays) -> Tensor:
-    """A sample of the numbers of an upload."""
-    vectors = [as_tensor(value).detach().reshape(-1) for value in upload.values()]
-    return torch.cat([vector[:: max(1, vector.numel() // _SAMPLED)].double() for vector in vectors])
+def _checksums(upload: Mapping[str, Arrays]) -> tuple[int, ...]:
+    """A checksum of all bytes of each array. One array that changes has the same one with a probability of 2^-32."""
+    vectors = [as_tensor(value).detach().cpu().reshape(-1).contiguous() for value in upload.values()]
+    return tuple(raw.crc32c([vector.view(torch.uint8).numpy()]) for vector in vectors)
+
+
+def _save(server: fastagg.Server, session: Session, path: Path, saved: list[int]) -> None:
+    """Write the checkpoint, if there is a version that it does not have. ``saved`` is the last one that it has."""
+    if server.version > saved[0]:
+        checkpoint.write({**server.state_dict(copy=False), "session": session.state_dict()}, path)
+        saved[0] = server.version
 
 
 def _without_model(task: Dispatch, server: fastagg.Server) -> Dispatch:

@@ -1,14 +1,63 @@
-"""What is given by name: settings that are not plain data, and clients."""
+"""What is given by name: settings that are not plain data, their defaults, and clients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import torch
+
+from fastagg import _checks, registry
 from fastagg._types import Plain
 from fastagg.distill import Distillation
 from fastagg.errors import ConfigError, UnknownClient
 from fastagg.integrations import imported
 from fastagg.server.server import Server
+
+# How the rounds of each framework weigh clients and their running statistics: the defaults of a preset with rounds.
+ROUNDS: Mapping[str, Plain] = {
+    "flower": {"weighting": "samples", "buffers": "weighted"},
+    "nvflare": {"weighting": "samples", "buffers": "weighted"},
+    "appfl": {"weighting": "uniform", "buffers": "mean"},
+}
+
+
+def as_in(framework: str, make: Callable[..., Server]) -> Plain:
+    """The defaults of ``make`` in this framework: those of :data:`ROUNDS`, if it is a preset with rounds. The
+    asynchronous presets keep the weights of their papers."""
+    rounds = make in registry.presets().values() and "clients_per_round" in inspect.signature(make).parameters
+    return dict(ROUNDS[framework]) if rounds else {}
+
+
+def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str, str]) -> None:
+    """Check the names of an adapter's settings. ``refused``: those without an effect here, and what to write.
+
+    Raises:
+        ConfigError: a setting has no effect, or is unknown.
+    """
+    for name in given:
+        if name in refused:
+            raise ConfigError(f"{name}: {refused[name]}")
+        if name not in known:
+            raise ConfigError(_checks.unknown("setting", name, known))
+
+
+def check_settings(make: Callable[..., Server], settings: Mapping[str, object]) -> None:
+    """Check a rule's settings before there is a model. A preset is tried on one number; what only a model or the
+    program's own code can tell is not looked at.
+
+    Raises:
+        ConfigError: a setting is unknown, missing or out of range.
+    """
+    tried = {name: value for name, value in settings.items() if name not in ("buffers", "tied")}
+    try:
+        if make not in registry.presets().values():
+            inspect.signature(make).bind(None, **settings)
+        elif "distill" not in settings:
+            make(torch.zeros(1, dtype=torch.float32, device="cpu"), **tried)
+    except TypeError as error:
+        kind = "a synchronous" if settings.get("clients_per_round", 1) is None else "an asynchronous"
+        raise ConfigError(f"algorithm: expected {kind} preset and its settings: {error}") from None
 
 
 def resolved(settings: Mapping[str, object] | None) -> Plain:

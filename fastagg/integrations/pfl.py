@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -24,7 +25,8 @@ class CentralOptimizer(torch.optim.Optimizer):
 
     Args:
         module: the model. Parameters that are not trained do not change.
-        optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings.
+        optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings. Adam and AMSGrad are
+            torch's with betas (0.9, 0.999) and ``bias_correction=True``; without, the log says that they are not.
         direction: how cohorts' means become a direction, if not each by itself: ``fastagg.Buffer`` or a
             :class:`fastagg.Direction` of your own, with ``kind="gradient"``. With cohorts of one user each mean is a
             user's own change. While the direction waits for more, the model stays the same.
@@ -39,6 +41,9 @@ class CentralOptimizer(torch.optim.Optimizer):
         direction = direction or fastagg.Cohort(1, kind="gradient")
         if direction.kind != "gradient":
             raise ConfigError(f'direction: expected kind="gradient", pfl\'s sign, got {direction!r}')
+        if type(optimizer) in (fastagg.Adam, fastagg.AMSGrad) and not optimizer.bias_correction:  # type: ignore[attr-defined]
+            do = "for torch's, give it betas=(0.9, 0.999), bias_correction=True"
+            logging.getLogger(__name__).warning(f"fastagg: not torch.optim.Adam: {optimizer}; {do}")
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.server = fastagg.Server(self._trained, direction, optimizer)
         super().__init__(self._trained.values(), {"lr": optimizer.lr})

@@ -10,10 +10,15 @@ from torch import Tensor
 
 from fastagg import _checks, lora
 from fastagg._types import Arrays, Native
-from fastagg.errors import ConfigError, FastaggError, UnknownVersion
+from fastagg.errors import AlreadyCounted, ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.rules.names import Kind
 from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Outcome, Server
+
+
+class Over(UnknownVersion):
+    """The server has ended the task (``lease``, ``max_delay``). That is no failure of its client."""
+
 
 KINDS = ("model", "difference", "delta", "gradient", "lora")
 
@@ -87,7 +92,10 @@ def ready(server: Server, task: Dispatch, reply: Reply) -> Ready:
     if not differs and (reply.kind != "model" or reply.control is not None):
         return Ready(task, reply, None)
     arrays = task.from_difference(reply.arrays) if differs else reply.arrays
-    return Ready(task, reply, server._read_model(task, arrays, reply.samples, difference=differs))
+    try:
+        return Ready(task, reply, server._read_model(task, arrays, reply.samples, difference=differs))
+    except (UnknownClient, UnknownVersion) as error:
+        raise _over(error) from None
 
 
 def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> list[Outcome]:
@@ -114,7 +122,7 @@ def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> li
     if models:
         found.update(zip(models, server._add_models(list(models.values())), strict=True))
     outcomes = [found[i] for i in range(len(given))]
-    return [bare(outcome) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes]
+    return [bare(_over(outcome)) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes]
 
 
 def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]], *, in_place: bool = False) -> list[Outcome]:
@@ -137,6 +145,12 @@ def bare(error: FastaggError) -> FastaggError:
     return error
 
 
+def _over(error: FastaggError) -> FastaggError:
+    """What the server says of an adapter's own task, which it no longer has."""
+    gone = isinstance(error, (UnknownClient, UnknownVersion)) and not isinstance(error, (AlreadyCounted, Over))
+    return Over(f"its task is over: {error}") if gone else error
+
+
 def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
     update, kind = reply.arrays, reply.kind
     if kind == "model":
@@ -145,5 +159,6 @@ def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
         shapes = {entry.name: entry.shape for entry in server.layout.entries}
         update, kind = lora.products(reply.arrays, shapes, reply.scale), "delta"
     return server.receive(
-        task.client, update, task.version, reply.samples, kind=cast(Kind, kind), control=reply.control
-    )
+        task.client, update, task.version, reply.samples, kind=cast(Kind, kind), control=reply.control,
+        incarnation=task.incarnation, task=task.id,
+    )  # fmt: skip

@@ -44,6 +44,14 @@ def asynchronous(workspace: str) -> None:
     flare.simulator_run(f"{workspace}/digits", n_clients=5)
 
 
+def ending(workspace: str) -> None:
+    """Four sites. One takes four seconds longer for a task, so that it is out when the job ends."""
+    flare = digits()
+    flare.to_server(AsyncController("FADAS", job.FADAS, versions=6, checkpoint=f"{workspace}/server.pt"))
+    flare.to_clients(ScriptRunner(script=str(HERE / "flare_client.py"), script_args="--ends"))
+    flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
+
+
 def resumed(workspace: str) -> None:
     """Four sites. The server saves every version, and continues from the version at which it was killed."""
     flare = digits()
@@ -106,7 +114,8 @@ if __name__ == "__main__":
         job.collab(40, workspace)
     else:
         {
-            "asynchronous": asynchronous, "resumed": resumed, "goals": goals, "echo": echo, "restarted": restarted,
+            "asynchronous": asynchronous, "ending": ending, "resumed": resumed, "goals": goals, "echo": echo,
+            "restarted": restarted,
             "plain under ACE": lambda where: failing(where, "ACE"),
             "crashing": lambda where: failing(where, "FADAS", "--crash"),
         }[way](workspace)  # fmt: skip

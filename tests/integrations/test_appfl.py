@@ -6,6 +6,10 @@ import copy
 import gc
 import logging
 import re
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,16 @@ import torch
 pytest.importorskip("appfl")
 pytest.importorskip("sklearn")
 
-from appfl.algorithm.aggregator import FedAsyncAggregator, FedAvgAggregator, FedBuffAggregator
-from appfl.algorithm.scheduler import AsyncScheduler, SyncScheduler
+from appfl.algorithm.aggregator import (
+    FedAdagradAggregator,
+    FedAdamAggregator,
+    FedAsyncAggregator,
+    FedAvgAggregator,
+    FedAvgMAggregator,
+    FedBuffAggregator,
+    FedYogiAggregator,
+)
+from appfl.algorithm.scheduler import AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 from appfl_agents import agents
 from omegaconf import OmegaConf
@@ -28,6 +40,12 @@ from fastagg.integrations.appfl import Aggregator, SyncAggregator
 from fastagg.sim.data import digits
 
 BY_PATH = Path(fastagg.__file__).parent / "integrations" / "appfl.py"
+
+
+@pytest.fixture(autouse=True)
+def path_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """APPFL puts the folder of an aggregator's file first on the path, and other frameworks' adapters are there."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def made(algorithm: str = "FedBuff", kind: type[Aggregator] = Aggregator, **settings: Any) -> Aggregator:
@@ -105,6 +123,117 @@ def test_the_same_upload_twice_counts_once(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.text.count("the same upload came before") == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_uploads_that_differ_anywhere_are_different(dtype: torch.dtype) -> None:
+    """An embedding of which one row trains at a time: wherever it is, and in the last bit of one number only."""
+    start = {
+        "embedding": torch.zeros(4096, 8, dtype=dtype),
+        "empty": torch.zeros(0),
+        "scale": torch.ones((), dtype=dtype),
+    }
+    aggregator = Aggregator(None, {"algorithm": "FedBuff", "settings": {"buffer_size": 10**6}})
+    aggregator._start(start)
+    aggregator.get_parameters(client_id="a")
+    one, taken = torch.nextafter(torch.ones(()), torch.tensor(2.0)) if dtype != torch.bfloat16 else 1.0078125, 0
+    for row in (0, 1, 63, 64, 777, 2048, 4095):
+        for value in (1.0, one, 1.0):
+            new = {**start, "embedding": start["embedding"].clone()}
+            new["embedding"][row, row % 8] = value
+            for _ in range(2):  # the second is the same message
+                aggregator.aggregate("a", {name: array.clone() for name, array in new.items()})
+            taken += 1
+    aggregator.aggregate("a", {**new, "scale": new["scale"] * 2})
+    assert aggregator.session.tally.updates == taken + 1
+
+
+REFUSED = {
+    "checkpiont": ("s.pt", "did you mean 'checkpoint'"), "max_second": (3, "did you mean 'max_seconds'"),
+    "K": (3, "K: a setting of APPFL's own aggregators; in settings it is buffer_size"),
+    "alpha": (0.9, "lr"), "staleness_fn": ("hinge", "policy"), "client_weights_mode": ("equal", "weighting"),
+    "use_secure_agg": (True, "masked"), "optimize_memory": (True, "it is none"),
+    "server_adapt_param": (1e-3, "eps"),
+    "save_every": (0, ">= 1"), "max_failures": (0, ">= 1"),
+    "settings": ({"bufer_size": 2}, "did you mean 'buffer_size'"),
+    "algorithm": ("FedAvg", "expected an asynchronous preset and its settings.*clients_per_round"),
+    "best": ("no/such/best.pt", "no such folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_are_refused_by_name_before_there_is_a_model(name: str) -> None:
+    value, words = REFUSED[name]
+    with pytest.raises(fastagg.ConfigError, match=words):
+        Aggregator(aggregator_configs=OmegaConf.create({"algorithm": "FedBuff", name: value}))
+    with pytest.raises(fastagg.ConfigError, match="expected a synchronous preset"):
+        made("FADAS", SyncAggregator)
+
+
+@pytest.mark.parametrize("scheduler", [AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler])
+@pytest.mark.parametrize("kind", [Aggregator, SyncAggregator])
+def test_a_scheduler_that_does_not_fit_is_named_before_clients_train(kind: type[Aggregator], scheduler: Any) -> None:
+    aggregator = made("FedAvg" if kind is SyncAggregator else "FedBuff", kind)
+    aggregator._start(MODEL)
+    made_by_appfl = object.__new__(scheduler)
+    made_by_appfl.scheduler_configs, made_by_appfl.aggregator = OmegaConf.create({"num_clients": 1}), aggregator
+    made_by_appfl._access_lock = threading.Lock()
+    if scheduler is kind.scheduler:
+        assert made_by_appfl.get_parameters(init_model=True).result().keys() == MODEL.keys()
+        return
+    with pytest.raises(fastagg.ConfigError, match=f"{kind.__name__} works with .*, not with {scheduler.__name__}"):
+        made_by_appfl.get_parameters(init_model=True)
+    calls = {SyncScheduler: (({"a": MODEL},), {}), AsyncScheduler: (("a", MODEL), {})}
+    args, named = calls.get(scheduler, ((), {"local_models": {"a": MODEL}, "staleness": {"a": 0}}))
+    if kind is Aggregator or args:  # a user's own scheduler that calls it like this
+        with pytest.raises(fastagg.ConfigError, match=f"{kind.__name__} works with"):
+            aggregator.aggregate(*args, **named)
+
+
+@pytest.mark.parametrize("ends", ["the aggregator", "the program"])
+def test_the_last_version_is_in_the_checkpoint(ends: str, tmp_path: Path) -> None:
+    """Of eight versions, and ``save_every`` is ten. APPFL does not say that a run ends."""
+    path = tmp_path / "s.pt"
+    code = f"""
+import torch
+from fastagg.integrations.appfl import Aggregator
+settings = {{"algorithm": "FedAsync", "checkpoint": {str(path)!r}}}
+aggregator = Aggregator(torch.nn.Linear(2, 2), settings)
+for turn in range(8):
+    sent = aggregator.get_parameters(client_id="a")
+    aggregator.aggregate("a", {{name: value + 1.0 + turn for name, value in sent.items()}})
+"""
+    if ends == "the program":
+        subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    else:
+        scope: dict[str, Any] = {}
+        exec(code, scope)
+        assert not path.exists()
+        scope.clear()
+        gc.collect()
+    kept = torch.load(path, weights_only=True)
+    assert kept["version"] == 8 and kept["session"]["tally"]["updates"] == 8
+
+
+@pytest.mark.parametrize("settings", [{"max_delay": 0}, {"lease": 0.3}])
+@pytest.mark.parametrize("algorithm", ["FedBuff", "FedAsync", "ASGD"])
+def test_an_answer_to_a_task_that_is_over_is_no_failure(
+    algorithm: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often. The client gets the newest model, and its answer to that counts."""
+    rule = {"FedBuff": {"buffer_size": 1}, "FedAsync": {}, "ASGD": {"lr": 0.1}}[algorithm]
+    aggregator = Aggregator(None, {"algorithm": algorithm, "settings": {**rule, **settings}})
+    aggregator._start({"w": torch.zeros(4)})
+    for turn in range(6):
+        slow, fast = (aggregator.get_parameters(client_id=client) for client in ("slow", "fast"))
+        aggregator.aggregate("fast", {"w": fast["w"] + 1.0 + turn})
+        time.sleep(0.4 if "lease" in settings else 0)
+        aggregator.aggregate("slow", {"w": slow["w"] + 2.0 + turn})
+    assert aggregator.session.tally.refused == {"Over": 6} and not aggregator.session.failures.is_out("slow")
+    version = aggregator.server.version
+    aggregator.aggregate("slow", {"w": aggregator.get_parameters(client_id="slow")["w"] + 20.0})
+    assert aggregator.server.version == version + 1
+    assert caplog.text.count("client slow: refused: its task is over: ") == 6
+
+
 def test_a_client_that_died_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
     aggregator = begun(caplog, "FedAsync")
     aggregator.get_parameters(client_id="dead")
@@ -172,6 +301,35 @@ def gradient(start: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> di
     return {name: start[name] - value if name in names else value.clone() for name, value in new.items()}
 
 
+@pytest.mark.parametrize("mode", ["equal", "sample_size"])
+@pytest.mark.parametrize("algorithm", ["FedAsync", "FedBuff"])
+def test_shares_among_all_clients_are_appfls(algorithm: str, mode: str) -> None:
+    """docs/integrations/coming-from.md: ``normalize`` is the number of all clients, or of their samples."""
+    torch.manual_seed(0)
+    net, sizes = Net(), {"a": 1, "b": 9, "c": 30}
+    own = {"FedAsync": FedAsyncAggregator, "FedBuff": FedBuffAggregator}[algorithm]
+    config = {"alpha": 0.7, "K": 2, "client_weights_mode": mode, "num_clients": 3, "optimize_memory": False}
+    theirs = own(copy.deepcopy(net), OmegaConf.create(config), logging.getLogger())
+    how = {"weighting": "samples", "normalize": 40} if mode == "sample_size" else {"normalize": 3}
+    rule = {"alpha": 0.7, "policy": "constant"} if algorithm == "FedAsync" else {"lr": 0.7, "buffer_size": 2}
+    ours = Aggregator(net, {"algorithm": algorithm, "settings": {**rule, **how}})
+    draw, names = torch.Generator().manual_seed(1), [name for name, _ in net.named_parameters()]
+    for client, size in sizes.items():
+        theirs.set_client_sample_size(client, size)
+        ours.set_client_sample_size(client, size)
+    for pair in ("ab", "ca", "bc"):  # nobody is late
+        held = {client: theirs.get_parameters(client_id=client) for client in pair}
+        if algorithm == "FedAsync":
+            pair = pair[0]
+        for client in pair:
+            ours.get_parameters(client_id=client)
+        for client in pair:
+            new = trained({name: value.clone() for name, value in held[client].items()}, draw)
+            model = theirs.aggregate(client, {name: value.clone() for name, value in new.items()})
+            mine = ours.aggregate(client, new)
+        assert close({name: mine[name] for name in names}, {name: model[name] for name in names})
+
+
 @pytest.mark.parametrize("less", [False, True])
 @pytest.mark.parametrize(
     "policy, kwargs", [("constant", {}), ("polynomial", {"a": 0.5}), ("hinge", {"a": 2.0, "b": 1.0})]
@@ -196,15 +354,33 @@ def test_fedasync_beside_appfls_own(policy: str, kwargs: dict[str, float], less:
     assert ours.server.version == theirs.global_step == 10
 
 
-@pytest.mark.parametrize("mode", ["equal", "sample_size"])
-def test_fedavg_beside_appfls_own(mode: str) -> None:
-    """The same parameters and statistics after every round."""
+ADAPTIVE = {
+    "server_learning_rate": 0.03, "server_adapt_param": 0.01, "server_momentum_param_1": 0.8,
+    "server_momentum_param_2": 0.95,
+}  # fmt: skip
+STEPS = {"lr": 0.03, "eps": 0.01, "initial": 0.01**2}
+IN_ROUNDS = {  # APPFL's class and its settings, and ours
+    "FedAvg": (FedAvgAggregator, {}, {}),
+    "FedAvgM": (FedAvgMAggregator, {"server_momentum_param_1": 0.8}, {"beta": 0.8}),
+    "FedAdam": (FedAdamAggregator, ADAPTIVE, {**STEPS, "betas": [0.8, 0.95]}),
+    "FedYogi": (FedYogiAggregator, ADAPTIVE, {**STEPS, "betas": [0.8, 0.95]}),
+    "FedAdagrad": (FedAdagradAggregator, ADAPTIVE, {**STEPS, "beta": 0.8}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [None, "equal", "sample_size"])
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_rounds_beside_appfls_own(algorithm: str, mode: str | None) -> None:
+    """The same parameters and statistics after every round, also with the weights of either's default."""
     torch.manual_seed(0)
-    net, sizes = Net(), {"a": 10, "b": 30}
-    config = OmegaConf.create({"client_weights_mode": mode, "optimize_memory": False})
-    theirs = FedAvgAggregator(copy.deepcopy(net), config, logging.getLogger())
-    weighting = "samples" if mode == "sample_size" else "uniform"
-    ours = SyncAggregator(net, {"algorithm": "FedAvg", "settings": {"weighting": weighting}})
+    own, setting, settings = IN_ROUNDS[algorithm]
+    net, sizes = Net(), {"a": 1, "b": 99}
+    chosen = {} if mode is None else {"client_weights_mode": mode}
+    config = OmegaConf.create({**setting, **chosen, "optimize_memory": False})
+    theirs = own(copy.deepcopy(net), config, logging.getLogger())
+    if mode is not None:
+        settings = {**settings, "weighting": "samples" if mode == "sample_size" else "uniform"}
+    ours = SyncAggregator(net, {"algorithm": algorithm, "settings": settings})
     draw = torch.Generator().manual_seed(1)
     for aggregator in (theirs, ours):
         for client, size in sizes.items():
@@ -373,7 +549,7 @@ def test_schedulers() -> None:
     assert all(torch.equal(future.result()["w"], MODEL["w"]) for future in first)
     scheduler.schedule("a", upload(1.0))
     assert scheduler.schedule("b", upload(3.0))["w"].mean() == 2.0  # named or not, both had version 0
-    rounds = made("FedAvg", SyncAggregator)
+    rounds = made("FedAvg", SyncAggregator, weighting="samples")
     rounds._start(MODEL)
     for name, size in (("a", 1), ("b", 3)):
         rounds.set_client_sample_size(name, size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -102,7 +103,7 @@ KNOWN: dict[str, tuple[str, str, str]] = {
 
 
 def test_a_framework_s_page_is_short() -> None:
-    assert set(PAGES) == {"index.md", "flower.md", "nvflare.md", "appfl.md", "pfl.md", "own.md"}
+    assert set(PAGES) == {"index.md", "flower.md", "nvflare.md", "appfl.md", "pfl.md", "own.md", "coming-from.md"}
     assert {name: len(text.split()) for name, text in PAGES.items() if len(text.split()) > 900} == {}
 
 
@@ -122,6 +123,63 @@ def test_the_recipe_against_a_poisoner(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(POISONED.format(name=name))
     where = {**os.environ, "PYTHONPATH": str(Path(fastagg.__file__).parents[1])}
     subprocess.run([sys.executable, "run.py"], cwd=tmp_path, env=where, check=True)
+
+
+IN_FLARE = """
+from model import Digits
+
+net = Digits()
+{block}
+if __name__ == "__main__":
+    {run}
+"""
+FLARES = {  # what runs a block of FLARE's page, whose reader has a model and the example's client.py
+    "FedAvgRecipe(": "from nvflare.recipe import SimEnv; recipe.execute(SimEnv(num_clients=4, workspace_root='there'))",
+    "job.to_server(": "from nvflare.job_config.script_runner import ScriptRunner; "
+    "job.to_clients(ScriptRunner(script='client.py')); job.simulator_run('there', n_clients=4)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", FLARES)
+def test_a_job_of_flares_page_runs(words: str, tmp_path: Path) -> None:
+    if find_spec("nvflare") is None:
+        pytest.skip("nvflare is not installed")
+    for name in ("client.py", "model.py"):
+        shutil.copy(FOLDER.parents[1] / "examples" / "nvflare" / name, tmp_path)
+    block = next(block for block in BLOCKS if words in block)
+    (tmp_path / "page.py").write_text(IN_FLARE.format(block=block, run=FLARES[words]))
+    where = {**os.environ, "PYTHONPATH": f"{Path(fastagg.__file__).parents[1]}:{tmp_path}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, env=where, capture_output=True, text=True)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0 and not re.findall("(?m)^.* ERROR .*$", printed), printed[-3000:]
+    assert next(tmp_path.rglob("FL_global_model.pt"), None) is not None
+
+
+def test_appfls_yaml_makes_the_page_s_aggregator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As APPFL's server reads it: the file that it names, the class in it, and its settings, none left out."""
+    if find_spec("appfl") is None:
+        pytest.skip("appfl is not installed")
+    from appfl.misc.utils import create_instance_from_file
+    from omegaconf import OmegaConf
+
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGES["appfl.md"], re.DOTALL | re.MULTILINE)
+    config = OmegaConf.create(block).server_configs
+    if find_spec("tensorboard") is None:
+        config.aggregator_kwargs.pop("trackers")
+    Path("aggregator.py").write_text(next(block for block in BLOCKS if "import Aggregator, SyncAggregator" in block))
+    Path("model.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n"
+    )
+    made = create_instance_from_file(
+        config.aggregator_path, config.aggregator, aggregator_configs=config.aggregator_kwargs
+    )
+    assert type(made.server.optimizer).__name__ == "AMSGrad" and made.scheduler.__name__ == config.scheduler
+    sent = made.get_parameters(client_id="a")
+    for turn in range(4):
+        sent = made.aggregate("a", {name: value + 1.0 + turn for name, value in sent.items()})
+    assert made.server.version == 1
 
 
 @pytest.mark.parametrize("words", KNOWN)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +39,7 @@ from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedA
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_opt.pt.fedopt import PTFedOptModelShareableGenerator
 from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
 from support.models import same
@@ -255,6 +259,72 @@ def test_a_rounds_metrics_are_flares(said: dict[str, Any] | None, mean: dict[str
     assert sum("'tags' is a list" in line for line in warned) == (said is not None and "tags" in said)
 
 
+FEDOPT = {  # torch's optimizer in FLARE's FedOpt, and our preset
+    "FedAvg": (("SGD", {"lr": 1.0}), {}),
+    "FedProx": (("SGD", {"lr": 0.5}), {"lr": 0.5}),
+    "FedAvgM": (("SGD", {"lr": 0.3, "momentum": 0.8}), {"lr": 0.3, "beta": 0.8}),
+    "FedAdam": (("Adam", {"lr": 0.1}), {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "bias_correction": True}),
+    "FedAMS": (("Adam", {"lr": 0.1, "amsgrad": True}), {"lr": 0.1, "betas": (0.9, 0.999), "bias_correction": True}),
+    "FedAdagrad": (("Adagrad", {"lr": 0.1}), {"lr": 0.1, "eps": 1e-10}),
+}
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("algorithm", FEDOPT)
+def test_rounds_beside_flares_own_fedopt(algorithm: str, full: bool) -> None:
+    """FLARE's mean by steps and its server step, after every round, under each preset's default."""
+    (name, args), settings = FEDOPT[algorithm]
+    net, draw = torch.nn.Linear(4, 3), torch.Generator().manual_seed(0)
+    ours, model = Aggregator(algorithm, settings), {k: v.clone() for k, v in net.state_dict().items()}
+    own = PTFedOptModelShareableGenerator({"path": f"torch.optim.{name}", "args": dict(args)}, None, net, "cpu")
+    context = SimpleNamespace(get_engine=lambda: SimpleNamespace(build_component=built))
+    own.handle_event(EventType.START_RUN, context)
+    for number, steps in enumerate(((1, 99), (5, None), (0.5, 3), (None, None))):
+        mean = WeightedAggregationHelper()
+        for client, weight in zip("ab", steps, strict=True):
+            ours.sent(client, FLModel(ParamsType.FULL, dict(model), current_round=number))
+            change = {k: torch.rand(v.shape, generator=draw) - 0.3 for k, v in model.items()}
+            mean.add({k: v.numpy() for k, v in change.items()}, 1.0 if weight is None else weight, client, number)
+            sent = {k: model[k] + v if full else v for k, v in change.items()}
+            meta = {"client_name": client} | ({} if weight is None else {"NUM_STEPS_CURRENT_ROUND": weight})
+            kind = ParamsType.FULL if full else ParamsType.DIFF
+            ours.accept_model(FLModel(kind, sent, current_round=number, meta=meta))
+        theirs, _ = own.server_update(mean.get_result())
+        model = {k: torch.as_tensor(v).clone() for k, v in ours.aggregate_model().params.items()}
+        for k, value in theirs.items():
+            torch.testing.assert_close(model[k], value, rtol=1e-5, atol=1e-5)
+
+
+def built(component: dict[str, Any]) -> torch.optim.Optimizer:
+    return getattr(torch.optim, component["path"].rpartition(".")[2])(**component["args"])
+
+
+def test_without_a_persistor_the_error_names_it() -> None:
+    controller = AsyncController("FedBuff", persistor_id="there")
+    controller.load_model = lambda: FLModel(ParamsType.FULL, {})  # as FLARE's, without one
+    with pytest.raises(
+        fastagg.ConfigError, match=r'has no persistor \'there\'; write job.to_server\(PTModel\(net\), id="there"'
+    ):
+        controller.run()
+
+
+@pytest.mark.parametrize(
+    ("busy", "aborted", "waits"), [({"a": math.inf}, False, True), ({"a": 0.0}, False, False), ({}, False, False),
+                                   ({"a": math.inf}, True, False)]
+)  # fmt: skip
+def test_the_end_waits_for_those_who_are_out(busy: dict[str, float], aborted: bool, waits: bool) -> None:
+    controller = AsyncController("FedBuff", end_timeout=0.4)
+    controller._busy, controller.abort_signal = dict(busy), SimpleNamespace(triggered=aborted)
+    begun_at = time.monotonic()
+    controller._wait_for_the_last()
+    assert (time.monotonic() - begun_at > 0.35) == waits
+    if waits:
+        controller.end_timeout = 60.0
+        threading.Timer(0.2, controller._busy.clear).start()
+        controller._wait_for_the_last()
+        assert time.monotonic() - begun_at < 30
+
+
 class Heard(FLComponent):
     """FLARE's engine as far as events go: it keeps them, and hands them to one component."""
 
@@ -381,6 +451,14 @@ def test_settings_are_refused_by_name() -> None:
         Aggregator("FADAS")
     with pytest.raises(fastagg.ConfigError, match="presets, as 'FADAS', got 'FedBest'"):
         AsyncController("FedBest")
+    with pytest.raises(fastagg.ConfigError, match="did you mean 'buffer_size'"):
+        AsyncController("FADAS", {"bufer_size": 2})
+    with pytest.raises(fastagg.ConfigError, match="expected an asynchronous preset"):
+        AsyncController("FedAvg")
+    with pytest.raises(fastagg.ConfigError, match=r"end_timeout: .* >= 0"):
+        AsyncController("FADAS", end_timeout=-1)
+    with pytest.raises(fastagg.ConfigError, match="betas"):
+        EdgeModelManager(3, "FADAS", {"betas": 3})
     with pytest.raises(fastagg.ConfigError, match="lr"):
         Aggregator("FedAdam", {"lr": -1})
 
@@ -422,6 +500,43 @@ def test_a_goal_that_no_client_reports_is_an_error() -> None:
     traffic.take("a", answer)
     with pytest.raises(fastagg.ConfigError, match=r"expected one of \['clients/dice'\], got 'clients/accuracy'"):
         traffic.end_window(1)
+
+
+@pytest.mark.parametrize("settings", [{"max_delay": 0}, {"lease": 0.3}])
+@pytest.mark.parametrize("algorithm", ["FedBuff", "FedAsync", "ASGD"])
+def test_an_answer_to_a_task_that_is_over_is_no_failure(algorithm: str, settings: dict[str, Any]) -> None:
+    rule = {"FedBuff": {"buffer_size": 1}, "FedAsync": {}, "ASGD": {"lr": 0.1}}[algorithm]
+    traffic = Traffic(algorithm, {**rule, **settings}, run=Settings(retry_after=0.0, max_in_a_row=3))
+    traffic.start({"w": np.zeros(4, np.float32)})
+
+    def answer(client: str, number: int) -> fastagg.Receipt:
+        meta = {"fastagg_kind": "gradient"} if algorithm == "ASGD" else {}
+        return traffic.take(
+            client, FLModel(ParamsType.DIFF, {"w": np.ones(4, np.float32)}, current_round=number, meta=meta)
+        )
+
+    for _ in range(6):
+        slow, fast = (traffic.send(client).current_round for client in ("slow", "fast"))
+        answer("fast", fast)
+        time.sleep(0.4 if "lease" in settings else 0)
+        with pytest.raises(fastagg.UnknownVersion, match="its task is over"):
+            answer("slow", slow)
+        traffic.forget("slow")
+        assert not traffic.is_over(["slow", "fast"]) and not traffic.session.failures.rests("slow")
+    assert answer("slow", traffic.send("slow").current_round).applied
+    assert traffic.session.tally.refused == {"Over": 6}
+
+
+def test_edges_versions_that_the_server_ended_are_dropped() -> None:
+    manager, context = edge(lease=0.02)
+    time.sleep(0.05)
+    assert not manager.process_updates(edge_report(1, 2.0, "d1"), context)
+    for _ in range(3):
+        manager.generate_new_model(context)
+        time.sleep(0.03)
+        manager.process_updates({}, context)  # beyond the history
+    manager.prune_model_versions(set(), context)
+    assert set(manager._tasks) == {4}
 
 
 def test_rules_that_know_their_clients() -> None:
@@ -486,9 +601,18 @@ def test_edge_devices_are_averaged_by_their_number() -> None:
     assert np.allclose(manager.server.flat, 4.0)
 
 
-def test_edge_beside_flares_own_fedbuff() -> None:
-    """The same model after every version, of devices that are up to two versions late."""
-    theirs, ours = BuffModelManager(3, global_lr=0.5), EdgeModelManager(3, "FedBuff", {"lr": 0.5})
+@pytest.mark.parametrize("stale", [False, True])
+def test_edge_beside_flares_own_fedbuff(stale: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model after every version, of devices that are up to two versions late; with the page's function for
+    ``staleness_weight``."""
+    page = (EXAMPLE.parents[1] / "docs" / "integrations" / "coming-from.md").read_text()
+    (block,) = (one for one in re.findall(r"(?ms)^```python\n(.*?)^```", page) if "def flares" in one)
+    monkeypatch.setattr(fastagg.registry, "_parts", dict(fastagg.registry._parts))
+    module = ModuleType("flares_of_the_page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(block, vars(module))
+    theirs = BuffModelManager(3, global_lr=0.5, staleness_weight=stale)
+    ours = EdgeModelManager(3, f"{module.__name__}:flares" if stale else "FedBuff", {"lr": 0.5})
     context, draw = FLContext(), np.random.default_rng(0)
     for manager in (theirs, ours):
         manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": [[0.25, -1.0]], "b": [2.0]}), context)
@@ -611,7 +735,7 @@ def test_fedams_in_flares_rounds(tmp_path: Path) -> None:
     assert next(tmp_path.rglob("best_FL_global_model.pt"), None) is not None, "FLARE's selector"
     record = torch.load(tmp_path / "record.pt", weights_only=True)
     assert len(record["updates"]) == 40 == server_log(tmp_path).count("taken, delay 0")
-    server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03)
+    server = fastagg.FedAMS(weights(tmp_path), clients_per_round=None, lr=0.03, weighting="samples")
     server.load_state_dict(record["first"])
     play(server, record["updates"], rounds=True)
     final = weights(tmp_path)
@@ -643,6 +767,16 @@ def test_fadas_with_sites_that_misbehave(tmp_path: Path) -> None:
     assert torch.equal(second.flat, server.flat)
     for moment in ("m", "v", "vhat"):
         assert torch.equal(second.state_dict()["moments"][moment], server.state_dict()["moments"][moment])
+
+
+@pytest.mark.slow
+def test_a_healthy_job_ends_without_errors(tmp_path: Path) -> None:
+    """All sites are training when the job ends, one of them for some seconds more: each script reaches its end."""
+    printed = simulate("ending", tmp_path)
+    assert printed.count("reached the end of its script") == 4
+    assert "was still out; its answer will not count" in server_log(tmp_path)
+    assert not re.findall("(?m)^.*(?:ERROR|Traceback).*$", printed)
+    assert torch.load(tmp_path / "server.pt", weights_only=True)["version"] == 6
 
 
 @pytest.mark.slow

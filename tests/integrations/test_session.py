@@ -14,7 +14,7 @@ import fastagg
 from fastagg.integrations.evaluation import Evaluation
 from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
-from fastagg.integrations.replies import Reply, take
+from fastagg.integrations.replies import Over, Reply, take
 from fastagg.integrations.session import Session, Settings
 
 MODEL = {"w": torch.linspace(-1, 1, 12).view(3, 4), "bn.running_mean": torch.zeros(3)}
@@ -52,6 +52,41 @@ def test_a_model_a_difference_and_a_delta_are_the_same_update() -> None:
             assert torch.equal(other[name], found[0][name])
     torch.testing.assert_close(found[0]["w"], trained["w"])
     assert torch.equal(found[0]["bn.running_mean"], torch.ones(3))
+
+
+LAYER = {"l.weight": torch.zeros(3, 4)}
+ADAPTER = {"l.lora_A.weight": torch.ones(1, 4), "l.lora_B.weight": torch.ones(3, 1)}
+GRADIENT = Reply({"l.weight": torch.ones(3, 4)}, "gradient")
+KINDS = {  # a server, and a reply that it takes
+    "model": (fastagg.FedBuff, {}, Reply(LAYER)),
+    "difference": (fastagg.FedBuff, {}, Reply(LAYER, "difference")),
+    "delta": (fastagg.FedBuff, {}, Reply({"l.weight": torch.ones(3, 4)}, "delta")),
+    "control": (fastagg.FedAC, {"lr": 0.1}, Reply(LAYER, control=torch.zeros(12))),
+    "gradient": (fastagg.ASGD, {"lr": 0.1}, GRADIENT),
+    "ACED": (fastagg.ACED, {"lr": 0.1, "num_clients": 2, "warmup": "partial"}, GRADIENT),
+    "lora": (fastagg.FedBuff, {}, Reply(ADAPTER, "lora")),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_reply_answers_its_own_task_and_no_other(kind: str) -> None:
+    """Twice while the client has another task of that version, after a restart, and after the server ended its task."""
+    make, settings, reply = KINDS[kind]
+    server = make(LAYER, **settings)
+    first, _ = server.dispatch(0), server.dispatch(0)
+    [receipt], [again] = (take(server, [(first, reply)]) for _ in range(2))
+    assert isinstance(receipt, fastagg.Receipt) and isinstance(again, fastagg.AlreadyCounted)
+    kept = server.state_dict()
+    lost = server.dispatch(1)
+    server.load_state_dict(kept)
+    server.dispatch(1)
+    [outcome] = take(server, [(lost, reply)])
+    assert isinstance(outcome, Over)
+    session, task = Session(server), server.dispatch(1)
+    server.forget(1)
+    for _ in range(9):  # an event, no failure
+        session.note([1], take(server, [(task, reply)]))
+    assert session.tally.refused == {"Over": 9} and not session.failures.is_out(1)
 
 
 def test_outcomes_stand_in_the_order_of_the_answers() -> None:

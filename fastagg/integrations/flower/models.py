@@ -15,6 +15,7 @@ from fastagg.integrations.flower.records import write
 from fastagg.integrations.models import holds as holds
 from fastagg.integrations.models import put as put
 from fastagg.integrations.models import resume as resume
+from fastagg.integrations.named import ROUNDS
 from fastagg.rules.directions import Cohort
 from fastagg.server.server import Server
 
@@ -56,8 +57,7 @@ def _called(make: Make, model: Arrays, rounds: bool) -> Server:
         if rounds != ("clients_per_round" in taken):
             raise _other(name, rounds)
         if rounds:  # as Flower weighs
-            wanted = {"weighting": "samples", "buffers": "weighted"}
-            settings |= {key: how for key, how in wanted.items() if key not in getattr(make, "keywords", {})}
+            settings |= {key: how for key, how in ROUNDS["flower"].items() if key not in getattr(make, "keywords", {})}
     try:
         inspect.signature(make).bind(model, **settings)
     except (TypeError, ValueError) as error:  # not an error of the user's own parts, which the call below may raise

@@ -16,6 +16,7 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower.models import preset_of
 from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.named import check_names
 from fastagg.integrations.session import Settings
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
@@ -38,14 +39,9 @@ def split(
     Raises:
         ConfigError: a setting has no effect, is unknown, or is refused.
     """
-    for name in given:
-        if name in ignored:
-            raise ConfigError(f"{name}: {ignored[name]}")
     known = [name for name in inspect.signature(flower).parameters if name not in ignored]
     own = [name for name in _RUN if name not in ignored]
-    for name in given:
-        if name not in own and name not in known:
-            raise ConfigError(_checks.unknown("setting", name, [*own, *known]))
+    check_names(given, [*own, *known], ignored)
     run = {**defaults, **{name: value for name, value in given.items() if name in own}}
     return Settings(**run), {name: value for name, value in given.items() if name in known}
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -23,8 +22,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fastagg import _checks
 from fastagg._types import Arrays, Plain
-from fastagg.errors import ConfigError, FastaggError, RunFailed
-from fastagg.integrations import preset
+from fastagg.errors import FastaggError, RunFailed
 from fastagg.integrations.models import holds, put
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
 from fastagg.server.server import Outcome
@@ -42,10 +40,11 @@ class Aggregator(ModelAggregator):
 
     Args:
         algorithm: a synchronous preset's name.
-        settings: its keyword arguments, as plain data. FLARE sets ``clients_per_round``.
+        settings: its keyword arguments, as plain data. FLARE sets ``clients_per_round``. Clients weigh as in FLARE, by
+            ``weight_key``, unless ``weighting`` is set.
         checkpoint: a file on the server for its state (model, moments, version), written after each round. After a
             restart FLARE gets this model, whatever model the job starts from.
-        weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
+        weight_key: the key of a reply's weight in its ``meta``. A reply without it counts as 1.
         at_once: replies that are added in one pass. All but the last of them wait in memory. With 1, each is checked
             and then added where the sum is: that takes the least memory, one model beside the model and the reply, and
             two to three times the time. With a rule that makes its own steps (not one of the synchronous presets) all
@@ -68,10 +67,6 @@ class Aggregator(ModelAggregator):
         self.algorithm, self.settings, self.checkpoint, self.weight_key = algorithm, settings, checkpoint, weight_key
         open_end = {**(settings or {}), "clients_per_round": None}
         self._traffic = Traffic(algorithm, open_end, checkpoint, None, weight_key, self._say, lean=at_once == 1)
-        try:
-            preset(algorithm)(torch.zeros(1, dtype=torch.float32, device="cpu"), **open_end)
-        except TypeError as error:
-            raise ConfigError(f"algorithm: expected a synchronous preset and its settings: {error}") from None
         self._metrics = WeightedAggregationHelper()
         self._measured = True  # whether each reply so far has metrics
         self._named: set[str] = set()  # metrics that are no numbers; the log has them

@@ -14,8 +14,9 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from fastagg import _checks
 from fastagg._types import Plain
-from fastagg.errors import FastaggError, RunFailed
+from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations.nvflare.arrays import as_sent
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
 from fastagg.integrations.session import Settings
@@ -41,6 +42,8 @@ class AsyncController(ModelController):
         settings: its keyword arguments, as plain data.
         versions: the run ends after this number of steps, including those before a restart.
         timeout: seconds after which a task ends. Later replies do not count. 0: never.
+        end_timeout: seconds that the end of the job waits for clients that still train. Their replies do not count, but
+            a client whose job ends meanwhile stops with an error. The model is saved before.
         checkpoint: a file on the server, written every ``save_every`` versions and at the end. A restart continues
             from it.
         save_every: versions between checkpoints.
@@ -76,11 +79,13 @@ class AsyncController(ModelController):
         retry_after: float = 5.0,
         max_seconds: float | None = None,
         evaluate_every: int = 1,
+        end_timeout: float = 60.0,
     ) -> None:
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
         self.algorithm, self.settings, self.versions, self.timeout = algorithm, settings, versions, timeout
         self.checkpoint, self.save_every, self.clients = checkpoint, save_every, clients
         self.weight_key, self.task_name, self.persistor_id = weight_key, task_name, persistor_id
+        self.end_timeout = _checks.number("end_timeout", end_timeout, least=0)
         self.stop, self.best, self.trackers, self.evaluate_every = stop, best, trackers, evaluate_every
         self.max_failures, self.max_in_a_row = max_failures, max_in_a_row
         self.retry_after, self.max_seconds = retry_after, max_seconds
@@ -103,10 +108,14 @@ class AsyncController(ModelController):
         """Run the workflow. FLARE calls this method.
 
         Raises:
+            ConfigError: the job has no model.
             RunFailed: a problem is permanent. The model and the checkpoint are saved.
         """
-        traffic = self._traffic
-        traffic.start(self.load_model().params)
+        traffic, model = self._traffic, self.load_model()
+        if model is None or not model.params:  # None: FLARE has said why it ends the job
+            do = f'job.to_server(PTModel(net), id="{self.persistor_id}")'
+            raise ConfigError(f"there is no first model: the job has no persistor {self.persistor_id!r}; write {do}")
+        traffic.start(model.params)
         self.event(AppEventType.ROUND_STARTED)
         try:
             while not self.abort_signal.triggered and not self._is_over():
@@ -118,9 +127,11 @@ class AsyncController(ModelController):
             self._broken = error
         with self._taking:  # the reply of the last step is still being written down
             self._ended = True
-        self.cancel_all_tasks(fl_ctx=self.fl_ctx)
         traffic.end()
         self.save_model(FLModel(ParamsType.FULL, traffic.model(), current_round=traffic.server.version))
+        if self._broken is None:
+            self._wait_for_the_last()
+        self.cancel_all_tasks(fl_ctx=self.fl_ctx)
         if self._broken is not None:
             raise self._broken
 
@@ -153,6 +164,15 @@ class AsyncController(ModelController):
                 self._busy.pop(client, None)
                 self._traffic.failed(client, f"no answer in {self.timeout} s")
 
+    def _wait_for_the_last(self) -> None:
+        until = time.monotonic() + self.end_timeout
+        while not self.abort_signal.triggered and time.monotonic() < until:
+            with self._taking:
+                if all(time.monotonic() > given_up for given_up in self._busy.values()):
+                    return
+            self._came.wait(self._task_check_period)
+            self._came.clear()
+
     def _take(self, reply: FLModel) -> bool:
         """Take a reply from FLARE. Return whether it was accepted."""
         if self._ended or self._traffic.is_done():
@@ -168,7 +188,8 @@ class AsyncController(ModelController):
         client, code = client_task.client.name, client_task.result.get_return_code()
         with self._taking:
             super()._process_result(client_task, fl_ctx)
-            if self._ended:  # FLARE hands back what was still out; `Traffic.end` says so of each
+            if self._ended:  # `Traffic.end` has said of each that its answer does not count
+                self._busy.pop(client, None)
                 return
             self._traffic.forget(client)  # nothing, unless it failed or was refused
             try:

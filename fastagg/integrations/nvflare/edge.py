@@ -16,6 +16,7 @@ from nvflare.edge.assessors.model_manager import ModelManager
 from fastagg._types import Foreign, Plain
 from fastagg.errors import FastaggError, UnknownVersion
 from fastagg.integrations import preset
+from fastagg.integrations.named import check_settings
 from fastagg.integrations.replies import Reply, take
 from fastagg.server.dispatch import Dispatch
 
@@ -32,6 +33,9 @@ class EdgeModelManager(ModelManager):
         settings: its keyword arguments, as plain data; Updates are weighted by number of devices.
         max_model_history: an update is dropped if its version is this much, or more, older than the current one. None:
             never.
+
+    Raises:
+        ConfigError: a setting is refused.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class EdgeModelManager(ModelManager):
         self.num_updates_for_model, self.algorithm, self.settings = num_updates_for_model, algorithm, settings
         self.max_model_history = max_model_history
         self._make = preset(algorithm)
+        self._rules = {"weighting": "samples", **(settings or {}), "buffer_size": None}
+        check_settings(self._make, self._rules)
         self._counted: dict[int, set[str]] = {}  # by version: devices that have answered
         self._tasks: dict[int, Dispatch] = {}
         self._waiting = 0
@@ -52,8 +58,7 @@ class EdgeModelManager(ModelManager):
     def initialize_model(self, model: DXO, fl_ctx: FLContext) -> None:
         """Take the first model from FLARE: a DXO of lists or arrays."""
         arrays = {name: np.asarray(value, np.float32) for name, value in model.data.items()}
-        rules = {"weighting": "samples", **(self.settings or {}), "buffer_size": None}
-        self.server = self._make(arrays, **rules)
+        self.server = self._make(arrays, **self._rules)
         self.current_model = model
 
     def generate_new_model(self, fl_ctx: FLContext) -> None:
@@ -113,7 +118,8 @@ class EdgeModelManager(ModelManager):
 
     def _drop(self, version: int) -> None:
         task = self._tasks.pop(version)
-        self.server.forget(task.client)
+        with suppress(FastaggError):  # the server may have ended it: lease, max_delay
+            self.server.forget(task.client)
         del self._counted[version]
 
 

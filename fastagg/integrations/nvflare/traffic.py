@@ -18,7 +18,7 @@ from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import preset, replies
 from fastagg.integrations.evaluation import Found
 from fastagg.integrations.goals import of_clients
-from fastagg.integrations.named import number_of, resolved
+from fastagg.integrations.named import as_in, check_settings, number_of, resolved
 from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
 from fastagg.integrations.replies import Ready, Reply
 from fastagg.integrations.session import Session, Settings
@@ -60,7 +60,7 @@ class Traffic:
             reads a reply twice.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: there is no such preset, or a setting is refused.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Traffic:
     ) -> None:
         self._make = preset(algorithm)
         self.algorithm, self.settings, self.clients = algorithm, dict(settings or {}), clients
+        check_settings(self._make, self.settings)
         self.weight_key = weight_key
         self.log = log or logging.getLogger(__name__).info
         self.checkpoint = None if path is None else Path(path)
@@ -110,7 +111,8 @@ class Traffic:
             if hasattr(self, "server"):
                 return False
             self.numpy = is_numpy(params)
-            fresh, kept = self._make(params, **{"buffers": "weighted", **resolved(self.settings)}), {}
+            usual = {"buffers": "weighted", **as_in("nvflare", self._make)}
+            fresh, kept = self._make(params, **{**usual, **resolved(self.settings)}), {}
             if self.checkpoint is not None and self.checkpoint.exists():
                 kept = checkpoint.read(self.checkpoint)
                 fresh.load_state_dict(kept)
@@ -177,7 +179,8 @@ class Traffic:
                 self.log(f"fastagg: client {client}: refused: {error}")
                 self.session.refused(client, error)
                 raise
-            self._held.append(Held(client, number, read, reply.metrics, read.reply.samples or 1.0))
+            samples = read.reply.samples
+            self._held.append(Held(client, number, read, reply.metrics, 1.0 if samples is None else samples))
             self._ended((client, number))
             return len(self._held)
 
