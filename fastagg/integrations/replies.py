@@ -10,10 +10,15 @@ from torch import Tensor
 
 from fastagg import _checks, lora
 from fastagg._types import Arrays, Native
-from fastagg.errors import ConfigError, FastaggError, UnknownVersion
+from fastagg.errors import AlreadyCounted, ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.rules.names import Kind
 from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Outcome, Server
+
+
+class Over(UnknownVersion):
+    """The server has ended the task (``lease``, ``max_delay``). That is no failure of its client."""
+
 
 KINDS = ("model", "difference", "delta", "gradient", "lora")
 
@@ -87,7 +92,10 @@ def ready(server: Server, task: Dispatch, reply: Reply) -> Ready:
     if not differs and (reply.kind != "model" or reply.control is not None):
         return Ready(task, reply, None)
     arrays = task.from_difference(reply.arrays) if differs else reply.arrays
-    return Ready(task, reply, server._read_model(task, arrays, reply.samples, difference=differs))
+    try:
+        return Ready(task, reply, server._read_model(task, arrays, reply.samples, difference=differs))
+    except (UnknownClient, UnknownVersion) as error:
+        raise _over(error) from None
 
 
 def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> list[Outcome]:
@@ -101,9 +109,6 @@ def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> li
         For each its receipt, or the error that refused it. A refused reply changes nothing.
     """
     found: dict[int, Outcome] = {}
-    direction = server._running.extension.state.native
-    if hasattr(direction, "in_place"):
-        direction.in_place = in_place
     for i, one in enumerate(given):
         if one.model is None:
             try:
@@ -112,9 +117,17 @@ def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> li
                 found[i] = error
     models = {i: one.model for i, one in enumerate(given) if one.model is not None}
     if models:
-        found.update(zip(models, server._add_models(list(models.values())), strict=True))
+        direction = server._running.extension.state.native
+        in_place = in_place and hasattr(direction, "in_place")
+        try:
+            if in_place:
+                direction.in_place = True
+            found.update(zip(models, server._add_models(list(models.values())), strict=True))
+        finally:  # it is said for these models only
+            if in_place:
+                direction.in_place = False
     outcomes = [found[i] for i in range(len(given))]
-    return [bare(outcome) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes]
+    return [bare(_over(outcome)) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes]
 
 
 def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]], *, in_place: bool = False) -> list[Outcome]:
@@ -137,6 +150,22 @@ def bare(error: FastaggError) -> FastaggError:
     return error
 
 
+def end(server: Server, task: Dispatch) -> bool:
+    """End a task that will not be answered. Return whether it was still open: the server ends tasks too (``lease``,
+    ``max_delay``), at any time."""
+    try:
+        server.forget(task.client, task.version)
+    except (UnknownClient, UnknownVersion):
+        return False
+    return True
+
+
+def _over(error: FastaggError) -> FastaggError:
+    """What the server says of an adapter's own task, which it no longer has."""
+    gone = isinstance(error, (UnknownClient, UnknownVersion)) and not isinstance(error, (AlreadyCounted, Over))
+    return Over(f"its task is over: {error}") if gone else error
+
+
 def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
     update, kind = reply.arrays, reply.kind
     if kind == "model":
@@ -145,5 +174,6 @@ def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
         shapes = {entry.name: entry.shape for entry in server.layout.entries}
         update, kind = lora.products(reply.arrays, shapes, reply.scale), "delta"
     return server.receive(
-        task.client, update, task.version, reply.samples, kind=cast(Kind, kind), control=reply.control
-    )
+        task.client, update, task.version, reply.samples, kind=cast(Kind, kind), control=reply.control,
+        incarnation=task.incarnation, task=task.id,
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from fastagg.errors import FastaggError
 from fastagg.integrations.evaluation import Ended, Evaluation, Found
 from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
+from fastagg.integrations.replies import Over
 from fastagg.integrations.trackers import Given, Trackers, numeric
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Receipt
@@ -169,13 +170,14 @@ class Session:
         self.tally.longest = max(self.tally.longest, receipt.delay)
 
     def refused(self, client: Hashable, error: FastaggError) -> None:
-        """Note that a reply was refused.
+        """Note that a reply was refused. One whose task the server had ended is no failure of its client.
 
         Raises:
             RunFailed: that was one too many.
         """
         self.tally.refused[type(error).__name__] += 1
-        self.failures.failed(client, f"{type(error).__name__}: {error}")
+        if not isinstance(error, Over):
+            self.failures.failed(client, f"{type(error).__name__}: {error}")
 
     def failed(self, client: Hashable, cause: str) -> None:
         """Note that no reply came, or an error.
