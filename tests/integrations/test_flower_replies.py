@@ -139,3 +139,16 @@ def test_a_client_without_samples_is_no_failure() -> None:
     strategy = flower.SyncStrategy(fastagg.FedAvg, poll=0, fraction_evaluate=0.0, max_in_a_row=3)
     strategy.start(grid, flower.write(initial()), num_rounds=8)
     assert strategy.session.tally.refused.total() == 0 == strategy.session.tally.failed
+
+
+def test_a_subclass_that_configures_rounds_itself_needs_no_initial_parameters() -> None:
+    """Flower's server asks a client for the model, evaluates it, and then begins the first round."""
+    import numpy as np
+    from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+
+    strategy = flower.ClassicStrategy(fastagg.FedAvg)
+    assert strategy.initialize_parameters(None) is None
+    assert strategy.evaluate(0, ndarrays_to_parameters([np.zeros(3, np.float32)])) is None
+    result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([np.ones(3, np.float32)]), 10, {})
+    made, _ = strategy.aggregate_fit(1, [(type("Proxy", (), {"cid": "a"})(), result)], [])
+    assert np.allclose(parameters_to_ndarrays(made)[0], 1.0)
