@@ -280,7 +280,7 @@ class _:
 
 @shape(
     "the weight is missing from all replies",
-    error="no reply of this round could be used; ConfigError: the reply has no 'num-examples'",
+    error="no reply of this round could be used; ConfigError: the reply has no",
 )
 class _:
     def aggregate_train(self, number, replies):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.typeddict import TypedDict
@@ -192,7 +192,7 @@ def averaged(
 
 def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
     """None, with a line in the log, if a metric has no mean: lists of several lengths, or nobody states samples."""
-    given: dict[str, list[tuple[float, int | float | list[int] | list[float]]]] = {}
+    given: dict[str, list[tuple[float, Any]]] = {}
     for reply in replies:
         for metrics in of_kind(reply, MetricRecord).values():
             share = metrics.get(samples, 0.0)
@@ -208,12 +208,12 @@ def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
         return None
 
 
-def _mean(values: list[tuple[float, int | float | list[int] | list[float]]]) -> float | list[float]:
+def _mean(values: list[tuple[float, Any]]) -> float | list[float]:
     total = sum(share for share, _ in values)
     if any(isinstance(value, list) for _, value in values):
-        rows = [[share / total * one for one in value] for share, value in values]  # type: ignore[union-attr]
+        rows = [[share / total * one for one in value] for share, value in values]
         return [sum(column) for column in zip(*rows, strict=True)]
-    return sum(share / total * value for share, value in values)  # type: ignore[operator]
+    return float(sum(share / total * value for share, value in values))
 
 
 def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
