@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,7 +119,9 @@ class Watch:
                 raise ConfigError(f"metric: expected one of {others}, got {self.metric!r}")
             return False
         value = metrics[self.metric]
-        if self.best is None or self.sign * value > self.sign * self.best:
+        # A NaN is never the best; one that a checkpoint holds as the best is none.
+        first = self.best is None or math.isnan(self.best)
+        if not math.isnan(value) and (first or self.sign * value > self.sign * self.best):  # type: ignore[operator]
             self.best, self.version, self.since = value, version, 0
             return True
         self.since += 1

@@ -109,9 +109,6 @@ def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> li
         For each its receipt, or the error that refused it. A refused reply changes nothing.
     """
     found: dict[int, Outcome] = {}
-    direction = server._running.extension.state.native
-    if hasattr(direction, "in_place"):
-        direction.in_place = in_place
     for i, one in enumerate(given):
         if one.model is None:
             try:
@@ -120,7 +117,15 @@ def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> li
                 found[i] = error
     models = {i: one.model for i, one in enumerate(given) if one.model is not None}
     if models:
-        found.update(zip(models, server._add_models(list(models.values())), strict=True))
+        direction = server._running.extension.state.native
+        in_place = in_place and hasattr(direction, "in_place")
+        try:
+            if in_place:
+                direction.in_place = True
+            found.update(zip(models, server._add_models(list(models.values())), strict=True))
+        finally:  # it is said for these models only
+            if in_place:
+                direction.in_place = False
     outcomes = [found[i] for i in range(len(given))]
     return [bare(_over(outcome)) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes]
 
@@ -143,6 +148,16 @@ def bare(error: FastaggError) -> FastaggError:
     """``error`` without the frames that it went through: they hold the reply's arrays."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
+
+
+def end(server: Server, task: Dispatch) -> bool:
+    """End a task that will not be answered. Return whether it was still open: the server ends tasks too (``lease``,
+    ``max_delay``), at any time."""
+    try:
+        server.forget(task.client, task.version)
+    except (UnknownClient, UnknownVersion):
+        return False
+    return True
 
 
 def _over(error: FastaggError) -> FastaggError:

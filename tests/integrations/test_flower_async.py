@@ -78,6 +78,7 @@ class Journal:
 
     def replay(self, server: fastagg.Server) -> fastagg.Server:
         for name, args, more in list(self.events):
+            more = {key: value for key, value in more.items() if key not in ("task", "incarnation")}  # of one server
             getattr(server, name)(*args, **more)
         return server
 

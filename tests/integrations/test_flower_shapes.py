@@ -278,7 +278,10 @@ class _:
         return super().aggregate_train(number, replies)
 
 
-@shape("the weight is missing from all replies", error="no reply of this round could be used; ConfigError: num_samples")
+@shape(
+    "the weight is missing from all replies",
+    error="no reply of this round could be used; ConfigError: the reply has no",
+)
 class _:
     def aggregate_train(self, number, replies):
         for r in good(replies):

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fastagg import _checks
 from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
+from fastagg.integrations import replies
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.evaluating import ClientEvaluation
 from fastagg.integrations.flower.models import Make
@@ -333,7 +334,7 @@ class _Run:
 
     def _give_up(self, sent: _Sent, why: str) -> None:
         log.warning("fastagg: gave up version %d at node %d: %s", sent.task.version, sent.node, why)
-        self.server.forget(sent.task.client, sent.task.version)
+        replies.end(self.server, sent.task)
         self.session.failed(sent.node, why)
 
     def _stepped(self) -> None:
@@ -373,7 +374,7 @@ class _Run:
     def finish(self) -> Result:
         """Return the history. Open tasks end and never count."""
         for sent in self.sent.values():
-            self.server.forget(sent.task.client, sent.task.version)
+            replies.end(self.server, sent.task)
         if self.sent:
             log.info("fastagg: %d tasks were still out; their answers will not count", len(self.sent))
         self.sent.clear()

@@ -21,7 +21,7 @@ from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.rounds import Tasks
 from fastagg.integrations.flower.settings import callable_or_none, proximal, say_what_differs, set_rate
 from fastagg.integrations.flower.tasks import log, raise_if_useless
-from fastagg.integrations.replies import Reply, take
+from fastagg.integrations.replies import Reply, end, take
 from fastagg.model import Layout
 from fastagg.server import checkpoint as files
 from fastagg.server.dispatch import Dispatch
@@ -103,6 +103,13 @@ class ClassicStrategy(FedAvg):
             self._saved = server.version
         return super().configure_evaluate(server_round, parameters, client_manager)
 
+    def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
+        """As Flower does, which calls it before the first round. A model that a client gave is known from then on, also
+        if ``configure_fit`` is a subclass's own."""
+        if self.server is None and self._resumed is None:
+            self._adopt(parameters)
+        return super().evaluate(server_round, parameters)
+
     def aggregate_fit(
         self,
         server_round: int,
@@ -149,7 +156,7 @@ class ClassicStrategy(FedAvg):
         folded = []
         for (client, result), (task, _), outcome in zip(known.items(), answers, take(server, answers), strict=True):
             if isinstance(outcome, FastaggError):
-                server.forget(task.client, task.version)
+                end(server, task)
                 refused.append(_dropped(client, outcome))
             else:
                 folded.append((result.num_examples, result.metrics))

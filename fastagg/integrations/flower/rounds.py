@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fastagg._types import Arrays
 from fastagg.integrations.flower import models, tasks
+from fastagg.integrations.replies import end
 from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Server
 
@@ -40,7 +41,7 @@ class Tasks(Generic[Who]):
     def give_up(self, server: Server) -> None:
         """End the tasks that are open."""
         for task in self.open.values():
-            server.forget(task.client, task.version)
+            end(server, task)
         self.open.clear()
 
     def adopt(self, server: Server, arrays: Arrays) -> None:

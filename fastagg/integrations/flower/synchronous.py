@@ -161,6 +161,7 @@ class SyncStrategy(FedAvg):
         self._adopt(arrays)
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
+        self._save()  # the step is made; an error of an evaluation must not undo it
         asked = self.configure_evaluate(number, arrays, evaluate, grid)
         found = self.aggregate_evaluate(number, streaming.send_and_receive(asked, timeout=timeout))
         if found is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.typeddict import TypedDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed, ShapeMismatch, UpdateTooLarge
 from fastagg.integrations import replies
@@ -25,6 +27,7 @@ VERSION = "fastagg-version"  # in the one ConfigRecord of a task; may be sent ba
 STEPS = "fastagg-local-steps"  # there too, where the rule decides them (AsyncFedED)
 CONTROL = "control"  # the ArrayRecord of FedAC's control variate, there and back
 WHO = "fastagg"  # the ConfigRecord that says whose metrics these are, to the function that averages them
+_LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # its time was over
 _AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory,
 _LARGE = 4_000_000  # and one alone of a model of so many parameters, beside which a call costs nothing
 
@@ -106,7 +109,8 @@ def take(server: Server, arrived: Sequence[Arrived], samples: str, *, in_place: 
     good: list[tuple[int, Dispatch, Reply]] = []
     for i, (task, _, message) in enumerate(arrived):
         if message.has_error():
-            outcomes[i] = Failed(f"error {message.error.code}: {message.error.reason}")
+            late = "; the node may need longer: raise timeout=" if message.error.code in _LATE else ""
+            outcomes[i] = Failed(f"error {message.error.code}: {message.error.reason}{late}")
             continue
         try:
             good.append((i, task, _unpacked(server, message.content, samples)))
@@ -131,6 +135,8 @@ def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
     for record in of_kind(reply, ConfigRecord).values():
         told.update(record)
     counts = [metrics[samples] for metrics in of_kind(reply, MetricRecord).values() if samples in metrics]
+    if not counts and server.weighting == "samples":
+        raise ConfigError(f"the reply has no {samples!r} in a MetricRecord, by which this server weighs clients")
     arrays = formed(server, read(next(iter(sent.values()))))
     return Reply.read(arrays, told, samples=counts[0] if counts else None, control=control)
 
@@ -140,7 +146,7 @@ def _drop(server: Server, task: Dispatch, node: int, error: FastaggError) -> Non
         log.warning("fastagg: node %d failed: %s", node, error)
     else:
         log.warning("fastagg: dropped the reply of node %d: %s: %s", node, type(error).__name__, error)
-    server.forget(task.client, task.version)
+    replies.end(server, task)
 
 
 def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:
@@ -149,7 +155,9 @@ def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) ->
     Raises:
         RunFailed: all replies were refused.
     """
-    wrong = [error for error in refused if not isinstance(error, (Failed, NonFiniteUpdate, UpdateTooLarge))]
+    wrong = [
+        error for error in refused if not isinstance(error, (Failed, replies.Over, NonFiniteUpdate, UpdateTooLarge))
+    ]
     if wrong and not good:
         raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
 
@@ -171,18 +179,41 @@ def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees
 def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
-    """Flower's average of the clients' metrics; None, with a line in the log, if it cannot be computed.
+    """The average of the clients' metrics. A function of the user's is called as Flower does, and its errors end the
+    run. Flower's own adds up what there is: here each metric's mean is over those who reported it, by their samples.
 
     Raises:
         ConfigError: the function reads arrays that are not there any more.
     """
+    if not replies:
+        return None
+    return _means(replies, samples) if average is aggregate_metricrecords else average(replies, samples)
+
+
+def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
+    """None, with a line in the log, if a metric has no mean: lists of several lengths, or nobody states samples."""
+    given: dict[str, list[tuple[float, Any]]] = {}
+    for reply in replies:
+        for metrics in of_kind(reply, MetricRecord).values():
+            share = metrics.get(samples, 0.0)
+            if isinstance(share, (int, float)) and share > 0:
+                for name in metrics.keys() - {samples}:
+                    given.setdefault(name, []).append((float(share), metrics[name]))
     try:
-        return average(replies, samples) if replies else None
-    except FastaggError:
-        raise
-    except (LookupError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
+        if not given:
+            raise ValueError(f"no reply has metrics, and {samples!r} above 0")
+        return MetricRecord({name: _mean(given[name]) for name in sorted(given)})
+    except (TypeError, ValueError) as error:
         log.warning("fastagg: the clients' metrics could not be averaged: %s: %s", type(error).__name__, error)
         return None
+
+
+def _mean(values: list[tuple[float, Any]]) -> float | list[float]:
+    total = sum(share for share, _ in values)
+    if any(isinstance(value, list) for _, value in values):
+        rows = [[share / total * one for one in value] for share, value in values]
+        return [sum(column) for column in zip(*rows, strict=True)]
+    return float(sum(share / total * value for share, value in values))
 
 
 def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
