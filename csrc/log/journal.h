@@ -98,7 +98,8 @@ class Journal {
   bool waits(bool applied) const { return mode == Mode::kArrival || (mode == Mode::kStep && applied); }
 
   void wait(uint64_t sequence);  // until the record is on the disk; throws Refusal, kNotDurable
-  // Waits until so many bytes were written, somebody calls `nudge`, or the log is closed.
+  // Waits until so many bytes were written, with those of uploads, somebody calls `nudge`, the disk refuses, or the log
+  // is closed.
   void wait_written(uint64_t bytes);
   void nudge() noexcept;
   // Writes what is queued and ends the thread. Waits at most `seconds`, or without a limit if it is negative. Returns

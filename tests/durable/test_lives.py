@@ -18,7 +18,7 @@ from support.simulated import Life, Machine, Wrong
 
 import fastagg
 from fastagg.durable import doctor, opening, recovery, snapshot, uploads
-from fastagg.durable.folder import checkpoint_name, upload_name
+from fastagg.durable.folder import checkpoint_name, contents
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.log import Log
 from fastagg.durable.uploads import StoredUpload, Uploads
@@ -162,7 +162,7 @@ class Seen:
 
 def _keeper_sees(**answers: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     def make(start: Any) -> Any:
-        return lambda self, journal, replayed: start(self, Seen(journal, **answers), replayed)
+        return lambda self, journal, *more: start(self, Seen(journal, **answers), *more)
 
     return _around(Keeper, "start", make)
 
@@ -172,7 +172,7 @@ def _start_anew(start: Any) -> Any:
 
 
 def _uncounted(start: Any) -> Any:
-    return lambda self, journal, replayed: start(self, journal, 0)
+    return lambda self, journal, replayed, room: start(self, journal, 0, room)
 
 
 def _short_lives(patch: pytest.MonkeyPatch) -> None:
@@ -212,39 +212,41 @@ def _close_without_nudge(self: Keeper, seconds: float | None = None) -> bool:
 
 def _close_or_nothing(self: Log, seconds: float | None = None) -> None:
     """A folder whose last bytes cannot be written stays locked."""
-    if self._locks:
+    if self._is_open:
         self.flush()
         self.keeper.close(seconds)
         self.journal.close(-1.0)
-        self._give_back()
+        self._disk.leave()
+        self._is_open = False
 
 
 def _clears(*, synced: bool = True, segments: int = 0, uploads: int = 0) -> Callable[[pytest.MonkeyPatch], None]:
     """What is removed up to which of the checkpoints."""
 
     def clear(self: Keeper) -> None:
+        if self.journal is None:
+            return
         while len(self.kept) > self.keep:
             self.disk.remove(checkpoint_name(self.kept[0]))
             self.kept.pop(0)
         if synced:
             self.disk.sync_folder()
-        if self.journal is not None:
-            self.journal.release(self.kept[segments])
-        for number, sequence in self.uploads.recorded().items():
-            if sequence <= self.kept[uploads]:
-                self.disk.remove(upload_name(number))
-                self.uploads.removed(number)
+        self.journal.release(self.kept[segments])
+        needed = self.uploads.needed(self.kept[uploads])
+        for number, name in contents(self.disk).uploads.items():
+            if number not in needed:
+                self.disk.remove(name)
 
-    return _put(Keeper, "_clear", clear)
+    return _put(Keeper, "clear", clear)
 
 
 def _begin_without_replacing(self: Uploads, upload: Any, task: Any) -> int:
-    return next(self._numbers)
+    return self.next()
 
 
 def _drop_each_time(self: StoredUpload) -> None:
     if self._drops is not None:
-        uploads._drop(self._disk, self._uploads, self._blob, self._name)
+        uploads._drop(self._disk, self._uploads, self._number, [] if self._blob is None else [self._blob])
 
 
 def _ends_twice(end: Any) -> Any:

@@ -10,9 +10,15 @@ import torch
 
 import fastagg
 from fastagg import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg.durable import log
 from fastagg.storage import raw
 
 SIZE = 1000
+
+
+@pytest.fixture(autouse=True)
+def every_upload_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)
 
 
 def make() -> fastagg.Server:
