@@ -285,7 +285,7 @@ MUTANTS = {
     "a failed sync is taken for a good one": Mutant(
         _put(Machine, "sync", _deaf_sync), ("failed_sync",), says="sync failed|failed sync"),
     "a checkpoint is not synced before it has its name": Mutant(_no_sync("checkpoint-"), ("checkpoint", "power")),
-    "the log is not synced": Mutant(_no_sync("journal-"), ("power",), says="lost|never was"),
+    "the log is not synced": Mutant(_no_sync("journal-"), ("power",), says="lost|never was|missing"),
     "uploads are not synced": Mutant(_no_sync("upload-"), ("chunks", "power")),
     "names are not synced": Mutant(_put(Machine, "sync_folder", lambda self, name=".": None), ("power",)),
     "what a killed process wrote is taken for synced": Mutant(
