@@ -39,9 +39,7 @@ class Log:
         durability: which answers wait for the disk: none of them, those that make a step, or each arrival.
     """
 
-    def __init__(
-        self, disk: Disk, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability
-    ) -> None:
+    def __init__(self, disk: Disk, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability) -> None:
         self.folder: Path = disk.path
         self.durability: Durability = durability
         self.journal, self.keeper = journal, keeper

@@ -15,7 +15,6 @@ from fastagg.server.dispatch import Receipt
 from fastagg.storage import memory, raw
 from fastagg.storage.pieces import DTYPES
 
-
 Refusing = Callable[[], AbstractContextManager[None]]  # what is refused in it is counted
 
 

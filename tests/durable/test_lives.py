@@ -17,7 +17,7 @@ from support import simulated
 from support.simulated import Life, Machine, Wrong
 
 import fastagg
-from fastagg.durable import doctor, opening, recovery, snapshot, uploads
+from fastagg.durable import doctor, log, opening, recovery, snapshot, uploads
 from fastagg.durable.folder import checkpoint_name, contents
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.log import Log
@@ -34,6 +34,11 @@ SECONDS = float(os.environ.get("FASTAGG_LIVES_SECONDS", "60"))  # of the slow te
 def no_log(caplog: pytest.LogCaptureFixture) -> None:
     """Else pytest keeps the records, these the errors, and these the servers that nobody is to hold."""
     caplog.set_level(logging.CRITICAL, "fastagg")
+
+
+@pytest.fixture(autouse=True)
+def fp32_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SMALL", 2 * simulated.SIZE)
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +140,7 @@ def _names_unsynced(patch: pytest.MonkeyPatch) -> None:
     left_out: list[Any] = []
 
     def start(begin: Any) -> Any:
-        return lambda disk, *given: (left_out.append(disk), begin(disk, *given))[1]
+        return lambda disk, *given: (left_out.extend([disk] * 2), begin(disk, *given))[1]
 
     def sync_folder(sync: Any) -> Any:
         def one(self: Machine, name: str = ".") -> None:
@@ -323,7 +328,7 @@ MUTANTS = {
     "a failed disk keeps its folder locked": Mutant(
         _put(Log, "close", _close_or_nothing), ("failed_sync",), says="open already"),
     "an old checkpoint comes back without its log": Mutant(
-        _clears(synced=False), ("several", "power"), first=14),
+        _clears(synced=False), ("several", "power")),
     "segments are used again too early": Mutant(_clears(segments=-1), ("checkpoint", "damage")),
     "uploads are removed too early": Mutant(_clears(uploads=-1), ("chunks", "checkpoint", "damage")),
     "a restart forgets which uploads are recorded": Mutant(
@@ -350,7 +355,7 @@ def test_a_defect_that_is_put_back_is_found(name: str, monkeypatch: pytest.Monke
     begun: list[Life] = []
     try:
         with pytest.raises(Wrong, match=mutant.says):
-            for seed in range(mutant.first, mutant.first + 30):
+            for seed in range(mutant.first, mutant.first + 60):
                 life = Life(mutant.rules[seed % len(mutant.rules)], seed, mutant.patience)
                 begun.append(life)
                 life.live(60, mutant.often)
