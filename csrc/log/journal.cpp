@@ -237,6 +237,14 @@ void Journal::release(uint64_t sequence) {
   }
 }
 
+std::string Journal::give_up() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (free_.empty()) return "";
+  std::string name = std::move(free_.back());
+  free_.pop_back();
+  return name;
+}
+
 // -- the thread -----------------------------------------------------------------------------------------------------
 
 void Journal::work() noexcept {

@@ -107,6 +107,7 @@ class Journal {
   bool close(double seconds);
   // No recovery will need the records up to this one: their segments are used again.
   void release(uint64_t sequence);
+  std::string give_up();  // the name of a file that waits to be used again, and now does not; empty: there is none
   std::string failure() const;
   bool ended() const;  // nothing will be written any more
 

@@ -40,7 +40,8 @@ def examine(path: Path, *, replay: bool = False, check: bool = False) -> dict[st
     with named(path):
         if not path.exists():
             raise CheckpointError(
-                f"{path}: there is nothing; expected a folder of fastagg.open(path, make), or a file of server.save(path)"
+                f"{path}: there is nothing; expected a folder of fastagg.open(path, make), or a file of "
+                "server.save(path)"
             )
         return _folder(path, replay, check) if path.is_dir() else _file(path, check)
 

@@ -3,7 +3,7 @@
 lock                        locked by the process that has the folder open
 checkpoint-<sequence>/      a whole state, up to and including this record
 journal-<number>            segments of the log, in order (csrc/log/segment.h)
-upload-<number>             an update that was streamed in; a record of the log refers to it. No number comes twice
+upload-<number>             an update that was streamed in; a record of the log refers to it, and no other one ever
 reserve-<number>            room for a checkpoint that is written while the disk is full
 *.partial                   unfinished files, which are never read
 """

@@ -308,6 +308,15 @@ class Keeper:
         for name in wanted:
             file = self.disk.open(name, create=True)
             try:
-                self.disk.allocate(file, size)
+                self._allocate(file, size)
             finally:
                 self.disk.close(file)
+
+    def _allocate(self, file: int, size: int) -> None:
+        while True:
+            try:
+                return self.disk.allocate(file, size)
+            except OSError:
+                if not (spare := self.journal.give_up()):
+                    raise
+                self.disk.remove(spare)
