@@ -132,9 +132,9 @@ class Writer:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            self.disk.close(self._file)
-            self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            self.disk.close(file)
 
 
 def nbytes(disk: Disk, folder: str) -> int:

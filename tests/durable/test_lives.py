@@ -328,7 +328,7 @@ MUTANTS = {
     "a failed disk keeps its folder locked": Mutant(
         _put(Log, "close", _close_or_nothing), ("failed_sync",), says="open already"),
     "an old checkpoint comes back without its log": Mutant(
-        _clears(synced=False), ("several", "power")),
+        _clears(synced=False), ("several", "checkpoint", "power")),
     "segments are used again too early": Mutant(_clears(segments=-1), ("checkpoint", "damage")),
     "uploads are removed too early": Mutant(_clears(uploads=-1), ("chunks", "checkpoint", "damage")),
     "a restart forgets which uploads are recorded": Mutant(
