@@ -265,6 +265,7 @@ void bind_log(py::module_& m) {
       .def("nudge", &Journal::nudge)
       .def("close", &Journal::close)
       .def("release", &Journal::release)
+      .def("give_up", &Journal::give_up)
       .def_property_readonly("failure", &Journal::failure)
       .def_property_readonly("ended", &Journal::ended)
       .def("digest",

@@ -127,8 +127,9 @@ void Journal::check() {
     lock.lock();
   }
   if (!failed_) return;
-  urgent_ = true;  // wakes the thread, which tries the disk again
+  urgent_ = nudged_ = true;  // the thread tries the disk again; a checkpoint may free some of it
   wake_.notify_one();
+  done_.notify_all();
   throw Refusal(Why::kNotDurable, refusal());
 }
 
@@ -236,6 +237,14 @@ void Journal::release(uint64_t sequence) {
   }
 }
 
+std::string Journal::give_up() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (free_.empty()) return "";
+  std::string name = std::move(free_.back());
+  free_.pop_back();
+  return name;
+}
+
 // -- the thread -----------------------------------------------------------------------------------------------------
 
 void Journal::work() noexcept {
@@ -277,6 +286,7 @@ void Journal::work() noexcept {
     }
     lock.lock();
     failure_ = wrong;
+    nudged_ = nudged_ || (!wrong.empty() && !failed_);
     failed_ = !wrong.empty();
     final_ = final_ || final;
     if (wrong.empty()) {
@@ -356,8 +366,11 @@ void Journal::write(const std::vector<Entry*>& group) {
   put();
   ++syncs;
   disk_->sync(file_);
-  for (const Entry* one : group)
-    if (one->blob) disk_->close(one->blob->file);
+  for (const Entry* one : group) {
+    if (!one->blob) continue;
+    disk_->close(one->blob->file);
+    written += one->blob->nbytes;
+  }
   ++groups;
   written += next_block(end) - at_;
   at_ = next_block(end);
@@ -410,8 +423,13 @@ void Journal::next_segment(uint64_t first, uint64_t needed) {
     renamed = !old.empty();
     file_ = disk_->open(name);
     const uint64_t wanted = std::min(largest_, std::max(kFirstSegment, 2 * size_));
-    const uint64_t size = next_block(std::max({needed, wanted, disk_->size(file_)}));
-    disk_->allocate(file_, size);
+    uint64_t size = next_block(std::max({needed, wanted, disk_->size(file_)}));
+    try {
+      disk_->allocate(file_, size);
+    } catch (const DiskFailed&) {  // a full disk may have room for this group
+      size = next_block(std::max(needed, disk_->size(file_)));
+      disk_->allocate(file_, size);
+    }
     at_ = 0;
     write_head(number_, first);
     disk_->sync_folder();

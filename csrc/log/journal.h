@@ -98,7 +98,8 @@ class Journal {
   bool waits(bool applied) const { return mode == Mode::kArrival || (mode == Mode::kStep && applied); }
 
   void wait(uint64_t sequence);  // until the record is on the disk; throws Refusal, kNotDurable
-  // Waits until so many bytes were written, somebody calls `nudge`, or the log is closed.
+  // Waits until so many bytes were written, with those of uploads, somebody calls `nudge`, the disk refuses, or the log
+  // is closed.
   void wait_written(uint64_t bytes);
   void nudge() noexcept;
   // Writes what is queued and ends the thread. Waits at most `seconds`, or without a limit if it is negative. Returns
@@ -106,6 +107,7 @@ class Journal {
   bool close(double seconds);
   // No recovery will need the records up to this one: their segments are used again.
   void release(uint64_t sequence);
+  std::string give_up();  // the name of a file that waits to be used again, and now does not; empty: there is none
   std::string failure() const;
   bool ended() const;  // nothing will be written any more
 

@@ -3,7 +3,7 @@
 GET  /task/{client}            the model, [d] fp32, little endian; the task's id and version are in headers.
                                303 if ``publish`` has put the model elsewhere
 POST /update/{client}/{task}   the update, [d] fp16 or fp32 (Content-Type says which); 200 when it is on the disk
-GET  /health
+GET  /health                   200, or 503 if the disk is full or has failed
 
 pip install ".[http]" in the repository
 FASTAGG_TOKEN=secret python server.py state/ --port 8000
@@ -17,6 +17,7 @@ import contextlib
 import hmac
 import logging
 import os
+import shutil
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -172,7 +173,15 @@ class Service:
         return handle
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"version": self.server.version, "open": True, "downloads": self.sending.total()})
+        """Say whether an update would be taken: what was acknowledged is on the disk, and the next one has room."""
+        says = {"version": self.server.version, "open": True, "downloads": self.sending.total()}
+        try:
+            await run_in_threadpool(self.server.flush)
+            if shutil.disk_usage(self.folder).free < 4 * self.server.layout.size:
+                raise fastagg.NotDurable(f"{self.folder}: the disk is full")
+        except fastagg.FastaggError as error:
+            return JSONResponse({**says, "open": False, "error": str(error)}, 503, LATER)
+        return JSONResponse(says)
 
     async def task(self, request: Request) -> Response:
         self.check_room(self.server.version)

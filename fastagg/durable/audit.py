@@ -12,7 +12,7 @@ import torch
 from fastagg import _checks
 from fastagg._types import Native, Plain, State
 from fastagg.durable import trees
-from fastagg.durable.disk import Disk
+from fastagg.durable.disk import Disk, named
 from fastagg.durable.doctor import server_of
 from fastagg.durable.folder import (
     Checkpoint,
@@ -78,11 +78,12 @@ def audit(
         if digest is None:
             raise ConfigError("receipts: one has no digest; read receipt.digest when receipt.durable is true")
         wanted[record] = digest
-    disk = Disk(path)
-    try:
-        return _audited(disk, start, wanted, make)
-    finally:
-        disk.leave()
+    with named(path):
+        disk = Disk(path)
+        try:
+            return _audited(disk, start, wanted, make)
+        finally:
+            disk.leave()
 
 
 def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callable[[], Server] | None) -> Plain:

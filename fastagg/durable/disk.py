@@ -5,16 +5,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fastagg.errors import CheckpointError, FastaggError
 from fastagg.storage import files
 
 Bytes = bytes | memoryview | mmap.mmap
 _MOST_BUFFERS = 512  # of one call; the system's limit is 1,024
+
+
+@contextlib.contextmanager
+def named(path: Path, kind: type[FastaggError] = CheckpointError) -> Iterator[None]:
+    """Raise the system's errors as errors of this ``kind``, which name the path."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FastaggError):
+            raise
+        raise kind(f"{path}: {error}") from error
 
 
 class Disk:
@@ -30,15 +43,18 @@ class Disk:
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
+        self._lock: io.FileIO | None = None
         if create:
             path.mkdir(parents=True, exist_ok=True)
         self.descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def leave(self) -> None:
-        """Close the folder. Nothing can be done with it any more."""
+        """Unlock and close the folder. Nothing can be done with it any more."""
+        self.unlock()
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def make_folder(self, name: str) -> None:
         """Create a folder in this one. It may exist."""
@@ -67,6 +83,14 @@ class Disk:
     def size(self, file: int) -> int:
         """Return the file's size in bytes."""
         return os.fstat(file).st_size
+
+    def size_of(self, name: str) -> int:
+        """Return a file's size in bytes, by its name."""
+        file = self.open(name, write=False)
+        try:
+            return self.size(file)
+        finally:
+            self.close(file)
 
     def allocate(self, file: int, size: int) -> None:
         """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata."""
@@ -139,18 +163,21 @@ class Disk:
                     os.close(folder)
                 os.rmdir(name, dir_fd=self._here())
 
-    def lock(self, name: str) -> int | None:
-        """Lock a file until this process ends, and return its number. None if somebody else has locked it."""
-        file = self.open(name, create=True)
+    def lock(self, name: str) -> bool:
+        """Lock a file until :meth:`unlock`, or until this process ends. Return whether nobody else has locked it."""
+        # An interrupt at any instruction finds an owner of what is open: the file object, and then this one.
+        self._lock = io.FileIO(name, "r+", opener=lambda *_: self.open(name, create=True))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(file)
-            return None
-        except BaseException:
-            os.close(file)
-            raise
-        return file
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Give the lock back, if there is one."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._lock.close()
 
     def _here(self) -> int:
         if self.descriptor is None:

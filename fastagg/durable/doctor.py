@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fastagg import rules  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
-from fastagg.durable.disk import Disk
+from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import (
+    LOCK,
     Checkpoint,
     Contents,
     checkpoint_name,
@@ -34,13 +35,15 @@ def examine(path: Path, *, replay: bool = False, check: bool = False) -> dict[st
         the contents. For a folder also ``recovery``: what :func:`fastagg.open` would do.
 
     Raises:
-        CheckpointError: nothing exists at ``path``.
+        CheckpointError: nothing exists at ``path``, or something else than a server's folder or file.
     """
-    if not path.exists():
-        raise CheckpointError(
-            f"{path}: there is nothing; expected a folder of fastagg.open(path, make), or a file of server.save(path)"
-        )
-    return _folder(path, replay, check) if path.is_dir() else _file(path, check)
+    with named(path):
+        if not path.exists():
+            raise CheckpointError(
+                f"{path}: there is nothing; expected a folder of fastagg.open(path, make), or a file of "
+                "server.save(path)"
+            )
+        return _folder(path, replay, check) if path.is_dir() else _file(path, check)
 
 
 def _file(path: Path, check: bool) -> dict[str, Any]:
@@ -67,7 +70,16 @@ def _folder(path: Path, replay: bool, check: bool) -> dict[str, Any]:
 
 def examine_on(disk: Disk, *, replay: bool = False, check: bool = False) -> dict[str, Any]:
     """:func:`examine` for a folder on ``disk``."""
-    held = contents(disk)
+    held, names = contents(disk), disk.names()
+    if not (held.checkpoints or held.segments or LOCK in names):
+        ran = {"config.toml", "comparison.csv"}.intersection(names)
+        slices = any(name.startswith("cut-") for name in names)
+        what = (
+            "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt"
+            if ran
+            else ("of a server in slices; look at the folders in its newest cut" if slices else "another folder")
+        )
+        raise CheckpointError(f"{disk.path}: no folder of fastagg.open(path, make): it is {what}")
     problems: list[str] = []
     checkpoints, oldest, newest = _checkpoints(disk, held, problems, check)
     found: dict[str, Any] = {

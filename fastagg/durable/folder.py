@@ -3,7 +3,8 @@
 lock                        locked by the process that has the folder open
 checkpoint-<sequence>/      a whole state, up to and including this record
 journal-<number>            segments of the log, in order (csrc/log/segment.h)
-upload-<number>             an update that was streamed in; a record of the log refers to it
+upload-<number>             an update that was streamed in; a record of the log refers to it, and no other one ever
+reserve-<number>            room for a checkpoint that is written while the disk is full
 *.partial                   unfinished files, which are never read
 """
 
@@ -28,6 +29,7 @@ PARTIAL = ".partial"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{20})")
 _SEGMENT = re.compile(r"journal-(\d{12})")
 _UPLOAD = re.compile(r"upload-(\d{12})")
+_RESERVE = re.compile(r"reserve-(\d{3})")
 
 
 def checkpoint_name(sequence: int) -> str:
@@ -40,12 +42,18 @@ def upload_name(number: int) -> str:
     return f"upload-{number:012d}"
 
 
+def reserve_name(number: int) -> str:
+    """Return the name of a file that keeps room."""
+    return f"reserve-{number:03d}"
+
+
 class Contents(NamedTuple):
     """The contents of a folder, found by names."""
 
     checkpoints: list[int]  # by their sequence numbers, oldest first
     segments: dict[int, str]  # number -> name, in order
     uploads: dict[int, str]
+    reserves: list[str]
     leftovers: list[str]
 
 
@@ -56,6 +64,7 @@ def contents(disk: Disk) -> Contents:
         [int(m[1]) for m in map(_CHECKPOINT.fullmatch, names) if m],
         {int(m[1]): m[0] for m in map(_SEGMENT.fullmatch, names) if m},
         {int(m[1]): m[0] for m in map(_UPLOAD.fullmatch, names) if m},
+        [name for name in names if _RESERVE.fullmatch(name)],
         [name for name in names if name.endswith(PARTIAL)],
     )
 
@@ -82,6 +91,11 @@ class Checkpoint(NamedTuple):
         """The numbers of uploads -> the records that refer to them."""
         return {int(number): int(record) for number, record in self.manifest["uploads"].items()}
 
+    @property
+    def next_upload(self) -> int:
+        """No upload before it has this number, or a larger one. 0: the checkpoint is older than this promise."""
+        return int(self.manifest.get("next_upload", 0))
+
 
 def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
     """Read a checkpoint.
@@ -96,6 +110,7 @@ def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
         if int(manifest["sequence"]) != sequence or not isinstance(manifest["made"], dict):
             raise ValueError("it is of another record")
         assert found.folder_id >= 0 and found.uploads is not None and len(found.digest) in (0, 32)
+        assert found.next_upload >= 0
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{disk.path / name}: the checkpoint is damaged: {error!s:.200}") from error
     return found

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from typing import Any
 
 from fastagg._build import native
-from fastagg.durable.disk import Disk
-from fastagg.durable.folder import PARTIAL, checkpoint_name, model_digest, upload_name
+from fastagg.durable import trees
+from fastagg.durable.disk import Disk, named
+from fastagg.durable.folder import PARTIAL, checkpoint_name, contents, model_digest, reserve_name
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
 from fastagg.server.engine import Parts, Running
 from fastagg.timing import Stopwatch
 
-EVERY = 1 << 30  # bytes of the log after which a checkpoint is written
+EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
+ROOM = 1 << 20  # bytes that a checkpoint's reserve has besides: for the log and the manifest
+_PATIENCE = 1.5  # seconds in which the log goes on, if the disk has room again
 _log = logging.getLogger("fastagg")
 
 
@@ -64,7 +68,7 @@ class Keeper:
         folder_id: the folder's random number.
         kept: sequence numbers of the checkpoints that are there, oldest first.
         keep: how many checkpoints stay.
-        every: bytes of the log after which one is written.
+        every: bytes of the log and of uploads after which one is written.
     """
 
     def __init__(
@@ -77,18 +81,32 @@ class Keeper:
         self.journal: Any = None
         self._due = every
         self._requests: deque[_Request] = deque()
+        self._full, self._again = False, 0.0  # the disk refused an upload; when to write a checkpoint because of it
         self._closing = False
+        self._thread: threading.Thread | None = None
         self._ended = Latch()
 
-    def start(self, journal: Any, replayed: int) -> None:
-        """Begin to write checkpoints. ``replayed``: bytes of the log behind the last one."""
-        self.journal = journal
+    def start(self, journal: Any, replayed: int, room: int = ROOM) -> None:
+        """Begin to write checkpoints.
+
+        Args:
+            replayed: bytes of the log and of uploads behind the last one.
+            room: bytes that are kept in reserve besides those of checkpoints.
+        """
+        self.journal, self._room = journal, room
+        self.uploads.refused = self.full
+        self.clear()
         lost = self.running.extension.state.on_loss(self.soon)
         self._due = 0 if lost else max(0, self.every - replayed)
-        threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True)
+        self._thread.start()
 
     def wait(self, sequence: int) -> None:
-        """Wait until the record is on the disk, so that a checkpoint with it may count."""
+        """Wait until the record is on the disk, so that a checkpoint with it may count. A full disk has room for it
+        now, and the log tries again by itself."""
+        until = time.monotonic() + _PATIENCE
+        while self.journal.failure and not self.journal.ended and time.monotonic() < until:
+            time.sleep(0.01)
         self.journal.wait(sequence)
 
     def request(self) -> _Request:
@@ -120,6 +138,11 @@ class Keeper:
         self._due = 0
         self.journal.nudge()
 
+    def full(self) -> None:
+        """The disk has refused something. A checkpoint may free what fills it."""
+        self._full = True
+        self.journal.nudge()
+
     def refuse_inside(self, what: str) -> None:
         """Refuse what waits for the thread, if the thread could wait for the caller.
 
@@ -139,7 +162,7 @@ class Keeper:
         """End the thread; a checkpoint that it is writing is given up. Wait no longer than ``seconds``. Return whether
         it has ended."""
         self._closing = True
-        if self.journal is None:
+        if self._thread is None or not self._thread.is_alive():
             return True
         self.journal.nudge()
         return self._ended.wait(seconds)
@@ -157,14 +180,19 @@ class Keeper:
         error of a request holds the caller's frames, and so the server."""
         self.journal.wait_written(self._due)
         requests = [self._requests.popleft() for _ in range(len(self._requests))]
-        if not self._closing and (requests or self.journal.written >= self._due):
+        if not self._closing and (requests or self._is_due()):
             self._serve(requests)
         else:
             self._requests.extendleft(reversed(requests))
         return bool(requests) or not self.journal.ended
 
+    def _is_due(self) -> bool:
+        full = self._full or bool(self.journal.failure)
+        return self.journal.written >= self._due or (full and time.monotonic() >= self._again)
+
     def _serve(self, requests: list[_Request]) -> None:
-        written, failed = None, None
+        written, failed, begun = None, None, time.monotonic()
+        self._full = False
         try:
             written = self.write()
         except FastaggError as error:
@@ -175,6 +203,7 @@ class Keeper:
             self._due = self.every + self.journal.written  # tried again after as many bytes
             if not requests and not self._closing:
                 _log.warning("checkpoint failed: %s", failed)
+        self._again = 2 * time.monotonic() - begun + 1.0  # a disk that stays full is not asked all the time
         for request in requests:
             request.written, request.error = written, failed
             request.done.set()
@@ -204,9 +233,11 @@ class Keeper:
             cut = Snapshot(self.parts, self.running)
             if self.journal is not None:
                 self.journal.mark()
-            uploads = self.uploads.recorded()
+            stay = [*self.kept, sequence]
+            del stay[self._to_go(stay)]
+            uploads = {"uploads": self.uploads.recorded(stay[0]), "next_upload": self.uploads.next()}
         name = checkpoint_name(sequence)
-        more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, "uploads": uploads}
+        more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, **uploads}
 
         def told() -> dict[str, Any]:
             if self.journal is None:
@@ -217,21 +248,20 @@ class Keeper:
             return {**more, "digest": "" if digest is None else digest.hex(), "model": model_digest(cut.state["flat"])}
 
         try:
-            nbytes = cut.write(self.disk, name + PARTIAL, told, self.go_on)
-            self.disk.rename(name + PARTIAL, name)
-            self.disk.sync_folder()
-            with engine.inside:
-                self.running.extension.state.saved(cut.state["direction"])
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.disk.path / (name + PARTIAL)}: the checkpoint could not be written: {error}"
-            ) from error
+            with named(self.disk.path / f"{name}: the checkpoint could not be written"):
+                room = next(iter(contents(self.disk).reserves), None)
+                nbytes = cut.write(self.disk, name + PARTIAL, told, self.go_on, room)
+                self.disk.rename(name + PARTIAL, name)
+                self.disk.sync_folder()
+                with engine.inside:
+                    self.running.extension.state.saved(cut.state["direction"])
+            self._due = written + self.every
+            self.kept.append(sequence)
         finally:
             cut.close()
-            self._remove(name + PARTIAL)
-        self._due = written + self.every
-        self.kept.append(sequence)
-        self._clear()
+            with contextlib.suppress(OSError):  # the next opening removes it
+                self.disk.remove(name + PARTIAL)
+            self.clear()
         _log.info(
             "checkpoint of version %d: %d bytes in %.2f s, calls held up %.4f s",
             cut.state["version"],
@@ -246,20 +276,47 @@ class Keeper:
         if self._closing:
             raise CheckpointError(f"{self.disk.path}: this server is closed; the checkpoint was given up")
 
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(OSError):  # the next opening removes it
-            self.disk.remove(name)
+    def _to_go(self, kept: list[int]) -> slice:
+        return slice(self.history, max(self.history, len(kept) - self.keep))
 
-    def _clear(self) -> None:
-        """Remove what no recovery will ask for."""
+    def clear(self) -> None:
+        """Remove what no recovery will ask for: all that no checkpoint that stays, no record behind the oldest of them
+        and no open upload names. Keep room for the next checkpoints."""
+        if self.journal is None:
+            return
         with contextlib.suppress(OSError):  # it is tried again after the next one
-            while len(self.kept) > self.keep + self.history:
-                self.disk.remove(checkpoint_name(self.kept[self.history]))
-                self.kept.pop(self.history)
+            for old in self.kept[self._to_go(self.kept)]:
+                self.disk.remove(checkpoint_name(old))
+                self.kept.remove(old)
             self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
-            if self.journal is not None:
-                self.journal.release(self.kept[0])
-            for number, sequence in self.uploads.recorded().items():
-                if sequence <= self.kept[0]:
-                    self.disk.remove(upload_name(number))
-                    self.uploads.removed(number)
+            self.journal.release(self.kept[0])
+            there = contents(self.disk)  # before the look at what is needed, which is said before there is a file
+            needed = self.uploads.needed(self.kept[0])
+            for number, name in there.uploads.items():
+                if number not in needed:
+                    self.disk.remove(name)
+            self._keep_room(there.reserves)
+
+    def _keep_room(self, there: list[str]) -> None:
+        """Reserve room for as many checkpoints as may come before one goes, so that they can be written on a full disk,
+        and what fills it can go."""
+        size = trees.nbytes(self.disk, checkpoint_name(self.kept[-1])) + self._room
+        size += 2 * 4 * self.parts.layout.size  # answers that wait for the log
+        wanted = [reserve_name(k) for k in range(self.keep + self.history + 1 - len(self.kept))]
+        for name in {*there}.difference(wanted):
+            self.disk.remove(name)
+        for name in wanted:
+            file = self.disk.open(name, create=True)
+            try:
+                self._allocate(file, size)
+            finally:
+                self.disk.close(file)
+
+    def _allocate(self, file: int, size: int) -> None:
+        while True:
+            try:
+                return self.disk.allocate(file, size)
+            except OSError:
+                if not (spare := self.journal.give_up()):
+                    raise
+                self.disk.remove(spare)

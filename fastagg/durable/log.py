@@ -21,8 +21,9 @@ from fastagg.durable.keeper import Keeper
 from fastagg.durable.uploads import StoredUpload, Uploads
 from fastagg.errors import CheckpointError
 from fastagg.server.dispatch import Client, Receipt
-from fastagg.storage.pieces import Pieces
+from fastagg.server.uploads import HeldUpload, Refusing, Upload
 
+SMALL = 256 << 10  # bytes of an upload that waits in memory, and lies in the log: a file costs two syncs, and a name
 Durability = Literal["none", "step", "arrival"]
 
 
@@ -30,8 +31,7 @@ class Log:
     """What a server of a folder has.
 
     Args:
-        disk: the folder.
-        lock: the open file that says whose folder it is.
+        disk: the folder, locked.
         journal: csrc/log/journal.h.
 
     Attributes:
@@ -39,14 +39,12 @@ class Log:
         durability: which answers wait for the disk: none of them, those that make a step, or each arrival.
     """
 
-    def __init__(
-        self, disk: Disk, lock: int, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability
-    ) -> None:
+    def __init__(self, disk: Disk, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability) -> None:
         self.folder: Path = disk.path
         self.durability: Durability = durability
         self.journal, self.keeper = journal, keeper
         self._disk, self._uploads = disk, uploads
-        self._locks = [lock]  # until it is given back
+        self._is_open = True  # until the folder is given back
         self._process = os.getpid()
 
     @property
@@ -88,16 +86,18 @@ class Log:
         return found
 
     def upload(
-        self, size: int, dtype: torch.dtype | None, task: tuple[Client, int],
-        finish: Callable[[Pieces, Native], Receipt],
-    ) -> StoredUpload:  # fmt: skip
+        self, size: int, dtype: torch.dtype | None, task: tuple[Client, int], finish: Callable[..., Receipt],
+        refusing: Refusing,
+    ) -> Upload:  # fmt: skip
         """Return an update that will arrive in chunks, for a task. ``finish`` takes it, and the file that it is in.
 
         Raises:
             NotDurable: the disk has failed.
         """
         self.journal.check()
-        return StoredUpload(size, dtype, finish, self._disk, self._uploads, task)
+        if size * getattr(dtype or torch.float32, "itemsize", 1) <= SMALL:
+            return HeldUpload(size, dtype, finish, refusing)
+        return StoredUpload(size, dtype, finish, refusing, self._disk, self._uploads, task)
 
     def close(self, seconds: float | None = None) -> None:
         """Write what waits and give the folder back. Wait no longer than ``seconds`` for each. Every part of this may
@@ -106,7 +106,7 @@ class Log:
         Raises:
             NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
         """
-        if not self._locks or os.getpid() != self._process:  # a fork has neither the threads nor the lock
+        if not self._is_open or os.getpid() != self._process:  # a fork has neither the threads nor the lock
             return
         if seconds is None:
             self.keeper.refuse_inside("close()")
@@ -117,15 +117,8 @@ class Log:
             ended = self.keeper.close(seconds)
             ended = self.journal.close(-1.0 if seconds is None else seconds) and ended
             if ended:  # otherwise a thread still writes to the folder
-                self._give_back()
-
-    def _give_back(self) -> None:
-        try:
-            lock = self._locks.pop()
-        except IndexError:
-            return
-        self._disk.close(lock)
-        self._disk.leave()
+                self._disk.leave()
+                self._is_open = False
 
 
 def begin_journal(disk: Disk, start: Plain, durability: Durability, max_waiting: int | None) -> Native:

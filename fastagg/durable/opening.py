@@ -15,9 +15,9 @@ import torch
 from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import Plain
-from fastagg.durable.disk import Disk
+from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents
-from fastagg.durable.keeper import EVERY, Keeper
+from fastagg.durable.keeper import EVERY, ROOM, Keeper
 from fastagg.durable.log import Durability, Log, begin_journal
 from fastagg.durable.recovery import End, Recovered, check_made, made_of, no_server, recover
 from fastagg.durable.uploads import Uploads
@@ -58,7 +58,7 @@ def open(
             of the last fraction of a second. ``receipt.durable`` tells whether an update is on the disk, and
             ``server.flush()`` waits for it.
         keep: how many checkpoints are kept. The log goes back to the oldest of them.
-        checkpoint_every: after so many bytes of log a checkpoint is written in the background.
+        checkpoint_every: after so many bytes of log and of uploads a checkpoint is written in the background.
         check: compare all cached updates on a disk (:class:`fastagg.Tiered`) with their checksums, and not a sample
             of 1 GB. Damaged ones are given up, and an error in the log names their clients.
         keep_history: also keep the folder's first checkpoint and all of the log, for :func:`fastagg.audit`.
@@ -82,22 +82,24 @@ def open(
     _checks.one_of("durability", durability, words(Durability))
     if not callable(make) or isinstance(make, torch.nn.Module):
         raise no_server(make)
-    if path.exists() and not path.is_dir():
-        raise CheckpointError(
-            f"{path}: expected a folder, got a file; fastagg.load(path) reads one of server.save(path)"
-        )
-    try:
+    with named(path):
+        if path.exists() and not path.is_dir():
+            raise CheckpointError(
+                f"{path}: expected a folder, got a file; fastagg.load(path) reads one of server.save(path)"
+            )
         disk = Disk(path, create=True)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error}") from error
     try:
-        if not contents(disk).checkpoints:  # new, or of a server in slices
+        with named(path):
+            found = contents(disk)
+        if not found.checkpoints:  # new, or of a server in slices
             made = make()
             if type(made) is Server and made._group is not None:
                 if keep_history or hash_payloads:
                     raise ConfigError("keep_history, hash_payloads: not for a server in slices; leave them out")
                 return made._group.open(made, disk, durability, keep=keep, checkpoint_every=checkpoint_every)
-            if any(map(CUT.fullmatch, disk.names())):
+            with named(path):
+                names = disk.names()
+            if any(map(CUT.fullmatch, names)):
                 raise ConfigError(f"{path}: it is of a server in slices; let make() return fastagg.sharded(...)")
             make = partial(_identity, made)
         return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check,
@@ -111,70 +113,68 @@ def _identity(server: Server) -> Server:
     return server
 
 
-def locked(disk: Disk) -> int:
-    """Lock a folder, and return the lock.
+def lock(disk: Disk) -> None:
+    """Lock a folder, which ``disk`` unlocks.
 
     Raises:
         Busy: somebody else has the folder open. CheckpointError: the disk refuses.
     """
-    try:
-        lock = disk.lock(LOCK)
-    except OSError as error:
-        raise CheckpointError(f"{disk.path}: {error}") from error
-    if lock is None:
+    with named(disk.path):
+        is_mine = disk.lock(LOCK)
+    if not is_mine:
         raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
-    return lock
 
 
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
     segment: int = SEGMENT, check: bool = False, keep_history: bool = False, hash_payloads: bool = False,
-    lock: int | None = None, until: End | None = None, log_of: Callable[..., Log] = Log,
+    is_locked: bool = False, until: End | None = None, log_of: Callable[..., Log] = Log,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``.
 
     Args:
         segment: the bytes of the largest segment of the log.
-        lock: the folder's, if the caller has locked it. It is given back with the server, or if the opening fails.
+        is_locked: whether the caller has locked it. It is unlocked with the server's end, or if the opening fails.
         until: go on from there, and remove all later records: the logs of other slices do not have them.
         log_of: makes the server's log.
     """
     _checks.whole("keep", keep, least=1)
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
-    if lock is None:
-        lock = locked(disk)
-    journal = None
+    journal = keeper = None
     try:
-        server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check, until)
+        if not is_locked:
+            lock(disk)
+        with named(disk.path):
+            server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check, until)
         if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
             raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
         keeper.history = int(keep_history)
         start |= {"segment_bytes": segment, "hash_payloads": hash_payloads}
         journal = begin_journal(disk, start, durability, server.max_waiting)
-        log = log_of(disk, lock, journal, keeper, keeper.uploads, durability)
-        keeper.start(journal, replayed)
+        log = log_of(disk, journal, keeper, keeper.uploads, durability)
+        keeper.start(journal, replayed, min(segment, ROOM))
         watch = server._watch or Watch()  # `make` may have it watched
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.
         if not is_new and until is None:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
-    except BaseException as error:
+        weakref.finalize(server, _abandoned, log)
+        return server
+    except BaseException:
+        if keeper is not None:
+            keeper.close()
         if journal is not None:
             journal.close(-1.0)
-        disk.close(lock)
-        if isinstance(error, OSError) and not isinstance(error, CheckpointError):
-            raise CheckpointError(f"{disk.path}: {error}") from error
+        disk.unlock()
         raise
-    weakref.finalize(server, _abandoned, log)
-    return server
 
 
 class _Opened(NamedTuple):
     server: Server
     keeper: Keeper
     start: Plain  # where the journal goes on
-    replayed: int  # bytes
+    replayed: int  # bytes, with those of uploads
     is_new: bool  # the folder was empty
 
 
@@ -207,7 +207,8 @@ def _opened(
             disk.close(file)
     disk.sync_folder()  # so may the name of the segment in which the log goes on
     _tidy(disk, found, past)
-    uploads = Uploads(past.uploads, 1 + max(found.uploads, default=0))
+    before = max((*found.uploads, *past.uploads, past.checkpoint.next_upload))
+    uploads = Uploads(past.uploads, 1 + before)
     kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
     keeper = Keeper(
         disk, server._parts, server._running, uploads, made=past.checkpoint.manifest["made"],
@@ -218,7 +219,7 @@ def _opened(
         "%s: recovered version %d: checkpoint %d, then %s", disk.path, server.version, past.checkpoint.sequence,
         past.replayed,
     )  # fmt: skip
-    return _Opened(server, keeper, start, past.reader.passed, False)
+    return _Opened(server, keeper, start, past.reader.passed + past.streamed, False)
 
 
 def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
@@ -296,16 +297,13 @@ def _cut(disk: Disk, found: Contents, past: Recovered) -> Contents:
 
 
 def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:
-    """Remove files that are no longer needed."""
+    """Remove what was left unfinished or is damaged. Of the rest, :meth:`Keeper.clear` says what may go."""
     for name in found.leftovers:
         disk.remove(name)
     for sequence in past.damaged:
         name = checkpoint_name(sequence)
         disk.rename(name, name + ".damaged")
         _log.warning("%s: damaged; the one before it was taken, and the log", disk.path / name)
-    for number, name in found.uploads.items():
-        if number not in past.uploads:
-            disk.remove(name)
 
 
 def _abandoned(log: Log) -> None:

@@ -65,6 +65,7 @@ class Recovered(NamedTuple):
     checkpoint: Checkpoint
     replayed: dict[str, int]  # the number of operations by kind
     uploads: dict[int, int]  # number -> the record that refers to it
+    streamed: int  # the bytes of those that were executed
     lost: list[Lost]
     damaged: list[int]  # checkpoints that could not be read, by their numbers
 
@@ -101,7 +102,7 @@ def recover(
         raise CheckpointError(f"{disk.path}: {why}")
     return Recovered(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
-        replay.lost, damaged,
+        replay.streamed, replay.lost, damaged,
     )  # fmt: skip
 
 
@@ -200,6 +201,7 @@ class Replay:
     Attributes:
         counts: how many were executed, by kind.
         uploads: files that they refer to -> the record's number.
+        streamed: the bytes of these files.
         lost: what could not be executed.
     """
 
@@ -207,6 +209,7 @@ class Replay:
         self.server, self.disk, self.found = server, disk, found
         self.counts: dict[str, int] = {}
         self.uploads: dict[int, int] = {}
+        self.streamed = 0
         self.lost: list[Lost] = []
 
     def all(self, reader: Native, until: End | None = None) -> None:
@@ -239,8 +242,9 @@ class Replay:
                 raise CheckpointError(record.wrong)
             update = None
             if operation.streamed is not None:
-                update = read_upload(self.disk, self.found, operation.streamed)
                 self.uploads[operation.streamed[0]] = record.sequence
+                self.streamed += operation.streamed[1]
+                update = read_upload(self.disk, self.found, operation.streamed)
             self._execute(operation, record, update)
         except ConfigError as error:
             raise CheckpointError(f"{self.disk.path}: record {record.sequence} of the log: {error}") from error

@@ -52,18 +52,23 @@ class Snapshot:
             with self.running.engine.inside:
                 self.running.engine.cut_rows(None)
 
-    def write(self, disk: Disk, folder: str, more: Callable[[], Plain], going_on: Callable[[], None]) -> int:
+    def write(
+        self, disk: Disk, folder: str, more: Callable[[], Plain], going_on: Callable[[], None], room: str | None = None
+    ) -> int:
         """Write it to a new folder, and return its bytes.
 
         Args:
             more: returns what the manifest says besides. It is called when all else is written.
             going_on: called now and then. What it raises ends the writing.
+            room: a file that has kept room for it, and becomes a part of it.
 
         Raises:
             OSError: the disk refused.
         """
         disk.remove(folder)
         disk.make_folder(folder)
+        if room is not None:  # renamed, so nobody else takes the room meanwhile
+            disk.rename(room, f"{folder}/{trees.TENSORS}")
         tensors: dict[str, Tensor] = {}
         tree = trees.flatten(self.state, tensors)
         shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}

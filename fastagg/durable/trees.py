@@ -128,12 +128,18 @@ class Writer:
         finally:
             self.disk.close(manifest)
         self.disk.sync_folder(self.folder)
+        self.nbytes += len(said) + 1 + len(text)
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            self.disk.close(self._file)
-            self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            self.disk.close(file)
+
+
+def nbytes(disk: Disk, folder: str) -> int:
+    """Return the bytes of both files."""
+    return sum(disk.size_of(f"{folder}/{name}") for name in (TENSORS, MANIFEST))
 
 
 def read_manifest(disk: Disk, folder: str) -> Plain:

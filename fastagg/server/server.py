@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -27,7 +28,6 @@ from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
 from fastagg.server.uploads import HeldUpload, Upload
 from fastagg.storage import devices
-from fastagg.storage.pieces import Pieces
 
 if TYPE_CHECKING:
     from fastagg.durable.log import Log
@@ -434,30 +434,26 @@ class Server:
             >>> upload.receipt.applied
             True
         """
-        self._answers.refuse_other_kind(kind)
-        admission.share(num_samples, self._parts.settings["weighting"])
         said = Said(client, version, task, offset, incarnation)
-        if self._group is not None:
-            return self._group.receiving(said, num_samples, dtype)
-        start, task = self._engine.find(*said)  # the update is for this task, whatever comes meanwhile
-        if self._log is None:
-            return HeldUpload(
-                self.layout.size, dtype,
-                lambda update: self.receive(
-                    client, update, start, num_samples, incarnation=incarnation, task=task, offset=offset
-                ),
-            )  # fmt: skip
 
-        def finish(pieces: Pieces, blob: Any) -> Receipt:
+        def finish(update: Any, blob: Native = None) -> Receipt:
             try:
-                answer = self._answers.of(Parsed(pieces, None, None), said._replace(task=task), num_samples)
-                answer.blob, answer.is_private = blob, True
+                parsed = self._answers.parse(update, None) if blob is None else Parsed(update, None, None)
+                answer = self._answers.of(parsed, said._replace(task=task), num_samples)
+                answer.blob, answer.is_private = blob, blob is not None
                 return _taken(self._answers.receive([answer])[0])
-            except FastaggError as error:
-                self._refused(error)
-                raise
+            except NonFiniteUpdate as error:
+                raise admission.named(error, self.layout, update) from None
 
-        return self._log.upload(self.layout.size, dtype, (client, start), finish)
+        with self._refusing():
+            self._answers.refuse_other_kind(kind)
+            admission.share(num_samples, self._parts.settings["weighting"])
+            if self._group is not None:
+                return self._group.receiving(said, num_samples, dtype)
+            start, task = self._engine.find(*said)  # the update is for this task, whatever comes meanwhile
+            if self._log is None:
+                return HeldUpload(self.layout.size, dtype, finish, self._refusing)
+            return self._log.upload(self.layout.size, dtype, (client, start), finish, self._refusing)
 
     def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
         """:meth:`receive` several answers, one after the other, in one call. The results have the same bits.
@@ -661,6 +657,14 @@ class Server:
                     outcome = admission.named(outcome, self.layout, update)
             found.append(outcome)
         return found
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except FastaggError as error:
+            self._refused(error)
+            raise
 
     def _refused(self, error: FastaggError) -> None:
         if self._watch is not None:

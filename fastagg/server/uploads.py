@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 import torch
@@ -13,6 +14,8 @@ from fastagg.errors import Busy, DTypeMismatch, ShapeMismatch
 from fastagg.server.dispatch import Receipt
 from fastagg.storage import memory, raw
 from fastagg.storage.pieces import DTYPES
+
+Refusing = Callable[[], AbstractContextManager[None]]  # what is refused in it is counted
 
 
 class Upload:
@@ -27,8 +30,11 @@ class Upload:
 
     receipt: Receipt
 
-    def __init__(self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt]) -> None:
+    def __init__(
+        self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext
+    ) -> None:
         self._finish: Callable[..., Receipt] | None = finish  # until the end, because it holds the server
+        self._refusing = refusing
         self._dtype = torch.float32 if dtype is None else dtype
         if self._dtype not in DTYPES:
             raise DTypeMismatch(f"dtype: expected torch's float32, float16 or bfloat16, got {dtype!r:.100}")
@@ -48,43 +54,47 @@ class Upload:
             UnknownVersion: a newer upload has begun for the same task.
         """
         chunk = bytes(memoryview(chunk).cast("B"))  # read once: its owner may write to it meanwhile
-        self._take()
-        try:
-            if self._done:
-                raise ShapeMismatch("update: more bytes after its end")
-            if self._at + len(chunk) > self._nbytes:
-                raise ShapeMismatch(
-                    f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), got more"
-                )
-            if chunk:
-                self._put(chunk)
-            self._at += len(chunk)
-            return self._at
-        finally:
-            self._busy.release()
+        with self._refusing():
+            self._take()
+            try:
+                if self._done:
+                    raise ShapeMismatch("update: more bytes after its end")
+                if self._at + len(chunk) > self._nbytes:
+                    raise ShapeMismatch(
+                        f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), got more"
+                    )
+                if chunk:
+                    self._put(chunk)
+                self._at += len(chunk)
+                return self._at
+            finally:
+                self._busy.release()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._take()
-        try:
-            if self._done:
-                return
-            self._done = True
+        with self._refusing():
+            self._take()
             try:
-                if error is None:
-                    if self._at != self._nbytes:
-                        raise ShapeMismatch(
-                            f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), "
-                            f"got {self._at}"
-                        )
-                    assert self._finish is not None
-                    self.receipt = self._finish(*self._whole())
+                if not self._done:
+                    self._end(error is None)
             finally:
-                self._finish = None
-                self._drop()
+                self._busy.release()
+
+    def _end(self, whole: bool) -> None:
+        self._done = True
+        try:
+            if not whole:
+                return
+            if self._at != self._nbytes:
+                raise ShapeMismatch(
+                    f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), got {self._at}"
+                )
+            assert self._finish is not None
+            self.receipt = self._finish(*self._whole())
         finally:
-            self._busy.release()
+            self._finish, self._refusing = None, nullcontext
+            self._drop()
 
     def _take(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -104,8 +114,10 @@ class Upload:
 class HeldUpload(Upload):
     """An upload in memory, for a server without a folder."""
 
-    def __init__(self, size: int, dtype: torch.dtype | None, finish: Callable[[Tensor], Receipt]) -> None:
-        super().__init__(size, dtype, finish)
+    def __init__(
+        self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext
+    ) -> None:
+        super().__init__(size, dtype, finish, refusing)
         self._held = self._room()
         self._bytes = raw.at(self._held.data_ptr(), self._nbytes)
 

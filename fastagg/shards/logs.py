@@ -26,7 +26,7 @@ from fastagg.durable.disk import Disk
 from fastagg.durable.folder import PARTIAL, checkpoint_name, contents, read_checkpoint
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.log import Durability, Log
-from fastagg.durable.opening import CUT, locked, open_on
+from fastagg.durable.opening import CUT, lock, open_on
 from fastagg.durable.recovery import End, end_of, load_into, made_of, recover
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, NotDurable, RankLost
@@ -55,10 +55,9 @@ class SliceLog(Log):
     """The log of this rank's slice. What happened is acknowledged when all ranks' logs have it."""
 
     def __init__(
-        self, group: Group, disk: Disk, lock: int, journal: Native, keeper: Keeper, uploads: Uploads,
-        durability: Durability,
-    ) -> None:  # fmt: skip
-        super().__init__(disk, lock, journal, keeper, uploads, durability)
+        self, group: Group, disk: Disk, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability
+    ) -> None:
+        super().__init__(disk, journal, keeper, uploads, durability)
         self._group = group
         journal.mode = "none"  # nobody waits for this disk alone
         journal.elsewhere = journal.last
@@ -110,7 +109,7 @@ class Opening:
         self.mine = group.bounds[group.rank]
         self.durability = durability
         self.settings: dict[str, Any] = {"keep": keep, "checkpoint_every": checkpoint_every}
-        self._locks: dict[Range, tuple[Disk, int]] = {}
+        self._locked: dict[Range, Disk] = {}
 
     def run(self) -> tuple[SliceLog, list[list[int]]]:
         """Open it. Return the slice's log, and the incarnation that begins now.
@@ -137,8 +136,8 @@ class Opening:
                 make, log_of = partial(_itself, self.server), partial(SliceLog, self.group)
                 self._open(number, self.mine, make, self.durability, until, log_of)
         finally:
-            for disk, lock in self._locks.values():  # those that no server has
-                disk.close(lock)
+            for disk in self._locked.values():  # those that no server has
+                disk.leave()
         begins = [[self.server.version + 1, engine.new_incarnation()]]
         begins = json.loads(self.link.settle(json.dumps(begins).encode(), lambda all: all[0]))
         self.disk.leave()
@@ -149,10 +148,10 @@ class Opening:
     def _common_end(self, number: int, mine: list[Range]) -> End:
         """Return what all slices' logs have. Nobody else writes to them from here on."""
         for one in mine:
-            disk = Disk(self._path(number, one))
-            self._locks[one] = disk, locked(disk)
+            self._locked[one] = Disk(self._path(number, one))
+            lock(self._locked[one])
         with self.link.working():
-            ends = [end_of(self._locks[one][0]) for one in mine]
+            ends = [end_of(self._locked[one]) for one in mine]
         return End(*json.loads(self.link.settle(json.dumps(ends).encode(), _common)))
 
     def _without(self, number: int, slices: list[Range], until: End) -> None:
@@ -167,13 +166,13 @@ class Opening:
                 "ranks, as it was written, and then with another number"
             )
         with self.link.working():
-            disk, lock = self._locks.pop(self.mine)
+            disk = self._locked.pop(self.mine)
             try:
                 found = contents(disk)
                 before = [sequence for sequence in found.checkpoints if sequence < until.lost[0][0]]
                 past = recover(disk, found._replace(checkpoints=before), lambda _: self.server, until=until)
             finally:
-                disk.close(lock)
+                disk.leave()
         for one in past.lost:
             _log.error("%s: %s", disk.path, one)
 
@@ -181,9 +180,9 @@ class Opening:
         self, number: int, bounds: Range, make: Callable[[], Server], durability: Durability, until: End,
         log_of: Callable[..., Log] = Log,
     ) -> Server:  # fmt: skip
-        disk, lock = self._locks.pop(bounds, (None, None))
-        disk = disk or Disk(self._path(number, bounds))
-        return open_on(disk, make, durability, **self.settings, lock=lock, until=until, log_of=log_of)
+        held = self._locked.pop(bounds, None)
+        disk = held or Disk(self._path(number, bounds))
+        return open_on(disk, make, durability, **self.settings, is_locked=held is not None, until=until, log_of=log_of)
 
     def _path(self, number: int, bounds: Range) -> Any:
         return self.disk.path / f"cut-{number:06d}" / _name_of(bounds)

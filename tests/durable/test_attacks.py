@@ -20,6 +20,7 @@ from test_open import again, opened
 
 import fastagg
 from fastagg import Busy, CheckpointError, FastaggError, NotDurable
+from fastagg.durable import log
 from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
 from fastagg.durable.opening import open_on
@@ -286,7 +287,10 @@ def test_a_pipe_with_a_segments_name_is_refused_and_not_waited_for(place: int, t
 
 
 @pytest.mark.parametrize("leave", ["dropped", "failed"])
-def test_many_attempts_to_send_one_answer_hold_one_file(leave: str, tmp_path: Path) -> None:
+def test_many_attempts_to_send_one_answer_hold_one_file(
+    leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)
     with opened(tmp_path / "a", asgd) as server:
         server.dispatch(1)
         before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0

@@ -10,9 +10,15 @@ import torch
 
 import fastagg
 from fastagg import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg.durable import log
 from fastagg.storage import raw
 
 SIZE = 1000
+
+
+@pytest.fixture(autouse=True)
+def every_upload_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)
 
 
 def make() -> fastagg.Server:
@@ -56,7 +62,7 @@ def test_chunks_are_the_update_to_the_bit_and_survive_a_restart(
         found_server.dispatch(6)
         found_server.checkpoint()
     assert not list((tmp_path / "b").glob("upload-*"))
-    damaged = next((tmp_path / "a").glob("upload-*3"))
+    damaged = max((tmp_path / "a").glob("upload-*"))
     whole = bytearray(damaged.read_bytes())
     whole[5] ^= 1
     damaged.write_bytes(whole)
@@ -73,7 +79,7 @@ def test_a_record_of_an_upload_of_an_unknown_type_is_lost(tmp_path: Path, caplog
     held = bytearray(path.read_bytes())
     begin = held.rindex(b"FAGR")
     length = int.from_bytes(held[begin + 32 : begin + 40], "little")
-    upload = held.index(bytes([2, 0, 0, 0, 0, 0, 0, 0, *(4 * SIZE).to_bytes(8, "little")]), begin)
+    upload = held.index(bytes([3, 0, 0, 0, 0, 0, 0, 0, *(4 * SIZE).to_bytes(8, "little")]), begin)
     held[upload + 20] = 77  # behind the number, the size and the checksum
     held[begin + 4 : begin + 8] = raw.crc32c([bytes(held[begin + 8 : begin + 48 + length])]).to_bytes(4, "little")
     path.write_bytes(held)

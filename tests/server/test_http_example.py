@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,13 @@ def test_updates_are_applied_once_and_are_durable(client: TestClient) -> None:
     assert client.post(bob, content=body(3.0, np.float16), headers=half).json()["version"] == 1
     assert (task(client, "ann")[1] == 2.0).all()
     assert client.get("/health").json()["version"] == 1
+
+
+def test_health_is_503_on_a_full_disk(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.get("/health").status_code == 200
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    found = client.get("/health")
+    assert found.status_code == 503 and not found.json()["open"] and "full" in found.json()["error"]
 
 
 def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) -> None:

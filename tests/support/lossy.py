@@ -28,11 +28,11 @@ class LossyDisk(Disk):
 
     def __init__(self, fail: Callable[[str], None] = lambda what: None, path: Path = HOME) -> None:
         self.path, self.descriptor = path, None  # the log calls these methods
+        self._lock_file: int | None = None
         self.names_of: dict[str, int] = {}
         self.folders: set[str] = set()
         self.data: dict[int, bytearray] = {}
         self.open_files: dict[int, int] = {}
-        self.locked: set[int] = set()
         self.steps: list[Step] = []
         self.base: tuple[dict[str, int], set[str], dict[int, bytes]] = ({}, set(), {})  # the state before these steps
         self.fail = fail
@@ -46,6 +46,7 @@ class LossyDisk(Disk):
 
     def leave(self) -> None:
         """The same disk may be opened again."""
+        self.unlock()
 
     def make_folder(self, name: str) -> None:
         with self._one:
@@ -74,7 +75,7 @@ class LossyDisk(Disk):
 
     def close(self, file: int) -> None:
         with self._one:
-            self.locked.discard(self.open_files.pop(file))
+            self.open_files.pop(file)
 
     def size(self, file: int) -> int:
         return len(self.data[self.open_files[file]])
@@ -126,15 +127,18 @@ class LossyDisk(Disk):
                 self.folders = {one for one in self.folders if not _within(one, name)}
                 self.steps.append(("remove", name))
 
-    def lock(self, name: str) -> int | None:
+    def lock(self, name: str) -> bool:
         with self._one:
-            file = self.open(name, create=True)
-            node = self.open_files[file]
-            if node in self.locked:
-                del self.open_files[file]
-                return None
-            self.locked.add(node)
-            return file
+            if self._lock_file is not None:
+                return False
+            self._lock_file = self.open(name, create=True)
+            return True
+
+    def unlock(self) -> None:
+        with self._one:
+            file, self._lock_file = self._lock_file, None
+            if file is not None:
+                self.close(file)
 
     def copy(self) -> LossyDisk:
         """Return the disk if the process ends now. What was not synced can still be lost with the power."""

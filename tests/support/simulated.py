@@ -680,10 +680,11 @@ class Life:
 
     def chunks(self) -> None:
         """An update in chunks, after some attempts that were abandoned, one of them in the middle of a chunk."""
-        task, sent = self._dispatched(), self._sent().float()
+        task, dtype = self._dispatched(), self.rng.choice((torch.float16, torch.float32, torch.float32))
+        sent = self._sent().to(dtype)  # fp16 is small: it lies in the log
         data = sent.numpy().tobytes()
         for _ in range(self.rng.choice((0, 0, 3))):
-            upload = end_of(lambda: self.server.receiving(task.client, task.version, 2))
+            upload = end_of(lambda: self.server.receiving(task.client, task.version, 2, dtype=dtype))
             if not isinstance(upload, FastaggError):
                 upload.write(data[:50])
                 self.kept.append(upload)
@@ -709,7 +710,7 @@ class Life:
                 raise Wrong("two threads write to one upload")
 
         def op(server: fastagg.Server, _: int | None) -> Any:
-            with server.receiving(task.client, task.version, 2) as upload:
+            with server.receiving(task.client, task.version, 2, dtype=dtype) as upload:
                 if server is self.server:
                     meddle(upload)
                 else:

@@ -1,0 +1,381 @@
+"""Folders of servers that take uploads for weeks: names, bytes, full disks, refusals of the system, and Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from support import inside
+from support.lossy import LossyDisk
+
+import fastagg
+from fastagg.durable import audit, doctor, keeper, log
+from fastagg.durable.opening import open_on
+
+SIZE = 60
+
+
+def make() -> fastagg.Server:
+    return fastagg.ASGD(torch.zeros(SIZE), lr=1.0)
+
+
+def send(server: fastagg.Server, client: int, size: int = SIZE, dtype: torch.dtype = torch.float32) -> fastagg.Receipt:
+    """Each update is a step of one."""
+    task = server.dispatch(client)
+    with server.receiving(client, dtype=dtype, task=task.id) as upload:
+        upload.write((-torch.ones(size, dtype=dtype)).numpy().tobytes())
+    return upload.receipt
+
+
+def uploads(disk: LossyDisk) -> set[str]:
+    return {name for name in disk.names() if name.startswith("upload-")}
+
+
+# -- names, and what may go ----------------------------------------------------------------------------------------
+
+
+class Small(LossyDisk):
+    """A disk that may be full."""
+
+    room = 1 << 40
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.used: set[str] = set()
+
+    def _grows(self, file: int, size: int) -> None:
+        held = sum(len(self.data[node]) for node in [*self.names_of.values()])
+        if held + max(0, size - self.size(file)) > self.room and size > self.size(file):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
+        if name.startswith("upload-") and create:
+            assert name not in self.used, f"{name} comes twice"
+            self.used.add(name)
+        return super().open(name, create=create, write=write)
+
+    def truncate(self, file: int, size: int) -> None:
+        self._grows(file, size)
+        super().truncate(file, size)
+
+    def write(self, file: int, buffers: Any, offset: int) -> int:
+        self._grows(file, offset + sum(len(bytes(one)) for one in buffers))
+        return super().write(file, buffers, offset)
+
+    def after_kill(self) -> Small:
+        left, old = Small(), self.copy()
+        for key in ("names_of", "folders", "base", "data", "steps", "_next"):
+            setattr(left, key, getattr(old, key))
+        left.used, left.recorded = {*self.recorded}, self.recorded
+        return left
+
+    recorded: frozenset[str] = frozenset()  # names that a record has
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_any_order_of_uploads_checkpoints_ends_and_full_disks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing acknowledged is lost, no name of a record comes again, every folder opens, no file is left for ever."""
+    monkeypatch.setattr(log, "SMALL", 2 * SIZE)
+    rng, disk, most = random.Random(seed), Small(), 1 + seed % 3
+    is_full, acknowledged, held = seed % 2 == 1, 0, []
+    server = open_on(disk, make, "arrival", segment=8192, keep=most)
+    for client in range(40):
+        act = rng.choice(("upload", "upload", "upload", "small", "half", "hold", "checkpoint", "close", "kill", "full"))
+        disk.room = 1 << 40
+        if act == "full" and is_full:
+            disk.room = sum(len(disk.data[node]) for node in [*disk.names_of.values()])
+            act = rng.choice(("upload", "checkpoint"))
+        before = uploads(disk)
+        try:
+            if act in ("upload", "small"):
+                acknowledged = send(server, client, dtype=torch.float16 if act == "small" else torch.float32).version
+                disk.recorded |= frozenset(uploads(disk) - before)
+            elif act in ("half", "hold"):
+                task = server.dispatch(client)
+                upload = server.receiving(client, task=task.id)
+                upload.write(bytes(4 * SIZE - 4))
+                held += [upload] if act == "hold" else []
+            elif act == "checkpoint":
+                server.checkpoint()
+            if held and rng.random() < 0.3:  # an older one ends now
+                with held.pop(rng.randrange(len(held))) as upload:
+                    upload.write(bytes(4))
+                disk.recorded |= frozenset(uploads(disk))
+                acknowledged = upload.receipt.version
+        except (fastagg.NotDurable, fastagg.CheckpointError):
+            assert disk.room < 1 << 40, "only a full disk refuses"
+        disk.room = 1 << 40
+        for _ in range(300):  # the log tries again
+            with suppress(fastagg.NotDurable):
+                server.flush()
+                break
+            time.sleep(0.01)
+        if act in ("close", "kill"):
+            held.clear()
+            upload = None
+            disk.used = {*disk.recorded}  # what no record has may come again
+            left = disk.after_kill()
+            server.close()
+            disk = disk if act == "close" else left
+            server = open_on(disk, make, "arrival", segment=8192, keep=most)
+            assert acknowledged <= server.version <= acknowledged + 40
+            acknowledged = max(acknowledged, server.version)
+    version, upload = server.version, None
+    held.clear()
+    for client in range(most + 1):
+        server.dispatch(client)
+        server.checkpoint()
+    assert not uploads(disk), "no record behind a checkpoint names one"
+    server.close()
+    server = open_on(disk, make, "arrival", segment=8192, keep=most)
+    assert server.version == version and len([name for name in disk.names() if name.startswith("checkpoint-")]) <= most
+    server.close()
+
+
+def test_the_bytes_of_uploads_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)
+    disk = LossyDisk()
+    larger = partial(fastagg.ASGD, torch.zeros(50_000), lr=1.0)
+    with open_on(disk, larger, "arrival", checkpoint_every=1_000_000) as server:
+        for client in range(30):  # 6 MB
+            send(server, client, 50_000)
+        deadline = time.monotonic() + 5
+        while len(uploads(disk)) > 15 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(uploads(disk)) <= 15
+
+
+def test_small_uploads_lie_in_the_log(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path, make) as server:
+        for client in range(50):
+            assert send(server, client).durable
+    assert not list(tmp_path.glob("upload-*"))
+    with fastagg.open(tmp_path, make) as server:
+        assert server.version == 50 and bool((server.flat == 50.0).all())
+
+
+# -- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path], capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("way", ["uploads", "log"])
+def test_a_disk_that_the_server_itself_has_filled_is_freed(way: str, tiny: Path) -> None:
+    """No checkpoint was due. The first refusal makes one, in the room that was kept for it."""
+    size = 100_000
+
+    def make() -> fastagg.Server:
+        return fastagg.ASGD(torch.zeros(size), lr=1.0)
+
+    server, refused, acknowledged = fastagg.open(tiny / "a", make), 0, 0
+    for client in range(150):  # 60 MB
+        for _ in range(100):
+            try:
+                task = server.dispatch(client)
+                if way == "uploads":
+                    send(server, client, size)
+                else:
+                    server.receive(client, -torch.ones(size), task=task.id)
+                acknowledged += 1
+                break
+            except fastagg.AlreadyCounted:
+                break
+            except fastagg.NotDurable:
+                refused += 1
+                time.sleep(0.1)
+        else:
+            pytest.fail(f"full for 10 s, after {client} updates")
+    assert refused > 0 and server.checkpoint().is_dir()
+    server.close()
+    with fastagg.open(tiny / "a", make) as server:
+        assert server.version >= acknowledged and bool((server.flat == float(server.version)).all())
+
+
+# -- errors of the system ------------------------------------------------------------------------------------------
+
+
+class Failing(LossyDisk):
+    """One call of it fails, of all calls."""
+
+    left, number = 10**9, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if name in CALLS:
+            self.left -= 1
+            if self.left == 0:
+
+                def fail(*_: Any, **more: Any) -> Any:
+                    raise OSError(self.number, os.strerror(self.number))
+
+                return fail
+        return found
+
+
+CALLS = ("open", "allocate", "truncate", "write", "read", "view", "sync", "sync_folder", "rename", "remove", "lock",
+         "names", "size", "make_folder")  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOSPC, errno.EACCES])
+def test_every_error_of_the_system_has_a_name_of_ours(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)
+    monkeypatch.setattr(keeper, "_PATIENCE", 0.05)
+    step = 0
+    while True:
+        step, disk = step + 2, Failing()
+        open_on(disk, make, "arrival", segment=8192).close()
+        disk.number, disk.left = number, step
+        promised, server = 0, None
+        with suppress(fastagg.FastaggError):
+            server = open_on(disk, make, "arrival", segment=8192)
+        if server is not None:
+            for client in range(2):
+                with suppress(fastagg.FastaggError):
+                    promised = send(server, client).version
+                with suppress(fastagg.FastaggError):
+                    server.checkpoint()
+            with suppress(fastagg.FastaggError):
+                server.close()
+        came, disk.left = disk.left <= 0, 10**9
+        if server is not None and inside.log(server)._is_open:
+            inside.log(server).close(5.0)
+        with open_on(disk, make, "arrival", segment=8192) as server:
+            assert server.version >= promised
+        if not came:
+            break
+    assert step > 60
+
+
+def test_no_descriptor_is_free_at_the_end_of_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)
+
+    def refuse(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with fastagg.open(tmp_path, make) as server:
+        disk = inside.log(server)._disk
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "view", refuse)
+            with pytest.raises(fastagg.NotDurable, match="Too many open files"):
+                send(server, 1)
+        assert not list(tmp_path.glob("upload-*")) and send(server, 1).durable
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refuse)
+        calls = (lambda: fastagg.open(tmp_path, make), lambda: doctor.examine(tmp_path), lambda: audit.audit(tmp_path))
+        for call in calls:
+            with pytest.raises(fastagg.CheckpointError, match="Too many open files"):
+                call()
+
+
+def test_a_chunk_that_was_refused_may_be_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)
+    with fastagg.open(tmp_path, make) as server:
+        server.dispatch(1)
+        with server.receiving(1) as upload:
+            upload.write((-torch.ones(SIZE)).numpy().tobytes()[:40])
+            with monkeypatch.context() as patch:
+                patch.setattr(inside.log(server)._disk, "write", lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    upload.write(bytes(8))
+            upload.write((-torch.ones(SIZE)).numpy().tobytes()[40:])
+    with fastagg.open(tmp_path, make) as server:
+        assert server.version == 1, "its checksum is that of the file"
+
+
+def test_what_receiving_refuses_is_counted_once_and_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level(logging.WARNING, "fastagg")
+    for server in (fastagg.watch(make()), fastagg.open(tmp_path, make)):
+        counted: list[str] = []
+        refused = server._watch.refused  # type: ignore[union-attr]
+        server._watch.refused = lambda error, on=refused, counted=counted: (  # type: ignore[union-attr,method-assign]
+            counted.append(type(error).__name__), on(error))  # fmt: skip
+        server.dispatch(1)
+        whole = bytes(4 * SIZE)
+        for client, dtype, data in ((2, None, whole), (1, torch.int32, whole), (1, None, whole + b"x"),
+                                    (1, None, whole[:-1]), (1, None, b"\xff" * len(whole))):  # fmt: skip
+            with suppress(fastagg.FastaggError), server.receiving(client, dtype=dtype) as upload:
+                upload.write(data)
+        with suppress(ZeroDivisionError), server.receiving(1):
+            raise ZeroDivisionError
+        assert counted == ["UnknownClient", "DTypeMismatch", "ShapeMismatch", "ShapeMismatch", "NonFiniteUpdate"]
+        assert all(f"refused: {name}" in caplog.text for name in counted)
+        server.close()
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def interrupted(path: Path, count: int) -> tuple[bool, BaseException | None]:
+    """Open a folder, and interrupt at an instruction of it. Return whether it came there, and the interrupt, held."""
+    left = count
+
+    def step(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if Path(frame.f_code.co_filename).parent.name != "durable":
+            return None
+        frame.f_trace_opcodes = frame.f_code.co_name in ("lock", "open", "open_on", "start")
+        if frame.f_code.co_name in ("unlock", "leave"):  # the first one is being answered
+            return None
+        left -= event in ("opcode", "line")
+        if left == -1:
+            raise KeyboardInterrupt
+        return step
+
+    sys.settrace(step)
+    try:
+        server = fastagg.open(path, make)
+        sys.settrace(None)
+        server.close()
+    except KeyboardInterrupt as error:
+        return True, error
+    finally:
+        sys.settrace(None)
+    return left < 0, None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("fresh", [True, False])
+def test_an_interrupt_on_any_instruction_of_an_opening_leaves_the_folder_free(fresh: bool, tmp_path: Path) -> None:
+    came, count, held = True, int(fresh), []
+    while came:
+        path = tmp_path / (f"{count}" if fresh else "one")
+        if not fresh:
+            fastagg.open(path, make).close()
+        came, error = interrupted(path, count)
+        held.append(error)  # as a console does, with its frames
+        fastagg.open(path, make).close()
+        count += 13
+    assert count > 300
+
+
+def test_the_doctor_says_what_a_folder_is(tmp_path: Path) -> None:
+    for name, says in (("config.toml", "of a simulation"), ("cut-000001", "in slices"), ("other", "another folder")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_bytes(b"")
+        with pytest.raises(fastagg.CheckpointError, match=says):
+            doctor.examine(folder)
