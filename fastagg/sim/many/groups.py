@@ -194,7 +194,7 @@ def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Differenc
     if count == 1:
         return Difference(mean, None, None, pairs)
     error = statistics.stdev(pairs.values()) / math.sqrt(count)
-    if not error and mean:
+    if error < 1e-9 * abs(mean):  # but for rounding
         return Difference(mean, None, None, pairs, 2 * 0.5**count)
     half = float(stdtrit(count - 1, 1 - LEVEL / 2)) * error
     p = 2 * float(stdtr(count - 1, -abs(mean) / error)) if error else 1.0
