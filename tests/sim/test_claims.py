@@ -97,8 +97,8 @@ NOISE = {
 def test_equal_methods_are_told_apart_in_at_most_5_of_100_comparisons(seeds, baseline, noise, methods):
     rng, wrong, count = np.random.default_rng(3), 0, 250
     for _ in range(count):
-        drawn = 5.0 + NOISE[noise](rng, (3, seeds)) + 3 * rng.standard_normal(seeds)  # what a seed has in common
-        groups = methods({m: [None if v != v else v for v in own] for m, own in zip("ABC", drawn, strict=True)}, 12.0)
+        drawn = 20.0 + NOISE[noise](rng, (3, seeds)) + 3 * rng.standard_normal(seeds)  # what a seed has in common
+        groups = methods({m: [None if v != v else v for v in own] for m, own in zip("ABC", drawn, strict=True)}, 40.0)
         said = sentences(groups, baseline)
         wrong += any(
             f"{m} is above" in one or (f"{m} reaches" in one and "(" not in one) for one in said for m in "ABC"

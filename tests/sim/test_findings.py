@@ -83,8 +83,9 @@ def test_the_end_is_compared_by_a_test_that_is_named(group):
         "At the level of 5% (paired t-tests over seeds, with Holm's correction for 2 of them) A is above B."
     )
     sheet = findings.differences(groups, "B")
-    assert [row[0] for row in sheet.rows] == ["accuracy: A - B", "accuracy: B - C", "time: B - A", "time: B - C"]
-    assert sheet.rows[0][1:3] == ["+22.0 [+20.7, +23.3]", "4"] and "until 90%" in sheet.caption
+    assert [row[0] for row in sheet.rows] == ["accuracy: A - B", "accuracy: B - C", "time: B / A", "time: B / C"]
+    assert sheet.rows[0][1:3] == ["+22.0 [+20.7, +23.3]", "4"]
+    assert sheet.rows[2][1:3] == ["41.00x", "4"]  # all are alike
     assert findings.differences([group("A", FAST), group("B", SLOW)]) is None
 
 
@@ -100,7 +101,7 @@ def test_a_note_stands_beside_its_runs_and_weights_that_differ_are_noted(group):
     groups = [group("A", FAST, FAST, notes=["n"]), group("B", FAST, notes=["n", "m"], weighting="samples")]
     groups.append(group("C", FAST, seed=1, notes=["m"]))
     assert find(groups).notes == [
-        "A, seed 0, 1; B, seed 0: n", "B, seed 0; C, seed 1: m",
+        "A, seeds 0, 1; B, seed 0: n", "B, seed 0; C, seed 1: m",
         "updates are weighed all alike by A, C; by their clients' samples by B",
     ]  # fmt: skip
 

@@ -15,7 +15,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from scipy.special import stdtr, stdtrit
@@ -178,6 +178,12 @@ class Difference:
         interval = "" if self.low is None else f" [{self.low:+.1f}, {self.high:+.1f}]"
         return f"{self.mean:+.1f}{interval}"
 
+    @property
+    def ratio(self) -> str:
+        """The ratio, if this is a difference of logarithms."""
+        interval = [f"{math.exp(end):.2f}" for end in (self.low, self.high) if end is not None]
+        return f"{math.exp(self.mean):.2f}x" + (f" [{', '.join(interval)}]" if interval else "")
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -216,24 +222,26 @@ class Contrast:
     more: str
     fewer: str
     difference: Difference
-    p: float
+    p: float = 1.0
 
 
-def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None, scale: float = 1.0) -> list[Contrast]:
+def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None) -> list[Contrast]:
     """Return the differences of all methods, or of all from ``baseline``, with Holm's correction for their number.
 
+    Accuracies are in percent. Times and uploads are compared as ratios: the difference is that of their logarithms.
     Methods that share fewer than two seeds are left out.
     """
     found = []
     for pair in itertools.combinations(groups, 2):
-        if name_of(groups, baseline) in (None, *(group.method for group in pair)):
-            own = scores(pair, measure, scale)
-            if len(own[0].keys() & own[1].keys()) > 1:
-                there, back = paired(*own), paired(*reversed(own))
-                names = [group.method for group in pair]
-                found.append((*names, there) if there.mean >= 0 else (*reversed(names), back))
-    ps = holm([difference.p or 0.0 for *_, difference in found])
-    return [Contrast(*one, p) for one, p in zip(found, ps, strict=True)]
+        own = scores(pair, measure, 100.0)
+        if measure in ENDS:
+            own = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in own]
+        if baseline in (None, *(g.method for g in pair)) and len(own[0].keys() & own[1].keys()) > 1:
+            there, back = paired(*own), paired(*reversed(own))
+            first, second = (group.method for group in pair)
+            found.append(Contrast(first, second, there) if there.mean >= 0 else Contrast(second, first, back))
+    ps = holm([one.difference.p or 0.0 for one in found])
+    return [replace(one, p=p) for one, p in zip(found, ps, strict=True)]
 
 
 def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:

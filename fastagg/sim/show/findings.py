@@ -107,28 +107,29 @@ def _beside(group: Group) -> str:
 
 def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
     """Return the table of what methods differ by, seed by seed, with tests; None if no two share two seeds."""
-    times = (
-        goal(groups) is not None and len(units := {result.unit for group in groups for result in group.results}) == 1
-    )
-    found = [("accuracy", one) for one in contrasts(groups, "last5_accuracy_mean", baseline, 100)]
-    count = len(found)
-    if times and any(group.over("time_to_target").mean is not None for group in groups):
-        found += [("time", one) for one in contrasts(groups, "time_to_target", baseline)]
-    rows = [
-        [f"{what}: {one.more} - {one.fewer}", str(one.difference), str(len(one.difference.pairs)), f"{one.p:.3f}"]
-        for what, one in found
-    ]
-    unit = f", and in {unit_text(*units)} until {goal(groups):.0%}" if len(found) > count else ""
+    base = name_of(groups, baseline)
+    ends, times = contrasts(groups, "last5_accuracy_mean", base), _times(groups, base)
+    found = [(f"accuracy: {one.more} - {one.fewer}", one, str(one.difference)) for one in ends]
+    found += [(f"time: {one.more} / {one.fewer}", one, one.difference.ratio) for one in times]
+    rows = [[name, text, str(len(one.difference.pairs)), f"{one.p:.3f}"] for name, one, text in found]
     caption = (
-        f"In percentage points of the last five versions{unit}. {_test(count)}: the p of equal methods is below "
-        f"{LEVEL:g} in at most {LEVEL:.0%} of such tables. A run that never reaches the target, and all others, count "
-        "up to its end; the accuracy of a diverged run is 0."
+        "Accuracy: points of the last five versions. Time: ratios (geometric means) until the target. By "
+        f"{_test(ends)}: of equal methods p is below {LEVEL:g} in at most {LEVEL:.0%} of such tables. A run that never "
+        "reaches the target counts up to its end, and all others up to there; the accuracy of a diverged run is 0."
     )
     return Sheet("Differences", ["difference", "mean, 95% interval", "seeds", "p"], rows, caption) if rows else None
 
 
-def _test(count: int) -> str:
-    return "paired t-tests over seeds" + (f", with Holm's correction for {count} of them" if count > 1 else "")
+def _times(groups: Sequence[Group], base: str | None) -> list[Contrast]:
+    """Return how methods differ in the time to the target, if it is the same and somebody reaches it."""
+    one_unit = len({result.unit for group in groups for result in group.results}) == 1
+    reached = any(group.over("time_to_target").mean is not None for group in groups)
+    return contrasts(groups, "time_to_target", base) if one_unit and reached and goal(groups) is not None else []
+
+
+def _test(found: Sequence[Contrast]) -> str:
+    more = f", with Holm's correction for {len(found)} of them" if len(found) > 1 else ""
+    return f"paired t-tests over seeds{more}"
 
 
 def _printed(group: Group) -> Spread:
@@ -237,7 +238,7 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
     for note, whose in said.items():
         parts: dict[str, list[str]] = {}
         for label, own in whose.items():
-            parts.setdefault(f"seed {', '.join(map(str, own))}", []).append(label)
+            parts.setdefault(f"seed{'s' * (len(own) > 1)} {', '.join(map(str, own))}", []).append(label)
         names = [own if len(labels) == len(every) else f"{', '.join(labels)}, {own}" for own, labels in parts.items()]
         yield note if whose == every else f"{'; '.join(names)}: {note}"
     if len(weighs) > 1:
@@ -258,14 +259,10 @@ def verdict(groups: Sequence[Group], baseline: str | None) -> str:
     else:
         sooner = "first" if base in (best, None) or ratio is None else f"{factor(ratio)} sooner than {base}"
         text = f"{reaches} {sooner}"
-    tests = [one for one in contrasts(groups, "time_to_target", baseline) if best in (one.more, one.fewer)]
-    alone = max(len(group.results) for group in groups) == 1
-    doubt = "one seed" if alone else "" if _apart(tests) == len(tests) else "not beyond chance"
-    return f"{text} ({doubt})" if doubt else text
-
-
-def _apart(found: Sequence[Contrast]) -> int:
-    return sum(one.p <= LEVEL for one in found)
+    if max(len(group.results) for group in groups) == 1:
+        return f"{text} (one seed)"
+    tests = [one.p <= LEVEL for one in _times(groups, base) if best in (one.more, one.fewer)]
+    return text if tests and all(tests) else f"{text} (not beyond chance)"
 
 
 def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
@@ -280,10 +277,10 @@ def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
         last, *_, first = sorted(ends, key=lambda method: ends[method])
         gap = ends[first] - ends[last]
         lines.append(f"Accuracy at the end: {first} is first and {last} last, {gap:.1f} points below.")
-    if found := contrasts(groups, "last5_accuracy_mean", baseline, 100):
+    if found := contrasts(groups, "last5_accuracy_mean", base):
         apart = [f"{one.more} is above {one.fewer}" for one in found if one.p <= LEVEL]
         lines.append(
-            f"At the level of {LEVEL:.0%} ({_test(len(found))}) {', '.join(apart) or 'no method is above another'}."
+            f"At the level of {LEVEL:.0%} ({_test(found)}) {', '.join(apart) or 'no method is above another'}."
         )
     return lines
 
