@@ -52,6 +52,13 @@ class Group:
         return ", ".join(filter(None, (self.method, self.setting)))
 
     @property
+    def states(self) -> str:
+        """How many seeds did not finish, and why, in brackets; "" if all did."""
+        counts = Counter(r.summary["stopped"] for r in self.results if r.summary["stopped"] != "finished")
+        parts = [state if count == len(self.results) == 1 else f"{count} {state}" for state, count in counts.items()]
+        return f" ({', '.join(parts)})" if parts else ""
+
+    @property
     def seeds(self) -> list[int]:
         return [result.config.seed for result in self.results]
 
@@ -181,8 +188,8 @@ class Difference:
     @property
     def ratio(self) -> str:
         """The ratio, if this is a difference of logarithms."""
-        interval = [f"{math.exp(end):.2f}" for end in (self.low, self.high) if end is not None]
-        return f"{math.exp(self.mean):.2f}x" + (f" [{', '.join(interval)}]" if interval else "")
+        interval = [f"{math.exp(end):.3g}" for end in (self.low, self.high) if end is not None]
+        return f"{math.exp(self.mean):.3g}x" + (f" [{', '.join(interval)}]" if interval else "")
 
 
 @dataclass(frozen=True)

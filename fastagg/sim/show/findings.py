@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +43,7 @@ def table(groups: Sequence[Group], baseline: str | None = None) -> Sheet:
     several = len({tuple(group.seeds) for group in groups}) > 1
     lines = []
     for group, ratio in zip(groups, speedups(groups, baseline), strict=True):
-        line = {"method": group.label + _states(group)}
+        line = {"method": group.label + group.states}
         line |= {"seeds": ", ".join(map(str, group.seeds))} if several else {}
         line["accuracy"] = _number(group.over("last5_accuracy_mean", 100))
         line |= {"paper": _number(_printed(group))} if paper else {}
@@ -54,9 +53,7 @@ def table(groups: Sequence[Group], baseline: str | None = None) -> Sheet:
         line |= {f"vs {baseline}": "–" if ratio is None else f"{ratio:.1f}x"} if baseline else {}
         line |= {key: f"{group.over(key).mean:.0f}" for key in ("uploads", "versions")}
         late = max(result.summary["delay_max"] for result in group.results)
-        line["delay: mean, median, max"] = ", ".join(
-            [*(f"{group.over(key).mean:.1f}" for key in DELAYS[:2]), f"{late:.0f}"]
-        )
+        line["delays"] = ", ".join([*(f"{group.over(key).mean:.1f}" for key in DELAYS[:2]), f"{late:.0f}"])
         lines.append(line)
     return Sheet("Test accuracy", list(lines[0]), [list(line.values()) for line in lines], _caption(groups, baseline))
 
@@ -69,7 +66,7 @@ def _caption(groups: Sequence[Group], baseline: str | None) -> str:
     text += "accuracy: mean of a run's last five versions, %. "
     units = sorted({run.unit for run in runs})
     unit = "" if all(map(seconds, units)) else f", in {' or '.join(map(unit_text, units))}"
-    text += f"Time is virtual{unit}; delays are in server versions."
+    text += f"Time is virtual{unit}; delays (mean, median, maximum) are in server versions."
     if every > 1:
         text += f" A time to the target is that of the first test that reaches it, of every {every}th version."
     if any(group.over("time_to_target").least for group in groups):
@@ -102,7 +99,7 @@ def measure(paper: Paper) -> str:
 
 
 def _beside(group: Group) -> str:
-    return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "") + _states(group)
+    return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "") + group.states
 
 
 def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
@@ -147,12 +144,6 @@ def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–") -
         for one in (value.mean, value.deviation)
     )
     return f"{'≥ ' * value.least}{mean}{'±' * bool(deviation)}{deviation}" + f" ({value.missing} never)" * value.least
-
-
-def _states(group: Group) -> str:
-    counts = Counter(r.summary["stopped"] for r in group.results if r.summary["stopped"] != "finished")
-    parts = [state if count == len(group.results) == 1 else f"{count} {state}" for state, count in counts.items()]
-    return f" ({', '.join(parts)})" if parts else ""
 
 
 def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Sheet:
@@ -273,7 +264,8 @@ def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
         lines.append(f"{text}.")
         if any(g.method == base and g.results[0].config.participation.rule == "round" for g in groups):
             lines.append(f"{base} waits in every round for the slowest client.")
-    ends = {group.method: mean for group in groups if (mean := group.over("last5_accuracy_mean", 100).mean) is not None}
+    means = {group.method: group.over("last5_accuracy_mean", 100).of_all for group in groups}
+    ends = {method: mean for method, mean in means.items() if mean is not None}
     if len(ends) > 1:
         last, *_, first = sorted(ends, key=lambda method: ends[method])
         gap = ends[first] - ends[last]

@@ -68,7 +68,7 @@ def _panel(axes: Axes, groups: Sequence[Group], field: str, factor: float) -> No
         x, mean, deviation = series.mean_curve(group, field)
         xs.append(factor * x)
         style = look(number)
-        axes.plot(xs[-1], mean, label=label, markevery=marks(number), **style)
+        axes.plot(xs[-1], mean, label=label + group.states, markevery=marks(number), **style)
         if deviation is not None:
             colours: Plain = {"facecolor": (style["color"], 0.12), "edgecolor": (style["color"], 0.35)}
             axes.fill_between(xs[-1], mean - deviation, mean + deviation, linewidth=0.4, **colours)
@@ -95,7 +95,7 @@ def _legend(figure: Figure, axes: Axes, letters: int = 60) -> None:
 
 def _seeds(groups: Sequence[Group]) -> str:
     seeds = max(len(group.results) for group in groups)
-    return f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else ""
+    return f"mean and one deviation to either side over {seeds} seeds, until one ends" if seeds > 1 else ""
 
 
 def to_target(groups: Sequence[Group], title: str, baseline: str | None) -> Figure | None:
