@@ -53,7 +53,9 @@ def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = ())
         _panel(axes, groups, field, factor)
         axes.set_xlabel(text)
     all_axes[0].set_ylabel("test accuracy (%)")
-    figure.suptitle("\n".join(filter(None, (title, _seeds(groups)))), fontsize=TEXT, wrap=True)
+    seeds = _seeds(groups)
+    about = filter(None, (title, seeds and f"{seeds}, until one ends"))
+    figure.suptitle("\n".join(about), fontsize=TEXT, wrap=True)
     _legend(figure, all_axes[0], letters=max(60, 38 * len(panels)))
     return figure
 
@@ -95,7 +97,7 @@ def _legend(figure: Figure, axes: Axes, letters: int = 60) -> None:
 
 def _seeds(groups: Sequence[Group]) -> str:
     seeds = max(len(group.results) for group in groups)
-    return f"mean and one deviation to either side over {seeds} seeds, until one ends" if seeds > 1 else ""
+    return f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else ""
 
 
 def to_target(groups: Sequence[Group], title: str, baseline: str | None) -> Figure | None:
