@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import ConfigError, DataError, UpdateTooLarge
 from fastagg.sim.one.metrics import Row, summary
 from fastagg.sim.one.output import rows_csv
 from fastagg.sim.one.run import run
@@ -176,7 +176,16 @@ def test_ctrl_c_still_writes_the_results(tiny, tmp_path):
 @pytest.mark.parametrize("too_large", [False, True])
 def test_a_diverged_run_is_written_and_says_so(tiny, tmp_path, monkeypatch, too_large):
     """Whether the client's update is not finite, or the server's step would make the model so."""
-    config = tiny({"client.lr": 1e30}) if not too_large else tiny({"algorithm.lr": 1e38})
+    config = tiny() if too_large else tiny({"client.lr": 1e30})
+    if too_large:
+
+        def step(simulation):
+            if simulation.uploads == 4:
+                raise UpdateTooLarge("step: it made the model infinite")
+            return one_step(simulation)
+
+        one_step = Simulation.step
+        monkeypatch.setattr(Simulation, "step", step)
     result = run(config, tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["stopped"] == result.summary["stopped"] == "diverged"
