@@ -57,8 +57,9 @@ def verdicts(folder: Path) -> Measured:
     """Return what the tables in ``folder`` gave: their claims.md."""
     found: Measured = {}
     for path in sorted(folder.glob("*/claims.md")):
-        lines = [line.strip("| ").split(" | ") for line in path.read_text(encoding="utf-8").splitlines()[2:] if line]
-        found[path.parent.name] = {claim: [difference, seeds, verdict] for claim, difference, seeds, verdict in lines}
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines()[2:] if line.startswith("|")]
+        cells = [line.strip("| ").split(" | ") for line in lines]
+        found[path.parent.name] = {claim: [difference, seeds, verdict] for claim, difference, seeds, verdict in cells}
     return found
 
 

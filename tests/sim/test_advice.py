@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.special import stdtrit
 from typer.testing import CliRunner
 
 import fastagg
@@ -18,7 +19,6 @@ from fastagg import registry
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.many import advice, rules
 from fastagg.sim.many.cells import run_cells
-from fastagg.sim.many.groups import STUDENT
 from fastagg.sim.show.progress import Watcher
 
 CLIENTS, FLIGHT = 20, 10
@@ -122,7 +122,7 @@ def test_it_recommends_what_a_simulation_of_everything_finds(small: None, tmp_pa
         pairs = [one.accuracy.pairs[own] - first.accuracy.pairs[own] for own in (3, 4, 5)]
         assert one.behind.mean == pytest.approx(statistics.fmean(pairs))
         for difference, values in ((one.accuracy, one.accuracy.pairs.values()), (one.behind, pairs)):
-            half = STUDENT[1] * statistics.stdev(values) / math.sqrt(3)
+            half = stdtrit(2, 0.975) * statistics.stdev(values) / math.sqrt(3)
             assert (difference.low, difference.high) == pytest.approx((difference.mean - half, difference.mean + half))
     assert first.behind.mean == 0.0 and len(found.ranked) == 2
     assert found.command == "fastagg advise 20 --slow 20.0 --slow-share 0.1 --skew strong --parameters 1000000 --seed 3"

@@ -15,17 +15,17 @@ from fastagg.sim.show.findings import factor, find, verdict
 def group(tiny):
     """``group("A", [(time, accuracy), ...], ...)``: a method with a seed for each list."""
 
-    def build(method, *runs, unit="10 s", rule=None, choice=(), notes=(), target=0.9):
+    def build(method, *runs, unit="10 s", rule=None, choice=(), notes=(), target=0.9, weighting="uniform", seed=0):
         results = []
-        for points in runs:
+        for number, points in enumerate(runs, seed):
             rows = [Row(k, time, 10 * k, accuracy, 1.0, 0.0, 0) for k, (time, accuracy) in enumerate(points)]
-            summary = dict.fromkeys(findings.RUN_NUMBERS, 1.0) | summarise(rows, 0.9)
+            summary = dict.fromkeys(findings.RUN_NUMBERS, 1.0) | summarise(rows, target)
             summary |= {
                 "wall_seconds": dict.fromkeys((*ACTIVITIES, "other"), 1.0) | {"total": 5.0},
                 "notes": list(notes),
             }
-            summary |= {"stopped": "finished", "uploads": 1000}
-            config = tiny({"run.target": target})
+            summary |= {"stopped": "finished", "uploads": 1000, "weighting": weighting}
+            config = tiny({"run.target": target, "seed": number})
             if rule is not None:
                 config = config.model_copy(
                     update={"participation": config.participation.model_copy(update={"rule": rule})}
@@ -37,13 +37,14 @@ def group(tiny):
 
 
 FAST, SLOW, NEVER = [(0, 0.1), (10, 0.9)], [(0, 0.1), (200, 0.5), (410, 0.9)], [(0, 0.1), (50, 0.3)]
+SLOWER = [(0, 0.1), (200, 0.5), (411, 0.9)]
 
 
 def test_the_verdict_is_the_ratio_of_the_mean_times(group):
-    groups = [group("Waits", SLOW, SLOW, rule="round"), group("Fast", FAST, FAST)]
+    groups = [group("Waits", SLOW, SLOWER, SLOW, rule="round"), group("Fast", FAST, FAST, FAST)]
     assert verdict(groups, "waits") == "Fast reaches 90% 41 times sooner than Waits"
-    assert speedups(groups, "Waits")[1] == 41
-    first, why, _ = findings.sentences(groups, "Waits")
+    assert round(speedups(groups, "Waits")[1]) == 41
+    first, why, *_ = findings.sentences(groups, "Waits")
     assert first == "Fast reaches 90% 41 times sooner than Waits."
     assert why == "Waits waits in every round for the slowest client."
 
@@ -51,33 +52,41 @@ def test_the_verdict_is_the_ratio_of_the_mean_times(group):
 def test_who_never_arrives_is_named(group):
     groups = [group("Base", NEVER), group("Fast", FAST)]
     said = findings.sentences(groups, "Base")
-    assert said[0] == "Fast reaches 90%, Base does not."
+    assert said[0] == "Fast reaches 90%, Base does not (one seed)."
     assert verdict([group("A", NEVER), group("B", NEVER)], "A") == ""
     half = [group("A", FAST, NEVER), group("B", FAST, FAST)]  # one seed is enough to miss it
-    assert verdict(half, "A") == "B reaches 90%, A does not"
+    assert verdict(half, "A") == "B reaches 90%, A does not with every seed (not beyond chance)"
 
 
 def test_a_baseline_that_wins_is_said_to_be_first(group):
     groups = [group("Base", FAST), group("Late", SLOW)]
-    assert verdict(groups, "Base") == verdict(groups, None) == "Base reaches 90% first"
+    assert verdict(groups, "Base") == verdict(groups, None) == "Base reaches 90% first (one seed)"
 
 
 def test_a_target_that_everybody_has_from_the_start_makes_no_ratio(group):
     groups = [group("Base", FAST, target=0.05), group("Other", SLOW, target=0.05)]
-    assert verdict(groups, "Base") == "Base reaches 5% first"
-    assert verdict(groups, "Other") == "Base reaches 5% first"
+    assert verdict(groups, "Base") == verdict(groups, "Other") == "Base reaches 5% first (one seed)"
 
 
 def test_times_in_different_units_are_not_compared(group):
     assert verdict([group("A", FAST), group("B", SLOW, unit="update")], "A") == ""
 
 
-def test_the_end_is_compared_with_what_seeds_differ_by(group):
-    groups = [group("A", FAST, [(0, 0.1), (10, 0.95)]), group("B", SLOW, SLOW)]
-    *_, end = findings.sentences(groups, "B")
-    assert end.startswith(
-        "Accuracy at the end: A is first and B last, 1.2 points below: not more than the seeds differ"
+def test_the_end_is_compared_by_a_test_that_is_named(group):
+    near = [group("A", FAST, [(0, 0.1), (10, 0.95)]), group("B", SLOW, SLOW)]
+    *_, end, chance = findings.sentences(near, "B")
+    assert end == "Accuracy at the end: A is first and B last, 22.5 points below."
+    assert chance == "At the level of 5% (paired t-tests over seeds) no method is above another."
+    runs = [[(0, 0.1), (10, 0.9 + k / 100)] for k in (1, 2, 3, 2)]
+    groups = [group("A", *runs), group("B", *[SLOW] * 4), group("C", *[SLOW] * 4)]
+    assert findings.sentences(groups, "B")[-1] == (
+        "At the level of 5% (paired t-tests over seeds, with Holm's correction for 2 of them) A is above B."
     )
+    sheet = findings.differences(groups, "B")
+    assert [row[0] for row in sheet.rows] == ["accuracy: A - B", "accuracy: B - C", "time: B / A", "time: B / C"]
+    assert sheet.rows[0][1:3] == ["+22.0 [+20.7, +23.3]", "4"]
+    assert sheet.rows[2][1:3] == ["41x", "4"]  # all are alike
+    assert findings.differences([group("A", FAST), group("B", SLOW)]) is None
 
 
 def test_a_grid_has_tables_and_no_sentences(group):
@@ -86,6 +95,24 @@ def test_a_grid_has_tables_and_no_sentences(group):
     assert found.sentences == [] and [sheet.title for sheet in found.sheets] == ["Methods by settings", "Test accuracy"]
     assert found.notes == ["the same note"]
     assert find([group("A", FAST)]).sentences == []
+
+
+def test_a_note_stands_beside_its_runs_and_weights_that_differ_are_noted(group):
+    groups = [group("A", FAST, FAST, notes=["n"]), group("B", FAST, notes=["n", "m"], weighting="samples")]
+    groups.append(group("C", FAST, seed=1, notes=["m"]))
+    assert find(groups).notes == [
+        "A, seeds 0, 1; B, seed 0: n", "B, seed 0; C, seed 1: m",
+        "updates are weighed all alike by A, C; by their clients' samples by B",
+    ]  # fmt: skip
+
+
+def test_a_table_says_what_is_not_in_it(group):
+    groups = [group("A", FAST, SLOW), group("B", FAST, seed=1)]
+    *_, absent = find(groups, absent={"b/seed0": "its process died"}).sheets
+    assert absent.rows == [("b/seed0", "its process died")] and "not in these tables" in absent.markdown()
+    sheet = findings.table(groups)
+    assert sheet.headings[1] == "seeds" and [row[1] for row in sheet.rows] == ["0, 1", "1"]
+    assert "over the seeds of the line" in sheet.caption
 
 
 @pytest.mark.parametrize(

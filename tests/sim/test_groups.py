@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fastagg.sim.many.cells import cells
-from fastagg.sim.many.groups import Group, grouped, speedups, spread
+from fastagg.sim.many.groups import Group, grouped, speedups
 from fastagg.sim.one.metrics import Row, summarise
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell, Paper
@@ -19,8 +19,8 @@ def result(tiny):
     """Return a function from accuracies at times 0, 10, 20, ... to a Result."""
 
     def build(*accuracies, unit="s", stopped="finished", target=0.5, **changes):
-        rows = [Row(2 * k, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
-        summary = EMPTY | summarise(rows, 0.5) | {"stopped": stopped, "delay_max": 3, "delay_mean": 1.5}
+        rows = [Row(2 * k + 1, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
+        summary = EMPTY | summarise(rows, target, stopped) | {"stopped": stopped, "delay_max": 3, "delay_mean": 1.5}
         return Result(tiny({"run.target": target, **changes}), rows, summary, unit, {0: 2, 3: 1})
 
     return build
@@ -34,11 +34,16 @@ def group(result):
     return build
 
 
-def test_deviations_are_over_the_sample_and_missing_values_are_counted():
-    found = spread([1.0, None, 4.0])
-    assert (found.mean, found.missing, found.of_all) == (2.5, 1, None)
-    assert found.deviation == pytest.approx(math.sqrt(4.5))
-    assert (spread([1.0]).deviation, spread([None]).mean) == (None, None)
+def test_deviations_are_over_the_sample_and_missing_values_are_counted(group):
+    found = group("A", (0, 0.1), (0, 0, 0, 0, 0.4), stopped="diverged").over("last5_accuracy_mean")
+    assert (found.mean, found.missing) == (None, 2)
+    assert group("A", (0, 0.5), (0, 0, 0, 0, 0.5)).over("time_to_target", 0.1).deviation == pytest.approx(
+        math.sqrt(4.5)
+    )
+    found = group("A", (0, 0.5), (0, 0, 0.1)).over("time_to_target")
+    assert (found.mean, found.deviation, found.missing, found.least, found.of_all) == (15.0, None, 1, True, None)
+    found = group("A", (0, 0.1)).over("time_to_target")
+    assert (found.mean, found.deviation, found.least) == (None, None, False)
 
 
 def test_seeds_are_grouped_by_method_and_setting(tmp_path, tiny_toml, result):
@@ -90,21 +95,23 @@ def test_the_table_says_mean_deviation_never_and_ratio(group):
     sheet = findings.table(lines, "fedavg")  # a recipe's name stands for its method
     table = [dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows]
     assert [row["method"] for row in table] == ["FedAvg", "FADAS"]
-    assert table[0]["accuracy"] == "26.2±1.8"  # 27.5 and 25, of all four rows
-    assert table[0]["time to 50%"] == "30.0 (1 never)"
-    assert table[0]["uploads to 50%"] == "15 (1 never)"
-    assert table[1]["time to 50%"] == "10.0"
+    assert table[0]["accuracy"] == "35.0±2.4"  # 36.7 and 33.3, of versions 3, 5 and 7
+    assert table[0]["time to 50%"] == "≥ 30.0 (1 never)"
+    assert table[0]["uploads to 50%"] == "≥ 15 (1 never)"
+    assert table[1]["time to 50%"] == "10.0±0.0"
+    assert table[1]["delays"] == "1.5, 0.0, 3"
+    assert "count as long as they ran" in sheet.caption and "of every 4th version" in sheet.caption
     assert [row["vs FedAvg"] for row in table] == ["–", "–"]
 
 
 def test_another_target_needs_no_other_run(result):
-    sheet = findings.table(grouped([(Cell(one.config), one) for one in [result(0, 0.2, 0.4, 0.9)]], 0.4))
+    sheet = findings.table(grouped([(Cell(one.config), one) for one in [result(0, 0.2, 0.4, 0.9).at(0.4)]]))
     assert sheet.rows[0][sheet.headings.index("time to 40%")] == "20.0"
 
 
 def test_a_time_in_seconds_is_said_in_words(group):
     sheet = findings.table([group("A", *[(0, 0.2, 0.9)] * 2, unit="10 s"), group("B", (0, 0.1), unit="10 s")])
-    assert [row[sheet.headings.index("time to 50%")] for row in sheet.rows] == ["3 min", "never"]
+    assert [row[sheet.headings.index("time to 50%")] for row in sheet.rows] == ["3 min±0 s", "never"]
     assert "Time is virtual;" in sheet.caption
 
 
@@ -112,7 +119,8 @@ def test_runs_that_did_not_finish_are_marked(group):
     one = group("A", (0, 0.1), stopped="diverged")
     both = Group("a", "A", (), [*one.results, *group("A", (0, 0.2)).results])
     assert findings.table([one]).rows[0][0] == "A (diverged)"
-    assert findings.table([both]).rows[0][0] == "A (1 diverged)"
+    sheet = findings.table([both])
+    assert (sheet.rows[0][0], sheet.rows[0][1]) == ("A (1 diverged)", "10.0") and "the mean is over" in sheet.caption
 
 
 def test_methods_by_settings_stand_beside_the_papers_numbers(group):
@@ -123,7 +131,8 @@ def test_methods_by_settings_stand_beside_the_papers_numbers(group):
     assert sheet.headings == ["method", "Dir(0.1)", "Dir(0.3)", "none"]
     assert sheet.rows == [["A", "50.0 (72.0±0.9)", "50.0 (75.0)", "50.0"], ["B", "–", "–", "50.0±35.4"]]
     assert findings.pivot(lines[:1]) is None
-    assert "the paper's number in brackets" in findings.markdown(lines)
+    assert "the paper's number in brackets" in sheet.caption
+    assert findings.pivot([lines[0], group("B", (0.5,), stopped="diverged")]).rows[1] == ["B", "–", "– (diverged)"]
 
 
 def test_a_papers_other_measure_is_scaled_to_its_numbers(group):
@@ -133,7 +142,7 @@ def test_a_papers_other_measure_is_scaled_to_its_numbers(group):
 
 
 def test_markdown_has_a_cell_for_every_column_and_escapes_bars(group):
-    text = findings.markdown([group("a|b", (0.1,), (0.2,)), group("c", (0.3,), (0.2,))], "c")
+    text = findings.table([group("a|b", (0.1,), (0.2,)), group("c", (0.3,), (0.2,))], "c").markdown()
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace(r"\|", "").count("|") for line in lines}) == 1
     assert r"a\|b" in lines[2]

@@ -27,6 +27,26 @@ def test_no_delays_count_as_zero():
     assert (statistics.mean, statistics.median, statistics.maximum) == (0.0, 0.0, 0)
 
 
+@pytest.mark.parametrize(
+    ("tested", "mean", "count"),
+    [
+        ([(0, 0.1), (1, 0.7), (2, 0.8)], 0.75, 2),  # nobody trained version 0
+        ([(0, 0.1), (7, 0.5), (8, 0.6), (9, 0.7), (9, 0.7)], 0.6, 3),  # updates after the last step: it is tested twice
+        ([(0, 0.1), (50, 0.2), (100, 0.4), (103, 0.6)], 0.5, 2),  # 50 is not among the last five
+        ([(0, 0.1), *((v, v / 10) for v in range(1, 9))], 0.6, 5),
+        ([(0, 0.1), (0, 0.1)], None, 0),
+    ],
+)
+def test_the_accuracy_is_of_the_last_five_versions(tested, mean, count):
+    found = [Row(v, 1.0 * k, k, a, 1.0, 0.0, 0) for k, (v, a) in enumerate(tested)]
+    summary = summarise(found, 0.9)
+    assert summary["last5_accuracy_mean"] == (None if mean is None else pytest.approx(mean))
+    assert summary["last5_versions"] == count and summary["final_accuracy"] == tested[-1][1]
+    summary = summarise(found, 0.9, "diverged")  # it has no model at its end
+    gone = ("last5_accuracy_mean", "last5_accuracy_std", "final_accuracy", "final_loss")
+    assert [summary[key] for key in gone] == [None] * 4 and summary["best_accuracy"] == max(a for _, a in tested)
+
+
 def test_the_last_five_evaluations_are_reported_with_their_deviation():
     found = summarise(rows(0.1, 0.5, 0.6, 0.7, 0.8, 0.9), 0.9)
     assert found["last5_accuracy_mean"] == pytest.approx(0.7)

@@ -17,7 +17,7 @@ def drawn(tiny):
     def drawn(about="What it is about.", unit="10 s", target=0.9, accuracies=(0.1, 0.5, 0.9)):
         rows = [Row(k, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
         config = tiny({"label": "First", "about": about, "run.target": target})
-        return curves(grouped([(Cell(config), Result(config, rows, {}, unit))]), about, ["time"])
+        return curves(grouped([(Cell(config), Result(config, rows, {"stopped": "finished"}, unit))]), about, ["time"])
 
     return drawn
 

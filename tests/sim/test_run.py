@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import ConfigError, DataError, UpdateTooLarge
 from fastagg.sim.one.metrics import Row, summary
 from fastagg.sim.one.output import rows_csv
 from fastagg.sim.one.run import run
@@ -173,10 +173,35 @@ def test_ctrl_c_still_writes_the_results(tiny, tmp_path):
     assert fastagg.load(tmp_path / "checkpoint.pt").version == 4
 
 
-def test_a_diverged_run_is_written_and_says_so(tiny, tmp_path):
-    result = run(tiny({"client.lr": 1e30}), tmp_path)
-    assert result.summary["stopped"] == "diverged"
-    assert json.loads((tmp_path / "summary.json").read_text())["stopped"] == "diverged"
+@pytest.mark.parametrize("too_large", [False, True])
+def test_a_diverged_run_is_written_and_says_so(tiny, tmp_path, monkeypatch, too_large):
+    """Whether the client's update is not finite, or the server's step would make the model so."""
+    config = tiny() if too_large else tiny({"client.lr": 1e30})
+    if too_large:
+
+        def step(simulation):
+            if simulation.uploads == 4:
+                raise UpdateTooLarge("step: it made the model infinite")
+            return one_step(simulation)
+
+        one_step = Simulation.step
+        monkeypatch.setattr(Simulation, "step", step)
+    result = run(config, tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["stopped"] == result.summary["stopped"] == "diverged"
+    assert summary["final_accuracy"] is summary["last5_accuracy_mean"] is None
+    assert any(note.startswith("diverged after") for note in summary["notes"])
+    page = (tmp_path / "report.html").read_text()
+    assert "(diverged)" in page and "diverged after" in page
+    assert run(config, tmp_path, resume="go on").summary == result.summary
+
+
+def test_accuracies_of_a_folder_from_before_are_those_of_the_last_five_versions(tiny, tmp_path):
+    result = run(tiny({"run.uploads": 31}), tmp_path)  # version 10 was made by update 30 and is tested twice
+    summary = json.loads((tmp_path / "summary.json").read_text()) | {"last5_accuracy_mean": 0.5, "last5_versions": 7}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    again = run(tiny({"run.uploads": 31}), tmp_path, resume="go on").summary
+    assert again["last5_accuracy_mean"] == result.summary["last5_accuracy_mean"] and again["last5_versions"] == 5
 
 
 def test_torch_threads_are_set_for_the_run_and_restored(tiny):
@@ -246,16 +271,18 @@ def test_a_folder_that_cannot_be_written_is_a_data_error_before_training(tiny, t
     assert rows == []
 
 
-@pytest.mark.parametrize("end", [{"run.versions": 13}, {"run.uploads": 39}])
+@pytest.mark.parametrize("end", [{"run.versions": 13}, {"run.uploads": 39}, {"run.uploads": 41}, {"run.time": 12.0}])
 def test_the_last_five_versions_are_tested_one_by_one(end, tiny):
-    ends = {"run.uploads": None, **end, "run.evaluate_every": 50}
-    config = tiny({key: value for key, value in ends.items() if value is not None})
-    if "run.versions" in end:
+    config = tiny({**end, "run.evaluate_every": 50})
+    if "run.uploads" not in end:
         config = config.model_copy(update={"run": config.run.model_copy(update={"uploads": None})})
     result = run(config)
-    assert [row.version for row in result.rows[-5:]] == [9, 10, 11, 12, 13]
+    by_version = {row.version: row.accuracy for row in result.rows}
+    made = result.rows[-1].version
+    last = [by_version[version] for version in range(made - 4, made + 1)]
+    assert made == 13 or "run.time" in end
     assert result.summary["last5_versions"] == 5
-    assert result.summary["last5_accuracy_mean"] == pytest.approx(sum(row.accuracy for row in result.rows[-5:]) / 5)
+    assert result.summary["last5_accuracy_mean"] == pytest.approx(sum(last) / 5)
 
 
 def test_a_run_says_how_many_clients_are_slow_and_that_none_is(tiny):

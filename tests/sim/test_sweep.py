@@ -149,12 +149,41 @@ def test_a_half_finished_cell_goes_on_where_it_was(recipe, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_failing_cell_is_named_and_does_not_stop_the_others(recipe, tmp_path, jobs):
-    found = cells([recipe], {}, {"algorithm.buffer_size": [3, 0, 2]}, seeds=1)
+    found = cells([recipe], {}, {"data.clients": [12, 5000, 13]}, seeds=1)
     done = compare(found, tmp_path, Silent(), jobs=jobs)
-    assert list(done.failed) == ["tiny,algorithm.buffer_size=0/seed0"]
-    assert "buffer_size" in done.failed["tiny,algorithm.buffer_size=0/seed0"]
-    assert [group.label for group in done.groups] == ["Tiny, buffer_size 3", "Tiny, buffer_size 2"]
-    assert not (tmp_path / "tiny,algorithm.buffer_size=0").exists()
+    assert list(done.failed) == ["tiny,data.clients=5000/seed0"]
+    assert [group.label for group in done.groups] == ["Tiny, clients 12", "Tiny, clients 13"]
+    assert not (tmp_path / "tiny,data.clients=5000").exists()
+    for page in ("table.md", "report.html"):
+        text = (tmp_path / page).read_text()
+        assert "not in these tables" in text and "tiny,data.clients=5000/seed0" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "words"),
+    [
+        ("algorithm.buffer_size", [3, 0], "buffer_size"),
+        ("algorithm.bufer_size", [3], "bufer_size"),
+        ("algorithm.name", ["FedBuff", "ACE"], "client.steps must be 1|no such keyword"),
+        ("delay", [{"name": "three-class", "counts": [1, 2, 3]}], "counts"),
+        ("dropout.share", [0.0, 0.99], "must stay"),
+        ("run.device", ["cpu", "gpu"], "run.device"),
+        ("own.loss", ["tests.nothing:loss"], "own.loss"),
+    ],
+)
+def test_every_cell_is_checked_before_the_first_runs(recipe, tmp_path, key, values, words):
+    watcher = Silent()
+    with pytest.raises(ConfigError, match=words):
+        compare(cells([recipe], {}, {key: values}, 2), tmp_path / "out", watcher)
+    assert watcher.told == [] and not (tmp_path / "out").exists()
+
+
+def test_the_target_of_the_comparison_is_that_of_all_its_tables(recipe, tmp_path):
+    done = compare(cells([recipe], {}, {}, 2), tmp_path, Silent(), target=0.2)
+    lines = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    for line, result in zip(lines, done.results, strict=True):
+        first = next((row.time for row in result.rows if row.accuracy >= 0.2), None)
+        assert line["target_accuracy"] == "0.2" and line["time_to_target"] == ("" if first is None else str(first))
 
 
 def test_a_crash_takes_only_its_own_cell(recipe, tmp_path):

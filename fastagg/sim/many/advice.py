@@ -247,7 +247,7 @@ def _search(lab: _Lab, seed: int) -> tuple[dict[str, int], dict[str, float]]:
 
 
 def _accuracy(result: Result) -> float:
-    return 0.0 if result.summary["stopped"] == "diverged" else 100 * float(result.summary["last5_accuracy_mean"])
+    return 100 * float(result.summary["last5_accuracy_mean"] or 0.0)  # a diverged run has none
 
 
 def _why(ranked: Sequence[Ranked], top: str, searched: Mapping[str, float]) -> list[str]:

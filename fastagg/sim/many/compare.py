@@ -8,10 +8,9 @@ from pathlib import Path
 
 from fastagg.errors import ConfigError
 from fastagg.sim import engines
-from fastagg.sim.many.cells import check_folders, file_name, run_cells
+from fastagg.sim.many.cells import check_cells, check_folders, file_name, run_cells
 from fastagg.sim.many.groups import Group, grouped, judged
 from fastagg.sim.one import output
-from fastagg.sim.one.build import find_folder
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show import findings, plots, style
@@ -59,28 +58,29 @@ def compare(
     A finished run of the same config in ``out`` is not repeated. A run of another config is replaced with ``replace``,
     and otherwise is an error.
 
-    Errors before any run: ConfigError if two cells share a folder or ``baseline`` does not exist, DataError if an
-    unfinished cell has no data folder. DataError if ``out`` cannot be written.
+    Errors before any run: ConfigError if two cells share a folder, ``baseline`` does not exist, or a setting of an
+    unfinished cell is wrong; DataError if it has no data folder. DataError if ``out`` cannot be written.
     """
     check_folders(cells)
     if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
         known = ", ".join(dict.fromkeys(cell.method or cell.config.name for cell in cells))
         raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")
     output.check_folder(out)
-    for cell in cells:
-        if not (out / cell.name / "summary.json").exists():
-            find_folder(cell.config.data)  # once here, instead of once for every cell
+    check_cells([cell for cell in cells if not (out / cell.name / "summary.json").exists()])
     outcomes = run_cells(cells, out, jobs, watcher, replace, engine)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
     if not ran:
         return Comparison([], failed, [], None)
-    groups = grouped(ran, target)
+    ran = [(cell, result if target is None else result.at(target)) for cell, result in ran]
+    groups = grouped(ran)
     claims = judged(names, groups)
-    shown = findings.find(groups, claims, baseline)
+    begun = [cell.name for cell, _ in ran]
+    absent = {cell.name: failed.get(cell.name, "not begun") for cell in cells if cell.name not in begun}
+    shown = findings.find(groups, claims, baseline, absent)
     with output.writing(out):
         output.write_text(out / "comparison.csv", findings.comparison_csv(ran))
-        output.write_text(out / "table.md", findings.markdown(groups, baseline))
+        output.write_text(out / "table.md", "\n".join(sheet.markdown() for sheet in shown.sheets))
         figures = dict(plots.pictures(groups, title, baseline))
         if claims:
             output.write_text(out / "claims.md", findings.claims_table(claims).markdown())

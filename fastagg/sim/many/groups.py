@@ -1,12 +1,16 @@
-"""Groups of runs that differ only in their seed: means and deviations over seeds, and claims.
+"""Groups of runs that differ only in their seed: means and deviations over seeds, claims, and differences of methods.
 
-Runs with the same seed have the same clients, delays, batches and arrivals. A claim is about the differences between
-such pairs of runs, one method in one setting against another. Its interval is Student's, of 95%. It is "shown" if the
-whole interval is on the claimed side of zero, "reversed" if it is on the other side, and a "tie" if it contains zero.
+Runs with the same seed have the same clients, delays, batches and arrivals. So everything that is said about chance is
+a paired t-test, at LEVEL, of the differences between such runs. A claim is "shown" if Student's interval of 95% is on
+the claimed side of zero, "reversed" if it is on the other side, and a "tie" if it contains zero.
+
+A run without a number counts, too. One that never reaches its target is compared up to the moment where the first such
+run ended (the difference is that of restricted means). A diverged run has the worst accuracy, 0.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -14,16 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fastagg.sim.one.metrics import reaching
+from scipy.special import stdtr, stdtrit
+
 from fastagg.sim.one.result import Result
-from fastagg.sim.recipes import configured, tables
+from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.tables import NO_PAPER, SETTING, Cell, Choice, Paper
 
-# Student's t at 97.5% for 1 to 30 degrees of freedom. For more, the normal distribution's 1.96 is close enough.
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+LEVEL = 0.05  # how often a test of equal methods says that they differ
+ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}  # how far a run came that never got there
 
 Verdict = Literal["shown", "tie", "reversed", "one seed"]
 
@@ -49,33 +51,52 @@ class Group:
     def label(self) -> str:
         return ", ".join(filter(None, (self.method, self.setting)))
 
+    @property
+    def states(self) -> str:
+        """How many seeds did not finish, and why, in brackets; "" if all did."""
+        counts = Counter(r.summary["stopped"] for r in self.results if r.summary["stopped"] != "finished")
+        parts = [state if count == len(self.results) == 1 else f"{count} {state}" for state, count in counts.items()]
+        return f" ({', '.join(parts)})" if parts else ""
+
+    @property
+    def seeds(self) -> list[int]:
+        return [result.config.seed for result in self.results]
+
     def ours(self) -> Spread:
         """Return the number measured here that corresponds to the paper's."""
-        values = [result.summary.get(self.paper.measure) for result in self.results]
-        return spread([None if value is None else value * self.paper.scale for value in values])
+        return self.over(self.paper.measure, self.paper.scale)
 
-    def over(self, key: str) -> Spread:
-        """Return mean and deviation over seeds of a number of summary.json. Seeds without this number are left out."""
-        return spread([result.summary[key] for result in self.results])
+    def over(self, key: str, scale: float = 1.0) -> Spread:
+        """Return mean and deviation over seeds of a number of summary.json.
+
+        Where only some seeds reach the target, the others count as long as they ran: the mean is a lower bound.
+        """
+        found = [(result.summary.get(key), result.summary.get(ENDS.get(key, key))) for result in self.results]
+        missing = sum(value is None for value, _ in found)
+        least = key in ENDS and 0 < missing < len(found)
+        values = [
+            scale * value
+            for value in (end if least and own is None else own for own, end in found)
+            if value is not None
+        ]
+        deviation = statistics.stdev(values) if len(values) > 1 and not least else None
+        return Spread(statistics.fmean(values) if values else None, deviation, missing, least)
 
     def wall_seconds(self) -> dict[str, float]:
         """Return the mean wall seconds of the seeds by activity."""
         walls = [result.summary["wall_seconds"] for result in self.results]
         return {activity: statistics.fmean(wall[activity] for wall in walls) for activity in walls[0]}
 
-    def until(self, field: str = "time") -> Spread:
-        """Return over seeds a ``field`` of the first row at the target."""
-        rows = (reaching(result.rows, result.config.run.target) for result in self.results)
-        return spread([None if row is None else getattr(row, field) for row in rows])
-
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample deviation (n - 1; None for fewer than two). ``missing`` seeds had no value."""
+    """Mean and sample deviation (n - 1; None for fewer than two). ``missing`` seeds had no value; with ``least`` the
+    mean is a lower bound."""
 
     mean: float | None
     deviation: float | None = None
     missing: int = 0
+    least: bool = False
 
     @property
     def of_all(self) -> float | None:
@@ -83,21 +104,11 @@ class Spread:
         return None if self.missing else self.mean
 
 
-def spread(values: Sequence[float | None]) -> Spread:
-    there = [value for value in values if value is not None]
-    mean = statistics.fmean(there) if there else None
-    return Spread(mean, statistics.stdev(there) if len(there) > 1 else None, len(values) - len(there))
-
-
-def grouped(runs: Sequence[tuple[Cell, Result]], target: float | None = None) -> list[Group]:
-    """Group the seeds of each method and grid point, in the order in which they first occur.
-
-    ``target`` replaces the target of all runs.
-    """
+def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
+    """Group the seeds of each method and grid point, in the order in which they first occur."""
     found: dict[tuple[str, str], list[tuple[Cell, Result]]] = {}
     for cell, result in runs:
-        own = result if target is None else replace(result, config=configured(result.config, {"run.target": target}))
-        found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, own))
+        found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
     names = {c.config.name: c.config.label or c.config.name for c, _ in runs if not c.method}
     twice = Counter(names.values())  # two recipes with the same label would look the same
     groups = []
@@ -137,9 +148,9 @@ def speedups(groups: Sequence[Group], baseline: str | None) -> list[float | None
     bases = {repr(group.choice): group for group in reversed(groups) if baseline in (group.method, group.name)}
     ratios: list[float | None] = []
     for group in groups:
-        base, own = bases.get(repr(group.choice)), group.until().of_all
+        base, own = bases.get(repr(group.choice)), group.over("time_to_target").of_all
         alike = base is not None and base.results[0].unit == group.results[0].unit
-        theirs = base.until().of_all if base is not None and alike else None
+        theirs = base.over("time_to_target").of_all if base is not None and alike else None
         ratios.append(theirs / own if theirs is not None and own else None)
     return ratios
 
@@ -152,22 +163,33 @@ def goal(groups: Sequence[Group]) -> float | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences, its 95% interval (None with one pair), and each pair's difference by seed."""
+    """The mean of paired differences, its 95% interval, each pair's difference by seed, and the test's p.
+
+    With one pair there is neither interval nor p. Without an interval the pairs are all the same, and p is that of a
+    sign test: two equal numbers out of few are no sign that all are.
+    """
 
     mean: float
     low: float | None
     high: float | None
     pairs: Mapping[int, float]
+    p: float | None = None
 
     @property
     def verdict(self) -> Verdict:
-        if self.low is None or self.high is None:
+        if self.p is None:
             return "one seed"
-        return "shown" if self.low > 0 else "reversed" if self.high < 0 else "tie"
+        return "tie" if self.p > LEVEL else "shown" if self.mean > 0 else "reversed"
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" [{self.low:+.1f}, {self.high:+.1f}]"
         return f"{self.mean:+.1f}{interval}"
+
+    @property
+    def ratio(self) -> str:
+        """The ratio, if this is a difference of logarithms."""
+        interval = [f"{math.exp(end):.3g}" for end in (self.low, self.high) if end is not None]
+        return f"{math.exp(self.mean):.3g}x" + (f" [{', '.join(interval)}]" if interval else "")
 
 
 @dataclass(frozen=True)
@@ -184,9 +206,49 @@ def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Differenc
     mean, count = statistics.fmean(pairs.values()), len(pairs)
     if count == 1:
         return Difference(mean, None, None, pairs)
-    quantile = STUDENT[count - 2] if count - 2 < len(STUDENT) else 1.96
-    half = quantile * statistics.stdev(pairs.values()) / math.sqrt(count)
-    return Difference(mean, mean - half, mean + half, pairs)
+    error = statistics.stdev(pairs.values()) / math.sqrt(count)
+    if error < 1e-9 * abs(mean):  # but for rounding
+        return Difference(mean, None, None, pairs, 2 * 0.5**count)
+    half = float(stdtrit(count - 1, 1 - LEVEL / 2)) * error
+    p = 2 * float(stdtr(count - 1, -abs(mean) / error)) if error else 1.0
+    return Difference(mean, mean - half, mean + half, pairs, p)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number (Holm 1979): all may be read together at one level."""
+    found, most = [0.0] * len(values), 0.0
+    for place, number in enumerate(sorted(range(len(values)), key=lambda number: values[number])):
+        found[number] = most = max(most, min(1.0, (len(values) - place) * values[number]))
+    return found
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two methods, the one with the larger mean first, and their difference; ``p`` is Holm's."""
+
+    more: str
+    fewer: str
+    difference: Difference
+    p: float = 1.0
+
+
+def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None) -> list[Contrast]:
+    """Return the differences of all methods, or of all from ``baseline``, with Holm's correction for their number.
+
+    Accuracies are in percent. Times and uploads are compared as ratios: the difference is that of their logarithms.
+    Methods that share fewer than two seeds are left out.
+    """
+    found = []
+    for pair in itertools.combinations(groups, 2):
+        own = scores(pair, measure, 100.0)
+        if measure in ENDS:
+            own = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in own]
+        if baseline in (None, *(g.method for g in pair)) and len(own[0].keys() & own[1].keys()) > 1:
+            there, back = paired(*own), paired(*reversed(own))
+            first, second = (group.method for group in pair)
+            found.append(Contrast(first, second, there) if there.mean >= 0 else Contrast(second, first, back))
+    ps = holm([one.difference.p or 0.0 for one in found])
+    return [replace(one, p=p) for one, p in zip(found, ps, strict=True)]
 
 
 def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:
@@ -198,12 +260,32 @@ def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:
         own = {(cell.method, cell.setting): cell.config.name for cell in table.cells}
         for claim in table.claims:
             sides = [runs[own[side]] for side in (claim.better, claim.worse) if own[side] in runs]
-            scores = [_scores(side, claim) for side in (reversed(sides) if claim.less else sides)]
-            if len(scores) == 2 and scores[0].keys() & scores[1].keys():
-                found.append(Judged(claim, paired(*scores)))
+            both = scores(sides[::-1] if claim.less else sides, claim.measure, claim.scale, less=claim.less)
+            if len(both) == 2 and both[0].keys() & both[1].keys():
+                found.append(Judged(claim, paired(*both)))
     return found
 
 
-def _scores(group: Group, claim: tables.Claim) -> dict[int, float]:
-    values = {result.config.seed: result.summary.get(claim.measure) for result in group.results}
-    return {seed: value * claim.scale for seed, value in values.items() if isinstance(value, float | int)}
+def scores(sides: Sequence[Group], measure: str, scale: float = 1.0, *, less: bool = False) -> list[dict[int, float]]:
+    """Return a number of summary.json by seed for each of the ``sides``, also where a run has none.
+
+    A run that never reaches its target was seen not to until it ended, and a diverged one never will. All count up to
+    the first such end. Of other numbers a diverged run has the worst: 0, or, with ``less``, the largest of any run.
+    """
+    runs = [result.summary for side in sides for result in side.results]
+    known = [run[measure] for run in runs if run.get(measure) is not None]
+    worst = max(known, default=0.0) if less else 0.0
+    if end := ENDS.get(measure):
+        seen = [run[end] for run in runs if run[measure] is None and run["stopped"] != "diverged"]
+        worst = min(seen, default=max((run[end] for run in runs), default=0.0))
+
+    def score(run: Mapping[str, float | str | None]) -> float | None:
+        value = run.get(measure)
+        if isinstance(value, float | int):
+            return scale * (min(value, worst) if end else value)
+        return scale * worst if end or run["stopped"] == "diverged" else None
+
+    return [
+        {result.config.seed: value for result in side.results if (value := score(result.summary)) is not None}
+        for side in sides
+    ]

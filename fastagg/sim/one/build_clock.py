@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+
 from fastagg.errors import ConfigError
+from fastagg.sim.clients.own import chosen
 from fastagg.sim.clock import by_version
 from fastagg.sim.clock import delays as models
 from fastagg.sim.clock.measured import Measured, read_times
 from fastagg.sim.clock.participation import Participation
 from fastagg.sim.clock.schedule import RoundSchedule, TimedSchedule
+from fastagg.sim.one import build
 from fastagg.sim.one.build import build_work, is_synchronous
 from fastagg.sim.recipes import sections
 from fastagg.sim.recipes.config import Config
@@ -39,6 +44,22 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Sche
     participation = Participation(clients, concurrency, seed)
     at_flush, before = delay.counting == "authors", delay.start == "before"
     return TimedSchedule(server, delays, participation, steps, at_flush=at_flush, before=before)
+
+
+def check(config: Config) -> None:
+    """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
+    build.find_folder(config.data)
+    build.build_device(config.run.device)
+    chosen(config.own, None)
+    if ":" in config.algorithm.name:  # a function of the user's own may need the run's model
+        build.find_preset(config.algorithm)
+        return
+    module, clients = nn.Linear(1, 2), config.data.clients
+    distill = build.build_distillation(config, module, torch.zeros(1, 1)) if build.distils(config.algorithm) else None
+    server = build.build_server(config.algorithm, module, clients, config.seed, distill)
+    build.check_clients(config, server)
+    build_schedule(config, server, [1] * clients)
+    lost_clients(config)
 
 
 def _version_delay(delay: sections.VersionDelay, config: Config) -> by_version.VersionDelay:

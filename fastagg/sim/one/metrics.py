@@ -17,7 +17,7 @@ from fastagg.rules.directions import ActiveSet, AllClients
 if TYPE_CHECKING:
     from fastagg.sim.one.simulation import Simulation
 
-LAST = 5  # the last so many evaluations of a run, for the mean in FADAS' Table 2
+LAST = 5  # the last so many versions of a run, for the mean in FADAS' Table 2
 # setup: loading data, building model, server and schedule. server: dispatch and receive.
 ACTIVITIES = ("training", "server", "evaluation", "setup")
 
@@ -114,13 +114,15 @@ def reaching(rows: Sequence[Row], target: float) -> Row | None:
     return next((row for row in rows if row.accuracy >= target), None)
 
 
-def summarise(rows: Sequence[Row], target: float) -> Plain:
+def summarise(rows: Sequence[Row], target: float, stopped: str = "finished") -> Plain:
     """Return the entries of summary.json that come from the rows of one run (at least one row).
 
-    The deviation of FADAS' Table 2 is over the last evaluations of one run, those of its Tables 8 and 9 over seeds.
+    A diverged run has no model at its end, so it has no accuracy there. The model that nobody trained is no version.
+    The deviation of FADAS' Table 2 is over the last versions of one run, those of its Tables 8 and 9 over seeds.
     """
-    last = [row.accuracy for row in rows[-LAST:]]
-    end, reached = rows[-1], reaching(rows, target)
+    end, reached, alive = rows[-1], reaching(rows, target), stopped != "diverged"
+    # by version: where updates came after the last one, it was tested twice
+    last = {row.version: row.accuracy for row in rows if alive and row.version > max(0, end.version - LAST)}
     return {
         "versions": end.version,
         "uploads": end.uploads,
@@ -130,28 +132,31 @@ def summarise(rows: Sequence[Row], target: float) -> Plain:
         "client_mean": end.client_mean,
         "client_worst": end.client_worst,
         "client_spread": end.client_spread,
-        "final_accuracy": end.accuracy,
-        "final_loss": end.loss,
+        "final_accuracy": end.accuracy if alive else None,
+        "final_loss": end.loss if alive else None,
         "best_accuracy": max(row.accuracy for row in rows),
-        "last5_accuracy_mean": statistics.fmean(last),
-        "last5_accuracy_std": statistics.pstdev(last),
-        # the number of versions between those five rows, both included
-        "last5_versions": end.version - rows[-LAST:][0].version + 1,
+        "last5_accuracy_mean": statistics.fmean(last.values()) if last else None,
+        "last5_accuracy_std": statistics.pstdev(last.values()) if last else None,
+        "last5_versions": len(last),  # how many of the last five were tested
         "target_accuracy": target,
         "time_to_target": None if reached is None else reached.time,
         "uploads_to_target": None if reached is None else reached.uploads,
     }
 
 
-def _notes(simulation: Simulation, warm_up: float) -> Iterator[str]:
-    """Yield notes for the reader of the results, one line each."""
+def _notes(simulation: Simulation, warm_up: float, tested: int) -> Iterator[str]:
+    """Yield notes for the reader of the results, one line each. They stand beside the run's name."""
+    if simulation.diverged:
+        yield f"diverged after {simulation.uploads} updates: {simulation.diverged}"
+    elif tested < (made := min(LAST, simulation.server.version)):
+        yield f"the accuracy is of {tested} of the last {made} versions: the others were not tested"
     if simulation.classes is not None:
         yield "clients: {} with short, {} with medium and {} with long delays".format(*simulation.classes)
         late, slow = sum(simulation.client_uploads[client] == 0 for client in simulation.slow), len(simulation.slow)
         if not slow:
             yield "no client is in the class of large delays: set delay.counts to have some"
         elif late and simulation.uploads and simulation.schedule.now:
-            yield f"{late} of {slow} clients of large delays never answered in this run"
+            yield f"{late} of {slow} clients of large delays never answered"
     if isinstance(simulation.server.direction, AllClients | ActiveSet) and warm_up > 0.1:
         yield (
             f'{warm_up:.0%} of the updates came before the first step: algorithm.warmup = "partial" steps from the '
@@ -165,6 +170,7 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
     delays, rounds, distillation = simulation.delays, simulation.rounds, simulation.server.distillation
     uploads = [simulation.client_uploads[client] for client in range(len(simulation.data.clients))]
     mean, warm_up = statistics.fmean(uploads), simulation.warm_up / max(1, simulation.uploads)
+    results = summarise(simulation.rows, config.run.target, stopped)
     numbers = {} if distillation is None else {k: round(v, 6) for k, v in asdict(distillation).items() if v == v}
     return {
         "name": config.name,
@@ -172,7 +178,7 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
         "seed": config.seed,
         "stopped": stopped,
         "interrupted": stopped == "interrupted",
-        **summarise(simulation.rows, config.run.target),
+        **results,
         "time_unit": simulation.schedule.unit,
         "delay_mean": delays.mean,
         "delay_median": delays.median,
@@ -186,7 +192,8 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
         "warm_up_share": round(warm_up, 6),
         "clients": len(uploads),
         "delay_classes": simulation.classes,
-        "notes": list(_notes(simulation, warm_up)),
+        "weighting": simulation.server.weighting,
+        "notes": list(_notes(simulation, warm_up, results["last5_versions"])),
         "parameters": sum(p.numel() for p in simulation.module.parameters()),
         **({} if distillation is None else {"distillation": numbers}),
         "fused": simulation.by_torch or True,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,8 @@ from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.model import Layout
 from fastagg.server import checkpoint
 from fastagg.sim.one import output
-from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
+from fastagg.sim.one.metrics import ClientRow, DelayRow, Row, summarise
+from fastagg.sim.recipes import configured
 from fastagg.sim.recipes.config import Config, differences, load, to_toml
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class Result:
     clients: list[ClientRow] = field(default_factory=list)
     folder: Path | None = field(default=None, compare=False)
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
+
+    def at(self, target: float) -> Result:
+        """Return the run with its numbers for another ``target``."""
+        numbers = summarise(self.rows, target, self.summary["stopped"])
+        return replace(self, config=configured(self.config, {"run.target": target}), summary=self.summary | numbers)
 
     @property
     def model(self) -> Mapping[str, Tensor]:
@@ -100,12 +106,16 @@ class Folder:
         return not changed
 
     def read(self) -> Result | None:
-        """Return the run that ended here; None if there is none. DataError if a file is damaged."""
+        """Return the run that ended here; None if there is none. DataError if a file is damaged.
+
+        Its accuracies are computed from its rows again, because an older version had other means.
+        """
         if (summary := output.read_summary(self.out / "summary.json")) is None:
             return None
         rows = output.read_rows(Row, self.out / "metrics.csv")
         clients = output.read_rows(ClientRow, there) if (there := self.out / "clients.csv").exists() else []
         delays = {row.delay: row.uploads for row in output.read_rows(DelayRow, self.out / "delays.csv")}
+        summary |= summarise(rows, self.config.run.target, summary["stopped"])
         return Result(self.config, rows, summary, summary["time_unit"], delays, clients, self.out)
 
     def restore(self, simulation: Simulation) -> bool:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from fastagg._types import Plain
-from fastagg.errors import ConfigError, NonFiniteUpdate
+from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import Given, Trackers
 from fastagg.sim import engines
 from fastagg.sim.clients.own import NAMES as FUNCTIONS
@@ -134,8 +134,8 @@ def _loop(
             break
         try:
             stepped = simulation.step()
-        except NonFiniteUpdate:
-            stopped = "diverged"
+        except (NonFiniteUpdate, UpdateTooLarge) as error:
+            stopped, simulation.diverged = "diverged", str(error)
             break
         if stepped and simulation.due():
             evaluate()

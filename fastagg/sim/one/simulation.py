@@ -94,6 +94,7 @@ class Simulation:
         self.statistics = {"all": self.delays, "recent": self._recent, "rounds": self.rounds}
         self.largest = 0  # largest delay since the version changed
         self.dropped = False
+        self.diverged = ""  # why the next update cannot be received
         self.client_uploads: Counter[int] = Counter()
         self.warm_up = 0  # updates that were received before the first step and are not part of it
         with self.stopwatch.timing("server"):
@@ -124,7 +125,10 @@ class Simulation:
             self.dropped = True
 
     def step(self) -> bool:
-        """Receive the next update. Return whether the model changed. NonFiniteUpdate if training diverges."""
+        """Receive the next update. Return whether the model changed.
+
+        NonFiniteUpdate or UpdateTooLarge if training diverges.
+        """
         self._drop()
         job, before = self.schedule.next(), self.server.version
         samples = self.data.clients[job.client]

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, ValidationError, field_validator
+from pydantic import Field, PositiveFloat, ValidationError, ValidationInfo, field_validator
 
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
@@ -23,12 +23,23 @@ from fastagg.sim.section import Section
 FOLDER = "tables"
 
 
-class Paper(Section):
-    """A paper's own numbers: ``measure`` of summary.json times ``scale``. A file has those of all cells in ``values``:
-    method -> setting -> [mean] or [mean, deviation]. A cell has its own in ``numbers``, empty if there are none."""
+class Measured(Section):
+    """A number: the entry ``measure`` of summary.json times ``scale``; by default 100 for accuracies and shares."""
 
     measure: str = "last5_accuracy_mean"
-    scale: PositiveFloat = 100.0
+    scale: PositiveFloat = Field(default=None, validate_default=True)
+
+    @field_validator("scale", mode="before")
+    @classmethod
+    def _of_the_measure(cls, scale: object, known: ValidationInfo) -> object:
+        share = re.search("accuracy|share|client_(mean|worst|spread)", known.data.get("measure", ""))
+        return (100.0 if share else 1.0) if scale is None else scale
+
+
+class Paper(Measured):
+    """A paper's own numbers of a ``measure``. A file has those of all cells in ``values``: method -> setting -> [mean]
+    or [mean, deviation]. A cell has its own in ``numbers``, empty if there are none."""
+
     values: dict[str, dict[str, list[float]]] = Field(default={})
     numbers: tuple[float, ...] = ()
 
@@ -37,15 +48,13 @@ class Paper(Section):
         return self.model_copy(update={"values": {}, "numbers": own})
 
 
-class Claim(Section):
-    """The claim that ``better``, a method and a setting, is better than ``worse`` in ``measure`` (an entry of
-    summary.json times ``scale``). Larger is better, unless ``less``."""
+class Claim(Measured):
+    """The claim that ``better``, a method and a setting, is better than ``worse`` in ``measure``. Larger is better,
+    unless ``less``."""
 
     text: str
     better: tuple[str, str]
     worse: tuple[str, str]
-    measure: str = "last5_accuracy_mean"
-    scale: PositiveFloat = 100.0
     less: bool = False
 
     @field_validator("better", "worse", mode="before")
@@ -56,7 +65,7 @@ class Claim(Section):
 
 class _File(Section):
     title: str
-    source: str
+    source: str = ""
     extends: str | None = None
     only: list[str] = Field(default=[])
     base: Plain = Field(default={})

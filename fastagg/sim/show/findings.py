@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastagg import page
 from fastagg.facts import facts
 from fastagg.sheet import Sheet
-from fastagg.sim.many.groups import Group, Judged, Spread, goal, name_of, speedups
+from fastagg.sim.many.groups import LEVEL, Contrast, Group, Judged, Spread, contrasts, goal, holm, name_of, speedups
 from fastagg.sim.one.metrics import ACTIVITIES, duration, seconds, unit_text
 from fastagg.sim.one.output import csv_text
 from fastagg.sim.one.result import Result
@@ -19,20 +18,21 @@ from fastagg.sim.recipes.tables import Cell, Paper
 # The numbers of summary.json in comparison.csv.
 RUN_NUMBERS = (
     "algorithm", "seed", "stopped", "final_accuracy", "final_loss", "best_accuracy", "last5_accuracy_mean",
-    "last5_accuracy_std", "time_to_target", "uploads_to_target", "virtual_time", "uploads", "versions", "bytes_up",
-    "bytes_down", "delay_mean", "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max", "client_uploads_min",
-    "client_uploads_max", "client_uploads_cv",
+    "last5_accuracy_std", "target_accuracy", "time_to_target", "uploads_to_target", "virtual_time", "uploads",
+    "versions", "bytes_up", "bytes_down", "delay_mean", "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max",
+    "client_uploads_min", "client_uploads_max", "client_uploads_cv",
 )  # fmt: skip
 
 # Titles of the papers' measures, by (measure, scale). Other measures are called by their names.
 MEASURES = {
-    ("last5_accuracy_mean", 100.0): "Accuracy of a run's last five evaluations, %",
+    ("last5_accuracy_mean", 100.0): "Accuracy of a run's last five versions, %",
     ("final_accuracy", 100.0): "Final accuracy, %",
     ("best_accuracy", 100.0): "Best accuracy, %",
     ("time_to_target", 1.0): "Virtual time to the target accuracy",
 }
 
-DELAYS = {"delay mean": "delay_mean", "median": "delay_median"}
+DELAYS = ("delay_mean", "delay_median", "delay_max")
+WEIGHTS = {"samples": "by their clients' samples", "uniform": "all alike"}
 
 
 def table(groups: Sequence[Group], baseline: str | None = None) -> Sheet:
@@ -40,28 +40,39 @@ def table(groups: Sequence[Group], baseline: str | None = None) -> Sheet:
     baseline, target = name_of(groups, baseline), goal(groups)
     end = "target" if target is None else f"{target:.0%}"
     paper = any(group.paper.numbers for group in groups)
+    several = len({tuple(group.seeds) for group in groups}) > 1
     lines = []
     for group, ratio in zip(groups, speedups(groups, baseline), strict=True):
-        line = {"method": group.label + _states(group), "accuracy": _number(group.over("last5_accuracy_mean"), 100)}
+        line = {"method": group.label + group.states}
+        line |= {"seeds": ", ".join(map(str, group.seeds))} if several else {}
+        line["accuracy"] = _number(group.over("last5_accuracy_mean", 100))
         line |= {"paper": _number(_printed(group))} if paper else {}
-        line["best"] = _number(group.over("best_accuracy"), 100)
-        line[f"time to {end}"] = _mean(group.until(), 1, group.results[0].unit)
-        line[f"uploads to {end}"] = _mean(group.until("uploads"), 0)
+        line["best"] = _number(group.over("best_accuracy", 100))
+        line[f"time to {end}"] = _number(group.over("time_to_target"), 1, group.results[0].unit, "never")
+        line[f"uploads to {end}"] = _number(group.over("uploads_to_target"), 0, none="never")
         line |= {f"vs {baseline}": "–" if ratio is None else f"{ratio:.1f}x"} if baseline else {}
-        line |= {key: _mean(group.over(key), 0) for key in ("uploads", "versions")}
-        line |= {text: _mean(group.over(key), 1) for text, key in DELAYS.items()}
-        line["max"] = f"{max(result.summary['delay_max'] for result in group.results):.0f}"
+        line |= {key: f"{group.over(key).mean:.0f}" for key in ("uploads", "versions")}
+        late = max(result.summary["delay_max"] for result in group.results)
+        line["delays"] = ", ".join([*(f"{group.over(key).mean:.1f}" for key in DELAYS[:2]), f"{late:.0f}"])
         lines.append(line)
     return Sheet("Test accuracy", list(lines[0]), [list(line.values()) for line in lines], _caption(groups, baseline))
 
 
 def _caption(groups: Sequence[Group], baseline: str | None) -> str:
-    seeds = {len(group.results) for group in groups}
-    text = f"Mean ± deviation over {' or '.join(map(str, sorted(seeds)))} seeds. " if max(seeds) > 1 else ""
-    text += "accuracy: mean of a run's last five evaluations, %. "
-    units = sorted({result.unit for group in groups for result in group.results})
+    runs = [result for group in groups for result in group.results]
+    count, every = max(len(group.results) for group in groups), max(run.config.run.evaluate_every for run in runs)
+    over = f"{count} seeds" if {len(group.results) for group in groups} == {count} else "the seeds of the line"
+    text = f"Mean ± deviation over {over}. " if count > 1 else ""
+    text += "accuracy: mean of a run's last five versions, %. "
+    units = sorted({run.unit for run in runs})
     unit = "" if all(map(seconds, units)) else f", in {' or '.join(map(unit_text, units))}"
-    text += f"Time is virtual{unit}; delays are in server versions."
+    text += f"Time is virtual{unit}; delays (mean, median, maximum) are in server versions."
+    if every > 1:
+        text += f" A time to the target is that of the first test that reaches it, of every {every}th version."
+    if any(group.over("time_to_target").least for group in groups):
+        text += " ≥: runs that never reach it count as long as they ran."
+    if any(run.summary["stopped"] == "diverged" for run in runs):
+        text += " A diverged run has no accuracy at its end: the mean is over the others."
     return text + (f" vs {baseline}: how many times sooner the target is reached." if baseline else "")
 
 
@@ -88,13 +99,35 @@ def measure(paper: Paper) -> str:
 
 
 def _beside(group: Group) -> str:
-    return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "")
+    return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "") + group.states
 
 
-def markdown(groups: Sequence[Group], baseline: str | None = None) -> str:
-    """Return both tables in Markdown, the one by settings first."""
-    found = (pivot(groups), table(groups, baseline))
-    return "\n".join(sheet.markdown() for sheet in found if sheet is not None)
+def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
+    """Return the table of what methods differ by, seed by seed, with tests; None if no two share two seeds."""
+    base = name_of(groups, baseline)
+    ends, times = contrasts(groups, "last5_accuracy_mean", base), _times(groups, base)
+    found = [(f"accuracy: {one.more} - {one.fewer}", one, str(one.difference)) for one in ends]
+    found += [(f"time: {one.more} / {one.fewer}", one, one.difference.ratio) for one in times]
+    rows = [[name, text, str(len(one.difference.pairs)), f"{one.p:.3f}"] for name, one, text in found]
+    caption = (
+        "Accuracy: points of the last five versions. Time: ratios (geometric means) until the target. By "
+        f"{_test(ends)}: of tables of equal methods at most {LEVEL:.0%} have a p below {LEVEL:g} for an accuracy, and "
+        "as many for a time. A run that never reaches the target counts up to its end, and all others up to there; "
+        "the accuracy of a diverged run is 0."
+    )
+    return Sheet("Differences", ["difference", "mean, 95% interval", "seeds", "p"], rows, caption) if rows else None
+
+
+def _times(groups: Sequence[Group], base: str | None) -> list[Contrast]:
+    """Return how methods differ in the time to the target, if it is the same and somebody reaches it."""
+    one_unit = len({result.unit for group in groups for result in group.results}) == 1
+    reached = any(group.over("time_to_target").mean is not None for group in groups)
+    return contrasts(groups, "time_to_target", base) if one_unit and reached and goal(groups) is not None else []
+
+
+def _test(found: Sequence[Contrast]) -> str:
+    more = f", with Holm's correction for {len(found)} of them" if len(found) > 1 else ""
+    return f"paired t-tests over seeds{more}"
 
 
 def _printed(group: Group) -> Spread:
@@ -102,25 +135,15 @@ def _printed(group: Group) -> Spread:
     return Spread(mean, deviation)
 
 
-def _number(value: Spread, scale: float = 1) -> str:
+def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–") -> str:
+    """Return a mean and its deviation, in words if they are times whose ``unit`` is known in seconds."""
     if value.mean is None:
-        return "–"
-    deviation = "" if value.deviation is None else f"±{scale * value.deviation:.1f}"
-    return f"{scale * value.mean:.1f}{deviation}"
-
-
-def _mean(value: Spread, digits: int, unit: str = "") -> str:
-    """Return a mean, in words if it is a time whose ``unit`` is known in seconds."""
-    if value.mean is None:
-        return "never"
-    never = f" ({value.missing} never)" if value.missing else ""
-    return (duration(value.mean, unit) if seconds(unit) else f"{value.mean:.{digits}f}") + never
-
-
-def _states(group: Group) -> str:
-    counts = Counter(r.summary["stopped"] for r in group.results if r.summary["stopped"] != "finished")
-    parts = [state if count == len(group.results) == 1 else f"{count} {state}" for state, count in counts.items()]
-    return f" ({', '.join(parts)})" if parts else ""
+        return none
+    mean, deviation = (
+        "" if one is None else duration(one, unit) if seconds(unit) else f"{one:.{digits}f}"
+        for one in (value.mean, value.deviation)
+    )
+    return f"{'≥ ' * value.least}{mean}{'±' * bool(deviation)}{deviation}" + f" ({value.missing} never)" * value.least
 
 
 def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Sheet:
@@ -152,7 +175,13 @@ def claims_table(found: Sequence[Judged]) -> Sheet:
     """Return a table with a line per claim of a paper: what these runs say of it."""
     pairs = [(one.claim.text, one.difference) for one in found]
     rows = [[text, str(found), str(len(found.pairs)), found.verdict] for text, found in pairs]
-    return Sheet("Claims", ["claim", "difference, 95% interval", "seeds", "verdict"], rows)
+    tested = [(text, one.p, one.verdict) for text, one in pairs if one.p is not None]
+    together = zip(tested, holm([p for _, p, _ in tested]), strict=True)
+    lost = [f'"{text}"' for (text, _, verdict), p in together if verdict != "tie" and p > LEVEL]
+    caption = f"Each verdict is a paired t-test at {LEVEL:.0%} of this claim alone."
+    if len(tested) > 1:
+        caption += f" With Holm's correction for {len(tested)} claims {'; '.join(lost) or 'none'} would become a tie."
+    return Sheet("Claims", ["claim", "difference, 95% interval", "seeds", "verdict"], rows, caption)
 
 
 @dataclass(frozen=True)
@@ -166,46 +195,87 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def find(groups: Sequence[Group], claims: Sequence[Judged] = (), baseline: str | None = None) -> Findings:
-    """Return what ``groups`` showed. There are sentences if several methods are compared in one setting."""
-    sheets = [pivot(groups), table(groups, baseline), claims_table(claims) if claims else None]
-    alike = len({repr(group.choice) for group in groups}) == 1
+def find(
+    groups: Sequence[Group],
+    claims: Sequence[Judged] = (),
+    baseline: str | None = None,
+    absent: Mapping[str, str] | None = None,
+) -> Findings:
+    """Return what ``groups`` showed. There are sentences if several methods are compared in one setting.
+
+    ``absent``: runs that are in no table, and why.
+    """
+    alike = len({repr(group.choice) for group in groups}) == 1 and len(groups) > 1
+    sheets = [pivot(groups), table(groups, baseline), differences(groups, baseline) if alike else None]
+    sheets += [claims_table(claims) if claims else None]
+    sheets += [Sheet("Not in these tables", ["not in these tables", "why"], list(absent.items()))] if absent else []
     return Findings(
-        sentences(groups, baseline) if alike and len(groups) > 1 else [],
+        sentences(groups, baseline) if alike else [],
         [sheet for sheet in sheets if sheet is not None],
         time_table([(group.label, group.wall_seconds()) for group in groups]),
-        list(dict.fromkeys(note for group in groups for one in group.results for note in one.summary.get("notes", []))),
+        [*_notes(groups)],
     )
+
+
+def _notes(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield what runs noted, with their names unless it is of all, and how methods weigh unless all do it alike."""
+    said: dict[str, dict[str, list[int]]] = {}
+    weighs: dict[str, list[str]] = {}
+    for group in groups:
+        for result in group.results:
+            for note in result.summary.get("notes", []):
+                said.setdefault(note, {}).setdefault(group.label, []).append(result.config.seed)
+        weighs.setdefault(group.results[0].summary.get("weighting", "uniform"), []).append(group.label)
+    every = {group.label: group.seeds for group in groups}
+    for note, whose in said.items():
+        parts: dict[str, list[str]] = {}
+        for label, own in whose.items():
+            parts.setdefault(f"seed{'s' * (len(own) > 1)} {', '.join(map(str, own))}", []).append(label)
+        names = [own if len(labels) == len(every) else f"{', '.join(labels)}, {own}" for own, labels in parts.items()]
+        yield note if whose == every else f"{'; '.join(names)}: {note}"
+    if len(weighs) > 1:
+        yield "updates are weighed " + "; ".join(f"{WEIGHTS[how]} by {', '.join(who)}" for how, who in weighs.items())
 
 
 def verdict(groups: Sequence[Group], baseline: str | None) -> str:
     """Return who reaches the target soonest, and how many times sooner than ``baseline``; "" if nobody does."""
     ratios = dict(zip((group.method for group in groups), speedups(groups, baseline), strict=True))
-    times = {group.method: time for group in groups if (time := group.until().of_all) is not None}
+    times = {group.method: time for group in groups if (time := group.over("time_to_target").of_all) is not None}
     if not times or len({result.unit for group in groups for result in group.results}) > 1:
         return ""
     base, best, target = name_of(groups, baseline), min(times, key=lambda name: times[name]), goal(groups)
     reaches, ratio = f"{best} reaches {'its target' if target is None else f'{target:.0%}'}", ratios[best]
     if base is not None and base not in times:
-        return f"{reaches}, {base} does not"
-    sooner = "first" if base in (best, None) or ratio is None else f"{factor(ratio)} sooner than {base}"
-    return f"{reaches} {sooner}"
+        (own,) = (group for group in groups if group.method == base)
+        text = f"{reaches}, {base} does not" + " with every seed" * own.over("time_to_target").least
+    else:
+        sooner = "first" if base in (best, None) or ratio is None else f"{factor(ratio)} sooner than {base}"
+        text = f"{reaches} {sooner}"
+    if max(len(group.results) for group in groups) == 1:
+        return f"{text} (one seed)"
+    tests = [one.p <= LEVEL for one in _times(groups, base) if best in (one.more, one.fewer)]
+    return text if tests and all(tests) else f"{text} (not beyond chance)"
 
 
 def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
-    """Return the verdict, why the baseline is slow, and whether accuracies at the end differ by more than seeds do."""
+    """Return the verdict, why the baseline is slow, and which accuracies at the end a test tells apart."""
     lines, base = [], name_of(groups, baseline)
     if text := verdict(groups, baseline):
         lines.append(f"{text}.")
         if any(g.method == base and g.results[0].config.participation.rule == "round" for g in groups):
             lines.append(f"{base} waits in every round for the slowest client.")
-    ends = {group.method: group.over("last5_accuracy_mean") for group in groups}
-    last, *_, first = sorted(ends, key=lambda method: ends[method].mean or 0.0)
-    gap = 100 * ((ends[first].mean or 0.0) - (ends[last].mean or 0.0))
-    noise = 100 * max(ends[first].deviation or 0.0, ends[last].deviation or 0.0)
-    seeds = f": {'more' if gap > noise else 'not more'} than the seeds differ among themselves ({noise:.1f})"
-    end = f"Accuracy at the end: {first} is first and {last} last, {gap:.1f} points below"
-    return [*lines, f"{end}{seeds if noise else ''}."]
+    means = {group.method: group.over("last5_accuracy_mean", 100).of_all for group in groups}
+    ends = {method: mean for method, mean in means.items() if mean is not None}
+    if len(ends) > 1:
+        last, *_, first = sorted(ends, key=lambda method: ends[method])
+        gap = ends[first] - ends[last]
+        lines.append(f"Accuracy at the end: {first} is first and {last} last, {gap:.1f} points below.")
+    if found := contrasts(groups, "last5_accuracy_mean", base):
+        apart = [f"{one.more} is above {one.fewer}" for one in found if one.p <= LEVEL]
+        lines.append(
+            f"At the level of {LEVEL:.0%} ({_test(found)}) {', '.join(apart) or 'no method is above another'}."
+        )
+    return lines
 
 
 def factor(ratio: float) -> str:

@@ -53,7 +53,9 @@ def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = ())
         _panel(axes, groups, field, factor)
         axes.set_xlabel(text)
     all_axes[0].set_ylabel("test accuracy (%)")
-    figure.suptitle("\n".join(filter(None, (title, _seeds(groups)))), fontsize=TEXT, wrap=True)
+    seeds = _seeds(groups)
+    about = filter(None, (title, seeds and f"{seeds}, until one ends"))
+    figure.suptitle("\n".join(about), fontsize=TEXT, wrap=True)
     _legend(figure, all_axes[0], letters=max(60, 38 * len(panels)))
     return figure
 
@@ -68,7 +70,7 @@ def _panel(axes: Axes, groups: Sequence[Group], field: str, factor: float) -> No
         x, mean, deviation = series.mean_curve(group, field)
         xs.append(factor * x)
         style = look(number)
-        axes.plot(xs[-1], mean, label=label, markevery=marks(number), **style)
+        axes.plot(xs[-1], mean, label=label + group.states, markevery=marks(number), **style)
         if deviation is not None:
             colours: Plain = {"facecolor": (style["color"], 0.12), "edgecolor": (style["color"], 0.35)}
             axes.fill_between(xs[-1], mean - deviation, mean + deviation, linewidth=0.4, **colours)
@@ -108,7 +110,7 @@ def to_target(groups: Sequence[Group], title: str, baseline: str | None) -> Figu
     figure = Figure(figsize=(9, 1.9 + 0.42 * max(4, len(groups))), layout="constrained")
     bars, axes = figure.subplots(1, 2, width_ratios=(1.15, 1))
     base, labels = name_of(groups, baseline), series.line_labels(groups)
-    times = [group.until().of_all for group in groups]
+    times = [group.over("time_to_target").of_all for group in groups]
     longest = max(time for time in times if time is not None)
     for place, (time, ratio) in enumerate(zip(times, speedups(groups, baseline), strict=True)):
         words = "not reached with every seed"
@@ -161,6 +163,9 @@ def lines_over_key(groups: Sequence[Group]) -> Figure | None:
         x, mean, bars = ([point[column] for point in points] for column in range(3))
         axes.plot(x, mean, label=label, **look(number))
         axes.errorbar(x, mean, bars, fmt="none", ecolor=look(number)["color"], elinewidth=0.8, capsize=3)
+        for place, one in found:
+            if one.least:
+                axes.annotate("≥", (place, one.mean), xytext=(0, 5), textcoords="offset points", ha="center")
     if series.far_apart([[min(places[key])], [max(places[key])]]):
         logarithmic(axes, "x")
     axes.set_xticks(sorted(places[key]))

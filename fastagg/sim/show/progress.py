@@ -116,8 +116,10 @@ class CellsBar(_Bar, Watcher):
         if isinstance(outcome, str):
             self.console.print(f"{cell.name}: failed: {' '.join(outcome.split())}", style="red", markup=False)
         elif not self._about:
-            wall = outcome.summary["wall_seconds"]["total"]
-            self.console.print(f"{cell.name}: {outcome.summary['final_accuracy']:.1%}, {wall:.1f} s", markup=False)
+            end, wall = outcome.summary["final_accuracy"], outcome.summary["wall_seconds"]["total"]
+            self.console.print(
+                f"{cell.name}: {'diverged' if end is None else f'{end:.1%}'}, {wall:.1f} s", markup=False
+            )
         self._draw()
 
     def _draw(self, now: bool = True) -> None:

@@ -42,11 +42,12 @@ def far_apart(xs: Sequence[Sequence[float] | np.ndarray]) -> bool:
 def mean_curve(group: Group, field: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return x, the mean accuracy there in percent, and its sample deviation (None for one seed); each [points].
 
-    Seeds are evaluated at different moments, so their curves are joined by straight lines. A seed that has ended keeps
-    its last accuracy.
+    Seeds are evaluated at different moments, so their curves are joined by straight lines. The mean ends where the
+    first seed does: from there on it would be of other seeds.
     """
     xs = [np.array([getattr(row, field) for row in result.rows], dtype=float) for result in group.results]
     x = np.unique(np.concatenate(xs))
+    x = x[x <= min(own[-1] for own in xs)]
     ys = (np.interp(x, own, [row.accuracy for row in r.rows]) for own, r in zip(xs, group.results, strict=True))
     y = 100 * np.stack(list(ys))
     return x, y.mean(axis=0), y.std(axis=0, ddof=1) if len(xs) > 1 else None
