@@ -275,7 +275,7 @@ def test_the_updates_of_a_full_warm_up_are_reported(tiny):
 
 
 def test_counts_must_be_three_and_of_all_clients(tiny):
-    for counts, words in (([6, 6], "three numbers"), ([6, 6, 6], "delay.counts are 18 clients, data.clients is 12")):
+    for counts, words in (([6, 6], "three numbers"), ([6, 6, 6], "delay.counts are 18 clients, not data.clients, 12")):
         with pytest.raises(ConfigError, match=words):
             tiny({"delay.counts": counts})
 

@@ -19,6 +19,11 @@ class DataSection(Section):
     name: str
     clients: PositiveInt = 50
 
+    @property
+    def counted(self) -> str:
+        """The number of clients in the words of who gave it."""
+        return f"data.clients, {self.clients}"
+
 
 class FromFolder(DataSection):
     """``dir``: the folder with the files. A recipe in the package cannot know it."""
@@ -63,12 +68,14 @@ class Mnist(ByLabel):
 
 
 class Npz(ByLabel):
-    """Your own arrays; ``pool`` x ``pool`` pixels are averaged."""
+    """Your own arrays; ``pool`` x ``pool`` pixels are averaged. ``channels``: the axis of an image's channels, if its
+    shape does not tell."""
 
     needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
     name: Literal["npz"]
     file: str = "data.npz"
     pool: PositiveInt = 1
+    channels: Literal["first", "last"] | None = None
 
 
 class Function(DataSection):
@@ -85,6 +92,10 @@ class Given(DataSection):
     """The data that a program passes as ``fastagg.sim.run(config, data=...)``."""
 
     name: Literal["given"]
+
+    @property
+    def counted(self) -> str:
+        return f"the {self.clients} clients of the data that was passed"
 
 
 class Cifar10(ByLabel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 from collections import Counter
@@ -71,7 +72,7 @@ class Row:
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean, the mean of the worst tenth (at least one) and the deviation of the clients' accuracies."""
-    worst = sorted(values)[: max(1, len(values) // 10)]
+    worst = sorted(values, key=lambda value: (value == value, value))[: max(1, len(values) // 10)]  # NaN is the worst
     return statistics.fmean(values), statistics.fmean(worst), statistics.pstdev(values)
 
 
@@ -110,7 +111,7 @@ class DelayStatistics(Counter[int]):
 
 
 def reaching(rows: Sequence[Row], target: float) -> Row | None:
-    """Return the first evaluation with at least ``target`` accuracy, or None."""
+    """Return the first evaluation with at least ``target`` accuracy, or None. NaN reaches nothing."""
     return next((row for row in rows if row.accuracy >= target), None)
 
 
@@ -132,7 +133,7 @@ def summarise(rows: Sequence[Row], target: float) -> Plain:
         "client_spread": end.client_spread,
         "final_accuracy": end.accuracy,
         "final_loss": end.loss,
-        "best_accuracy": max(row.accuracy for row in rows),
+        "best_accuracy": max((row.accuracy for row in rows if row.accuracy == row.accuracy), default=math.nan),
         "last5_accuracy_mean": statistics.fmean(last),
         "last5_accuracy_std": statistics.pstdev(last),
         # the number of versions between those five rows, both included
@@ -157,6 +158,8 @@ def _notes(simulation: Simulation, warm_up: float) -> Iterator[str]:
             f'{warm_up:.0%} of the updates came before the first step: algorithm.warmup = "partial" steps from the '
             "first on"
         )
+    if simulation.config.algorithm.name == "FedAC" and simulation.own.train is None:
+        yield "FedAC's clients train without their control variates: this is the server's part, not the paper's FedAC"
 
 
 def summary(simulation: Simulation, stopped: str) -> Plain:
