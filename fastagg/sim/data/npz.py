@@ -66,8 +66,8 @@ def samples(path: Path | str, arrays: Arrays) -> tuple[Samples, Samples]:
     if not 0 < deviation < np.inf:
         raise DataError(f"{path}: all training inputs are equal, or too large: nothing to learn from")
     for part in (x, x_test):  # in place: they may be large
-        part -= kind(mean)
-        part /= kind(deviation)
+        np.subtract(part, kind(mean), out=part)
+        np.divide(part, kind(deviation), out=part)
     labels = (torch.from_numpy(arrays[key].astype(np.int64)) for key in ("y_train", "y_test"))
     return Samples(torch.from_numpy(x).float(), next(labels)), Samples(torch.from_numpy(x_test).float(), next(labels))
 

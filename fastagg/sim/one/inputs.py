@@ -15,7 +15,6 @@ import sysconfig
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
-from importlib.util import resolve_name
 from itertools import accumulate
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -30,9 +29,9 @@ from fastagg.sim.data.sections import Digits, Synthetic
 from fastagg.sim.one import build, build_clock
 from fastagg.sim.recipes.config import Config
 
-# Whose code is not the user's own: Python's, that of installed packages, and this package's.
-_OTHERS = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
-_OTHERS.append(Path(__file__).resolve().parents[2])
+# Whose code is not the user's own: Python's, this package's, and that of installed packages, by their folders' names.
+_OTHERS = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def digests(
@@ -108,13 +107,15 @@ def _code(thing: FunctionType | type | ModuleType) -> list[object] | None:
 def _read(module: ModuleType, files: dict[str, bytes]) -> None:
     """Read the source of a module, and of the user's own that it imports, into ``files`` by the modules' names."""
     path = Path(getattr(module, "__file__", None) or "").resolve()
-    if module.__name__ in files or path.suffix != ".py" or any(path.is_relative_to(other) for other in _OTHERS):
+    others = any(path.is_relative_to(other) for other in _OTHERS) or not _INSTALLED.isdisjoint(path.parts)
+    if others or module.__name__ in files or path.suffix != ".py":
         return
     files[module.__name__] = path.read_bytes()
     for node in ast.walk(ast.parse(files[module.__name__])):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
-            base = resolve_name("." * node.level + (node.module or ""), module.__package__ or None)
+            package = ".".join((module.__package__ or "").split(".")[: 1 - node.level or None]) if node.level else ""
+            base = ".".join(filter(None, (package, node.module)))
             names = [f"{base}.{name}" for name in names]
         for name in {part for whole in names for part in accumulate(whole.split("."), "{}.{}".format)}:
             if name in sys.modules:
