@@ -88,7 +88,7 @@ def run(
             raise WrongArguments(f"run: unknown setting {key!r}; {ELSEWHERE[key]}")
         if keys := full_keys(key):
             line = f"fastagg.sim.run(config, {{{keys[0]!r}: {value!r}}})"
-            others = f"; there is {', '.join(keys[1:4])}, too" if keys[1:] else ""
+            others = f", or another of this name: {', '.join(keys[1:4])}" if keys[1:] else ""
             raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}{others}")
 
     more |= runs.passed(data, model, settings.get("own"))

@@ -136,7 +136,7 @@ def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
 def test_a_transmission_takes_its_time_down_and_up(tiny):
     delay = {"name": "exponential", "jitter": 0.0}
     alone, sent = (
-        build_delays(tiny({"delay": {**delay, **speeds}}), [1] * 9, parameters=15)
-        for speeds in ({}, {"speed": 20.0, "up": 12.0})
+        build_delays(tiny({"delay": {**delay, **speeds}}), [1] * 9) for speeds in ({}, {"speed": 20.0, "up": 12.0})
     )
-    assert durations(sent, 3, 9) - durations(alone, 3, 9) == pytest.approx([8.0] * 9)
+    assert (durations(sent, 3, 9) == durations(alone, 3, 9)).all()
+    assert [sent.sending(3, n, 60, 60) for n in range(9)] == pytest.approx([8.0] * 9)

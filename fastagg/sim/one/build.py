@@ -214,7 +214,7 @@ def build_server(
     accepted, required, *_ = _keywords.of(preset)
     if wrong := [key for key in algorithm.keywords if key not in accepted]:
         holders = [other for other, make in registry.presets().items() if wrong[0] in _keywords.of(make).settings]
-        near = f"; {', '.join(holders)} has it" if holders else _checks.meant(wrong[0], accepted)
+        near = f"; it is one of {', '.join(holders)}" if holders else _checks.meant(wrong[0], accepted)
         known = f"(known: {', '.join(sorted(accepted))}){near}"
         raise ConfigError(f"algorithm.{wrong[0]}: {name} has no such keyword {known}")
     keywords: Plain = {"num_clients": clients, "seed": seed, **algorithm.keywords}

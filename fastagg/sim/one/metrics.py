@@ -73,7 +73,12 @@ class Row:
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean, the mean of the worst tenth (at least one) and the deviation of the clients' accuracies."""
     worst = sorted(values, key=lambda value: (value == value, value))[: max(1, len(values) // 10)]  # NaN is the worst
-    return statistics.fmean(values), statistics.fmean(worst), statistics.pstdev(values)
+    return statistics.fmean(values), statistics.fmean(worst), deviation(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the deviation of all values; NaN if one is not finite, which Python's own function cannot take."""
+    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def summarise(rows: Sequence[Row], target: float) -> Plain:
         "final_loss": end.loss,
         "best_accuracy": max((row.accuracy for row in rows if row.accuracy == row.accuracy), default=math.nan),
         "last5_accuracy_mean": statistics.fmean(last),
-        "last5_accuracy_std": statistics.pstdev(last),
+        "last5_accuracy_std": deviation(last),
         # the number of versions between those five rows, both included
         "last5_versions": end.version - rows[-LAST:][0].version + 1,
         "target_accuracy": target,
