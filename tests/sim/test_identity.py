@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -188,3 +189,34 @@ def test_keys_of_the_first_level_are_settings_and_mean_the_same(tiny):
     passed = build_data(tiny().data, 0)
     del values["data"]
     assert fastagg.sim.run(values, data=passed).rows == run(tiny(SHORT)).rows
+
+
+SCRIPT = """
+import logging
+import torch
+from fastagg.sim.clients.own import Own
+from fastagg.sim.one.run import run
+from fastagg.sim.recipes.config import load
+log = logging.getLogger("mine")
+class Scale:
+    def by(self, array): return FACTOR * array
+def change(update, task):
+    log.info("%s", torch.zeros(1))
+    return {name: Scale().by(array) for name, array in update.items()}
+run(load(PATH), OUT, own=Own(change=change), resume="go on")
+"""
+
+
+def test_functions_of_a_script_are_what_they_use_and_not_the_whole_script(tiny, tmp_path):
+    (tmp_path / "tiny.toml").write_text(to_toml(tiny(SHORT)))
+    script = tmp_path / "script.py"
+
+    def ends(text, factor):
+        given = text.replace("FACTOR", factor).replace("PATH", "__import__('pathlib').Path('tiny.toml')")
+        script.write_text(given.replace("OUT", "__import__('pathlib').Path('out')"))
+        return subprocess.run(
+            [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+        ).stderr
+
+    assert ends(SCRIPT, "1") == ends(SCRIPT + "print('another line')\n", "1") == ""
+    assert "other data or code (own.change changed)" in ends(SCRIPT, "2")

@@ -36,7 +36,6 @@ class UniformVersions:
 
     seed: int
     longest: int
-    by_client = False  # whether the delays are those of single clients
 
     def tau(self, client: int, arrival: int) -> int:
         return below(self.longest + 1, self.seed, "tau", arrival)
@@ -49,8 +48,6 @@ class ExponentialVersions:
     give the ACE paper's beta an effect. With exponential *times* and one mean for all clients, another mean would only
     change the unit of time.
     """
-
-    by_client = False
 
     def __init__(self, seed: int, mean: float) -> None:
         self._seed = seed
@@ -142,7 +139,7 @@ class VersionSchedule:
         order = [client for client in map(int, drawn) if client not in self._gone]
         tau = self._delays.tau(order[0], arrival)
         versions = [self._tasks.get(version, {}) for version in range(max(0, current - tau), current + 1)]
-        if self._delays.by_client and any(versions):
+        if getattr(self._delays, "by_client", False) and any(versions):
             order, tasks = order[:1], next(filter(None, versions))
             held = next(iter(tasks.values()))
             for client in (order[0], (order[0] + 1) % self._clients):  # another one keeps the version open

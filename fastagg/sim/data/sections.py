@@ -21,8 +21,9 @@ class DataSection(Section):
 
     @property
     def counted(self) -> str:
-        """The number of clients in the words of who gave it."""
-        return f"data.clients, {self.clients}"
+        """The number of clients, in words."""
+        given = f"the {self.clients} clients of the data that was passed"
+        return given if self.name == "given" else f"data.clients, {self.clients}"
 
 
 class FromFolder(DataSection):
@@ -92,10 +93,6 @@ class Given(DataSection):
     """The data that a program passes as ``fastagg.sim.run(config, data=...)``."""
 
     name: Literal["given"]
-
-    @property
-    def counted(self) -> str:
-        return f"the {self.clients} clients of the data that was passed"
 
 
 class Cifar10(ByLabel):

@@ -17,7 +17,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,19 +34,17 @@ _OTHERS = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve(
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def digests(
-    config: Config, data: FederatedData | None, model: Callable[..., object] | None, own: Own
-) -> dict[str, str]:
-    """Return the digest of each input by its key in a recipe. Without ``data`` there are none of what needs it."""
+def digests(config: Config, data: FederatedData, model: Callable[..., object] | None, own: Own) -> dict[str, str]:
+    """Return the digest of each input by its key in a recipe."""
     found: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
     found["algorithm.name"] = build.find_preset(config.algorithm) if ":" in config.algorithm.name else None
     if (file := getattr(config.delay, "file", None)) is not None:
         found["delay.file"] = build_clock.file_of(file, config).read_bytes()
-    if data is not None and not isinstance(config.data, Digits | Synthetic):
+    if not isinstance(config.data, Digits | Synthetic):
         found["data"] = data
-    if data is not None and (config.unlabelled.path is not None or config.unlabelled.data is not None):
+    if config.unlabelled.path is not None or config.unlabelled.data is not None:
         found["unlabelled"] = build.split_unlabelled(config, data)[1]
-    if data is not None and (data.text is not None or config.model.name in ("function", "given")):
+    if data.text is not None or config.model.name in ("function", "given"):
         module = build.build_module(config, data, model, torch.device("cpu"))
         kinds = sorted({type(part) for part in module.modules()}, key=lambda kind: kind.__qualname__)
         found["model"] = repr(module), module.state_dict(), kinds
@@ -56,7 +54,7 @@ def digests(
 def _digest(thing: object) -> str:
     """Return a digest of an object and of all that it holds; "" if it holds what cannot be read, such as a lock."""
     told = blake2b(digest_size=16)
-    with suppress(pickle.PicklingError, TypeError, RecursionError):
+    with suppress(pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError):
         _Teller(SimpleNamespace(write=told.update)).dump(thing)
         return told.hexdigest()
     return ""
@@ -76,7 +74,9 @@ class _Teller(pickle.Pickler):
             return tuple, (
                 (str(dense.dtype), tuple(dense.shape), dense.reshape(-1).view(torch.uint8).numpy().tobytes()),
             )
-        if not isinstance(thing, FunctionType | type | ModuleType) or (code := _code(thing)) is None:
+        if not isinstance(thing, FunctionType | type | ModuleType):
+            return NotImplemented
+        if (code := _code(thing)) is None and not isinstance(thing, ModuleType):
             return NotImplemented
         again = id(thing) in self._seen
         self._seen.add(id(thing))
@@ -99,9 +99,15 @@ def _code(thing: FunctionType | type | ModuleType) -> list[object] | None:
     if isinstance(thing, FunctionType):
         parts += [thing.__defaults__, thing.__kwdefaults__]
         with suppress(ValueError):  # a name is not yet bound
-            used = inspect.getclosurevars(thing)
-            parts += [used.nonlocals, used.globals if script else None]
+            parts.append([cell.cell_contents for cell in thing.__closure__ or ()])
+        used = _names(thing.__code__) if script else set()
+        parts.append([(name, thing.__globals__[name]) for name in sorted(used & thing.__globals__.keys())])
     return parts if script or files or (isinstance(thing, FunctionType) and thing.__closure__) else None
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return all names in a function's code, and in that of the functions inside it."""
+    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def _read(module: ModuleType, files: dict[str, bytes]) -> None:

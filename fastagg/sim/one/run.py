@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from fastagg._types import Plain
-from fastagg.errors import ConfigError, DataError, NonFiniteUpdate
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
 from fastagg.integrations.trackers import Given, Trackers
 from fastagg.sim import engines
 from fastagg.sim.clients.own import NAMES as FUNCTIONS
@@ -75,9 +75,9 @@ def run(
             finished = folder.read() if begun else None
             if finished is not None and finished.summary["interrupted"]:
                 finished = None
-            with suppress(DataError) if finished else nullcontext():  # a finished run is read without its data, too
+            with suppress(FastaggError) if finished else nullcontext():  # a finished run is read without them, too
                 loaded = build.build_data(config.data, config.seed) if data is None else data
-            folder.inputs = digests(config, loaded, model, chosen(config.own, own))
+                folder.inputs = digests(config, loaded, model, chosen(config.own, own))
             begun = begun and folder.same_inputs(resume, replace)
             if begun and finished is not None:
                 return finished
