@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fastagg.sim.clients.own import NAMES, Own
 from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.data.files import read_bytes
 from fastagg.sim.data.sections import Digits, Synthetic
 from fastagg.sim.one import build, build_clock
 from fastagg.sim.recipes.config import Config
@@ -38,8 +39,8 @@ def digests(config: Config, data: FederatedData, model: Callable[..., object] | 
     """Return the digest of each input by its key in a recipe."""
     found: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
     found["algorithm.name"] = build.find_preset(config.algorithm) if ":" in config.algorithm.name else None
-    if (file := getattr(config.delay, "file", None)) is not None:
-        found["delay.file"] = build_clock.file_of(file, config).read_bytes()
+    path = build_clock.file_of(getattr(config.delay, "file", None) or "", config)
+    found["delay.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
     if not isinstance(config.data, Digits | Synthetic):
         found["data"] = data
     if config.unlabelled.path is not None or config.unlabelled.data is not None:
