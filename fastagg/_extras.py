@@ -25,6 +25,5 @@ def require(what: str, extra: str, modules: tuple[str, ...]) -> None:
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise MissingDependency(
-            f'{what} needs {", ".join(missing)}, which is not installed: pip install "fastagg[{extra}]"'
-        )
+        absent = f"{' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise MissingDependency(f'{what} needs {absent}: pip install "fastagg[{extra}]"')

@@ -144,15 +144,28 @@ MISTAKES = [
     ("$ run none.toml", "recipe none.toml", "No such file", "`fastagg recipes` lists those in the package"),
     ("$ run fadas-digits-mild --resume --replace", "--resume", "--replace", "give one of them"),
     ("$ advise --clients 10", "--clients", "No such option", "without a name: fastagg advise CLIENTS"),
-    ("$ advise 10 --delays junk.pt", "delays", "got none", "client,seconds or only seconds"),
+    ("$ advise 10 --delays junk.pt", "line 1", "got 'junk'", "client,seconds or only seconds"),
     ("$ advise 10 --delays none.csv", "delays", "No such file", "client,seconds or only seconds"),
-    ("$ advise 10 --delays rounds.csv", "delays", "got 'ann,1,2.5'", "client,seconds or only seconds"),
+    ("$ advise 10 --delays rounds.csv", "line 1", "got 'client,round,seconds'", "client,seconds or only seconds"),
     ("$ advise 10 --data junk.pt", "junk.pt", "not a readable npz file", "numpy.savez writes one, of x_train"),
     ("$ doctor nowhere", "nowhere", "there is nothing", "a file of server.save(path)"),
-    ("sim.run('fadas-digits-mild', lr=1)", "run", "'lr'", "fastagg.sim.run(config, {'client.lr': 1})"),
+    ("sim.run('fadas-digits-mild', lr=1)", "run", "'lr'", "{'client.lr': 1}), or another of this name: algorithm.lr"),
     ("sim.run('fadas-digits-mild', ['client.lr=1'])", "changes", "got ['client.lr=1']", "{'client.lr': 0.1}"),
     ("sim.run('fadas-digits-mild', out=3)", "out", "got 3", "a str or a pathlib.Path"),
     ("sim.run(3)", "config", "got 3", "a recipe's name"),
+    ("sim.run('fadas-digits-mild', seeds=3)", "run", "'seeds'", "`fastagg compare RECIPE --seeds 3` runs several"),
+    ("sim.run('fadas-digits-mild', seed='3')", "seed", "got '3'", "integer"),
+    ("sim.run('fadas-digits-mild', {'seeds': 3})", "seeds", "unknown key", "a run has one seed"),
+    ("sim.run('fadas-digits-mild', model=model)", "model", "got a Sequential", "lambda shape, classes: Net()"),
+    ("sim.run('fadas-digits-mild', model='mlp')", "model", "got a str", "a function of (shape, classes)"),
+    ("sim.run('fadas-digits-mild', model=lambda shape: model)", "model", "does not take", "too many positional"),
+    ("sim.run('fadas-digits-mild', own=own.Own(train=lambda model, data, task: 1))", "own.train", "not take", "many"),
+    ("sim.run('fadas-digits-mild', own=own.Own(change=3))", "own.change", "got a int", "expected a function"),
+    ("sim.run('fadas-digits-mild', data=federated(2))", "concurrency", "the 2 clients", "that was passed"),
+    ("federated(2, torch.utils.data.TensorDataset)", "client 0", "a TensorDataset", "expected Samples(x, y)"),
+    ("sim.run('fadas-digits-mild', {'algorithm.name': 'FedBuff'})", "algorithm", "FedBuff has no such", "one of FADAS"),
+    ("sim.run('fedavg-digits-large', {'algorithm.name': 'FedProx'})", "FedProx", "client.mu", "it is FedAvg"),
+    ("$ run fadas-digits-mild --seeds 3", "--seeds", "No such option", "an option of `fastagg compare`"),
     # what all integrations share
     ("integrations.preset('fedbuf')", "algorithm", "got 'fedbuf'", "did you mean 'FedBuff'?"),
     ("integrations.Stop.of({'targt': 0.9})", "Stop", "'targt'", "did you mean 'target'?"),
@@ -211,8 +224,16 @@ def test_a_mistake_is_explained_and_changes_nothing(
     if typed.startswith("$ "):
         said = message_of(typed[2:])
     else:
-        if typed.startswith("sim."):
+        if typed.startswith(("sim.", "federated")):
             names["sim"] = pytest.importorskip("fastagg.sim")
+            from fastagg.sim.clients import own
+            from fastagg.sim.data.federated import FederatedData, Samples
+
+            def federated(clients: int, kind: Any = Samples) -> FederatedData:
+                x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
+                return FederatedData([kind(x, y)] * clients, Samples(x, y), 2)
+
+            names |= {"own": own, "federated": federated}
         if typed.startswith(("integrations.", "trackers.")):
             from fastagg import integrations
             from fastagg.integrations import trackers

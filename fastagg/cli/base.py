@@ -65,6 +65,11 @@ class Command(TyperCommand):
                 raise _errors.UsageError(
                     f"{error.message} It is given without a name: {ctx.command_path} {named[0]}", ctx
                 ) from None
+            for other in ctx.parent.command.commands.values():
+                akin = unwrap(other.callback).__module__ == unwrap(self.callback or fail).__module__
+                if akin and any(error.option_name in one.opts for one in other.params):
+                    say = f"{error.message} It is an option of `{ctx.parent.command_path} {other.name}`."
+                    raise _errors.UsageError(say, ctx) from None
             if any("--set" in option.opts for option in self.params) and set(error.possibilities or ()) <= {"--help"}:
                 raise _errors.UsageError(
                     f"{error.message} A recipe's keys are set so: --set client.lr=0.1", ctx

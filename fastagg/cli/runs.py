@@ -90,7 +90,6 @@ def run(
     from fastagg.integrations.trackers import parse
     from fastagg.sim import engines
     from fastagg.sim.one.output import check_folder
-    from fastagg.sim.one.result import begun
     from fastagg.sim.one.run import run as simulate
     from fastagg.sim.recipes import load
     from fastagg.sim.show.progress import ProgressBar
@@ -106,10 +105,8 @@ def run(
     config = load(recipe, _changes(seed, data_dir, changes))
     engines.check(engine, workers)
     check_folder(out := out or Path("runs") / f"{config.name}-seed{config.seed}")
-    if not (resume or replace) and (there := begun(out)):
-        fail(f"{out} holds {there}: --resume goes on with it, --replace deletes it, --out takes another folder")
     settings: Plain = {
-        "resume": "go on" if resume else "never", "picture": check_format(picture),
+        "resume": "go on" if resume else "never", "replace": replace, "picture": check_format(picture),
         "trackers": dict(parse(text) for text in tracker or ()), "engine": engine, "workers": workers,
     }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:

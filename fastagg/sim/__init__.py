@@ -64,7 +64,8 @@ def run(
         data: the federation. It replaces the config's ``data``.
         model: called with (shape, classes) of the data, returns the network. It replaces the config's ``model``.
         out: the run's folder. None writes nothing.
-        **settings: see :func:`fastagg.sim.one.run.run`.
+        **settings: further ``changes`` of keys at a recipe's first level, such as ``seed=3``, and the settings of
+            :func:`fastagg.sim.one.run.run`, such as ``replace=True``, which deletes the run that is in ``out``.
 
     Raises:
         ConfigError, DataError: an input is not as documented. Nothing has been written.
@@ -79,15 +80,20 @@ def run(
     from fastagg.errors import WrongArguments
     from fastagg.sim.one import run as runs
     from fastagg.sim.recipes import configured
-    from fastagg.sim.recipes.config import full_keys
+    from fastagg.sim.recipes.config import ELSEWHERE, Config, full_keys
 
+    more = {key: settings.pop(key) for key in Config.model_fields.keys() & settings.keys() - {"own"}}
     for key, value in settings.items():
+        if key in ELSEWHERE:
+            raise WrongArguments(f"run: unknown setting {key!r}; {ELSEWHERE[key]}")
         if keys := full_keys(key):
             line = f"fastagg.sim.run(config, {{{keys[0]!r}: {value!r}}})"
-            raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}")
+            others = f", or another of this name: {', '.join(keys[1:4])}" if keys[1:] else ""
+            raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}{others}")
 
+    more |= runs.passed(data, model, settings.get("own"))
     return runs.run(
-        configured(config, {} if changes is None else changes),
+        configured(config, {} if changes is None else changes, more),
         None if out is None else _checks.path("out", out),
         data=data,
         model=model,

@@ -1,44 +1,63 @@
-"""Functions that a recipe names as "module:function": your own data and models."""
+"""Functions that a recipe names as "module:function": your own data and models, and where their modules are."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from fastagg.errors import ConfigError
 
 
-def find(name: str, key: str) -> Callable[..., object]:
-    """Return the function ``name`` ("module:function"), which a recipe names in ``key``. Modules in the current folder
-    are found, too. ConfigError if there is no such function."""
-    module, _, function = name.partition(":")
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.append(here)
+@contextmanager
+def beside(folder: str | None) -> Iterator[None]:
+    """Inside the block modules in ``folder`` and in the current folder are found, too."""
+    added = [here for here in (folder, str(Path.cwd())) if here is not None and here not in sys.path]
+    sys.path += added
     try:
-        found = importlib.import_module(module)
+        yield
+    finally:
+        for here in added:
+            sys.path.remove(here)
+
+
+def find(name: str, key: str) -> Callable[..., object]:
+    """Return the function ``name`` ("module:function"), which a recipe names in ``key``. ConfigError if there is none,
+    or if another module of this name is imported already."""
+    module, _, function = name.partition(":")
+    try:
+        with beside(None):
+            found, top = importlib.import_module(module), module.partition(".")[0]
+            specs = PathFinder.find_spec(top), sys.modules[top].__spec__
+            meant, there = (getattr(spec, "origin", None) for spec in specs)
         for part in function.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{key}: {name!r} cannot be found: {error}") from None
-    finally:
-        if added:
-            sys.path.remove(here)
+    if meant and there and Path(meant).resolve() != Path(there).resolve():
+        raise ConfigError(f"{key}: {name!r} is in {meant}, but another module of this name is imported: {there}")
     if not callable(found):
         raise ConfigError(f"{key}: {name!r} is a {type(found).__name__}, expected a function")
     return found
 
 
-def call(function: Callable[..., object], key: str, *positional: object, **keywords: object) -> object:
-    """Call the function. ConfigError that names ``key`` if it takes other arguments."""
+def fits(function: object, key: str, *positional: object, **keywords: object) -> None:
+    """Raise ConfigError that names ``key`` unless it is a function that takes such arguments."""
+    if not callable(function):
+        raise ConfigError(f"{key}: expected a function, got a {type(function).__name__}")
     try:
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError as error:
         raise ConfigError(f"{key}: the function does not take these arguments: {error}") from None
     except ValueError:  # some built-in functions have no signature
         pass
+
+
+def call(function: Callable[..., object], key: str, *positional: object, **keywords: object) -> object:
+    """Call the function. ConfigError that names ``key`` if it takes other arguments."""
+    fits(function, key, *positional, **keywords)
     return function(*positional, **keywords)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.data import digits, mnist, synthetic
+from fastagg.sim.data import digits, mnist, npz, synthetic
 from fastagg.sim.data.federated import FederatedData, Samples
 
 sklearn = pytest.importorskip("sklearn")
@@ -155,3 +155,46 @@ def test_a_missing_or_truncated_mnist_is_a_data_error(tmp_path):
         (tmp_path / "mnist.npz").write_bytes(whole[:size])
         with pytest.raises(DataError, match="not a readable npz file"):
             mnist.load(tmp_path, clients=5, alpha=1.0, seed=0)
+
+
+def written(folder, x, labels=None, **settings):
+    """What a file of these training inputs, which are the test set, too, is loaded as."""
+    y = np.arange(len(x)) % 2 if labels is None else labels
+    np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    return npz.load(folder, clients=1, alpha=1.0, seed=0, **settings).clients[0].x.numpy()
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.int64])
+@pytest.mark.parametrize("pool", [1, 2])
+def test_numbers_lose_their_digits_after_they_are_standardised(kind, pool, tmp_path):
+    shape = (1000, 1) if pool == 1 else (1000, 2, 2)
+    x = np.broadcast_to((1.7e9 + np.arange(1000)).reshape(-1, *[1] * (len(shape) - 1)), shape).astype(kind)
+    found = written(tmp_path, x, pool=pool)
+    assert len(np.unique(found)) == 1000 and found.dtype == np.float32
+    assert np.allclose(np.sort(found.reshape(-1)), (np.arange(1000) - 499.5) / np.arange(1000).std(), atol=1e-4)
+
+
+SHAPES = [
+    ((8, 8, 2), None, (2, 8, 8)), ((2, 8, 8), None, (2, 8, 8)), ((8, 8, 3), None, (3, 8, 8)), ((8, 8), None, (1, 8, 8)),
+    ((8, 8, 8), "last", (8, 8, 8)), ((3, 5, 6), "last", (6, 3, 5)), ((6, 5, 3), "first", (6, 5, 3)),
+    ((8, 8, 8), None, "set data.channels"), ((3, 8, 3), None, "set data.channels"), ((5,), None, (5,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "channels", "expected"), SHAPES)
+def test_channels_are_last_unless_the_shape_or_the_key_says_first(shape, channels, expected, tmp_path):
+    x = np.random.default_rng(0).random((6, *shape)).astype(np.float32)
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected):
+            written(tmp_path, x, channels=channels)
+        return
+    found = written(tmp_path, x, channels=channels)
+    assert found.shape[1:] == expected
+    where = (0, 3, 1, 2) if channels == "last" or expected != shape else (0, 1, 2, 3)
+    first = x.transpose(where) if len(shape) == 3 else x
+    assert np.allclose(found.reshape(first.shape), (first - x.mean()) / x.std(), atol=1e-5)
+
+
+def test_labels_that_count_from_1_are_refused(tmp_path):
+    with pytest.raises(DataError, match="labels 1 to 2: they must count from 0"):
+        written(tmp_path, np.random.default_rng(0).random((6, 3)), np.array([1, 2] * 3))

@@ -123,8 +123,8 @@ def test_time_per_step_grows_with_the_steps():
     assert model.unit == base.unit
     assert model.duration(4, 0, 10) == pytest.approx(base.duration(4, 0))
     assert model.duration(4, 0, 25) == pytest.approx(2.5 * base.duration(4, 0))
-    sent = Around(Exponential(seed=2, mean=3.0), 2, reference=10, sent=7.0)
-    assert sent.duration(4, 0, 20) == pytest.approx(2 * base.duration(4, 0) + 7.0)  # the model is not sent twice
+    sent = Around(Exponential(seed=2, mean=3.0), 2, reference=10, speeds=(4.0, 2.0))
+    assert sent.sending(4, 0, 20, 4) == pytest.approx(7.0)  # of 20 steps, too
 
 
 def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
@@ -136,7 +136,7 @@ def test_suspensions_are_repeatable_and_none_at_all_changes_nothing():
 def test_a_transmission_takes_its_time_down_and_up(tiny):
     delay = {"name": "exponential", "jitter": 0.0}
     alone, sent = (
-        build_delays(tiny({"delay": {**delay, **speeds}}), [1] * 9, parameters=15)
-        for speeds in ({}, {"speed": 20.0, "up": 12.0})
+        build_delays(tiny({"delay": {**delay, **speeds}}), [1] * 9) for speeds in ({}, {"speed": 20.0, "up": 12.0})
     )
-    assert durations(sent, 3, 9) - durations(alone, 3, 9) == pytest.approx([8.0] * 9)
+    assert (durations(sent, 3, 9) == durations(alone, 3, 9)).all()
+    assert [sent.sending(3, n, 60, 60) for n in range(9)] == pytest.approx([8.0] * 9)

@@ -1,15 +1,20 @@
 """Delays tied to how much data a client has, transmission times, and clients that drop out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError
+from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.delays import SIZE_TIED_TABLES, Around, DelayModel, Exponential, SizeTied
 from fastagg.sim.one.build_clock import build_delays
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.show.progress import Progress
 
 
 class Nothing(DelayModel):
@@ -57,8 +62,8 @@ def test_size_tied_durations_are_uniform_over_the_range_of_the_class(table):
 
 
 def test_transmission_is_size_over_speed_times_a_normal_coefficient():
-    delays = Around(Nothing(), seed=0, sent=3.0, jitter=0.2)
-    draws = np.array([delays.duration(0, n) for n in range(4000)])
+    delays = Around(Nothing(), seed=0, speeds=(None, 5.0), jitter=0.2)
+    draws = np.array([delays.sending(0, n, 9, 15) for n in range(4000)])
     assert draws.mean() == pytest.approx(3.0, abs=5 * 0.6 / np.sqrt(4000))
     assert draws.std() == pytest.approx(0.6, rel=0.06)
     standard = (draws - 3.0) / 0.6
@@ -67,11 +72,10 @@ def test_transmission_is_size_over_speed_times_a_normal_coefficient():
 
 
 def test_transmission_never_takes_negative_time_and_adds_to_training():
-    wild = Around(Nothing(), seed=0, sent=1.0, jitter=5.0)
-    assert min(wild.duration(0, n) for n in range(200)) == 0.0
-    base = Exponential(seed=0, mean=2.0)
-    sure = Around(base, seed=0, sent=3.0, jitter=0.0)
-    assert [sure.duration(1, n) - base.duration(1, n) for n in range(5)] == pytest.approx([3.0] * 5)
+    wild = Around(Nothing(), seed=0, speeds=(1.0, None), jitter=5.0)
+    assert min(wild.sending(0, n, 1, 1) for n in range(200)) == 0.0
+    sure = Around(Exponential(seed=0, mean=2.0), seed=0, speeds=(4.0, 2.0), jitter=0.0)
+    assert [sure.sending(1, n, 4, 4) for n in range(5)] == pytest.approx([3.0] * 5)
 
 
 def test_transmission_time_follows_the_model_and_the_speed(tiny):
@@ -83,18 +87,82 @@ def test_transmission_time_follows_the_model_and_the_speed(tiny):
     assert delays(speed=100.0) - delays(speed=200.0) == pytest.approx(4 * parameters / 200.0)
 
 
+def tenth(update, task):
+    return {
+        name: array.flatten()[: array.numel() // 10].sum() * torch.ones_like(array) for name, array in update.items()
+    }, 100
+
+
+@pytest.mark.parametrize("rule", ["concurrency", "round"])
+def test_the_time_of_an_upload_is_that_of_the_bytes_that_are_sent(rule, tiny):
+    def result(own=None, **changes):
+        return run(
+            tiny(
+                {
+                    "delay": {"name": "exponential", "jitter": 0.0, "up": 10.0},
+                    "run.versions": 3,
+                    **RULES[rule],
+                    **changes,
+                }
+            ),
+            own=own,
+        )
+
+    whole, part = result(), result(Own(change=tenth))
+    sent = whole.summary["bytes_up"] / whole.summary["uploads"]
+    assert part.summary["bytes_up"] == 100 * part.summary["uploads"]
+    rounds = 3 if rule == "round" else 1
+    assert whole.rows[-1].time - part.rows[-1].time > rounds * (sent - 100) / 10.0 * 0.99
+    if rule == "round":
+        assert whole.rows[-1].time - part.rows[-1].time == pytest.approx(3 * (sent - 100) / 10.0)
+
+
+def test_an_update_that_is_made_before_it_is_due_is_the_same_and_goes_on_after_a_kill(tiny, tmp_path):
+    delay = {"name": "exponential", "jitter": 0.0}
+    fast = {
+        "delay": {**delay, "up": 1e30},
+        "run.checkpoint_every": 0.0,
+        "model": {"name": "cnn", "widths": [2, 2]},
+        "run.fused": False,
+    }
+
+    def train(model, data, task, state):
+        task.descend(model, data)
+        return task.delta(model), (state or 0) + 1
+
+    own = Own(
+        train=train,
+        change=lambda update, task: (
+            {name: array / 2 if array.is_floating_point() else array for name, array in update.items()},
+            8,
+        ),
+    )
+    late = run(tiny({**fast, "delay": delay}), own=own)
+    early = run(tiny(fast), tmp_path / "whole", own=own)
+    assert [replace(row, time=0) for row in early.rows] == [replace(row, time=0) for row in late.rows]
+
+    class Killed(Progress):
+        def evaluated(self, row):
+            if row.version == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(fast), tmp_path / "cut", Killed(), own=own)
+    assert run(tiny(fast), tmp_path / "cut", own=own, resume="go on").rows == early.rows
+
+
 def test_a_hang_is_as_long_as_a_training_at_most_however_slow_the_network(tiny):
     def times(**changes):
         config = tiny({"delay": {"name": "exponential", "suspension": 0.5, **changes}})
-        delays = build_delays(config, [1] * 3, parameters=1000)
-        return np.array([delays.duration(client, number) for number in range(20) for client in range(3)])
+        delays, keys = build_delays(config, [1] * 3), [(client, number) for number in range(20) for client in range(3)]
+        return np.array([delays.duration(*key) + delays.sending(*key, 4000, 4000) for key in keys])
 
     alone, sent = times(), times(speed=10.0, jitter=0.0)
     assert sent - alone == pytest.approx(sent[0] - alone[0]) and sent[0] - alone[0] > 10 * alone.max()
 
 
 def test_the_longest_training_is_remembered():
-    delays = [Around(Exponential(0), 0, share=0.9, sent=1.0, jitter=0.1) for _ in range(2)]
+    delays = [Around(Exponential(0), 0, share=0.9, speeds=(1.0, 1.0), jitter=0.1) for _ in range(2)]
     for n in range(20):
         delays[0].duration(n % 3, n)
     delays[1].load_state_dict(delays[0].state_dict())

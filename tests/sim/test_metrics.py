@@ -1,9 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg.sim.one.metrics import DelayStatistics, Row, reaching, summarise
+from fastagg.sim.one.metrics import DelayStatistics, Row, reaching, spread, summarise
 
 
 def rows(*accuracies: float) -> list[Row]:
@@ -51,6 +53,16 @@ def test_the_last_five_evaluations_are_reported_with_their_deviation():
     found = summarise(rows(0.1, 0.5, 0.6, 0.7, 0.8, 0.9), 0.9)
     assert found["last5_accuracy_mean"] == pytest.approx(0.7)
     assert found["last5_accuracy_std"] == pytest.approx(np.std([0.5, 0.6, 0.7, 0.8, 0.9]))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_nan_is_never_the_best_and_always_the_worst(place):
+    accuracies = [0.2, 0.5]
+    accuracies.insert(place, math.nan)
+    found = summarise(rows(*accuracies), 0.4)
+    assert found["best_accuracy"] == 0.5 and found["time_to_target"] == 10.0 * accuracies.index(0.5)
+    assert math.isnan(spread([*accuracies, *[0.9] * 7])[1])
+    assert math.isnan(summarise(rows(math.nan), 0.4)["best_accuracy"])
 
 
 def test_time_to_target_is_the_first_evaluation_that_reaches_it():

@@ -198,10 +198,10 @@ def test_resuming_where_nothing_is_starts_from_the_beginning(tiny, tmp_path):
     same(tmp_path / "a", tmp_path / "b")
 
 
-def test_without_resume_an_old_run_is_replaced(tiny, tmp_path):
+def test_with_replace_an_old_run_is_deleted(tiny, tmp_path):
     run(tiny(), tmp_path)
     with pytest.raises(Killed):
-        run(tiny({"seed": 1}), tmp_path, KilledAt(0))
+        run(tiny({"seed": 1}), tmp_path, KilledAt(0), replace=True)
     assert {path.name for path in tmp_path.iterdir()} == {"config.toml"}  # nothing of the old run under a new config
 
 

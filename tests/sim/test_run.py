@@ -302,7 +302,7 @@ def test_the_updates_of_a_full_warm_up_are_reported(tiny):
 
 
 def test_counts_must_be_three_and_of_all_clients(tiny):
-    for counts, words in (([6, 6], "three numbers"), ([6, 6, 6], "delay.counts are 18 clients, data.clients is 12")):
+    for counts, words in (([6, 6], "three numbers"), ([6, 6, 6], "delay.counts are 18 clients, not data.clients, 12")):
         with pytest.raises(ConfigError, match=words):
             tiny({"delay.counts": counts})
 
@@ -344,3 +344,40 @@ def test_trackers_from_plain_data(tiny, tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
         run(tiny(), tmp_path / "none", trackers={"tensorbord": "x"})
     assert not (tmp_path / "none").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize("every", [1.0, 0.1])
+def test_what_arrives_at_the_limit_of_time_counts(every, tiny, tmp_path):
+    (tmp_path / "times.csv").write_text(f"{every}\n")
+    rounds = {"algorithm": {"name": "FedAvg", "clients_per_round": 4}, "participation": {"rule": "round"}}
+    limits = {"uploads": None, "time": 3.0}
+    config = tiny({**rounds, "delay": {"name": "measured", "file": str(tmp_path / "times.csv")}, "run": limits})
+    summary = run(config).summary
+    assert summary["versions"] == round(3 / every) and summary["uploads"] == 4 * summary["versions"]
+    assert (
+        run(config.model_copy(update={"run": config.run.model_copy(update={"time": 2.99})})).summary["versions"]
+        < summary["versions"]
+    )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_torch_s_defaults_of_the_program_change_no_run_and_are_left_as_they_are(fused, tiny):
+    config = tiny({"run.fused": fused, "model": {"name": "cnn", "widths": [2, 2]}, "run.uploads": 6})
+    plain = run(config).rows
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        assert run(config).rows == plain
+        assert torch.get_default_dtype() is torch.float64 and torch.zeros(1).is_meta
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+def test_what_a_name_does_not_name_is_said(tiny):
+    rounds = {"algorithm": {"name": "FedProx", "clients_per_round": 4}, "participation": {"rule": "round"}}
+    with pytest.raises(ConfigError, match=r"FedProx needs client\.mu"):
+        run(tiny(rounds))
+    assert not run(tiny({**rounds, "client.mu": 0.1})).summary["notes"][1:]
+    notes = run(tiny({"algorithm": {"name": "FedAC", "lr": 0.01, "buffer_size": 3}})).summary["notes"]
+    assert any("without their control variates" in note for note in notes)

@@ -1,8 +1,12 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from fastagg.errors import DataError
 from fastagg.sim.clock.by_version import ExponentialVersions, ReplayedVersions, UniformVersions, read_delays
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.seeds import generator
 
 
 def test_uniform_delays_cover_zero_to_tau_max_evenly():
@@ -72,3 +76,20 @@ def test_a_missing_or_binary_file_is_a_data_error(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot read"):
         read_delays(tmp_path / "binary.csv", clients=8)
+
+
+@pytest.mark.parametrize("buffer", [1, 10, 30])
+def test_with_a_column_per_client_the_drawn_client_answers_with_its_own_delay(buffer, tiny, tmp_path):
+    (tmp_path / "delays.csv").write_text("0,1,2,3,4,5,6,7\n")
+    simulation = Simulation(
+        tiny({
+            "data.clients": 8, "participation": {"rule": "all"}, "algorithm.buffer_size": buffer,
+            "delay": {"name": "version", "file": str(tmp_path / "delays.csv")},
+        })
+    )  # fmt: skip
+    for arrival in range(400):
+        before = Counter(simulation.client_uploads)
+        simulation.step()
+        assert simulation.client_uploads - before == {int(generator(0, "arrival", arrival).permutation(8)[0]): 1}
+    if buffer < 30:  # with 30 there are 13 versions, and the first ones have no older ones
+        assert sorted(simulation.delays) == list(range(8)) and min(simulation.delays.values()) > 25

@@ -50,6 +50,7 @@ class Own:
 
 
 NAMES = tuple(field.name for field in fields(Own))
+ARGUMENTS = {"train": ("model", "data", "task", "state"), "change": ("update", "task"), "personal": ("model", "state")}
 
 
 def chosen(section: c.Own, given: Own | None) -> Own:
@@ -63,6 +64,9 @@ def chosen(section: c.Own, given: Own | None) -> Own:
                     f"own.{name}: it is passed by a program: fastagg.sim.run(config, own=Own({name}=...))"
                 )
             found[name] = functions.find(named, f"own.{name}")
+        if found.get(name) is not None:
+            keywords = section.keywords if name == "train" else {}
+            functions.fits(found[name], f"own.{name}", *ARGUMENTS.get(name, ("outputs", "labels")), **keywords)
     if section.keywords:
         if found.get("train") is None:
             raise ConfigError("own.keywords are arguments of own.train, which is not given")
@@ -124,7 +128,7 @@ class Way:
     def __init__(self, module: nn.Module, layout: Layout, work: LocalWork, seed: int, own: Own) -> None:
         self._module, self._layout, self._work, self._seed, self._own = module, layout, work, seed, own
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
-        self._buffer_bytes = sum(buffer.nbytes for buffer in module.buffers())
+        self.whole = 4 * layout.size + sum(buffer.nbytes for buffer in module.buffers())  # bytes of a whole update
 
     def moved(self, update: Update, origin: Dispatch, task: Dispatch) -> Update:
         """Make the difference of a trained model to ``origin`` that to ``task``."""
@@ -146,7 +150,7 @@ class Way:
                 found, size = found
             update = arrays(found, "own.change")
         if isinstance(update, ModelState):
-            return update, update.flat.nbytes + self._buffer_bytes
+            return update, self.whole
         if size is None:
             size = sum(map(_bytes, update.values()))
         if any(array.is_sparse for array in update.values()) or not self._shapes.keys() <= update.keys():

@@ -66,7 +66,7 @@ class ReplayedVersions:
     """
 
     def __init__(self, table: np.ndarray) -> None:
-        self._table = table
+        self._table, self.by_client = table, table.shape[1] > 1
         self.longest = int(table.max())
 
     def tau(self, client: int, arrival: int) -> int:
@@ -102,7 +102,8 @@ class VersionSchedule:
     Every version is sent to every client. The tasks of the last ``longest + 1`` versions are kept (they share memory
     with the server). An arrival draws its client and tau and answers that client's task of version t - tau (version 0
     while t < tau). A task is answered once. If the drawn client has already answered it, the next client in the drawn
-    order takes its place, with the same tau. If all have answered it, the nearest newer version is used.
+    order takes its place, with the same tau. If all have answered it, the nearest newer version is used. Where each
+    client has delays of its own, it is never replaced: it gets another task of that version.
     """
 
     unit, classes = "update", None
@@ -137,13 +138,14 @@ class VersionSchedule:
         drawn = generator(self._seed, "arrival", arrival).permutation(self._clients)
         order = [client for client in map(int, drawn) if client not in self._gone]
         tau = self._delays.tau(order[0], arrival)
-        open_tasks = (
-            (client, tasks.pop(client))
-            for version in range(max(0, current - tau), current + 1)
-            for tasks in [self._tasks.get(version, {})]
-            for client in order
-            if client in tasks
-        )
+        versions = [self._tasks.get(version, {}) for version in range(max(0, current - tau), current + 1)]
+        if getattr(self._delays, "by_client", False) and any(versions):
+            order, tasks = order[:1], next(filter(None, versions))
+            held = next(iter(tasks.values()))
+            for client in (order[0], (order[0] + 1) % self._clients):  # another one keeps the version open
+                if client not in tasks:
+                    tasks[client] = self._server.hand_on(held, client)
+        open_tasks = ((client, tasks.pop(client)) for tasks in versions for client in order if client in tasks)
         # If all clients have answered all their tasks, the current version is sent once more.
         client, task = next(open_tasks, None) or (order[0], self._server.dispatch(order[0]))
         self._updates[client] += 1

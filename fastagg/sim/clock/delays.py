@@ -4,6 +4,7 @@ A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) an
 
     duration(client, number, steps) -> float    the time of the ``number``-th dispatch (from 0) of ``client``, with
                                                 ``steps`` local steps
+    sending(client, number, down, up) -> float  the time in which its model and its update, of so many bytes, are sent
 
 Draws are keyed by (seed, client, number), see seeds.py. ``state_dict`` returns what a model remembers of earlier
 dispatches, for checkpoints.
@@ -33,6 +34,9 @@ class DelayModel:
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
         raise NotImplementedError
+
+    def sending(self, client: int, number: int, down: int, up: int) -> float:
+        return 0.0
 
     def state_dict(self) -> State:
         return {}
@@ -129,17 +133,18 @@ class Around(DelayModel):
             longest training so far, without hangs ("its maximum hang time is the longest local training time"). The
             paper does not give the law; this package chose the uniform one. So durations depend on the order of
             dispatches, which is the same for the same run.
-        sent: the time to send the model and the answer at the mean speed. A normal factor changes it (AsyncFedED, B.2).
-            The paper says only that it is normal. Here it has mean 1; values below 0 are 0.
+        speeds: the bytes of models and of updates that are sent in a unit of time; None: at once. A normal factor
+            changes the time of both (AsyncFedED, B.2). The paper says only that it is normal. Here it has mean 1;
+            values below 0 are 0.
         jitter: the factor's standard deviation.
     """
 
     def __init__(
-        self, delays: DelayModel, seed: int, *, reference: int | None = None, share: float = 0.0, sent: float = 0.0,
-        jitter: float = 0.0,
+        self, delays: DelayModel, seed: int, *, reference: int | None = None, share: float = 0.0,
+        speeds: tuple[float | None, float | None] = (None, None), jitter: float = 0.0,
     ) -> None:  # fmt: skip
         self.unit, self.classes, self._delays, self._seed = delays.unit, delays.classes, delays, seed
-        self._reference, self._share, self._sent, self._jitter = reference, share, sent, jitter
+        self._reference, self._share, self._speeds, self._jitter = reference, share, speeds, jitter
         self._longest = 0.0
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
@@ -153,10 +158,13 @@ class Around(DelayModel):
             # The longest training is read before this one is added, and excludes hangs: it would else keep growing.
             total += part * self._longest if hangs else 0.0
             self._longest = max(self._longest, training)
-        if self._sent:
-            coefficient = generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)
-            total += self._sent * max(0.0, float(coefficient))
         return total
+
+    def sending(self, client: int, number: int, down: int, up: int) -> float:
+        sent = sum(size / speed for size, speed in zip((down, up), self._speeds, strict=True) if speed is not None)
+        if not sent:
+            return 0.0
+        return sent * max(0.0, float(generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)))
 
     def state_dict(self) -> State:
         return {"longest": self._longest}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from fastagg.sim.data.files import read_text
 from fastagg.sim.seeds import below, generator
 
 _FORMS = f"{','.join(TIMES)} (with this header), client,seconds or only seconds"
+_HEADERS = [TIMES, ("client", "seconds"), ("seconds",)]
 
 
 class Durations(NamedTuple):
@@ -30,8 +32,8 @@ def read_times(path: Path) -> dict[str, Durations]:
     """Read the durations of each client from a CSV file.
 
     With the header client,dispatched,answered, as :func:`fastagg.watch` writes it, times are on one clock, in seconds.
-    Other files have lines of client,seconds in the order of dispatch, or only seconds, a client each, and may have a
-    header.
+    Other files have lines of client,seconds in the order of dispatch, or only seconds, a client each. They may begin
+    with the header client,seconds or seconds.
 
     Raises:
         DataError: the file cannot be read, has another form, or has no duration.
@@ -44,13 +46,14 @@ def read_times(path: Path) -> dict[str, Durations]:
     dispatched = False
     try:
         for number, line in enumerate(lines, start=1):
-            if number == 1 and tuple(cell.strip() for cell in line) == TIMES:
-                dispatched = True
+            cells = tuple(cell.strip() for cell in line)
+            if number == 1 and tuple(map(str.lower, cells)) in _HEADERS:
+                dispatched = len(cells) == len(TIMES)
                 continue
             try:
-                client, sent, seconds = _task([cell.strip() for cell in line], number, dispatched)
+                client, sent, seconds = _task(cells, number, dispatched)
             except ValueError:
-                if number > 1 and line:  # the first line may be a header
+                if line:
                     raise DataError(f"{_at(path, lines)}, above 0, got {','.join(line)!r:.80}") from None
             else:
                 found.setdefault(client, []).append((sent, seconds))
@@ -66,7 +69,7 @@ def _at(path: Path, lines: Foreign) -> str:
     return f"delays: {path}, line {lines.line_num}: expected {_FORMS}"
 
 
-def _task(cells: list[str], number: int, dispatched: bool) -> tuple[str, float, float]:
+def _task(cells: Sequence[str], number: int, dispatched: bool) -> tuple[str, float, float]:
     """Return a line's client, when its task was sent, and its duration. ValueError for another form."""
     if dispatched:
         client, sent, answered = cells

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # How many local steps a client takes for its task.
 Steps = Callable[[int, Dispatch], int]
+# The bytes of a job's model and of its update.
+Sent = Callable[["Job"], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,9 @@ class Job:
 class _Timed:
     """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
 
-    def __init__(self, server: Server, delays: DelayModel, steps: Steps) -> None:
+    def __init__(self, server: Server, delays: DelayModel, steps: Steps, sent: Sent) -> None:
         self.unit, self.classes = delays.unit, delays.classes
-        self._server, self._delays, self._steps = server, delays, steps
+        self._server, self._delays, self._steps, self._bytes = server, delays, steps, sent
         self._dispatches: Counter[int] = Counter()
         self._clock: VirtualClock[Job] = VirtualClock()
 
@@ -88,12 +90,14 @@ class _Timed:
     def next(self) -> Job:
         return self._clock.advance()
 
-    def _send(self, client: int) -> tuple[int, Dispatch, float]:
-        """Send ``client`` the model. Return the number of its dispatch, its task, and how long it will take."""
+    def _send(self, client: int, before: Dispatch | None = None) -> tuple[float, Job]:
+        """Send ``client`` the model. Return how long it will take, and its job."""
         number = self._dispatches[client]
         self._dispatches[client] += 1
         task = self._server.dispatch(client)
-        return number, task, self._delays.duration(client, number, self._steps(client, task))
+        job = Job(client, number, task, before and before.for_client(client, task.local_steps, task.id))
+        duration = self._delays.duration(client, number, self._steps(client, task))
+        return duration + self._delays.sending(client, number, *self._bytes(job)), job
 
     def state_dict(self) -> State:
         clock = self._clock.state_dict(Job.state_dict)
@@ -115,10 +119,10 @@ class TimedSchedule(_Timed):
     """
 
     def __init__(
-        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, *, at_flush: bool = False,
-        before: bool = False,
+        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, sent: Sent, *,
+        at_flush: bool = False, before: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(server, delays, steps)
+        super().__init__(server, delays, steps, sent)
         self._at_flush, self._before = at_flush, before
         self._last: Dispatch | None = None  # with ``before``: the task that was sent last
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
@@ -163,11 +167,10 @@ class TimedSchedule(_Timed):
         self._participation.load_state_dict(state["participation"])
 
     def _dispatch(self, client: int, before: Dispatch | None = None) -> None:
-        number, task, duration = self._send(client)
+        duration, job = self._send(client, before)
         if self._before:
-            self._last = task
-        origin = None if before is None else before.for_client(client, task.local_steps, task.id)
-        self._clock.schedule(duration, Job(client, number, task, origin))
+            self._last = job.task
+        self._clock.schedule(duration, job)
 
 
 class RoundSchedule(_Timed):
@@ -178,9 +181,9 @@ class RoundSchedule(_Timed):
     """
 
     def __init__(
-        self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps
+        self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps, sent: Sent
     ) -> None:
-        super().__init__(server, delays, steps)
+        super().__init__(server, delays, steps, sent)
         self._clients, self._per_round, self._seed = clients, per_round, seed
         self._rounds = 0
         self._gone: set[int] = set()
@@ -189,10 +192,10 @@ class RoundSchedule(_Timed):
         order = generator(self._seed, "round", self._rounds).permutation(self._clients)
         drawn = [client for client in map(int, order) if client not in self._gone][: self._per_round]
         self._rounds += 1
-        sent = [(client, *self._send(client)) for client in drawn]
-        slowest = max(duration for *_, duration in sent)
-        for client, number, task, _ in sent:
-            self._clock.schedule(slowest, Job(client, number, task))
+        sent = [self._send(client) for client in drawn]
+        slowest = max(duration for duration, _ in sent)
+        for _, job in sent:
+            self._clock.schedule(slowest, job)
 
     def arrived(self, job: Job) -> None:
         if not len(self._clock):

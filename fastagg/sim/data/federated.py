@@ -93,7 +93,9 @@ class FederatedData:
         if self.tests is not None and len(self.tests) != len(self.clients):
             raise DataError(f"there are {len(self.clients)} clients and {len(self.tests)} tests")
         for name, samples in self.parts():
-            if len(samples) == 0:
+            if not isinstance(samples, Samples) or not all(isinstance(a, torch.Tensor) for a in (samples.x, samples.y)):
+                raise DataError(f"{name} is a {type(samples).__name__}, expected Samples(x, y) of two tensors")
+            if samples.y.ndim == 0 or len(samples) == 0:
                 raise DataError(f"{name} has no samples")
 
     def parts(self) -> Iterator[tuple[str, Samples]]:

@@ -37,9 +37,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text. DataError if it cannot be read or is not text."""
+    """Return a file's text, without a byte-order mark. DataError if it cannot be read or is not text."""
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: expected text in utf-8, got other bytes") from error
 

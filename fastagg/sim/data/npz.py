@@ -19,19 +19,24 @@ OWNERS = "client_train"  # optional: who holds each sample of x_train
 Arrays = dict[str, np.ndarray]
 
 
-def load(folder: Path, clients: int, file: str = "data.npz", pool: int = 1, **split: Any) -> FederatedData:
+def load(
+    folder: Path, clients: int, file: str = "data.npz", pool: int = 1, channels: str | None = None, **split: Any
+) -> FederatedData:
     """Return the file's samples, split over ``clients`` by label (see split_by_label), or as ``client_train`` says.
 
     ``file`` is in ``folder``, or in a subfolder with the file's name without its ending. Inputs [N, ...] are
     standardised with one mean and deviation for all numbers. Images are [N, height, width] or [N, height, width,
-    channels]; ``pool`` x ``pool`` of their pixels are averaged. Labels are whole numbers from 0 up. DataError if the
-    file has another form.
+    channels], or with ``channels`` "first" [N, channels, height, width]; without it the axis of at most 4 is that of
+    the channels. ``pool`` x ``pool`` pixels are averaged. Labels are whole numbers from 0 up. DataError if the file has
+    another form.
     """
     inside = f"{Path(file).stem}/{file}"
     path = next((folder / name for name in (file, inside) if (folder / name).is_file()), None)
     if path is None:
         raise DataError(f"the data folder {folder} has neither {file} nor {inside}")
-    train, test, owners = _samples(path, path.stat().st_mtime_ns, pool)
+    train, test, owners = _samples(path, path.stat().st_mtime_ns, pool, channels)
+    if lowest := int(train.y.min()):
+        raise DataError(f"{path}: y_train has labels {lowest} to {int(train.y.max())}: they must count from 0")
     classes = int(train.y.max()) + 1
     if owners is None:
         return split_by_label(train, test, classes, clients=clients, **split)
@@ -42,24 +47,29 @@ def load(folder: Path, clients: int, file: str = "data.npz", pool: int = 1, **sp
 
 
 @lru_cache(maxsize=1)
-def _samples(path: Path, changed: int, pool: int) -> tuple[Samples, Samples, np.ndarray | None]:
+def _samples(path: Path, changed: int, pool: int, channels: str | None) -> tuple[Samples, Samples, np.ndarray | None]:
     """Read the file once for all runs of a comparison, as long as its time ``changed`` stays the same."""
     arrays = read(path)
-    arrays |= {key: _pooled(_channels_first(arrays[key]), pool, path) for key in ("x_train", "x_test")}
+    arrays |= {key: _pooled(_channels_first(arrays[key], channels, path), pool, path) for key in ("x_train", "x_test")}
     return *samples(path, arrays), arrays.get(OWNERS)
 
 
 def samples(path: Path | str, arrays: Arrays) -> tuple[Samples, Samples]:
-    """Return training and test set, scaled so that all numbers of the training inputs have mean 0 and deviation 1."""
-    x, x_test = (arrays[key].astype(np.float32) for key in ("x_train", "x_test"))
+    """Return training and test set, scaled so that all numbers of the training inputs have mean 0 and deviation 1.
+
+    Numbers that fp32 does not hold, such as times since 1970, are scaled in fp64."""
+    keys = ("x_train", "x_test")
+    with np.errstate(over="ignore"):
+        kind = np.float32 if all(np.array_equal(arrays[k].astype(np.float32), arrays[k]) for k in keys) else np.float64
+    x, x_test = (arrays[key].astype(kind) for key in keys)
     mean, deviation = x.mean(dtype=np.float64), x.std(dtype=np.float64)
-    if not deviation > 0:
-        raise DataError(f"{path}: all training inputs are equal: nothing to learn from")
+    if not 0 < deviation < np.inf:
+        raise DataError(f"{path}: all training inputs are equal, or too large: nothing to learn from")
     for part in (x, x_test):  # in place: they may be large
-        part -= np.float32(mean)
-        part /= np.float32(deviation)
+        np.subtract(part, kind(mean), out=part)
+        np.divide(part, kind(deviation), out=part)
     labels = (torch.from_numpy(arrays[key].astype(np.int64)) for key in ("y_train", "y_test"))
-    return Samples(torch.from_numpy(x), next(labels)), Samples(torch.from_numpy(x_test), next(labels))
+    return Samples(torch.from_numpy(x).float(), next(labels)), Samples(torch.from_numpy(x_test).float(), next(labels))
 
 
 def read(path: Path) -> Arrays:
@@ -98,10 +108,13 @@ def check(path: Path, arrays: Arrays) -> Arrays:
     return arrays
 
 
-def _channels_first(x: np.ndarray) -> np.ndarray:
+def _channels_first(x: np.ndarray, channels: str | None, path: Path) -> np.ndarray:
     if x.ndim == 3:
         return x[:, None]
-    return x.transpose(0, 3, 1, 2) if x.ndim == 4 and x.shape[-1] in (1, 3, 4) else x
+    few = [name for name, size in (("first", x.shape[1]), ("last", x.shape[-1])) if size <= 4]
+    if x.ndim == 4 and channels is None and len(few) != 1:
+        raise DataError(f'{path}: samples of shape {x.shape[1:]}: set data.channels, "first" or "last"')
+    return x.transpose(0, 3, 1, 2) if x.ndim == 4 and (channels or few[0]) == "last" else x
 
 
 def _pooled(x: np.ndarray, pool: int, path: Path) -> np.ndarray:
@@ -111,4 +124,4 @@ def _pooled(x: np.ndarray, pool: int, path: Path) -> np.ndarray:
         raise DataError(f"{path}: samples of shape {x.shape[1:]} cannot be pooled {pool} by {pool}")
     count, channels, height, width = x.shape
     blocks = x.reshape(count, channels, height // pool, pool, width // pool, pool)
-    return blocks.mean(axis=(3, 5), dtype=np.float32)
+    return blocks.mean(axis=(3, 5), dtype=np.result_type(x, np.float32))

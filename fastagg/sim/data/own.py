@@ -34,8 +34,8 @@ def check(data: object, where: str) -> FederatedData:
     """
     if not isinstance(data, FederatedData):
         raise DataError(f"{where}: expected a FederatedData, got a {type(data).__name__}")
-    if data.classes < 1:
-        raise DataError(f"{where}: classes must be at least 1, got {data.classes}")
+    if type(data.classes) is not int or data.classes < 1:
+        raise DataError(f"{where}: classes must be a whole number, at least 1, got {data.classes!r}")
     for name, samples in data.parts():
         if problem := _problem(samples, data):
             raise DataError(f"{where}: {name} has {problem}")
@@ -44,8 +44,6 @@ def check(data: object, where: str) -> FederatedData:
 
 def _problem(samples: Samples, data: FederatedData) -> str | None:
     x, y = samples.x, samples.y
-    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
-        return f"x {type(x).__name__} and y {type(y).__name__}, expected tensors"
     if x.ndim < 2 or len(x) != len(y):
         return f"inputs {tuple(x.shape)} and labels {tuple(y.shape)}, expected [N, ...] and [N]"
     if tuple(x.shape[1:]) != data.shape or x.dtype != data.test.x.dtype:

@@ -19,6 +19,12 @@ class DataSection(Section):
     name: str
     clients: PositiveInt = 50
 
+    @property
+    def counted(self) -> str:
+        """The number of clients, in words."""
+        given = f"the {self.clients} clients of the data that was passed"
+        return given if self.name == "given" else f"data.clients, {self.clients}"
+
 
 class FromFolder(DataSection):
     """``dir``: the folder with the files. A recipe in the package cannot know it."""
@@ -63,12 +69,14 @@ class Mnist(ByLabel):
 
 
 class Npz(ByLabel):
-    """Your own arrays; ``pool`` x ``pool`` pixels are averaged."""
+    """Your own arrays; ``pool`` x ``pool`` pixels are averaged. ``channels``: the axis of an image's channels, if its
+    shape does not tell."""
 
     needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
     name: Literal["npz"]
     file: str = "data.npz"
     pool: PositiveInt = 1
+    channels: Literal["first", "last"] | None = None
 
 
 class Function(DataSection):

@@ -27,7 +27,7 @@ from fastagg.sim.one import build_clock
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.output import writing
 from fastagg.sim.one.result import Outcome
-from fastagg.sim.one.run import Resume, run
+from fastagg.sim.one.run import run
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
@@ -87,19 +87,19 @@ def run_cells(
     """Run ``cells`` into folders below ``out``, in ``jobs`` processes; return by name what became of those that
     started.
 
-    With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. ``engine``:
+    With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. A run of
+    other data, or other code of the user's own, is run again, and a warning says so. ``engine``:
     "here", on this machine, or "ray". ``jobs`` None: in this process, or by as many workers as Ray has.
     """
     engines.check(engine, jobs)
-    resume: Resume = "replace" if replace else "go on"
     if engine == "here" and jobs in (None, 1):
-        return _one_by_one(cells, out, watcher, resume)
+        return _one_by_one(cells, out, watcher, replace)
     out = out.absolute()
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         told = TemporaryDirectory(prefix=".running-", dir=out)
     with told as name, closing(_workers(engine, jobs)) as workers:
-        return _side_by_side(cells, out, workers, Path(name), watcher, resume)
+        return _side_by_side(cells, out, workers, Path(name), watcher, replace)
 
 
 def _workers(engine: engines.Name, jobs: int | None) -> Processes | Cluster:
@@ -110,7 +110,7 @@ def _workers(engine: engines.Name, jobs: int | None) -> Processes | Cluster:
     return Processes(jobs or 1)
 
 
-def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, resume: Resume) -> dict[str, Outcome]:
+def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, replace: bool) -> dict[str, Outcome]:
     outcomes: dict[str, Outcome] = {}
     with on_ctrl_c() as asked:
         for cell in cells:
@@ -119,14 +119,14 @@ def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, resume: Resu
             watcher.started(cell)
             told = Progress()
             told.advanced = partial(watcher.advanced, cell)  # type: ignore[method-assign]
-            outcomes[cell.name] = _attempt(cell.config, out / cell.name, told, resume, asked.is_set)
+            outcomes[cell.name] = _attempt(cell.config, out / cell.name, told, replace, asked.is_set)
             watcher.ended(cell, outcomes[cell.name])
     return outcomes
 
 
-def _attempt(config: Config, folder: Path, told: Progress, resume: Resume, stop: Callable[[], bool]) -> Outcome:
+def _attempt(config: Config, folder: Path, told: Progress, replace: bool, stop: Callable[[], bool]) -> Outcome:
     try:
-        return run(config, folder, told, resume=resume, stop=stop)
+        return run(config, folder, told, resume="again", replace=replace, stop=stop)
     except FastaggError as error:
         return str(error)
     except Exception as error:  # a cell must not take the others with it
@@ -134,7 +134,7 @@ def _attempt(config: Config, folder: Path, told: Progress, resume: Resume, stop:
 
 
 def _side_by_side(
-    cells: Sequence[Cell], out: Path, workers: Processes | Cluster, board: Path, watcher: Watcher, resume: Resume
+    cells: Sequence[Cell], out: Path, workers: Processes | Cluster, board: Path, watcher: Watcher, replace: bool
 ) -> dict[str, Outcome]:
     """``board`` is a folder on all machines: runs write there how far they are, and read whether to stop."""
     waiting = deque(enumerate(cells))
@@ -147,7 +147,7 @@ def _side_by_side(
                 waiting.clear()
             while waiting and len(at_work) < workers.count:
                 number, cell = waiting.popleft()
-                future = workers.submit(_work, board, number, cell.config, out / cell.name, resume)
+                future = workers.submit(_work, board, number, cell.config, out / cell.name, replace)
                 at_work[future] = number, cell
                 watcher.started(cell)
             over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
@@ -162,8 +162,8 @@ def _side_by_side(
     return outcomes
 
 
-def _work(board: Path, number: int, config: Config, folder: Path, resume: Resume) -> Outcome:
-    return _attempt(config, folder, _Written(board / str(number)), resume, (board / "stop").exists)
+def _work(board: Path, number: int, config: Config, folder: Path, replace: bool) -> Outcome:
+    return _attempt(config, folder, _Written(board / str(number)), replace, (board / "stop").exists)
 
 
 class _Written(Progress):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastagg.errors import ConfigError
+from fastagg.errors import ConfigError, DataError
 from fastagg.sim import engines
 from fastagg.sim.many.cells import check_cells, check_folders, file_name, run_cells
 from fastagg.sim.many.groups import Group, grouped, judged
 from fastagg.sim.one import output
-from fastagg.sim.one.result import Result
+from fastagg.sim.one.result import COMPARISON, Result, begun
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show import findings, plots, style
 from fastagg.sim.show.progress import Watcher
@@ -55,17 +55,20 @@ def compare(
     ``out`` gets comparison.csv (a line per run), table.md (a line per group of seeds), report.html, and
     pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
     for a grid over numbers.
-    A finished run of the same config in ``out`` is not repeated. A run of another config is replaced with ``replace``,
-    and otherwise is an error.
+    A finished run of the same config in ``out`` is not repeated, unless its data or the user's code has changed. A run
+    of another config is replaced with ``replace``, and otherwise is an error.
 
     Errors before any run: ConfigError if two cells share a folder, ``baseline`` does not exist, or a setting of an
-    unfinished cell is wrong; DataError if it has no data folder. DataError if ``out`` cannot be written.
+    unfinished cell is wrong; DataError if it has no data folder. DataError if ``out`` cannot be written, or holds
+    something else.
     """
     check_folders(cells)
     if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
         known = ", ".join(dict.fromkeys(cell.method or cell.config.name for cell in cells))
         raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")
     output.check_folder(out)
+    if (there := begun(out)) not in ("", COMPARISON):
+        raise DataError(f"{out} holds {there}, which a comparison would overwrite: --out takes another folder")
     check_cells([cell for cell in cells if not (out / cell.name / "summary.json").exists()])
     outcomes = run_cells(cells, out, jobs, watcher, replace, engine)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}

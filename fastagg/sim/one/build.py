@@ -90,29 +90,29 @@ def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
     if model.name == "given":
         raise ConfigError('model "given" is what a program passes: fastagg.sim.run(config, model=...)')
     if model.name == "function":
-        return own_model(functions.find(model.call, "model.name"), data, seed, model.keywords)
+        return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
     keywords = model.model_dump(exclude={"name", "call", "keywords"})
     return models.build(model.name, data.shape, data.classes, seed=seed, text=data.text, **keywords)
 
 
-def own_model(function: Callable[..., object], data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
+def own_model(function: Callable[..., object], key: str, data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
     """Call a user's function with the data's shape and classes. ConfigError unless it returns a network for them."""
     with models.seeded(seed):
-        module = functions.call(function, "model.name", data.shape, data.classes, **keywords)
+        module = functions.call(function, key, data.shape, data.classes, **keywords)
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model.name: the function returned a {type(module).__name__}, expected a torch.nn.Module")
+        raise ConfigError(f"{key}: the function returned a {type(module).__name__}, expected a torch.nn.Module")
     try:
         with torch.inference_mode():
             logits = module.eval()(data.test.x[:2])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"model.name: the network cannot read inputs of shape {data.shape}: {reason}") from error
+        raise ConfigError(f"{key}: the network cannot read inputs of shape {data.shape}: {reason}") from error
     expected = (2, data.classes) if data.test.y.is_floating_point() else (*data.test.y[:2].shape, data.classes)
     found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if found != expected:
-        raise ConfigError(f"model.name: the network returns {found} for two inputs, expected {expected}")
+        raise ConfigError(f"{key}: the network returns {found} for two inputs, expected {expected}")
     if not any(p.requires_grad for p in module.parameters()):
-        raise ConfigError("model.name: the network has no parameter that trains")
+        raise ConfigError(f"{key}: the network has no parameter that trains")
     return module
 
 
@@ -121,7 +121,7 @@ def build_module(
 ) -> nn.Module:
     """Return the network of a run, of ``model`` where a program passed one."""
     seed = config.seed
-    module = build_model(config.model, data, seed) if model is None else own_model(model, data, seed, {})
+    module = build_model(config.model, data, seed) if model is None else own_model(model, "model", data, seed, {})
     if config.run.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module.to(device)
@@ -213,7 +213,9 @@ def build_server(
     name, preset = algorithm.name, find_preset(algorithm)
     accepted, required, *_ = _keywords.of(preset)
     if wrong := [key for key in algorithm.keywords if key not in accepted]:
-        known = f"(known: {', '.join(sorted(accepted))}){_checks.meant(wrong[0], accepted)}"
+        holders = [other for other, make in registry.presets().items() if wrong[0] in _keywords.of(make).settings]
+        near = f"; it is one of {', '.join(holders)}" if holders else _checks.meant(wrong[0], accepted)
+        known = f"(known: {', '.join(sorted(accepted))}){near}"
         raise ConfigError(f"algorithm.{wrong[0]}: {name} has no such keyword {known}")
     keywords: Plain = {"num_clients": clients, "seed": seed, **algorithm.keywords}
     if distill is not None:
@@ -232,17 +234,19 @@ def is_synchronous(algorithm: c.Algorithm) -> bool:
     return "clients_per_round" in _keywords.of(find_preset(algorithm)).settings
 
 
-def check_clients(config: Config, server: Server) -> None:
+def check_clients(config: Config, server: Server, own: Own) -> None:
     """Raise ConfigError if the configured clients cannot work with this server."""
     name, rule = config.algorithm.name, config.participation.rule
     if is_synchronous(config.algorithm):
         if rule != "round":
             raise ConfigError(f'algorithm {name} is synchronous: participation.rule must be "round", got "{rule}"')
         per_round = config.algorithm.keywords["clients_per_round"]
-        if per_round > (most := config.data.clients):
-            raise ConfigError(f"algorithm.clients_per_round is {per_round}, more than data.clients, {most}")
+        if per_round > config.data.clients:
+            raise ConfigError(f"algorithm.clients_per_round is {per_round}, more than {config.data.counted}")
     elif rule == "round":
         raise ConfigError(f'algorithm {name} is asynchronous: participation.rule "round" is for synchronous ones')
+    if name == "FedProx" and not config.client.mu and own.train is None:
+        raise ConfigError("algorithm FedProx needs client.mu, the weight of its proximal term: with 0 it is FedAvg")
     if server.update_kind == "gradient" and getattr(config.delay, "start", "sent") == "before":
         raise ConfigError(f'algorithm {name} takes gradients: delay.start "before" is for differences of models')
     if server.update_kind == "gradient" and config.client.steps != 1:

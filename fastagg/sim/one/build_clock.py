@@ -15,7 +15,7 @@ from fastagg.sim.clock import by_version
 from fastagg.sim.clock import delays as models
 from fastagg.sim.clock.measured import Measured, read_times
 from fastagg.sim.clock.participation import Participation
-from fastagg.sim.clock.schedule import RoundSchedule, TimedSchedule
+from fastagg.sim.clock.schedule import RoundSchedule, Sent, TimedSchedule
 from fastagg.sim.one import build
 from fastagg.sim.one.build import build_work, is_synchronous
 from fastagg.sim.recipes import sections
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
-def build_schedule(config: Config, server: Server, sizes: Sequence[int]) -> Schedule:
-    """Return the schedule. ``sizes``: the number of samples of each client."""
+def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent) -> Schedule:
+    """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     if isinstance(delay, sections.VersionDelay):
         return by_version.VersionSchedule(server, _version_delay(delay, config), clients, seed)
-    delays, work = build_delays(config, sizes, server.layout.size), build_work(config)
+    delays, work = build_delays(config, sizes), build_work(config)
 
     def steps(client: int, task: Dispatch) -> int:
         return work.steps_of(sizes[client], task.local_steps)
 
     if config.participation.rule == "round":
-        return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed, steps)
+        return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed, steps, sent)
     participation = Participation(clients, concurrency, seed)
     at_flush, before = delay.counting == "authors", delay.start == "before"
-    return TimedSchedule(server, delays, participation, steps, at_flush=at_flush, before=before)
+    return TimedSchedule(server, delays, participation, steps, sent, at_flush=at_flush, before=before)
 
 
 def check(config: Config) -> None:
@@ -58,19 +58,19 @@ def check(config: Config) -> None:
     distill = build.build_distillation(config, module, torch.zeros(1, 1)) if build.distils(config.algorithm) else None
     server = build.build_server(config.algorithm, module, clients, config.seed, distill)
     build.check_clients(config, server)
-    build_schedule(config, server, [1] * clients)
+    build_schedule(config, server, [1] * clients, lambda job: 0)
     lost_clients(config)
 
 
 def _version_delay(delay: sections.VersionDelay, config: Config) -> by_version.VersionDelay:
     if delay.file is not None:
-        return by_version.ReplayedVersions(by_version.read_delays(_file(delay.file, config), config.data.clients))
+        return by_version.ReplayedVersions(by_version.read_delays(file_of(delay.file, config), config.data.clients))
     if delay.mean is not None:
         return by_version.ExponentialVersions(config.seed, delay.mean)
     return by_version.UniformVersions(config.seed, delay.tau_max or 0)
 
 
-def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> models.DelayModel:
+def build_delays(config: Config, sizes: Sequence[int]) -> models.DelayModel:
     """Return the delay model. ``sizes``: the number of samples of each client."""
     delay, seed, clients = config.delay, config.seed, len(sizes)
     assert isinstance(delay, sections.TimedDelay)
@@ -80,16 +80,17 @@ def build_delays(config: Config, sizes: Sequence[int], parameters: int) -> model
         case sections.SizeTiedDelay():
             delays = models.SizeTied(sizes, seed, delay.table, delay.gamma)
         case sections.MeasuredDelay():
-            delays = Measured(read_times(_file(delay.file, config)), clients, seed, delay.order)
+            delays = Measured(read_times(file_of(delay.file, config)), clients, seed, delay.order)
         case _:
             delays = models.Exponential(seed, delay.mean, clients, delay.spread)
     if not (delay.steps or delay.suspension or delay.speed or delay.up):
         return delays
-    sent = sum(4 * parameters / speed for speed in (delay.speed, delay.up) if speed is not None)  # bytes of fp32
-    return models.Around(delays, seed, reference=delay.steps, share=delay.suspension, sent=sent, jitter=delay.jitter)
+    return models.Around(
+        delays, seed, reference=delay.steps, share=delay.suspension, speeds=(delay.speed, delay.up), jitter=delay.jitter
+    )
 
 
-def _file(name: str, config: Config) -> Path:
+def file_of(name: str, config: Config) -> Path:
     """Return a file of delays: the path ``name``, or a file in the data's folder."""
     path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
     inside = path if folder is None else Path(folder).expanduser() / name

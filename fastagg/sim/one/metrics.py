@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 from collections import Counter
@@ -71,8 +72,13 @@ class Row:
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean, the mean of the worst tenth (at least one) and the deviation of the clients' accuracies."""
-    worst = sorted(values)[: max(1, len(values) // 10)]
-    return statistics.fmean(values), statistics.fmean(worst), statistics.pstdev(values)
+    worst = sorted(values, key=lambda value: (value == value, value))[: max(1, len(values) // 10)]  # NaN is the worst
+    return statistics.fmean(values), statistics.fmean(worst), deviation(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the deviation of all values; NaN if one is not finite, which Python's own function cannot take."""
+    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class DelayStatistics(Counter[int]):
 
 
 def reaching(rows: Sequence[Row], target: float) -> Row | None:
-    """Return the first evaluation with at least ``target`` accuracy, or None."""
+    """Return the first evaluation with at least ``target`` accuracy, or None. NaN reaches nothing."""
     return next((row for row in rows if row.accuracy >= target), None)
 
 
@@ -134,9 +140,9 @@ def summarise(rows: Sequence[Row], target: float, stopped: str = "finished") -> 
         "client_spread": end.client_spread,
         "final_accuracy": end.accuracy if alive else None,
         "final_loss": end.loss if alive else None,
-        "best_accuracy": max(row.accuracy for row in rows),
+        "best_accuracy": max((row.accuracy for row in rows if row.accuracy == row.accuracy), default=math.nan),
         "last5_accuracy_mean": statistics.fmean(last.values()) if last else None,
-        "last5_accuracy_std": statistics.pstdev(last.values()) if last else None,
+        "last5_accuracy_std": deviation(list(last.values())) if last else None,
         "last5_versions": len(last),  # how many of the last five were tested
         "target_accuracy": target,
         "time_to_target": None if reached is None else reached.time,
@@ -162,6 +168,8 @@ def _notes(simulation: Simulation, warm_up: float, tested: int) -> Iterator[str]
             f'{warm_up:.0%} of the updates came before the first step: algorithm.warmup = "partial" steps from the '
             "first on"
         )
+    if simulation.config.algorithm.name == "FedAC" and simulation.own.train is None:
+        yield "FedAC's clients train without their control variates: this is the server's part, not the paper's FedAC"
 
 
 def summary(simulation: Simulation, stopped: str) -> Plain:

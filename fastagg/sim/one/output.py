@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -85,11 +85,17 @@ def _value(cell: str) -> Any:
 
 def read_summary(path: Path) -> Plain | None:
     """Read what ``summary_json`` wrote; None if there is no such file. DataError if it is damaged."""
+    return read_json(path, {"interrupted", "time_unit", "wall_seconds"}, "the summary of a run")
+
+
+def read_json(path: Path, keys: Collection[str] = (), what: str = "a JSON object") -> Plain | None:
+    """Read a file of ``what``, which has at least these keys; None if there is no such file. DataError if it is
+    damaged."""
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(summary, dict) or not {"interrupted", "time_unit", "wall_seconds"} <= set(summary):
-            raise ValueError("it is not the summary of a run")
-        return summary
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not found.keys() >= set(keys):
+            raise ValueError(f"it is not {what}")
+        return found
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
 """What a run leaves: its result, and its folder.
 
-config.toml is written first. During the run metrics.csv and checkpoint.pt have the state of the last checkpoint.
-summary.json is written last.
+inputs.json (digests of data and code) and config.toml are written first. During the run metrics.csv and checkpoint.pt
+have the state of the last checkpoint. summary.json is written last.
 
 The checkpoint is the server's own (``fastagg.load`` can read it) with one more key, "run", for the simulator's state.
 Random draws are keyed (seeds.py), so this has counters instead of generators, and does not grow with the length of a
@@ -10,11 +10,13 @@ run, except for the rows of metrics.csv.
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
     from fastagg.sim.one.simulation import Simulation
 
 FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and a picture
+INPUTS = "inputs.json"  # the digests of what the run reads beside its config
+COMPARISON = "a comparison"
+
+Resume = Literal["never", "go on", "again"]
+_log = logging.getLogger("fastagg")
 
 
 @dataclass(frozen=True)
@@ -81,29 +88,57 @@ Outcome = Result | str  # str: the error of a failed run
 
 
 def begun(folder: Path) -> str:
-    """Return what run ``folder`` contains: "a finished run", "an interrupted run", "an unfinished run", or ""."""
+    """Return what ``folder`` contains that a run would overwrite: "a finished run", "an interrupted run", "an
+    unfinished run", "a comparison", "a file NAME", or ""."""
+    if (folder / "comparison.csv").exists():
+        return COMPARISON
     if folder.is_dir() and (summary := output.read_summary(folder / "summary.json")) is not None:
         return "an interrupted run" if summary["interrupted"] else "a finished run"
-    return "an unfinished run" if (folder / "checkpoint.pt").exists() else ""
+    if (folder / "checkpoint.pt").exists():
+        return "an unfinished run"
+    return next((f"a file {path.name}" for path in _written(folder) if path.exists()), "")
+
+
+def _written(folder: Path) -> list[Path]:
+    return [*(folder / name for name in (*FILES, INPUTS)), *folder.glob("accuracy.*")]
 
 
 class Folder:
-    """Writes and reads the folder ``out`` of the run of ``config``."""
+    """Writes and reads the folder ``out`` of the run of ``config``. ``inputs``: the digests of what else it reads."""
 
     def __init__(self, out: Path, config: Config) -> None:
         self.out, self.config = out, config
         self.checkpoint = out / "checkpoint.pt"
+        self.inputs: dict[str, str] = {}
         self._kept = time.monotonic()
 
-    def same_run(self, *, strict: bool) -> bool:
-        """Return whether it holds a run of exactly this config. ConfigError if ``strict`` and the run is another."""
-        if not (self.out / "config.toml").exists():
+    def same_config(self, resume: Resume, replace: bool) -> bool:
+        """Return whether it holds a run of exactly this config that is to go on. ConfigError if what it holds would be
+        overwritten, and not even ``replace`` allows it."""
+        there = begun(self.out) if resume == "never" else ""
+        if there == COMPARISON or (there and not replace):
+            go_on, delete = '--resume (resume="go on") goes on with it', "--replace (replace=True) deletes it"
+            ways = [] if there == COMPARISON else [delete] if there.startswith("a file") else [go_on, delete]
+            raise ConfigError(f"{self.out} holds {there}: {', '.join([*ways, '--out (out=) takes another folder'])}")
+        if resume == "never" or not (self.out / "config.toml").exists():
             return False
         changed = differences(load(self.out / "config.toml"), self.config)
-        if changed and strict:
+        if changed and not replace:
             names = ", ".join(changed)
             raise ConfigError(f"{self.out} holds a run with other settings ({names}): choose another folder")
         return not changed
+
+    def same_inputs(self, resume: Resume, replace: bool) -> bool:
+        """Return whether its run read the same ``inputs``, as far as both are known. ConfigError as of ``same_config``,
+        unless runs of other inputs are run ``again``."""
+        known = output.read_json(self.out / INPUTS) or {}
+        if not (changed := sorted(key for key in known.keys() & self.inputs.keys() if known[key] != self.inputs[key])):
+            return True
+        names = ", ".join(changed)
+        if resume == "go on" and not replace:
+            raise ConfigError(f"{self.out} holds a run of other data or code ({names} changed): choose another folder")
+        _log.warning("%s holds a run of other data or code (%s changed): it is run again", self.out, names)
+        return False
 
     def read(self) -> Result | None:
         """Return the run that ended here; None if there is none. DataError if a file is damaged.
@@ -137,8 +172,10 @@ class Folder:
         with output.writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             self._tidy()
-            for path in (*(self.out / name for name in FILES), *self.out.glob("accuracy.*")):
+            for path in _written(self.out):
                 path.unlink(missing_ok=True)
+            if self.inputs:
+                output.write_text(self.out / INPUTS, json.dumps(self.inputs, indent=2) + "\n")
             output.write_text(self.out / "config.toml", to_toml(self.config))
 
     def _tidy(self) -> None:

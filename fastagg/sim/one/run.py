@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from fastagg._types import Plain
-from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import Given, Trackers
 from fastagg.sim import engines
 from fastagg.sim.clients.own import NAMES as FUNCTIONS
-from fastagg.sim.clients.own import Own
+from fastagg.sim.clients.own import Own, chosen
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.own import check as check_data
-from fastagg.sim.one import output
+from fastagg.sim.functions import beside
+from fastagg.sim.one import build, output
+from fastagg.sim.one.inputs import digests
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
 from fastagg.sim.one.metrics import summary as summary_of
-from fastagg.sim.one.result import Folder, Result
+from fastagg.sim.one.result import Folder, Result, Resume
 from fastagg.sim.one.simulation import Factory, Simulation
 from fastagg.sim.recipes.config import Config, changed, from_dict
 from fastagg.sim.show.progress import Progress
-
-Resume = Literal["never", "go on", "replace"]
 
 
 def run(
@@ -40,6 +40,7 @@ def run(
     own: Own | None = None,
     trackers: Given = None,
     resume: Resume = "never",
+    replace: bool = False,
     stop: Callable[[], bool] = lambda: False,
     picture: str = "png",
     engine: engines.Name = "here",
@@ -48,9 +49,11 @@ def run(
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
     The same config gives the same rows, bit for bit (on one machine and torch version). ``resume`` says what to do
-    with a run that is in ``out``. "never" replaces it. "go on" continues from its last checkpoint, with the same
-    result as an uninterrupted run, or only reads the run if it is finished. "replace" does the same if the config is
-    equal, and otherwise replaces the run. ``stop`` is called before every update, and stops the run like ctrl-C.
+    with a run that is in ``out``. "never" refuses it; with ``replace`` it deletes the run and begins anew. "go on"
+    continues from its last checkpoint, with the same result as an uninterrupted run, or only reads the run if it is
+    finished. A run of another config, of other data or of other code of the user's own is refused; with ``replace`` it
+    is deleted. "again" is like "go on", but without ``replace`` only another config is refused. ``stop`` is called
+    before every update, and stops the run like ctrl-C.
     ``picture`` is the format of the plot. ``data``, ``model`` and the functions in ``own`` (see
     :class:`fastagg.sim.clients.own.Own`) replace ``config``'s. Pass them again to resume.
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
@@ -59,22 +62,28 @@ def run(
     one thread; one worker for each core). The files are the same to the bit. Any engine goes on with a run of another.
     What ``data``, ``model`` and ``own`` hold must be possible to pickle for "ray".
 
-    DataError if ``out`` cannot be written, before any training. ConfigError if "go on" finds a run of another config.
+    DataError if ``out`` cannot be written, before any training. ConfigError if it holds what is refused.
     CheckpointError if a checkpoint is damaged. RunFailed if training fails in a worker, or workers keep dying.
     MissingDependency without the extra ``ray``.
     """
     engines.check(engine, workers)
     config = given(config, data, model, own)
-    folder = None if out is None else Folder(out, config)
-    begun = folder is not None and resume != "never" and folder.same_run(strict=resume == "go on")
-    if folder is not None and begun and (result := folder.read()) and not result.summary["interrupted"]:
-        return result
-    with (
-        on_ctrl_c() as asked,
-        torch_threads(config.run.torch_threads),
-        closing(Trackers(trackers)) as told,
-        closing(Simulation(config, data, model, engine, workers, own)) as simulation,
-    ):
+    folder, begun, loaded = None if out is None else Folder(out, config), False, data
+    with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
+        if folder is not None:
+            begun = folder.same_config(resume, replace)
+            finished = folder.read() if begun else None
+            if finished is not None and finished.summary["interrupted"]:
+                finished = None
+            with suppress(FastaggError) if finished else nullcontext():  # a finished run is read without them, too
+                loaded = build.build_data(config.data, config.seed) if data is None else data
+                folder.inputs = digests(config, loaded, model, chosen(config.own, own))
+            begun = begun and folder.same_inputs(resume, replace)
+            if begun and finished is not None:
+                return finished
+        told = ends.enter_context(closing(Trackers(trackers)))
+        simulation = ends.enter_context(closing(Simulation(config, data, model, engine, workers, own, loaded)))
+        del loaded
         if folder is not None and not (begun and folder.restore(simulation)):
             folder.prepare()
         stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress or Progress(), told, folder)
@@ -84,33 +93,47 @@ def run(
             _finish(folder, result, simulation, picture)
             return result
         weights = {name: array.clone() for name, array in simulation.server.parameters().items()}
-        return replace(result, weights=weights)
+        return replaced(result, weights=weights)
 
 
 @contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def torch_settings(threads: int) -> Iterator[None]:
+    """Torch with so many threads, and with the default type and device that it comes with."""
+    before, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        # without need it would slow down every call of torch
+        with torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext():
+            yield
     finally:
         torch.set_num_threads(before)
+        torch.set_default_dtype(dtype)
 
 
-def given(config: Config, data: FederatedData | None, model: Factory | None, own: Own | None = None) -> Config:
-    """Return ``config`` for a run whose data, model or functions a program passes. They have the name "given" in it.
+def passed(data: FederatedData | None, model: Factory | None, own: Own | None = None) -> Plain:
+    """Return what a config says where a program passes data, a model or functions: they have the name "given" in it.
 
-    DataError if the data cannot be used for training.
+    DataError if the data cannot be used for training, ConfigError if the model is no function.
     """
     changes: Plain = {}
     if data is not None:
         check_data(data, "data")
         changes["data"] = {"name": "given", "clients": len(data.clients)}
     if model is not None:
+        if isinstance(model, torch.nn.Module) or not callable(model):
+            wanted = "a function of (shape, classes) that returns the network, such as lambda shape, classes: Net()"
+            raise ConfigError(f"model: expected {wanted}, got a {type(model).__name__}")
         changes["model"] = {"name": "given"}
     if own is not None and not isinstance(own, Own):
         raise ConfigError(f"own: expected fastagg.sim.clients.own.Own(...), got a {type(own).__name__}")
     changes.update({f"own.{name}": "given" for name in FUNCTIONS if getattr(own, name, None) is not None})
+    return changes
+
+
+def given(config: Config, data: FederatedData | None, model: Factory | None, own: Own | None = None) -> Config:
+    """Return ``config`` for a run with what is :func:`passed`."""
+    changes = passed(data, model, own)
     return from_dict(changed(config.model_dump(), changes), "the config") if changes else config
 
 

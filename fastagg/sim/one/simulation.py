@@ -16,14 +16,15 @@ from fastagg.errors import CheckpointError, ConfigError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.sim import engines
-from fastagg.sim.clients.client import DifferenceSender, rated
+from fastagg.sim.clients.client import DifferenceSender, Update, rated
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
+from fastagg.sim.clock.schedule import Job
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.engines.ahead import Ahead, Here, Threads, work_of
+from fastagg.sim.engines.ahead import Ahead, Here, Key, Threads, work_of
 from fastagg.sim.one import build, build_clock
 from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
-from fastagg.sim.recipes.config import Config, to_toml
+from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
@@ -46,9 +47,10 @@ class Simulation:
         engine: engines.Name = "here",
         workers: int | None = None,
         own: Own | None = None,
+        loaded: FederatedData | None = None,
     ) -> None:
-        """``data``, ``model`` and ``own`` replace those of ``config``: see :func:`given`. :meth:`close` ends the
-        workers."""
+        """``data``, ``model`` and ``own`` replace those of ``config``: see :func:`given`. ``loaded``: what the config's
+        data is, if it is known. :meth:`close` ends the workers."""
         self.config = config
         self.own = chosen(config.own, own)
         if self.own.train is not None and (engine != "here" or workers not in (None, 1)):
@@ -59,8 +61,7 @@ class Simulation:
             device = build.build_device(config.run.device)
             engines.check_device(engine, device)
             passed = data, model, own
-            if data is None:
-                data = build.build_data(config.data, config.seed)
+            data = data or loaded or build.build_data(config.data, config.seed)
             data, unlabelled = build.split_unlabelled(config, data)
             data = data.held_out(config.run.client_test, config.seed)
             self.data = data.to(device)
@@ -73,13 +74,17 @@ class Simulation:
             self.trainer, self.by_torch = build.build_trainer(config, self.module, self.data, self.own)
             if self.by_torch is not None:
                 _log.info("clients are trained by torch: %s", self.by_torch)
-            build.check_clients(config, self.server)
+            build.check_clients(config, self.server, self.own)
             caches, names = isinstance(self.server.direction, Differences), dict(self.module.named_parameters())
             self.differences = DifferenceSender(names) if caches else None
             self._way = Way(self.module, self.server.layout, build.build_work(config), config.seed, self.own)
             self._model_bytes = sum(array.nbytes for array in self.server.parameters().values())
             sizes = [len(samples) for samples in self.data.clients]
-            self.schedule = build_clock.build_schedule(config, self.server, sizes)
+            # An update whose size takes time, and is not known before, is made when its task is sent.
+            own_size = self.own.train is not None or self.own.change is not None
+            self._early = own_size and getattr(config.delay, "up", None) is not None
+            self._made: dict[Key, tuple[Update, int]] = {}  # updates that are not due yet, and their bytes
+            self.schedule = build_clock.build_schedule(config, self.server, sizes, self._bytes)
             self._lost = build_clock.lost_clients(config)
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
@@ -97,7 +102,7 @@ class Simulation:
         self.diverged = ""  # why the next update cannot be received
         self.client_uploads: Counter[int] = Counter()
         self.warm_up = 0  # updates that were received before the first step and are not part of it
-        with self.stopwatch.timing("server"):
+        with self.stopwatch.timing("training" if self._early else "server"):
             self.schedule.start()
 
     def _ahead(self, engine: engines.Name, workers: int | None, passed: tuple[object, ...]) -> Ahead | Here:
@@ -124,6 +129,28 @@ class Simulation:
             self.ahead.forget(self._lost)
             self.dropped = True
 
+    def _in_flight(self) -> list[Job]:
+        return [] if self._early else self.schedule.in_flight()
+
+    def _make(self, job: Job) -> tuple[Update, int]:
+        """Return a job's update, as it comes to the server, and its bytes."""
+        update = self.ahead.take(job, self._in_flight)
+        if job.origin is not None:
+            update = self._way.moved(update, job.origin, job.task)
+        if self.differences is not None:
+            update = self.differences.difference(job.client, update)
+        return self._way(update, job.task, job.client, job.number)
+
+    def _bytes(self, job: Job) -> tuple[int, int]:
+        """Return the bytes of a job's model and of its update."""
+        down = self._model_bytes + (0 if job.task.control is None else job.task.control.nbytes)
+        if not self._early:
+            return down, self._way.whole
+        update, size = self._make(job)
+        assert isinstance(update, dict)
+        self._made[job.client, job.number] = {name: array.clone() for name, array in update.items()}, size
+        return down, size
+
     def step(self) -> bool:
         """Receive the next update. Return whether the model changed.
 
@@ -133,19 +160,18 @@ class Simulation:
         job, before = self.schedule.next(), self.server.version
         samples = self.data.clients[job.client]
         with self.stopwatch.timing("training"):
-            update = self.ahead.take(job, self.schedule.in_flight)
-            if job.origin is not None:
-                update = self._way.moved(update, job.origin, job.task)
-            if self.differences is not None:
-                update = self.differences.difference(job.client, update)
-            update, size = self._way(update, job.task, job.client, job.number)
+            key = job.client, job.number
+            made = self._made.pop(key) if key in self._made else self._make(job)
         with self.stopwatch.timing("server"):
-            receipt = self.server.receive(job.client, update, version=job.task.version, num_samples=len(samples))
-            self.schedule.arrived(job)
+            receipt = self.server.receive(job.client, made[0], version=job.task.version, num_samples=len(samples))
+            if not self._early:
+                self.schedule.arrived(job)
         with self.stopwatch.timing("training"):
-            self.ahead.look(self.schedule.in_flight)
+            if self._early:
+                self.schedule.arrived(job)
+            self.ahead.look(self._in_flight)
         self.uploads += 1
-        self.bytes_up += size
+        self.bytes_up += made[1]
         self.bytes_down += self._model_bytes + (0 if job.task.control is None else job.task.control.nbytes)
         self.client_uploads[job.client] += 1
         self.largest = max(self.largest, receipt.delay)
@@ -225,8 +251,9 @@ class Simulation:
         if limits.uploads is not None:
             shares.append(self.uploads / limits.uploads)
         if limits.time is not None:
-            # Updates that would arrive after the end are not received.
-            shares.append(1.0 if self.schedule.next_time() > limits.time else self.schedule.now / limits.time)
+            # Updates that would arrive after the end are not received. Times are sums, and those are rounded.
+            over = self.schedule.next_time() > limits.time * (1 + 1e-9)
+            shares.append(1.0 if over else min(self.schedule.now / limits.time, 1 - 1e-9))
         return min(max(shares), 1.0)
 
     def last_versions(self) -> bool:
@@ -258,7 +285,7 @@ class Simulation:
         """
         server = dict(state)
         run = server.pop("run")
-        if run["config"] != to_toml(self.config):
+        if differences(from_toml(run["config"], "the checkpoint's config"), self.config):
             raise CheckpointError("the checkpoint is of another run than this config's")
         self.server.load_state_dict(server)
         try:
@@ -273,6 +300,7 @@ class Simulation:
             "rows": [astuple(row) for row in self.rows],
             "kept": {name: getattr(self, name) for name in KEPT},
             "client_uploads": dict(self.client_uploads),
+            "made": self._made,
             "states": dict(self.trainer.states) if isinstance(self.trainer, OwnTrainer) else {},
             "delays": {name: dict(part) for name, part in self.statistics.items()},
             "differences": None if self.differences is None else self.differences.state_dict(),
@@ -286,6 +314,7 @@ class Simulation:
         for name in KEPT:
             setattr(self, name, run["kept"][name])
         self.client_uploads = Counter(run["client_uploads"])
+        self._made = dict(run.get("made", {}))
         if isinstance(self.trainer, OwnTrainer):
             self.trainer.states = dict(run["states"])
         for name, part in self.statistics.items():

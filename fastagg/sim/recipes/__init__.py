@@ -50,10 +50,12 @@ def unknown(name: str, *known: list[str]) -> str:
     return f"no recipe {name!r}{near} (a file's name ends in .toml)"
 
 
-def configured(given: config.Config | str | Plain, changes: Plain) -> config.Config:
-    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys."""
+def configured(given: config.Config | str | Plain, changes: Plain, more: Plain | None = None) -> config.Config:
+    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys, and then
+    ``more``."""
     if not isinstance(changes, dict):
         raise ConfigError(_checks.wrong("changes", "a dict such as {'client.lr': 0.1}", changes))
+    changes = {**changes, **(more or {})}
     if isinstance(given, str):
         return load(given, changes)
     values = given.model_dump() if isinstance(given, config.Config) else given

@@ -39,11 +39,13 @@ from fastagg.sim.section import Section
 
 
 class Config(Section):
-    """One run. ``name`` names its folder and ``label`` its line in plots and tables."""
+    """One run. ``name`` names its folder and ``label`` its line in plots and tables. ``folder``: where modules that it
+    names are looked up, beside the current folder; the recipe's own, if it is a file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     label: str = ""
     about: str = ""
+    folder: str | None = None
     seed: int = Field(0, ge=0)
     algorithm: Algorithm
     data: AnyData
@@ -68,9 +70,9 @@ class Config(Section):
         counts = getattr(self.delay, "counts", None)
         authors = getattr(self.delay, "counting", "arrival") == "authors"
         if concurrency is not None and concurrency > clients:
-            raise ValueError(f"participation.concurrency is {concurrency}, more than data.clients, {clients}")
+            raise ValueError(f"participation.concurrency is {concurrency}, more than {self.data.counted}")
         if counts is not None and sum(counts) != clients:
-            raise ValueError(f"delay.counts are {sum(counts)} clients, data.clients is {clients}")
+            raise ValueError(f"delay.counts are {sum(counts)} clients, not {self.data.counted}")
         if authors and rule != "concurrency":
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
         if getattr(self.delay, "start", "sent") == "before" and not authors:
@@ -85,8 +87,10 @@ _TAGGED: dict[str, type[Section]] = by_name(AnyData) | by_name(AnyDelay)
 _KINDS: dict[str, Sequence[Any]] = {
     name: get_args(field.annotation) or [field.annotation]
     for name, field in Config.model_fields.items()
-    if field.annotation not in (str, int)
+    if field.annotation not in (str, int, str | None)
 }
+# What looks like a key and is none.
+ELSEWHERE = {"seeds": "a run has one seed; `fastagg compare RECIPE --seeds 3` runs several"}
 _MOST = 8  # problems in a message
 
 
@@ -108,6 +112,7 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
         if keys and len(path) == 1:
             return f"unknown key {where}, got {given}; did you mean {keys}?"
         near = _checks.meant(path[-1], known) or (keys and f"; there is {keys}")
+        near = f"; {ELSEWHERE[where]}" if where in ELSEWHERE else near
         return f"unknown key {where} (known here: {', '.join(known)}){near}"
     message = item["msg"].removeprefix("Value error, ")
     if kind == "missing":
@@ -138,7 +143,8 @@ def _meant(given: object, message: str) -> str:
 def full_keys(key: str) -> list[str]:
     """Return all dotted keys that end with ``key``: "client.lr", "algorithm.lr" and others for "lr"."""
     held = {name: {field for kind in kinds for field in kind.model_fields} for name, kinds in _KINDS.items()}
-    held["algorithm"] = {name for preset in registry.presets().values() for name in _keywords.of(preset).settings}
+    settings = {name for preset in registry.presets().values() for name in _keywords.of(preset).settings}
+    held["algorithm"] = settings - {"seed", "num_clients", "distill"}  # these come from other keys
     return [
         f"{name}.{key}" for name in dict.fromkeys(("client", "algorithm", "data", "run", *held)) if key in held[name]
     ]
@@ -168,7 +174,7 @@ def parse(text: str, source: str) -> Plain:
 def read(path: Path, what: str) -> Plain:
     """Return what a TOML file, a recipe or a table, holds. ConfigError when it cannot be read."""
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        return parse(path.read_text(encoding="utf-8-sig"), str(path))
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read the {what} {path}: expected TOML in UTF-8, got other bytes") from None
     except OSError as error:
@@ -196,8 +202,9 @@ def to_toml(config: Config) -> str:
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """Return the dotted keys in which the two differ, in order."""
-    return sorted(dict(_leaves(a.model_dump()).items() ^ _leaves(b.model_dump()).items()))
+    """Return the dotted keys in which the two differ, in order. ``folder`` is a place, and makes no other run."""
+    one, other = (_leaves(config.model_dump(exclude={"folder"})) for config in (a, b))
+    return sorted(dict(one.items() ^ other.items()))
 
 
 def _leaves(values: Plain, prefix: str = "") -> dict[str, str]:
@@ -209,7 +216,15 @@ def _leaves(values: Plain, prefix: str = "") -> dict[str, str]:
 
 def load(path: Path, changes: Plain | None = None) -> Config:
     """Read a recipe from a file. ConfigError when it cannot be read."""
-    return from_dict(changed(read(path, "recipe"), changes or {}), str(path))
+    return placed(from_dict(changed(read(path, "recipe"), changes or {}), str(path)), path)
+
+
+def placed(config: Config, path: Path) -> Config:
+    """Return the config of a recipe in a file: modules that it names are in the file's folder."""
+    named = ":" in config.algorithm.name or config.model.call or getattr(config.data, "call", "")
+    if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
+        return config
+    return config.model_copy(update={"folder": str(path.parent.absolute())})
 
 
 def parse_change(text: str) -> tuple[str, object]:

@@ -136,6 +136,8 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
             label = f"{method}, {setting}" if setting else method
             values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
             found = config.from_dict(config.changed(values, changes or {}), f"{name}, {label}")
+            if name_or_path.endswith(".toml"):
+                found = config.placed(found, Path(name_or_path).expanduser())
             paper = file.paper.at(method, setting)
             cells.append(Cell(found, _choice(setting), method=method, paper=paper, setting=setting))
     sides = {(cell.method, cell.setting) for cell in cells}

@@ -1,0 +1,222 @@
+"""What a run is: its config and all that it reads. Another one is never taken for it, and nothing finished is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import fastagg.sim
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.clients.own import Own
+from fastagg.sim.many.cells import cells
+from fastagg.sim.many.compare import compare
+from fastagg.sim.one.build import build_data
+from fastagg.sim.one.run import run
+from fastagg.sim.recipes.config import load, to_toml
+from fastagg.sim.show.progress import Progress, Watcher
+
+SHORT = {"run.uploads": 4, "run.evaluate_every": 1}
+FILES = {
+    "mine_.py": "import torch\nimport helper_\nfrom fastagg.sim.data.digits import load as data\n"
+    "def model(shape, classes):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n"
+    "def change(update, task):\n    return {name: helper_.scaled(array) for name, array in update.items()}\n",
+    "helper_.py": "def scaled(array):\n    return 1.0 * array\n",
+    "times.csv": "5\n6\n",
+}
+
+
+@pytest.fixture
+def folder(tiny, tmp_path):
+    """A recipe in a file, beside the module and the files that it names."""
+    here = tmp_path / "recipe"
+    here.mkdir()
+    for name, text in FILES.items():
+        (here / name).write_text(text)
+    digits = build_data(tiny().data, 0).clients[0]
+    labels = np.arange(len(digits)) % 10
+    arrays = {"x_train": digits.x.numpy(), "y_train": labels, "x_test": digits.x.numpy(), "y_test": labels}
+    np.savez(here / "data.npz", **arrays)
+    changes = {
+        **SHORT, "data": {"name": "npz", "dir": str(here), "clients": 3}, "participation": {"rule": "all"},
+        "model": {"name": "mine_:model"}, "own.change": "mine_:change",
+        "delay": {"name": "measured", "file": str(here / "times.csv")},
+    }  # fmt: skip
+    (here / "recipe.toml").write_text(to_toml(tiny(changes)))
+    yield here
+    forget()
+
+
+def forget():
+    for name in ("mine_", "helper_"):
+        sys.modules.pop(name, None)
+
+
+def scale_data(here):
+    with np.load(here / "data.npz") as file:
+        arrays = dict(file)
+    arrays["x_train"][0] += 1
+    np.savez(here / "data.npz", **arrays)
+
+
+def edit(name, old, new):
+    return lambda here: (here / name).write_text((here / name).read_text().replace(old, new))
+
+
+CHANGES = {
+    "its module": ("own.change", edit("mine_.py", "helper_.scaled(array)", "2 * helper_.scaled(array)")),
+    "a module that this one imports": ("own.change", edit("helper_.py", "1.0", "3.0")),
+    "its times": ("delay.file", edit("times.csv", "6", "7")),
+    "its data": ("data", scale_data),
+    "its model": ("model", edit("mine_.py", "Linear(64, classes)", "Linear(64, classes, bias=False)")),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_run_is_not_that_of_yesterday_when_what_it_reads_has_changed(what, folder, tmp_path, caplog):
+    out, recipe = tmp_path / "out", str(folder / "recipe.toml")
+    (first,) = compare(cells([recipe], {}, {}, 1), out, Watcher()).results
+    (again,) = compare(cells([recipe], {}, {}, 1), out, Watcher()).results
+    assert again == first and not caplog.records
+    key, change = CHANGES[what]
+    change(folder)
+    forget()
+    with pytest.raises(ConfigError, match=rf"other data or code \(.*{key}.* changed\)"):
+        run(load(folder / "recipe.toml"), first.folder, resume="go on")
+    (new,) = compare(cells([recipe], {}, {}, 1), out, Watcher()).results
+    assert new.rows != first.rows and f"{key}" in caplog.text and "it is run again" in caplog.text
+    assert run(load(folder / "recipe.toml")).rows == new.rows
+
+
+def test_a_recipe_s_folder_may_be_elsewhere_and_its_run_goes_on_from_its_own_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Killed(Progress):
+        def evaluated(self, row):
+            if row.version:
+                raise KeyboardInterrupt
+
+    config = load(folder / "recipe.toml", {"run.checkpoint_every": 0.0})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "cut", Killed())
+    forget()
+    ended = run(load(tmp_path / "cut" / "config.toml"), tmp_path / "cut", resume="go on")
+    assert ended.rows == run(config).rows
+    (tmp_path / "mine_.py").write_text("model = change = None")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="another module of this name is imported"):
+        run(config)
+
+
+def closing_over(scale):
+    return lambda update, task: {name: scale * array for name, array in update.items()}
+
+
+def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
+    config, data = tiny(SHORT), build_data(tiny().data, 0)
+    other = replace(data, test=replace(data.test, x=data.test.x + 1e-3))
+    given = {"data": data, "own": Own(change=closing_over(1.0)), "model": lambda shape, classes: torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, classes))}  # fmt: skip
+    first = run(config, tmp_path, **given)
+    assert run(config, tmp_path, resume="go on", **{**given, "own": Own(change=closing_over(1.0))}) == first
+    wide = {
+        "model": lambda shape, classes: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes, False))
+    }
+    for key, change in {
+        "data": {"data": other},
+        "own.change": {"own": Own(change=closing_over(2.0))},
+        "model": wide,
+    }.items():
+        with pytest.raises(ConfigError, match=rf"\({key} changed\)"):
+            run(config, tmp_path, resume="go on", **{**given, **change})
+    assert run(config, tmp_path, resume="go on", replace=True, **{**given, "data": other}).rows != first.rows
+
+
+def test_a_finished_run_is_read_where_its_data_is_no_more_and_one_of_before_has_no_digests(folder, tmp_path):
+    config = load(folder / "recipe.toml")
+    first = run(config, tmp_path / "out")
+    (folder / "data.npz").rename(tmp_path / "data.npz")
+    assert run(config, tmp_path / "out", resume="go on") == first
+    (tmp_path / "out" / "inputs.json").unlink()
+    (tmp_path / "data.npz").rename(folder / "data.npz")
+    scale_data(folder)
+    assert run(config, tmp_path / "out", resume="go on") == first
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def interrupted(config, out):
+    run(config, out, stop=lambda: True)
+
+
+HELD = {
+    "a finished run": run,
+    "an interrupted run": interrupted,
+    "a comparison": lambda config, out: compare(cells(["fedbuff-digits-large"], SHORT, {}, 1), out, Watcher()),
+    "a file report.html": lambda config, out: (out / "report.html").write_text("my thesis"),
+    "a file accuracy.svg": lambda config, out: (out / "accuracy.svg").write_text("my picture"),
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_nothing_finished_is_overwritten_without_replace(what, tiny, tmp_path):
+    HELD[what](tiny(SHORT), tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=f"holds {what}"):
+        fastagg.sim.run(tiny(SHORT), seed=1, out=tmp_path)
+    if what == "a comparison":
+        with pytest.raises(ConfigError, match=f"holds {what}"):
+            run(tiny(SHORT), tmp_path, replace=True)
+    else:
+        with pytest.raises(DataError, match=f"holds {what}"):
+            compare(cells(["fedbuff-digits-large"], SHORT, {}, 1), tmp_path, Watcher())
+    assert contents(tmp_path) == before
+    if what != "a comparison":
+        assert run(tiny({**SHORT, "seed": 1}), tmp_path, replace=True).rows == run(tiny({**SHORT, "seed": 1})).rows
+
+
+def test_keys_of_the_first_level_are_settings_and_mean_the_same(tiny):
+    values = tiny(SHORT).model_dump()
+    assert fastagg.sim.run(values, seed=3).rows == run(tiny({**SHORT, "seed": 3})).rows != run(tiny(SHORT)).rows
+    delay = {"name": "exponential"}
+    assert fastagg.sim.run(values, delay=delay).rows == run(tiny({**SHORT, "delay": delay})).rows
+    passed = build_data(tiny().data, 0)
+    del values["data"]
+    assert fastagg.sim.run(values, data=passed).rows == run(tiny(SHORT)).rows
+
+
+SCRIPT = """
+import logging
+import torch
+from fastagg.sim.clients.own import Own
+from fastagg.sim.one.run import run
+from fastagg.sim.recipes.config import load
+log = logging.getLogger("mine")
+class Scale:
+    def by(self, array): return FACTOR * array
+def change(update, task):
+    log.info("%s", torch.zeros(1))
+    return {name: Scale().by(array) for name, array in update.items()}
+run(load(PATH), OUT, own=Own(change=change), resume="go on")
+"""
+
+
+def test_functions_of_a_script_are_what_they_use_and_not_the_whole_script(tiny, tmp_path):
+    (tmp_path / "tiny.toml").write_text(to_toml(tiny(SHORT)))
+    script = tmp_path / "script.py"
+
+    def ends(text, factor):
+        given = text.replace("FACTOR", factor).replace("PATH", "__import__('pathlib').Path('tiny.toml')")
+        script.write_text(given.replace("OUT", "__import__('pathlib').Path('out')"))
+        return subprocess.run(
+            [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+        ).stderr
+
+    assert ends(SCRIPT, "1") == ends(SCRIPT + "print('another line')\n", "1") == ""
+    assert "other data or code (own.change changed)" in ends(SCRIPT, "2")
