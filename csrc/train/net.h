@@ -12,7 +12,7 @@ namespace fastagg::train {
 
 constexpr int64_t kChannels = 16;  // in a group of lanes, whatever a vector has
 
-enum Kind : int32_t { kConvolution, kMoments, kNormalise, kGroupNorm, kSum, kMaxPool, kMeanPool, kLoss };
+enum Kind : int32_t { kConvolution, kMoments, kNormalise, kGroupNorm, kSum, kMaxPool, kMeanPool, kFlatten, kLoss };
 
 struct Image {
   int64_t channels, height, width;

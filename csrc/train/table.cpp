@@ -85,15 +85,17 @@ class Table::Builder {
             one.padding[which]};
   }
 
-  static bool is_window(const Description& one) {
-    return one.kind == "convolution" || one.kind == "max_pool" || one.kind == "mean_pool";
+  // Its output has other pixels than its input.
+  static bool reshapes(const Description& one) {
+    return one.kind == "convolution" || one.kind == "max_pool" || one.kind == "mean_pool" || one.kind == "flatten";
   }
 
   Image output_of(const Description& one) const {
     const auto known = static_cast<int64_t>(images_.size());
     need(one.in >= 0 && one.in < known && one.other < known, "no such input");
     const Image& in = images_[static_cast<size_t>(one.in)];
-    if (!is_window(one)) {
+    if (one.kind == "flatten") return image(in.channels * in.height * in.width, 1, 1);
+    if (!reshapes(one)) {
       if (one.other >= 0) {
         const Image& other = images_[static_cast<size_t>(one.other)];
         need(other.channels == in.channels && other.height == in.height && other.width == in.width,
@@ -125,7 +127,7 @@ class Table::Builder {
     for (bool changed = true; changed;) {
       changed = false;
       for (size_t i = 0; i < given_.size(); ++i) {
-        if (is_window(given_[i])) continue;
+        if (reshapes(given_[i])) continue;
         std::vector<Image*> all{&images_[i + 1], &images_[static_cast<size_t>(given_[i].in)]};
         if (given_[i].other >= 0) all.push_back(&images_[static_cast<size_t>(given_[i].other)]);
         int64_t widest = 0;
@@ -143,7 +145,7 @@ class Table::Builder {
       each.padded = whole_groups(each.channels);
       // A product reads its left side number by number.
       if (&each == &images_.front() && std::all_of(given_.begin(), given_.end(), [](const Description& one) {
-            return one.in != 0 || one.kind == "convolution";
+            return (one.in != 0 || one.kind == "convolution") && one.other != 0;
           }))
         each.padded = each.channels;
       each.row = (each.width + 2 * each.border) * each.padded;
@@ -189,7 +191,8 @@ class Table::Builder {
     zero_ = pack(kChannels);  // nothing is placed there
     static const std::map<std::string, Kind> kinds{{"convolution", kConvolution}, {"batch_norm", kNormalise},
                                                    {"group_norm", kGroupNorm},    {"sum", kSum},
-                                                   {"max_pool", kMaxPool},        {"mean_pool", kMeanPool}};
+                                                   {"max_pool", kMaxPool},        {"mean_pool", kMeanPool},
+                                                   {"flatten", kFlatten}};
     for (size_t i = 0; i < given_.size(); ++i) {
       const Description& one = given_[i];
       const auto kind = kinds.find(one.kind);

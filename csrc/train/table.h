@@ -11,7 +11,7 @@ namespace fastagg::train {
 
 // A layer as Python describes it. Images are numbered: 0 is the input, i+1 the output of the i-th layer.
 struct Description {
-  std::string kind;  // convolution, batch_norm, group_norm, sum, max_pool, mean_pool
+  std::string kind;  // convolution, batch_norm, group_norm, sum, max_pool, mean_pool, flatten
   int64_t in = 0, other = -1;
   bool relu = false;
   int64_t channels = 0;  // of a convolution's output

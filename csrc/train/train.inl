@@ -487,6 +487,33 @@ void add_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   pass(layer.other, layer.other_adds);
 }
 
+// Calls act(offset in the image, offset in a vector in torch's order) for every number of the samples.
+template <typename Act>
+FASTAGG_FN void for_numbers(const Work& w, const Layer& layer, int64_t first, int64_t last, Act act) {
+  const Image& in = w.net.images[layer.in];
+  for (int64_t s = first; s < last; ++s) {
+    int64_t to = s * w.net.images[layer.out].sample;
+    for (int64_t c = 0; c < in.channels; ++c)
+      for (int64_t y = 0; y < in.height; ++y)
+        for (int64_t x = 0; x < in.width; ++x) act(s * in.sample + in.first + y * in.row + x * in.padded + c, to++);
+  }
+}
+
+void flatten(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  const float* x = w.values(layer.in);
+  float* y = w.values(layer.out);
+  for_numbers(w, layer, first, last, [&](int64_t from, int64_t to) { y[to] = x[from]; });
+}
+
+void flatten_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
+  if (w.net.images[layer.in].slopes < 0) return;
+  const float* dy = w.slopes(layer.out);
+  float* dx = w.slopes(layer.in);
+  for_numbers(w, layer, first, last, [&](int64_t to, int64_t from) {
+    dx[to] = layer.adds ? dx[to] + dy[from] : dy[from];
+  });
+}
+
 // Calls act(output offset, first tap's offset, taps by side) for each window and channel vector of a pooling layer.
 template <typename Act>
 FASTAGG_FN void for_windows(const Work& w, const Layer& layer, int64_t first, int64_t last, Act act) {
@@ -603,6 +630,7 @@ void forward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
     case train::kSum: return add(w, layer, first, last);
     case train::kMaxPool:
     case train::kMeanPool: return pool(w, layer, first, last);
+    case train::kFlatten: return flatten(w, layer, first, last);
     case train::kLoss: return loss(w, layer, first, last);
   }
 }
@@ -619,6 +647,7 @@ void backward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
     case train::kSum: return add_back(w, layer, first, last);
     case train::kMaxPool:
     case train::kMeanPool: return pool_back(w, layer, first, last);
+    case train::kFlatten: return flatten_back(w, layer, first, last);
     case train::kLoss: return;
   }
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from torch.nn import functional
 from fastagg import build_info
 from fastagg._build import native, set_isa
 from fastagg.errors import ConfigError
+from fastagg.sim.clients.proof import prove
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.models import build
 
@@ -368,3 +373,147 @@ def test_what_has_no_layer_is_left_to_torch() -> None:
     ):
         with pytest.raises(Untranslated, match=word):
             Table(module, shape)
+
+
+class Drawn(nn.Module):
+    """A random network: a list of what happens to a value ``x``, and to one ``kept`` from before."""
+
+    fused = True
+
+    def __init__(self, seed: int, tricks: bool) -> None:
+        super().__init__()
+        draw = Random(seed)
+        torch.manual_seed(seed)
+        self.shape: tuple[int, ...] = draw.choice([(2, 6, 5), (1, 4, 4), (3, 5, 5), (19, 3, 3), (7,), (20,)])
+        self.layers, self.steps = nn.ModuleList(), list[Any]()
+        shape, kept = self.shape, self.shape
+        image = len(shape) == 3
+        for _ in range(draw.randint(1, 7)):
+            steps = ["relu", "layer", "layer", "layer", "keep", "add"] + (["flatten"] if image else [])
+            step = draw.choice(steps + (["alpha", "iadd", "relu in place", "alias", "mode"] if tricks else []))
+            if step in ("add", "alpha", "iadd", "alias") and kept != shape:
+                continue
+            if step == "layer":
+                width = draw.choice([2, 4, 6, 18])
+                layers: list[nn.Module] = [nn.ReLU(inplace=tricks and draw.random() < 0.5), nn.Identity()]
+                if image:
+                    small = min(shape[1:])
+                    layers += [nn.Conv2d(shape[0], width, 3, draw.choice([1, 2]), 1, bias=draw.random() < 0.5)]
+                    layers += [nn.BatchNorm2d(shape[0]), nn.GroupNorm(1, shape[0]), nn.Conv2d(shape[0], shape[0], 1)]
+                    layers += [nn.MaxPool2d(2), nn.AvgPool2d(2, 1)] if small > 1 else []
+                else:
+                    layers += [nn.Linear(shape[0], width), nn.BatchNorm1d(shape[0]), nn.GroupNorm(1, shape[0])]
+                    layers += [nn.Linear(shape[0], shape[0], bias=False)]
+                self.steps.append(len(self.layers))
+                self.layers.append(draw.choice(layers))
+                shape = tuple(self.layers[-1].eval()(torch.zeros(2, *shape)).shape[1:])
+                continue
+            if step == "flatten":
+                shape, image = (math.prod(shape),), False
+            elif step == "keep":
+                kept = shape
+            self.steps.append(step)
+        self.last = nn.Linear(math.prod(shape), CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x
+        for step in self.steps:
+            if isinstance(step, int):
+                x = self.layers[step](x)
+            elif step == "keep":
+                kept = x
+            elif step == "add":
+                x = x + kept
+            elif step == "alpha":
+                x = torch.add(x, kept, alpha=0.1)
+            elif step == "iadd":
+                x = operator.iadd(x, kept)
+            elif step == "alias":
+                same = x = x * 1.0 if x is kept else x
+                x += kept
+                x = x + same
+            elif step == "mode":
+                x = x if self.training else torch.relu(x)
+            elif step == "flatten":
+                x = x.flatten(1)
+            else:
+                x = functional.relu(x, inplace=step != "relu")
+        return self.last(x.flatten(1))
+
+
+def drawn(seed: int) -> tuple[nn.Module, tuple[int, ...], bool]:
+    """A network, the shape of its inputs, and whether all that it does can be read from its graph. A third is nested
+    nn.Sequential alone; a third has functions, hooks and changes in place that a table cannot have."""
+    module: nn.Module = Drawn(seed, tricks=seed % 3 == 2).train()
+    if seed % 3 == 0:
+        layers = {"relu": nn.ReLU, "flatten": nn.Flatten}
+        chain = [layers[step]() if step in layers else module.layers[step] for step in module.steps
+                 if step in layers or isinstance(step, int)]  # fmt: skip
+        half = len(chain) // 2
+        return nn.Sequential(nn.Sequential(*chain[:half]), *chain[half:], nn.Flatten(), module.last), module.shape, True
+    if seed % 9 == 8:
+        module.last.register_forward_pre_hook(lambda layer, given: (given[0] * 1.1,))
+    return module, module.shape, seed % 3 != 2
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # hundreds of small networks: threads that wait for each other take all the time
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("layer", "change"),
+    [
+        (0, {"bias": -1}), (1, {"eps": 0.1}), (1, {"momentum": 0.5}), (2, {"relu": False}), (3, {"kind": "mean_pool"}),
+        (4, {"groups": 1}), (4, {"weight": 0}), (5, {"kind": "max_pool"}), (6, {"bias": -1}),
+    ],
+)  # fmt: skip
+def test_a_proof_names_the_layer_that_a_table_has_wrong(layer: int, change: dict[str, Any], one_thread: None) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 6),
+        nn.AvgPool2d(3), nn.Flatten(), nn.Linear(6, CLASSES),
+    )  # fmt: skip
+    client = Client(module, (2, 6, 6), [11])
+    x, y, layers = client.x[:11], client.y[:11], Table(module, (2, 6, 6))
+    prove(module, layers, client.table, x, y)
+    place = layer - (layer > 1)  # the ReLU is its BatchNorm's
+    layers.layers[place].update(change)
+    wrong = native.Table(
+        shape=layers.shape, layers=layers.layers, batch=11, squares=False, parameters=len(client.start),
+        buffers=len(client.buffers),
+    )  # fmt: skip
+    called = {1: 2, 6: 7}.get(layer, layer)  # after its ReLU, after the Flatten before it
+    named = "1.running_mean" if "momentum" in change else rf"layer {called} \("
+    with pytest.raises(Untranslated, match=named):
+        prove(module, layers, wrong, x, y)
+
+
+def test_random_networks_equal_autograd_s_or_are_left_to_torch(one_thread: None) -> None:
+    translated, proved = 0, 0
+    for seed in range(300):
+        module, shape, plain = drawn(seed)
+        try:
+            client = Client(module, shape, [5, 6])
+            exact, exact_buffers = client.exactly()
+        except (Untranslated, RuntimeError) as error:  # autograd cannot have some changes in place
+            assert not plain, (seed, error)
+            continue
+        translated += 1
+        update, buffers = client.train()
+        ends = [p.numel() for p in module.parameters()]
+        pairs = zip([*update.split(ends), buffers], [*exact.split(ends), exact_buffers], strict=True)
+        right = all(float((a - b).norm()) <= 1e-3 * float(b.norm()) + 1e-6 for a, b in pairs)
+        before = [value.clone() for value in (*module.parameters(), *module.buffers())]
+        try:
+            prove(module, Table(module, shape), client.table, client.x[:5], client.y[:5])
+            proved += 1
+        except Untranslated:
+            assert not plain, seed
+            continue
+        assert right, (seed, module)
+        assert all(map(torch.equal, before, (*module.parameters(), *module.buffers())))
+    assert translated > 220 and translated - proved > 5, (translated, proved)

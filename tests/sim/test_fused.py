@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fastagg.errors import ConfigError
 from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.one.build import build_data
@@ -118,6 +119,31 @@ def test_a_run_that_torch_trains_says_why_once(caplog: pytest.LogCaptureFixture)
     assert [record.message for record in caplog.records] == [f"clients are trained by torch: {result.summary['fused']}"]
     adamw = config(client={"lr": 0.01, "optimizer": "adamw"})
     assert "adamw" in run(adamw).summary["fused"]
+
+
+def test_a_network_that_was_proved_is_the_one_that_is_returned() -> None:
+    """What a run prints and what torch finds with the model that it returns are one accuracy."""
+    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(288), nn.Linear(288, 10))
+    work = {"lr": 0.3, "batch_size": 500, "epochs": 5}  # of all samples, so that no batch has one
+    simulation = Simulation(config(client=work, run={"uploads": 60}), model=lambda shape, classes: network)
+    assert isinstance(simulation.trainer, FusedTrainer)
+    while simulation.done() < 1:
+        simulation.step()
+    row = simulation.evaluate()
+    network.load_state_dict(simulation.server.parameters())
+    test = simulation.data.test
+    found = (network.eval()(test.x).argmax(1) == test.y).float().mean()
+    assert row.accuracy == pytest.approx(float(found), abs=0.006) and float(found) > 0.5
+
+
+def test_a_batch_of_one_is_refused_where_torch_refuses_it() -> None:
+    def network(shape: Any, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+    data = build_data(config().data, 0)
+    size = len(data.clients[3])
+    with pytest.raises(ConfigError, match=r"client\.batch_size: client \d+ has \d+ samples and so a batch of one"):
+        run(config(client={"lr": 0.1, "batch_size": size - 1}, participation={"rule": "all"}), model=network)
 
 
 def test_an_exception_in_a_thread_comes_out_and_the_threads_end() -> None:

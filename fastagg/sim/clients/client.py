@@ -49,11 +49,17 @@ class LocalWork(Client):
 
         Every epoch has its own order, drawn from (seed, key).
         """
+        lengths = self.lengths(size, local_steps)
+        index = permutations(-(-sum(lengths) // size), size, words(seed, "batches", *key))
+        return index[: sum(lengths)], lengths
+
+    def lengths(self, size: int, local_steps: int | None) -> list[int]:
+        """Return the length of each mini-batch. The last one of an epoch has what is left."""
         batch_size = min(self.batch_size, size)
-        per_epoch, steps = -(-size // batch_size), self.steps_of(size, local_steps)
-        lengths = [min(batch_size, size - step % per_epoch * batch_size) for step in range(steps)]
-        index = permutations(-(-steps // per_epoch), size, words(seed, "batches", *key))
-        return index if steps % per_epoch == 0 else index[: sum(lengths)], lengths
+        per_epoch = -(-size // batch_size)
+        return [
+            min(batch_size, size - step % per_epoch * batch_size) for step in range(self.steps_of(size, local_steps))
+        ]
 
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "adamw":

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fastagg._build import native
+from fastagg.errors import ConfigError
 from fastagg.model import ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.client import LocalWork
+from fastagg.sim.clients.proof import SAMPLES, prove
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.data.federated import Samples, batches
 from fastagg.sim.seeds import words
@@ -52,10 +54,30 @@ class FusedTrainer:
         self._statistics = {name: b for name, b in buffers.items() if b.is_floating_point()}
         self._has_buffers = bool(buffers)
         self._size, held = (sum(a.numel() for a in arrays.values()) for arrays in (self._sent, self._statistics))
-        self._table = native.Table(
-            shape=self._layers.shape, layers=self._layers.layers, squares=False, parameters=self._size,
-            batch=min(work.batch_size, max(map(len, clients))), buffers=held,
-        )  # fmt: skip
+        try:
+            self._table = native.Table(
+                shape=self._layers.shape, layers=self._layers.layers, squares=False, parameters=self._size,
+                batch=min(work.batch_size, max(map(len, clients))), buffers=held,
+            )  # fmt: skip
+        except ConfigError as error:
+            raise Untranslated(str(error)) from None
+        # Torch refuses to find the deviation of one number.
+        norms = (layer["input"] for layer in self._layers.layers if layer["kind"] == "batch_norm")
+        self._needs_two = any(self._layers.shapes[image][1:] == (1, 1) for image in norms)
+        self._prove(module, clients)
+
+    def _prove(self, module: nn.Module, clients: Sequence[Samples]) -> None:
+        """Compare the table with the module on the first batch of a client. Another client's decides if they differ: a
+        number next to zero can have another ReLU by rounding."""
+        tried = [client for client in range(len(clients)) if len(clients[client]) > self._needs_two][:3]
+        for client in tried:
+            samples = clients[client]
+            first = self._work.batches(len(samples), 1, self._seed, client, 0)[0][:SAMPLES]
+            try:
+                return prove(module, self._layers, self._table, samples.x[first], samples.y[first])
+            except Untranslated:
+                if client == tried[-1]:
+                    raise
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> ModelState:
         """Train from ``task``'s model on ``samples`` and return the update in the form ``Server.receive`` takes."""
@@ -89,6 +111,11 @@ class FusedTrainer:
         """Return the update, and who is training it: until then, the update is empty memory. Without ``crew`` it is
         trained already."""
         work, x, y, steps = self._work, samples.x, samples.y, 1 if gradient else task.local_steps
+        if self._needs_two and 1 in work.lengths(len(y), steps):
+            raise ConfigError(
+                f"client.batch_size: client {client} has {len(y)} samples and so a batch of one, on which the "
+                "BatchNorm of vectors cannot train"
+            )
         index: Tensor | None = None
         if samples.augment is None:
             steps = work.steps_of(y.shape[0], steps)

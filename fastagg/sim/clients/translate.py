@@ -1,13 +1,17 @@
 """Networks as tables of layers, which the compiled extension trains (csrc/train).
 
 A class of modules may say ``fused = True``: its ``forward`` does the same at every call, so that it is read once.
+What was read is believed after :mod:`fastagg.sim.clients.proof` has compared it with the module.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import fx, nn
@@ -22,12 +26,21 @@ class Untranslated(Exception):
     """Why a network is trained by torch."""
 
 
+class Value(NamedTuple):
+    """What a layer returns: the number of its image (0 is the input), and whether torch sees a vector for a sample."""
+
+    image: int
+    vector: bool
+
+
 class Table:
     """The layers of ``module`` for inputs of ``shape``, in the form that ``native.Table`` takes.
 
     Attributes:
         shape: of an input, as (channels, height, width).
         layers: one dict each.
+        shapes: of the images; the one behind the i-th layer is the number i + 1.
+        names: of the modules whose outputs the images are, by number; empty for a function's.
         counters: how many counters of batches the module has.
 
     Raises:
@@ -40,80 +53,117 @@ class Table:
         _need(trained, "some parameters do not train, or are not fp32")
         self.shape: Shape = tuple(shape) if len(shape) == 3 else (shape[0], 1, 1)
         self.layers: list[Plain] = []
-        self._shapes = [self.shape]
-        self._flat = {0} if len(shape) == 1 else set()  # values that torch sees as vectors
+        self.shapes = [self.shape]
+        self.names: dict[int, str] = {}
+        self._flat: dict[int, int] = {}  # images whose numbers lie in torch's order in another one
         buffers = dict(module.named_buffers())
         statistics = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
         self.counters = len(buffers) - len(statistics)
         self._parameters, self._buffers = _places(dict(module.named_parameters())), _places(statistics)
+        _need(not nn.modules.module._has_any_global_hook(), "all modules have a hook")
         for name, layer in module.named_modules():
+            called = name or "the model itself"
             known = type(layer) in QUIET or getattr(layer, "fused", False)
-            _need(known, f"the table has no layer {type(layer).__name__} ({name or 'the model itself'})")
+            _need(known, f"the table has no layer {type(layer).__name__} ({called})")
+            hooked = any(getattr(part, kind, None) for part in (layer, *layer.parameters(False)) for kind in _HOOKS)
+            _need(not hooked and "forward" not in vars(layer), f"{called} has hooks, or a forward function of its own")
+        given = Value(0, len(shape) == 1)
         if (reader := _MODULES.get(type(module))) is not None:
-            reader(self, module, "", 0)
+            reader(self, module, "", given)
         else:
-            self._read(module)
+            self._read(module, given)
         _need(not self._parameters, _ONCE)
         norms = sum(layer["kind"] == "batch_norm" for layer in self.layers)
         _need(norms == self.counters, "buffers are not BatchNorm's")
-        _need(self.layers and self._shapes[-1][1:] == (1, 1), "the output is not a vector of classes")
+        _need(self.layers and self.shapes[-1][1:] == (1, 1), "the output is not a vector of classes")
 
-    def _read(self, module: nn.Module) -> None:
+    def _read(self, module: nn.Module, given: Value) -> None:
         try:
             graph = fx.Tracer().trace(module)
         except Exception as error:  # whatever a forward function does with what is no tensor
             raise Untranslated(f"its forward function cannot be traced ({type(error).__name__})") from None
-        found: dict[Foreign, int] = {}
+        found: dict[Foreign, Value] = {}
+        owners: dict[Foreign, fx.Node] = {}  # of the memory that a value lies in
+        read = Counter[fx.Node]()
         for node in graph.nodes:
+            read_by_it = [owners[arg] for arg in node.args if isinstance(arg, fx.Node)]
+            view = node.target in _FLATTENS or _layer(node, module) in (nn.Flatten, nn.Identity)
+            owners[node] = read_by_it[0] if view and read_by_it else node
+            read.update([] if view else read_by_it)
+        for node in graph.nodes:
+            inputs = [arg for arg in node.args if isinstance(arg, fx.Node)]
             if node.op == "placeholder":
                 _need(not found, "the model takes more than one input")
-                found[node] = 0
+                found[node] = given
             elif node.op == "output":
-                last = isinstance(node.args[0], fx.Node) and found[node.args[0]] == len(self.layers)
+                last = isinstance(node.args[0], fx.Node) and self._vector(found[node.args[0]]).image == len(self.layers)
                 _need(last, "the output is not the last layer's")
             else:
-                found[node] = self._add(node, module, [found[arg] for arg in node.args if isinstance(arg, fx.Node)])
+                alone = bool(inputs) and owners[inputs[0]].op != "placeholder" and read[owners[inputs[0]]] == 1
+                found[node] = self._add(node, module, [found[arg] for arg in inputs], alone)
 
-    def _add(self, node: fx.Node, module: nn.Module, inputs: list[int]) -> int:
-        if node.op == "call_module":
-            layer = module.get_submodule(str(node.target))
-            reader = _MODULES.get(type(layer))
-            if reader is not None and len(inputs) == 1:
-                return reader(self, layer, f"{node.target}.", inputs[0])
-            raise Untranslated(f"the table has no layer {type(layer).__name__} ({node.target})")
-        if node.target in (torch.relu, functional.relu, "relu") and len(inputs) == 1:
-            return self.relu(None, "", inputs[0])
-        if node.target in (operator.add, torch.add, "add", operator.iadd) and len(inputs) == 2 == len(node.args):
-            return self.append("sum", inputs[0], self._shapes[inputs[0]], other=inputs[1])
-        if node.target in (torch.flatten, "flatten") and node.args[1:] == (1,) and not node.kwargs:
-            return self.flatten(nn.Flatten(), "", inputs[0])
-        raise Untranslated(f"the table has no layer for {getattr(node.target, '__name__', node.target)}")
+    def _add(self, node: fx.Node, module: nn.Module, inputs: list[Value], alone: bool) -> Value:
+        """``alone``: nothing else reads the memory of the first input, so that it may be written to."""
+        known, layer = dict(node.kwargs), _layer(node, module)
+        in_place = node.target is operator.iadd or bool(known.pop("inplace", False))
+        if layer is not None:
+            part = module.get_submodule(str(node.target))
+            _need(layer in _MODULES and len(inputs) == 1, f"the table has no layer {layer.__name__} ({node.target})")
+            in_place = bool(getattr(part, "inplace", False))
+        called = getattr(node.target, "__name__", node.target)
+        _need(alone or not in_place, f"{called} changes in place what something else reads")
+        if layer is nn.ReLU or (node.target in _RELUS and len(inputs) == 1 == len(node.args) and not known):
+            value = self._relu(inputs[0], alone)
+        elif layer is not None:
+            value = _MODULES[layer](self, part, f"{node.target}.", inputs[0])
+        elif node.target in _SUMS and len(inputs) == 2 == len(node.args) and not known:
+            value = self._sum(*inputs)
+        elif node.target in _FLATTENS and node.args[1:] == (1,) and not known:
+            return inputs[0]._replace(vector=True)
+        else:
+            raise Untranslated(f"the table has no layer for {called} with these arguments")
+        if value.image != inputs[0].image or layer is nn.ReLU:
+            self.names[value.image] = str(node.target) if layer is not None else ""
+        return value
 
-    def append(self, kind: str, source: int, shape: Shape, **more: Foreign) -> int:
-        self.layers.append({"kind": kind, "input": source, **more})
-        self._shapes.append(shape)
-        if source in self._flat:
-            self._flat.add(len(self.layers))
-        return len(self.layers)
+    def append(self, kind: str, source: Value, shape: Shape, **more: Foreign) -> Value:
+        self.layers.append({"kind": kind, "input": source.image, **more})
+        self.shapes.append(shape)
+        return Value(len(self.layers), source.vector)
 
-    def relu(self, layer: nn.Module | None, name: str, source: int) -> int:
-        """Let the layer before do it, if it has just been added."""
-        if source == len(self.layers) > 0 and not self.layers[-1].get("relu"):
+    def _relu(self, source: Value, alone: bool) -> Value:
+        """Let the layer before do it, if it has just been added and nothing else reads what it returns."""
+        if alone and source.image == len(self.layers) and not self.layers[-1].get("relu"):
             self.layers[-1]["relu"] = True
             return source
-        return self.append("sum", source, self._shapes[source], relu=True)
+        return self.append("sum", source, self.shapes[source.image], relu=True)
 
-    def flatten(self, layer: nn.Flatten, name: str, source: int) -> int:
+    def _sum(self, one: Value, other: Value) -> Value:
+        if self.shapes[one.image] != self.shapes[other.image]:
+            one, other = self._vector(one), self._vector(other)
+        same = self.shapes[one.image] == self.shapes[other.image] and one.vector == other.vector
+        _need(same, "terms of a sum have different shapes")
+        return self.append("sum", one, self.shapes[one.image], other=other.image)
+
+    def _vector(self, source: Value) -> Value:
+        """Return a value whose channels are the numbers of ``source``, in torch's order, if that is a vector."""
+        shape = self.shapes[source.image]
+        if not source.vector or shape[1:] == (1, 1):
+            return source
+        if source.image not in self._flat:
+            self._flat[source.image] = self.append("flatten", source, (math.prod(shape), 1, 1)).image
+        return Value(self._flat[source.image], True)
+
+    def flatten(self, layer: nn.Flatten, name: str, source: Value) -> Value:
         _need((layer.start_dim, layer.end_dim) == (1, -1), f"the layer {name} flattens some dimensions only")
-        self._flat.add(source)  # the next linear layer is a window over all of it
-        return source
+        return source._replace(vector=True)  # a linear layer is a window over all of it
 
-    def linear(self, layer: nn.Linear, name: str, source: int) -> int:
-        _need(source in self._flat, f"the linear layer {name} does not read a vector")
-        whole = self._shapes[source][1:], (1, 1), (0, 0)
+    def linear(self, layer: nn.Linear, name: str, source: Value) -> Value:
+        _need(source.vector, f"the linear layer {name} does not read a vector")
+        whole = self.shapes[source.image][1:], (1, 1), (0, 0)
         return self._windows("convolution", source, *whole, channels=layer.out_features, **self._weights(layer, name))
 
-    def convolution(self, layer: nn.Conv2d, name: str, source: int) -> int:
+    def convolution(self, layer: nn.Conv2d, name: str, source: Value) -> Value:
         plain = layer.groups == 1 and layer.padding_mode == "zeros" and layer.dilation == (1, 1)
         _need(plain, f"the convolution {name} has groups, dilation or a padding other than zeros")
         narrow = not isinstance(layer.padding, str) and all(map(operator.lt, layer.padding, layer.kernel_size))
@@ -121,38 +171,42 @@ class Table:
         more = {"channels": layer.out_channels, **self._weights(layer, name)}
         return self._windows("convolution", source, *_window(layer), **more)
 
-    def batch_norm(self, layer: nn.BatchNorm2d, name: str, source: int) -> int:
+    def batch_norm(self, layer: nn.BatchNorm2d, name: str, source: Value) -> Value:
         kept = layer.affine and layer.track_running_stats and layer.momentum is not None
         _need(kept, f"the BatchNorm {name} has no weights, or keeps no exponential running statistics")
         places = {"mean": self._buffers[f"{name}running_mean"], "variance": self._buffers[f"{name}running_var"]}
         more = {"eps": layer.eps, "momentum": layer.momentum, **places, **self._weights(layer, name)}
-        return self.append("batch_norm", source, self._shapes[source], **more)
+        source = self._vector(source)
+        return self.append("batch_norm", source, self.shapes[source.image], **more)
 
-    def group_norm(self, layer: nn.GroupNorm, name: str, source: int) -> int:
+    def group_norm(self, layer: nn.GroupNorm, name: str, source: Value) -> Value:
         _need(layer.affine, f"the GroupNorm {name} has no weights")
         more = {"eps": layer.eps, "groups": layer.num_groups, **self._weights(layer, name)}
-        return self.append("group_norm", source, self._shapes[source], **more)
+        source = self._vector(source)
+        return self.append("group_norm", source, self.shapes[source.image], **more)
 
-    def max_pool(self, layer: nn.MaxPool2d, name: str, source: int) -> int:
+    def max_pool(self, layer: nn.MaxPool2d, name: str, source: Value) -> Value:
         plain = not layer.ceil_mode and not layer.return_indices and _pair(layer.dilation) == (1, 1)
         _need(plain, f"the pooling {name} has dilation, partial windows or indices")
         return self._windows("max_pool", source, *_window(layer))
 
-    def mean_pool(self, layer: nn.AvgPool2d, name: str, source: int) -> int:
+    def mean_pool(self, layer: nn.AvgPool2d, name: str, source: Value) -> Value:
         plain = not layer.ceil_mode and _pair(layer.padding) == (0, 0) and layer.divisor_override is None
         _need(plain, f"the pooling {name} has padding, partial windows or a divisor of its own")
         return self._windows("mean_pool", source, *_window(layer))
 
-    def whole_pool(self, layer: nn.AdaptiveAvgPool2d, name: str, source: int) -> int:
+    def whole_pool(self, layer: nn.AdaptiveAvgPool2d, name: str, source: Value) -> Value:
         _need(_pair(layer.output_size) == (1, 1), f"the pooling {name} leaves more than one pixel")
-        return self._windows("mean_pool", source, self._shapes[source][1:], (1, 1), (0, 0))
+        return self._windows("mean_pool", source, self.shapes[source.image][1:], (1, 1), (0, 0))
 
-    def identity(self, layer: nn.Module, name: str, source: int) -> int:
+    def identity(self, layer: nn.Module, name: str, source: Value) -> Value:
         return source
 
-    def _windows(self, kind: str, source: int, kernel: Shape, stride: Shape, padding: Shape, **more: Foreign) -> int:
+    def _windows(
+        self, kind: str, source: Value, kernel: Shape, stride: Shape, padding: Shape, **more: Foreign
+    ) -> Value:
         """Append a layer that moves a window over its input."""
-        channels, *sides = self._shapes[source]
+        channels, *sides = self.shapes[source.image]
         moved = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(sides, kernel, stride, padding, strict=True)]
         shape = (more.get("channels", channels), *moved)
         return self.append(kind, source, shape, kernel=kernel, stride=stride, padding=padding, **more)
@@ -186,18 +240,34 @@ def _window(layer: Foreign) -> tuple[Shape, Shape, Shape]:
     return _pair(layer.kernel_size), _pair(layer.stride), _pair(layer.padding)
 
 
-Reader = Callable[[Table, Foreign, str, int], int]
+def _layer(node: fx.Node, module: nn.Module) -> type[nn.Module] | None:
+    """Return the class of the module that a node calls."""
+    return type(module.get_submodule(str(node.target))) if node.op == "call_module" else None
+
+
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
+)  # fmt: skip
+_RELUS = (torch.relu, functional.relu, "relu")
+_SUMS = (operator.add, torch.add, "add", operator.iadd)
+_FLATTENS = (torch.flatten, "flatten")
+Reader = Callable[[Table, Foreign, str, Value], Value]
 _MODULES: dict[type[nn.Module], Reader] = {
     nn.Linear: Table.linear,
     nn.Conv2d: Table.convolution,
     nn.BatchNorm1d: Table.batch_norm,
     nn.BatchNorm2d: Table.batch_norm,
     nn.GroupNorm: Table.group_norm,
-    nn.ReLU: Table.relu,
+    nn.ReLU: Table.identity,  # by Table._relu, which asks who else reads its input
     nn.MaxPool2d: Table.max_pool,
     nn.AvgPool2d: Table.mean_pool,
     nn.AdaptiveAvgPool2d: Table.whole_pool,
     nn.Flatten: Table.flatten,
     nn.Identity: Table.identity,
 }
-QUIET = {nn.Sequential, *_MODULES}  # they do the same at every call, and draw no random numbers
+QUIET = {
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    *_MODULES,
+}  # they do the same at every call, and draw no random numbers

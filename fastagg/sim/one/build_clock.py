@@ -58,7 +58,7 @@ def check(config: Config) -> None:
     distill = build.build_distillation(config, module, torch.zeros(1, 1)) if build.distils(config.algorithm) else None
     server = build.build_server(config.algorithm, module, clients, config.seed, distill)
     build.check_clients(config, server)
-    build_schedule(config, server, [1] * clients, lambda job: 0)
+    build_schedule(config, server, [1] * clients, lambda job: (0, 0))
     lost_clients(config)
 
 

@@ -1,0 +1,127 @@
+"""Compares a table of layers with its module, before a run believes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fastagg._build import native
+from fastagg.sim.clients.translate import Table, Untranslated
+
+SAMPLES = 8  # of a batch that are compared
+Facts = dict[str, Tensor]
+
+
+def prove(module: nn.Module, layers: Table, table: native.Table, x: Tensor, y: Tensor) -> None:
+    """Compare outputs in evaluation, all gradients of a batch, and running statistics afterwards.
+
+    The weights and statistics are those of the module, a little away from there: weights of zeros prove nothing. What
+    the table finds may be as far from the module in fp64 as rounding explains. The module stays as it is.
+
+    Args:
+        x, y: fp32 and int64, a batch: its inputs [samples, *shape] and its labels [samples].
+
+    Raises:
+        Untranslated: they differ, or torch cannot train the module on the batch. The message names the layer.
+    """
+    try:
+        module = deepcopy(module)
+        _move(module)
+        found, rough = _by_table(module, table, x, y), _by_torch(deepcopy(module), x, y)
+        if all(_agree(found[name], rough[name], rough[name]) for name in found):
+            return
+        exact = _by_torch(deepcopy(module).double(), x.double(), y)  # takes several times as long
+    except Exception as error:  # whatever a module of the user's own does
+        raise Untranslated(f"torch cannot train it on a first batch ({type(error).__name__}: {error})") from error
+    for name in found:
+        if not _agree(found[name], exact[name], rough[name]):
+            where = name if name != "outputs" else _first_difference(module, layers, x)
+            raise Untranslated(f"the table of its layers does something else than the module, first at {where}")
+
+
+def _agree(found: Tensor, exact: Tensor, rough: Tensor) -> bool:
+    """Return whether ``found`` is as near as fp32 allows. A difference of nothing but rounding is relative to what
+    torch itself is wrong by in fp32: a bias before BatchNorm has a gradient of zero, and only rounding is left."""
+    exact = exact.flatten().double()
+    away, of_torch = (float((each.double().flatten() - exact).norm()) for each in (found, rough))
+    return away <= 1e-3 * float(exact.norm()) + 30 * of_torch + 1e-7
+
+
+def _move(module: nn.Module) -> None:
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in module.parameters():
+            away = torch.randn(p.shape, generator=random, dtype=torch.float32, device="cpu")
+            p.add_(away * (0.1 * p.square().mean().sqrt() + 0.01))
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                buffer.add_(torch.rand(buffer.shape, generator=random, dtype=torch.float32, device="cpu"))
+
+
+def _flat(arrays: Mapping[str, Tensor]) -> Tensor:
+    nothing = torch.zeros(0, dtype=torch.float32, device="cpu")
+    return torch.cat([nothing, *(array.detach().reshape(-1) for array in arrays.values())])
+
+
+def _statistics(module: nn.Module) -> Facts:
+    return {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+
+
+def _by_torch(module: nn.Module, x: Tensor, y: Tensor) -> Facts:
+    with torch.inference_mode():
+        outputs = module.eval()(x.clone())  # a module may write to its input
+    with torch.enable_grad():
+        loss = nn.functional.cross_entropy(module.train()(x.clone()), y)
+        slopes = torch.autograd.grad(loss, list(module.parameters()), materialize_grads=True)
+    names = (name for name, _ in module.named_parameters())
+    return {"outputs": outputs, **_statistics(module), **dict(zip(names, slopes, strict=True))}
+
+
+def _by_table(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> Facts:
+    x, parameters, buffers = x.contiguous(), dict(module.named_parameters()), _statistics(module)
+    start, statistics, order = _flat(parameters), _flat(buffers), torch.arange(len(x), device="cpu")
+    slopes, outputs = torch.empty_like(start), _evaluate(table, start, statistics, x)
+    table.train(
+        start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(x),
+        order=(order.data_ptr(), [len(x)]), lr=0.0, momentum=0.0, weight_decay=0.0,
+        mu=0.0, gradient=True, out=slopes.data_ptr(), crew=None, kept=None,
+    )  # fmt: skip
+    facts = {"outputs": outputs}
+    for arrays, flat in ((buffers, statistics), (parameters, slopes)):
+        facts |= dict(zip(arrays, flat.split([array.numel() for array in arrays.values()]), strict=True))
+    return facts
+
+
+def _evaluate(table: native.Table, start: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
+    found = torch.empty(len(x), table.outputs, dtype=torch.float32, device="cpu")
+    table.evaluate(
+        start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), samples=len(x),
+        outputs=found.data_ptr(),
+    )  # fmt: skip
+    return found
+
+
+def _first_difference(module: nn.Module, layers: Table, x: Tensor) -> str:
+    """Return the name of the first layer whose means over an image are others in the module."""
+    seen: Facts = {}
+    named = {image: name for image, name in layers.names.items() if name}
+    for name in named.values():
+        keep = partial(lambda name, layer, given, found: seen.update({name: found.clone()}), name)
+        module.get_submodule(name).register_forward_hook(keep)
+    with torch.no_grad():
+        module.eval()(x)
+    start, statistics = _flat(dict(module.named_parameters())), _flat(_statistics(module))
+    for image, name in sorted(named.items()):
+        whole = {"kind": "mean_pool", "input": image, "kernel": layers.shapes[image][1:]}
+        table = native.Table(
+            shape=layers.shape, layers=[*layers.layers[:image], whole], batch=len(x), squares=False,
+            parameters=len(start), buffers=len(statistics),
+        )  # fmt: skip
+        exact = seen[name].reshape(len(x), *layers.shapes[image]).mean((2, 3))
+        if not _agree(_evaluate(table, start, statistics, x.contiguous()), exact, exact):
+            return f"the layer {name} ({type(module.get_submodule(name)).__name__})"
+    return "its outputs"
