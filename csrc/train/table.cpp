@@ -189,10 +189,9 @@ class Table::Builder {
 
   void add_layers() {
     zero_ = pack(kChannels);  // nothing is placed there
-    static const std::map<std::string, Kind> kinds{{"convolution", kConvolution}, {"batch_norm", kNormalise},
-                                                   {"group_norm", kGroupNorm},    {"sum", kSum},
-                                                   {"max_pool", kMaxPool},        {"mean_pool", kMeanPool},
-                                                   {"flatten", kFlatten}};
+    static const std::map<std::string, Kind> kinds{
+        {"convolution", kConvolution}, {"batch_norm", kNormalise}, {"group_norm", kGroupNorm}, {"sum", kSum},
+        {"max_pool", kMaxPool},        {"mean_pool", kMeanPool},   {"flatten", kFlatten}};
     for (size_t i = 0; i < given_.size(); ++i) {
       const Description& one = given_[i];
       const auto kind = kinds.find(one.kind);

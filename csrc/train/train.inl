@@ -509,9 +509,8 @@ void flatten_back(const Work& w, const Layer& layer, int64_t first, int64_t last
   if (w.net.images[layer.in].slopes < 0) return;
   const float* dy = w.slopes(layer.out);
   float* dx = w.slopes(layer.in);
-  for_numbers(w, layer, first, last, [&](int64_t to, int64_t from) {
-    dx[to] = layer.adds ? dx[to] + dy[from] : dy[from];
-  });
+  for_numbers(w, layer, first, last,
+              [&](int64_t to, int64_t from) { dx[to] = layer.adds ? dx[to] + dy[from] : dy[from]; });
 }
 
 // Calls act(output offset, first tap's offset, taps by side) for each window and channel vector of a pooling layer.

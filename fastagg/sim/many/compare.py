@@ -78,8 +78,8 @@ def compare(
     ran = [(cell, result if target is None else result.at(target)) for cell, result in ran]
     groups = grouped(ran)
     claims = judged(names, groups)
-    begun = [cell.name for cell, _ in ran]
-    absent = {cell.name: failed.get(cell.name, "not begun") for cell in cells if cell.name not in begun}
+    done = [cell.name for cell, _ in ran]
+    absent = {cell.name: failed.get(cell.name, "not begun") for cell in cells if cell.name not in done}
     shown = findings.find(groups, claims, baseline, absent)
     with output.writing(out):
         output.write_text(out / "comparison.csv", findings.comparison_csv(ran))

@@ -50,14 +50,14 @@ def check(config: Config) -> None:
     """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
     build.find_folder(config.data)
     build.build_device(config.run.device)
-    chosen(config.own, None)
+    own = chosen(config.own, None)
     if ":" in config.algorithm.name:  # a function of the user's own may need the run's model
         build.find_preset(config.algorithm)
         return
     module, clients = nn.Linear(1, 2), config.data.clients
     distill = build.build_distillation(config, module, torch.zeros(1, 1)) if build.distils(config.algorithm) else None
     server = build.build_server(config.algorithm, module, clients, config.seed, distill)
-    build.check_clients(config, server)
+    build.check_clients(config, server, own)
     build_schedule(config, server, [1] * clients, lambda job: (0, 0))
     lost_clients(config)
 
