@@ -165,7 +165,6 @@ def test_settings_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     server = make()
     server.save(tmp_path / "server.pt")
     assert fastagg.load(tmp_path / "server.pt").direction == server.direction
-    assert "grace" not in fastagg.Buffer(3).settings()
 
 
 def test_a_sharded_server_ends_its_rounds_by_the_clock_of_rank_0() -> None:

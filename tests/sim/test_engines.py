@@ -28,7 +28,7 @@ from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.engines.ahead import Ahead
 from fastagg.sim.many.cells import run_cells
-from fastagg.sim.one.run import run, torch_threads
+from fastagg.sim.one.run import run, torch_settings
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import to_toml
 from fastagg.sim.recipes.tables import Cell
@@ -324,7 +324,7 @@ def test_a_second_simulation_may_run_beside_the_first(tiny):
     finally:
         one.close()
         other.close()
-    with torch_threads(1):  # as workers have: a product may round by how many threads there are
+    with torch_settings(1):  # as workers have: a product may round by how many threads there are
         for simulation in (one, other):
             alone = Simulation(simulation.config)
             for _ in range(5):
