@@ -4,6 +4,7 @@ import pytest
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.registry import presets
+from fastagg.sim.clients.own import Own
 from fastagg.sim.one.build import build_distillation, build_server, check_clients, distils
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.recipes import tables
@@ -168,7 +169,7 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
             assert config.unlabelled.share or config.unlabelled.data or queries
             distill = build_distillation(config, module, torch.zeros(3, 2))
         server = build_server(config.algorithm, module, config.data.clients, 0, distill)
-        check_clients(config, server)
+        check_clients(config, server, Own())
 
 
 @pytest.mark.parametrize("name", tables.names())

@@ -23,6 +23,7 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.sim import engines, recipes
 from fastagg.sim.engines.processes import Processes
+from fastagg.sim.functions import beside
 from fastagg.sim.one import build_clock
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.output import writing
@@ -71,7 +72,8 @@ def check_cells(cells: Sequence[Cell]) -> None:
     """Raise what one of ``cells`` would raise before it loads its data. Of its seeds the first is checked."""
     for cell in {cell.folder or cell.config.name: cell for cell in reversed(cells)}.values():
         try:
-            build_clock.check(cell.config)
+            with beside(cell.config.folder):
+                build_clock.check(cell.config)
         except FastaggError as error:
             raise type(error)(f"{cell.name}: {error}") from None
 
