@@ -358,6 +358,7 @@ def interrupted(path: Path, count: int) -> tuple[bool, BaseException | None]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.slow  # it keeps the exceptions and so some descriptors, which later tests of its process lack
 @pytest.mark.parametrize("fresh", [True, False])
 def test_an_interrupt_on_any_instruction_of_an_opening_leaves_the_folder_free(fresh: bool, tmp_path: Path) -> None:
     came, count, held = True, int(fresh), []

@@ -270,7 +270,7 @@ def test_an_interrupt_of_handing_on_forgetting_and_loading() -> None:
 
 
 @pytest.mark.parametrize("name", ["FedBuff, one", "ACE, fp32"])
-def test_what_follows_the_model_still_does_after_an_interrupt(name: str) -> None:
+def test_what_was_handed_out_stays_through_an_interrupt(name: str) -> None:
     params = {"w": model(D - 10).reshape(10, -1), "b": model(10)}
     server = PRESETS[name](params)
     for client in range(3):
@@ -286,12 +286,12 @@ def test_what_follows_the_model_still_does_after_an_interrupt(name: str) -> None
     for at in range(count.lines):
         moment.restore()
         flat, views = server.flat, server.parameters()
+        before = flat.clone()
         with Cut(at), pytest.raises(KeyboardInterrupt):
             act(server)
         assert torch.equal(server.flat, server.state_dict()["flat"])
-        assert torch.equal(flat, server.flat)
-        assert server.parameters().keys() == views.keys()
-        assert torch.equal(torch.cat([view.reshape(-1) for view in views.values()]), server.flat)
+        assert torch.equal(flat, before)
+        assert torch.equal(torch.cat([view.reshape(-1) for view in views.values()]), before)
 
 
 # -- memory that is not there ------------------------------------------------------------------------------------
