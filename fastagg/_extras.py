@@ -12,7 +12,7 @@ from fastagg.errors import MissingDependency
 # The modules of each extra, by their import names.
 CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
-SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn")
+SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn", "scipy")
 RAY = ("ray",)
 AUDIT = ("cryptography",)
 

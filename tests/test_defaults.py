@@ -31,8 +31,8 @@ MAKERS = {
     "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint",
     "randn", "randperm", "scalar_tensor", "tensor", "zeros",
 }  # fmt: skip
-# Whose memory native code never sees, or which soon leave the package.
-FREE = ("planning.py", "shards/", "sim/data/", "integrations/")
+# Whose memory native code never sees (an installed package carries the bench), or which soon leave the package.
+FREE = ("_bench/", "planning.py", "reference/", "shards/", "sim/data/", "integrations/")
 
 
 def makes_memory(source: str) -> Iterator[tuple[int, str]]:

@@ -27,8 +27,8 @@ class Ids {
     bool counted() const { return packed >= 0; }
     int64_t version() const { return packed >> 1; }
     bool applied() const { return (packed & 1) != 0; }
-    int64_t sent() const { return -1 - packed >> 2; }
-    Why why() const { return static_cast<Why>(-1 - packed & 3); }
+    int64_t sent() const { return (-1 - packed) >> 2; }
+    Why why() const { return static_cast<Why>((-1 - packed) & 3); }
   };
   static constexpr int64_t kUncounted = -1;  // it was forgotten, or it took too long
   static int64_t pack(int64_t version, bool applied) { return version << 1 | static_cast<int64_t>(applied); }

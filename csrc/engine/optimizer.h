@@ -21,7 +21,7 @@ struct OptimizerSettings {
   double initial = 0.0;    // of v and vhat
 
   double drag() const { return decoupled ? 0.0 : weight_decay; }
-  double keep(double lr) const { return decoupled ? 1.0 - lr * weight_decay : 1.0; }
+  double keep(double rate) const { return decoupled ? 1.0 - rate * weight_decay : 1.0; }
 };
 
 // What a kernel needs for a step of this rate. `round`: of a bias correction; 0: none.

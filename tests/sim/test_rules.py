@@ -69,7 +69,8 @@ def test_ace_gives_the_same_model_wherever_the_gradients_are_kept(tiny):
 @pytest.mark.parametrize("name", ["FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS"])
 def test_synchronous_rules_learn(tiny, name):
     algorithm = {"name": name, "clients_per_round": 6}
-    config = tiny({**ROUND, "algorithm": algorithm, "client.epochs": 3, "run.uploads": 60})
+    proximal = {"client.mu": 0.01} if name == "FedProx" else {}
+    config = tiny({**ROUND, "algorithm": algorithm, "client.epochs": 3, "run.uploads": 60, **proximal})
     result = run(config)
     assert result.rows[-1].version == 10
     assert result.rows[-1].loss < result.rows[0].loss

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fastagg._build import native
 from fastagg.sim.clients.translate import Table, Untranslated
+from fastagg.storage import memory
 
 SAMPLES = 8  # of a batch that are compared
 Facts = dict[str, Tensor]
@@ -83,7 +84,7 @@ def _by_torch(module: nn.Module, x: Tensor, y: Tensor) -> Facts:
 
 def _by_table(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> Facts:
     x, parameters, buffers = x.contiguous(), dict(module.named_parameters()), _statistics(module)
-    start, statistics, order = _flat(parameters), _flat(buffers), torch.arange(len(x), device="cpu")
+    start, statistics, order = _flat(parameters), _flat(buffers), torch.arange(len(x), dtype=torch.int64, device="cpu")
     slopes, outputs = torch.empty_like(start), _evaluate(table, start, statistics, x)
     table.train(
         start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(x),
@@ -97,7 +98,7 @@ def _by_table(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> F
 
 
 def _evaluate(table: native.Table, start: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
-    found = torch.empty(len(x), table.outputs, dtype=torch.float32, device="cpu")
+    found = memory.empty(len(x) * table.outputs).view(len(x), table.outputs)
     table.evaluate(
         start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), samples=len(x),
         outputs=found.data_ptr(),

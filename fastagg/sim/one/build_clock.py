@@ -55,7 +55,9 @@ def check(config: Config) -> None:
         build.find_preset(config.algorithm)
         return
     module, clients = nn.Linear(1, 2), config.data.clients
-    distill = build.build_distillation(config, module, torch.zeros(1, 1)) if build.distils(config.algorithm) else None
+    distill = None
+    if build.distils(config.algorithm):
+        distill = build.build_distillation(config, module, torch.zeros(1, 1, dtype=torch.float32, device="cpu"))
     server = build.build_server(config.algorithm, module, clients, config.seed, distill)
     build.check_clients(config, server, own)
     build_schedule(config, server, [1] * clients, lambda job: (0, 0))

@@ -43,7 +43,7 @@ struct Server {
     if (buffers) {
       direction = std::make_shared<Buffered>(1.0, Buffered::Setting{kCapacity, false, size, 0}, memory);
     } else if (rule == Rule::kAsgd) {
-      direction = std::make_shared<Single>(-1.0, false);
+      direction = std::make_shared<Single>(-1.0, false, 0.0);
     } else {
       Rows held;
       held.size = size, held.slots = kClients;
