@@ -358,19 +358,18 @@ def interrupted(path: Path, count: int) -> tuple[bool, BaseException | None]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-@pytest.mark.slow  # it keeps the exceptions and so some descriptors, which later tests of its process lack
 @pytest.mark.parametrize("fresh", [True, False])
 def test_an_interrupt_on_any_instruction_of_an_opening_leaves_the_folder_free(fresh: bool, tmp_path: Path) -> None:
-    came, count, held = True, int(fresh), []
+    came, count, held = True, int(fresh), None
     while came:
-        path = tmp_path / (f"{count}" if fresh else "one")
+        path = tmp_path / f"{count}"
         if not fresh:
             fastagg.open(path, make).close()
         came, error = interrupted(path, count)
-        held.append(error)  # as a console does, with its frames
+        held = error  # as a console does, with its frames: the folder is free all the same
         fastagg.open(path, make).close()
         count += 13
-    assert count > 300
+    assert held is None and count > 300
 
 
 def test_the_doctor_says_what_a_folder_is(tmp_path: Path) -> None:
