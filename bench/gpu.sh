@@ -48,7 +48,7 @@ run_tests() { # a test that was left out has shown nothing: the log says which
 }
 
 measure() { # NAME SIZES...: python bench/report.py --add NAME.json puts them into the report
-  local sizes=$2 device=(--device cuda --rounds 20)
+  local sizes=$2 device=(--device cuda --rounds 11 --within 0.7 --impatient)
   test -z "$dry" || sizes=1000 device=(--rounds 3 --impatient)
   python3 -m pytest bench/ -q -p no:cacheprovider --case kernel --case arrival --case "upload*" "${device[@]}" \
     --sizes "$sizes" "--benchmark-json=$out/$1.json"
@@ -77,7 +77,7 @@ stage() { # NAME LOG LIMIT: the log takes its output, and the report a line
   test -z "$dry" || limit=$((10 * limit))
   printf '== %s\n' "$name" >>"$log"
   export -f "run_$name"
-  timeout --kill-after=5 "$limit" bash -c "run_$name" >>"$log" 2>&1
+  timeout --signal=INT --kill-after=8 "$limit" bash -c "run_$name" >>"$log" 2>&1
   status=$?
   case $status in
     0) outcome=passed ;;
@@ -96,12 +96,12 @@ rm -f "$out"/*.log "$out"/*.json
 } >"$out/report.md"
 for name in ${*:-build smoke tests small middle sanitize large}; do
   case $name in
-    build) stage build build 150 ;;
-    smoke) stage smoke build 40 ;;
-    tests) stage tests tests 120 ;;
-    small) stage small bench 50 ;;
-    middle) stage middle bench 40 ;;
-    sanitize) for tool in memcheck initcheck racecheck synccheck; do stage $tool sanitize 25; done ;;
+    build) stage build build 120 ;;
+    smoke) stage smoke build 30 ;;
+    tests) stage tests tests 60 ;;
+    small) stage small bench 70 ;;
+    middle) stage middle bench 50 ;;
+    sanitize) stage memcheck sanitize 60; for tool in initcheck racecheck synccheck; do stage $tool sanitize 40; done ;;
     large) stage large bench 80 ;;
     *) echo "no stage $name" >&2; exit 2 ;;
   esac
