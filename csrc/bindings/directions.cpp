@@ -276,7 +276,6 @@ void bind_directions(py::module_& m) {
            }),
            by_name, arg("sign"), arg("setting"), arg("memory"))
       .def_property_readonly("total", &Buffered::total)
-      .def_readwrite("in_place", &Buffered::in_place)
       .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })
       .def("bound_sum", [](Buffered& one, double bound) {
         check_bound(bound);

@@ -356,7 +356,7 @@ struct Parsed {
   int64_t count = 0;             // of a sum of so many updates, with this weight in a mean
   double total = -1.0;
   std::shared_ptr<log::Blob> blob;
-  bool is_private = false;
+  bool is_private = false, still = false;
   bool is_difference = false;  // of a trained model from its base: it is added as a model is, and not measured
 };
 
@@ -376,6 +376,7 @@ Arrival arrival_of(const Server& server, const Parsed& parsed) {
   if (!parsed.on_host.is_none()) arrival.on_host = update_of(parsed.on_host.attr("native"), arrival.update.origin);
   arrival.blob = parsed.blob;
   arrival.is_private = parsed.is_private;
+  arrival.still = parsed.still;
   if (parsed.count > 0) {
     arrival.kind = Arrival::kSum;
     arrival.count = parsed.count;
@@ -777,6 +778,7 @@ void bind_engine(py::module_& m) {
       .def_readwrite("total", &Parsed::total)
       .def_readwrite("blob", &Parsed::blob)
       .def_readwrite("is_private", &Parsed::is_private)
+      .def_readwrite("still", &Parsed::still)
       .def_readwrite("is_difference", &Parsed::is_difference);
   // a function, because of memory that runs out (extension.cpp)
   m.def(

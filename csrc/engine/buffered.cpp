@@ -160,10 +160,12 @@ void Buffered::commit() noexcept {
   acc_bound_ = acc_bound_next_;
 }
 
-void Buffered::plan_fold() {
+// In place, the memory of a second sum is saved, and each model is read twice. A step may fail: it needs the old sum.
+void Buffered::plan_fold(bool still) {
   if (!acc_) acc_ = memory_->vector(setting_.size);
+  in_place_ = still && !held_.empty() && outcome_ != Outcome::kStep;
   // The old sum is only read, so a model that turns out to be unfit leaves it as it was.
-  if (!held_.empty() && !adds_in_place()) beside_ = memory_->vector(setting_.size);
+  if (!held_.empty() && !in_place_) beside_ = memory_->vector(setting_.size);
 }
 
 std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
@@ -172,10 +174,10 @@ std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
     models.push_back(
         {*trained[i].update, trained[i].base, static_cast<float>(given_[i].gain * sign_ * weight_of(given_[i]))});
   std::vector<std::atomic<int32_t>> largest(models.size());
-  cpu::fold(models, held_.empty() ? nullptr : acc_.data, adds_in_place() ? nullptr : folded().data, largest);
+  cpu::fold(models, held_.empty() ? nullptr : acc_.data, in_place_ ? nullptr : folded().data, largest);
   std::vector<bool> fit;
   for (const auto& bits : largest) fit.push_back(bits <= kLargestElementBits);
-  if (adds_in_place() && std::find(fit.begin(), fit.end(), false) == fit.end())
+  if (in_place_ && std::find(fit.begin(), fit.end(), false) == fit.end())
     cpu::fold(models, acc_.data, acc_.data, largest);
   return fit;
 }

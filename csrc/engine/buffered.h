@@ -35,13 +35,10 @@ class Buffered : public DirectionState {
   bool closes_before(int64_t count) const override { return setting_.closes_first && !held_.empty() && count > room(); }
 
   bool folds() const override { return setting_.capacity != 1 && !exact(); }
-  void plan_fold() override;
+  void plan_fold(bool still) override;
   std::vector<bool> run_fold(const std::vector<Trained>& trained) override;
   store::Vector folded() const override { return beside_ ? beside_ : acc_; }
   void commit_fold(bool gives_up_sum) noexcept override;
-  // Trained models are checked in a pass of their own, and then added where the sum is. That saves the memory of a
-  // second sum, and costs a second read of each model. Nobody may write to them meanwhile.
-  bool in_place = false;
 
   double total() const { return total_; }
   const store::Vector& acc() const { return acc_; }
@@ -58,7 +55,6 @@ class Buffered : public DirectionState {
   void begin_sum();
   void exact_fields(Archive& archive);
   void check_loaded(bool there) const;
-  bool adds_in_place() const { return in_place && !held_.empty() && outcome_ != Outcome::kStep; }  // a step may fail
   bool settles(const Given& given) const { return exact() && (given.empty() || given.back().total >= 0.0); }
 
   Setting setting_;
@@ -71,7 +67,8 @@ class Buffered : public DirectionState {
   // Planned:
   Outcome outcome_ = Outcome::kKept;
   Given given_;
-  Update sum_;  // `folded`, as the step reads it
+  Update sum_;            // `folded`, as the step reads it
+  bool in_place_ = false;  // models are checked in a pass of their own, and then added where the sum is
   double total_next_ = 0.0, acc_bound_next_ = 0.0;
 };
 

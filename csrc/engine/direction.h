@@ -54,7 +54,7 @@ class DirectionState {
   // Adds trained models to the sum, several in one pass, which also finds out which of them are fit (largest element).
   // If one is not, nothing has changed. Planned with `plan`; then `folded` is the sum, and a full round steps along it.
   virtual bool folds() const { return false; }
-  virtual void plan_fold() {}
+  virtual void plan_fold(bool) {}  // `still`: nobody writes to the models meanwhile
   virtual std::vector<bool> run_fold(const std::vector<Trained>&) { return {}; }
   virtual store::Vector folded() const { return {}; }
   // The sum's memory may become the next version's, if nobody needs it.

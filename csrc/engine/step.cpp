@@ -42,6 +42,7 @@ void Engine::with(const Contribution& brings, const Update& update, const Report
 
 void Engine::plan(Step& step, bool closes, bool folding) {
   contributions_.clear(), updates_.clear(), statistics_.clear(), trained_.clear();
+  bool still = true;
   for (Given& one : given_) {
     const Arrival& arrival = *one.arrival;
     if (arrival.kind == Arrival::kClose) break;
@@ -49,6 +50,7 @@ void Engine::plan(Step& step, bool closes, bool folding) {
     if (!folding) continue;
     contributions_.back().norm = kLargestElement;  // the pass finds larger elements
     trained_.push_back({&arrival.update, arrival.base});
+    still = still && arrival.still;
   }
   Given& first = given_.front();
   if (!closes && !folding && (!first.counts || first.findings.waits)) return;  // it changes nothing, or not now
@@ -62,7 +64,7 @@ void Engine::plan(Step& step, bool closes, bool folding) {
     in_order(closes ? nullptr : &first);
   }
   step.outcome = direction_->plan(contributions_, ends);
-  if (folding) direction_->plan_fold();
+  if (folding) direction_->plan_fold(still);
   step.along_sum = step.outcome == Outcome::kStep && (folding || updates_.empty());
   if (step.keeps) statistics_.clear();  // they count when the round ends
 }

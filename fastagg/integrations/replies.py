@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, cast
 
 from torch import Tensor
 
 from fastagg import _checks, lora
-from fastagg._types import Arrays, Native
+from fastagg._types import Arrays
 from fastagg.errors import AlreadyCounted, ConfigError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.rules.names import Kind
-from fastagg.server.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
 
 
@@ -68,18 +69,8 @@ class Reply:
         return cls(arrays, **more)
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A reply of which all is checked but the numbers of its parameters. ``model`` is what the server adds; None: the
-    reply is no trained model, and is received by itself."""
-
-    task: Dispatch
-    reply: Reply
-    model: tuple[Native, Arrays] | None
-
-
-def ready(server: Server, task: Dispatch, reply: Reply) -> Ready:
-    """Check a reply before it is added.
+def fitted(server: Server, task: Dispatch, reply: Reply) -> Reply:
+    """The reply as the server takes it: a ``model`` without a ``control``, a ``delta`` or a ``gradient``.
 
     Raises:
         FastaggError: it is refused.
@@ -88,92 +79,74 @@ def ready(server: Server, task: Dispatch, reply: Reply) -> Ready:
         raise UnknownVersion(f"it is from version {reply.version}, its task was version {task.version}")
     if (reply.kind == "gradient") != (server.update_kind == "gradient"):
         raise ConfigError(f"this server takes updates of kind {server.update_kind!r}, got one of kind {reply.kind!r}")
-    differs = reply.kind == "difference"
-    if not differs and (reply.kind != "model" or reply.control is not None):
-        return Ready(task, reply, None)
-    arrays = task.from_difference(reply.arrays) if differs else reply.arrays
-    try:
-        return Ready(task, reply, server._read_model(task, arrays, reply.samples, difference=differs))
-    except (UnknownClient, UnknownVersion) as error:
-        raise _over(error) from None
+    if reply.kind == "difference":
+        return replace(reply, arrays=task.from_difference(reply.arrays), kind="delta")
+    if reply.kind == "lora":
+        shapes = {entry.name: entry.shape for entry in server.layout.entries}
+        return replace(reply, arrays=lora.products(reply.arrays, shapes, reply.scale), kind="delta")
+    if reply.kind == "model" and reply.control is not None:
+        return replace(reply, arrays=task.delta(reply.arrays), kind="delta")
+    return reply
 
 
-def add(server: Server, given: Sequence[Ready], *, in_place: bool = False) -> list[Outcome]:
-    """Pass replies to the server. Models take one pass over memory for each step.
+def take(
+    server: Server, answers: Sequence[tuple[Dispatch, Reply | FastaggError]], *, still: bool = False
+) -> list[Outcome]:
+    """Pass replies to the server, one after the other. Models and deltas take one pass over memory for each step.
 
     Args:
-        in_place: check models in a pass of its own, and then add them where the sum is. That saves the memory of a
-            second sum, and reads each of them twice. Nobody may write to them meanwhile.
+        answers: tasks and their replies. An error stands for a reply that could not be read.
+        still: nobody writes to the replies meanwhile. Models and deltas are then read twice and added where the sum is,
+            which saves the memory of a second sum.
 
     Returns:
         For each its receipt, or the error that refused it. A refused reply changes nothing.
     """
-    found: dict[int, Outcome] = {}
-    for i, one in enumerate(given):
-        if one.model is None:
-            try:
-                found[i] = _received(server, one.task, one.reply)
-            except FastaggError as error:
-                found[i] = error
-    models = {i: one.model for i, one in enumerate(given) if one.model is not None}
-    if models:
-        direction = server._running.extension.state.native
-        in_place = in_place and hasattr(direction, "in_place")
+    given: list[tuple[Dispatch, Reply | FastaggError]] = []
+    for task, reply in answers:
         try:
-            if in_place:
-                direction.in_place = True
-            found.update(zip(models, server._add_models(list(models.values())), strict=True))
-        finally:  # it is said for these models only
-            if in_place:
-                direction.in_place = False
-    outcomes = [found[i] for i in range(len(given))]
-    return [bare(_over(outcome)) if isinstance(outcome, FastaggError) else outcome for outcome in outcomes]
-
-
-def take(server: Server, answers: Sequence[tuple[Dispatch, Reply]], *, in_place: bool = False) -> list[Outcome]:
-    """Check answers, and add them as :func:`add` does."""
-    outcomes: list[Outcome | None] = [None] * len(answers)
-    given = {}
-    for i, (task, reply) in enumerate(answers):
-        try:
-            given[i] = ready(server, task, reply)
+            given.append((task, reply if isinstance(reply, FastaggError) else fitted(server, task, reply)))
         except FastaggError as error:
-            outcomes[i] = bare(error)
-    for i, outcome in zip(given, add(server, list(given.values()), in_place=in_place), strict=True):
-        outcomes[i] = outcome
-    return [outcome for outcome in outcomes if outcome is not None]
+            given.append((task, error))
+    outcomes: list[Outcome] = []
+    for way, some in groupby(given, lambda one: _way(one[1])):
+        found = list(some)
+        if way in ("model", "delta"):
+            models = [(task, reply.arrays, reply.samples) for task, reply in found]  # type: ignore[union-attr]
+            outcomes += map(_told, server._receive_models(models, way == "delta", still=still))
+        elif way == "refused":
+            outcomes += [bare(error) for _, error in found]  # type: ignore[arg-type]
+        else:
+            outcomes += [_told(_received(server, task, reply)) for task, reply in found]  # type: ignore[arg-type]
+    return outcomes
+
+
+def _way(reply: Reply | FastaggError) -> str:
+    """Which way a reply goes: with others of its kind in one pass (``model``, ``delta``), or not."""
+    if isinstance(reply, FastaggError):
+        return "refused"
+    return reply.kind if reply.control is None else "control"
+
+
+def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
+    try:
+        return server.receive(
+            task.client, reply.arrays, task.version, reply.samples, kind=cast(Kind, reply.kind), control=reply.control,
+            incarnation=task.incarnation, task=task.id,
+        )  # fmt: skip
+    except FastaggError as error:
+        return error
+
+
+def _told(outcome: Outcome) -> Outcome:
+    """What the server says of an adapter's own task. That it does not have it any more is an event."""
+    if isinstance(outcome, Receipt):
+        return outcome
+    gone = isinstance(outcome, (UnknownClient, UnknownVersion)) and not isinstance(outcome, AlreadyCounted)
+    return Over(f"its task is over: {outcome}") if gone else bare(outcome)
 
 
 def bare(error: FastaggError) -> FastaggError:
     """``error`` without the frames that it went through: they hold the reply's arrays."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
-
-
-def end(server: Server, task: Dispatch) -> bool:
-    """End a task that will not be answered. Return whether it was still open: the server ends tasks too (``lease``,
-    ``max_delay``), at any time."""
-    try:
-        server.forget(task.client, task.version)
-    except (UnknownClient, UnknownVersion):
-        return False
-    return True
-
-
-def _over(error: FastaggError) -> FastaggError:
-    """What the server says of an adapter's own task, which it no longer has."""
-    gone = isinstance(error, (UnknownClient, UnknownVersion)) and not isinstance(error, (AlreadyCounted, Over))
-    return Over(f"its task is over: {error}") if gone else error
-
-
-def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
-    update, kind = reply.arrays, reply.kind
-    if kind == "model":
-        update, kind = task.delta(reply.arrays), "delta"
-    elif kind == "lora":
-        shapes = {entry.name: entry.shape for entry in server.layout.entries}
-        update, kind = lora.products(reply.arrays, shapes, reply.scale), "delta"
-    return server.receive(
-        task.client, update, task.version, reply.samples, kind=cast(Kind, kind), control=reply.control,
-        incarnation=task.incarnation, task=task.id,
-    )  # fmt: skip

@@ -5,24 +5,29 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastagg import _checks
 from fastagg._types import Arrays, State
-from fastagg.errors import FastaggError
+from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
+from fastagg.integrations import replies
 from fastagg.integrations.evaluation import Ended, Evaluation, Found
 from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
-from fastagg.integrations.replies import Over
+from fastagg.integrations.replies import Over, Reply
 from fastagg.integrations.trackers import Given, Trackers, numeric
 from fastagg.server import checkpoint
-from fastagg.server.dispatch import Receipt
+from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
 
 OnVersion = Callable[[int, dict[str, float], Arrays], object]
+Key = TypeVar("Key", bound=Hashable)
+Who = TypeVar("Who", bound=Hashable)
 
 
 @dataclass
@@ -107,6 +112,100 @@ class Row:
     version: int
     found: Found
     metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Open(Generic[Who]):
+    """A task that waits for its answer.
+
+    Attributes:
+        who: who has it, as the framework names clients. ``task.client`` is the server's id.
+        until: when it is given up, in seconds of the book's clock.
+    """
+
+    who: Who
+    task: Dispatch
+    until: float
+
+
+class Book(Generic[Key, Who]):
+    """The open tasks of a run: who has what, and until when. Keys are what answers name: a message, a round, a client.
+
+    The server ends tasks, too (``lease``, ``max_delay``), at any time. Such a task stays in the book until its answer
+    comes, which is then refused as :class:`Over`, or until it is given up here.
+    """
+
+    def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
+        self.server, self._clock = server, clock
+        self._open: dict[Key, Open[Who]] = {}
+        self._keys: dict[Who, dict[Key, None]] = {}  # by who has them, in order
+        self._out: dict[Who, float] = {}  # who has a task that was given up before its time, and until when
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Open[Who]]:
+        return iter(self._open.values())
+
+    def keys(self, who: Who | None = None) -> list[Key]:
+        """The keys of all tasks, or of those that ``who`` has."""
+        return list(self._open if who is None else self._keys.get(who, ()))
+
+    @property
+    def busy(self) -> Set[Who]:
+        """Those who have a task."""
+        return self._keys.keys()
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody still works on a task that was given up before its time."""
+        now = self._clock()
+        return any(until > now for until in self._out.values())
+
+    def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> Open[Who]:
+        """Note that a task went out."""
+        one = self._open[key] = Open(who, task, self._clock() + timeout)
+        self._keys.setdefault(who, {})[key] = None
+        self._out.pop(who, None)
+        return one
+
+    def pop(self, key: Key) -> Open[Who] | None:
+        """The task whose answer has come. None: it is not open, or not any more."""
+        one = self._open.pop(key, None)
+        if one is not None:
+            del self._keys[one.who][key]
+            if not self._keys[one.who]:
+                del self._keys[one.who]
+        return one
+
+    def back(self, who: Who) -> None:
+        """Note that ``who`` works on nothing any more."""
+        self._out.pop(who, None)
+
+    def late(self) -> list[Key]:
+        """The keys of tasks whose time is over."""
+        now = self._clock()
+        return [key for key, one in self._open.items() if one.until < now]
+
+    def end(self, keys: Iterable[Key] | None = None) -> list[Open[Who]]:
+        """Give up tasks, all by default. Their answers no longer count. Return them."""
+        ended = [one for key in (self.keys() if keys is None else keys) if (one := self.pop(key)) is not None]
+        for one in ended:
+            self._end(one.task)
+            self._out[one.who] = one.until
+        return ended
+
+    def take(self, answers: Sequence[tuple[Open[Who], Reply | FastaggError]], *, still: bool = False) -> list[Outcome]:
+        """Pass replies to the server as :func:`replies.take` does. A task whose reply is refused ends."""
+        outcomes = replies.take(self.server, [(one.task, reply) for one, reply in answers], still=still)
+        for (one, _), outcome in zip(answers, outcomes, strict=True):
+            if not isinstance(outcome, Receipt):
+                self._end(one.task)
+        return outcomes
+
+    def _end(self, task: Dispatch) -> None:
+        with suppress(UnknownClient, UnknownVersion):  # the server has ended it
+            self.server.forget(task.client, task.version)
 
 
 class Session:

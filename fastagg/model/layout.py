@@ -428,8 +428,7 @@ class Layout:
         else:
             form = "a list of arrays" if self.form == "list" else "an nn.Module, or a mapping from names to arrays"
             raise ShapeMismatch(f"trained model: expected {form}, got {type(trained).__name__}")
-        vector = memory.empty(self.size, flat.device)
-        result: dict[str, Tensor] = {}
+        given: list[tuple[Entry, Tensor]] = []  # all is checked before there is a vector of the model's size
         for e in self.entries:
             if e.name not in arrays or e.role in ("constant", "alias"):
                 continue
@@ -437,11 +436,16 @@ class Layout:
             array = dense(label, arrays[e.name])
             if tuple(array.shape) != e.shape:
                 raise ShapeMismatch(f"{label}: expected shape {list(e.shape)}, got {list(array.shape)}")
+            if e.role != "buffer" and array.is_floating_point() != (e.role == "parameter"):
+                what = "floating-point" if e.role == "parameter" else "whole"
+                raise DTypeMismatch(f"{label}: expected {what} numbers, got {array.dtype}")
+            given.append((e, array))
+        vector = memory.empty(self.size, flat.device)
+        result: dict[str, Tensor] = {}
+        for e, array in given:
             if e.role != "parameter":
                 result[e.name] = array.clone()
                 continue
-            if not array.is_floating_point():
-                raise DTypeMismatch(f"{label}: expected floating-point numbers, got {array.dtype}")
             sent = self._cut(flat, e).view(e.shape)
             cut = self._cut(vector, e)
             result[e.name] = cut.view(e.shape)

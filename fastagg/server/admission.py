@@ -11,7 +11,7 @@ import torch
 from fastagg import _checks, ops
 from fastagg._build import native
 from fastagg._types import Arrays, Native
-from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
+from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.model import Layout, Parsed
 from fastagg.model.nearness import nearer_to_model
 from fastagg.ops.place import on_device
@@ -111,9 +111,18 @@ class Answers:
             answer.control = checked_control(parts.layout, control).flat(torch.float32).cpu()
         return answer
 
+    def check(self, update: object, num_samples: float | None) -> None:
+        """Check an update or a trained model, except the numbers of its parameters.
+
+        Raises:
+            FastaggError: it is refused.
+        """
+        share(num_samples, self.parts.settings["weighting"])
+        refuse_non_finite_buffers(self.parts.layout.parse(update))
+
     def of_model(
-        self, task: Dispatch, trained: object, num_samples: float | None, offset: int | None, is_difference: bool,
-        measures: bool,
+        self, task: Dispatch, trained: object, num_samples: float | None, offset: int | None = None, *,
+        is_difference: bool, measures: bool,
     ) -> Native:  # fmt: skip
         """Return a trained model as an answer.
 
@@ -134,7 +143,7 @@ class Answers:
                 answer = self.of(layout.parse(trained, "trained model"), said, num_samples)
                 answer.base = task
                 return answer
-            except FastaggError:  # of a type that no update has; or the other way says what is wrong
+            except DTypeMismatch:  # of a type that no update has: its difference is in fp32
                 pass
         update = trained if is_difference else task.delta(trained)
         answer = self.of(layout.parse(update), said, num_samples)

@@ -554,15 +554,29 @@ class Server:
             check_task(answer[0])
         if self._group is not None:
             raise self._group.lacks("receive_models")
+        return self._receive_models(answers, differences, measures=True)
+
+    def _receive_models(
+        self, answers: Sequence[Answer], differences: bool, *, measures: bool = False, still: bool = False
+    ) -> list[Outcome]:
+        """:meth:`receive_models`.
+
+        Args:
+            measures: whether the receipts of differences say their norms. If not, they are added as fast as models.
+            still: nobody writes to the models meanwhile. Each is then read twice, and added where the sum is. That
+                saves the memory of a second sum.
+        """
         outcomes: list[Outcome | None] = [None] * len(answers)
         given = {}
         for i, (task, trained, *rest) in enumerate(answers):
             try:
-                given[i] = self._read_model(task, trained, *rest, difference=differences, measures=True)
+                given[i] = self._answers.of_model(task, trained, *rest, is_difference=differences, measures=measures)
+                given[i].still = still
             except FastaggError as error:
+                self._refused(error)
                 outcomes[i] = error
         try:
-            taken = self._add_models(list(given.values()))
+            taken = self._named(self._answers.receive(list(given.values())), [answers[i][1] for i in given])
         except BaseException as error:
             for i, outcome in zip(given, getattr(error, "outcomes", []), strict=False):
                 outcomes[i] = outcome
@@ -571,20 +585,6 @@ class Server:
         for i, outcome in zip(given, taken, strict=True):
             outcomes[i] = outcome
         return [outcome for outcome in outcomes if outcome is not None]
-
-    def _read_model(
-        self, task: Dispatch, trained: Any, num_samples: float | None, offset: int | None = None, *, difference: bool,
-        measures: bool = False,
-    ) -> tuple[Native, Any]:  # fmt: skip
-        """Check all of a trained model but the numbers of its parameters. Return it for :meth:`_add_models`."""
-        try:
-            return self._answers.of_model(task, trained, num_samples, offset, difference, measures), trained
-        except FastaggError as error:
-            self._refused(error)
-            raise
-
-    def _add_models(self, given: Sequence[tuple[Native, Any]]) -> list[Outcome]:
-        return self._named(self._answers.receive([answer for answer, _ in given]), [trained for _, trained in given])
 
     def receive_partial(
         self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None,

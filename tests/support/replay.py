@@ -18,17 +18,19 @@ Event = tuple[Any, int, Any, Any]  # client, version it trained from, update, we
 
 def listen(heard: Callable[[fastagg.Server, Event], object], patch: pytest.MonkeyPatch | None = None) -> None:
     """Call ``heard`` with every trained model that a server takes in an integration, and with its server."""
-    plain = replies.add
+    plain = replies.take
 
-    def add(server: fastagg.Server, given: Sequence[replies.Ready], *, in_place: bool = False) -> list[Outcome]:
-        outcomes = plain(server, given, in_place=in_place)
-        for one, outcome in zip(given, outcomes, strict=True):
-            if isinstance(outcome, fastagg.Receipt) and one.model is not None:
-                update = one.model[1] if one.reply.kind == "difference" else one.task.delta(one.reply.arrays)
-                heard(server, (one.task.client, one.task.version, update, one.reply.samples))
+    def take(server: fastagg.Server, answers: Any, **how: Any) -> list[Outcome]:
+        outcomes = plain(server, answers, **how)
+        for (task, reply), outcome in zip(answers, outcomes, strict=True):
+            if isinstance(outcome, fastagg.Receipt):
+                fit = replies.fitted(server, task, reply)
+                if replies._way(fit) in ("model", "delta"):
+                    update = fit.arrays if fit.kind == "delta" else task.delta(fit.arrays)
+                    heard(server, (task.client, task.version, update, fit.samples))
         return outcomes
 
-    (patch or pytest.MonkeyPatch()).setattr(replies, "add", add)
+    (patch or pytest.MonkeyPatch()).setattr(replies, "take", take)
 
 
 def answered(session: Session, answers: Sequence[tuple[Any, Dispatch, replies.Reply]]) -> None:

@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fastagg import _checks
 from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.integrations import replies
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.evaluating import ClientEvaluation
 from fastagg.integrations.flower.models import Make
@@ -23,9 +22,9 @@ from fastagg.integrations.flower.nodes import Choose, Nodes
 from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.flower.settings import callable_or_none, split
 from fastagg.integrations.flower.tasks import Evaluate, log
-from fastagg.integrations.session import Session
+from fastagg.integrations.session import Book, Session
 from fastagg.server import checkpoint
-from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.dispatch import Receipt
 from fastagg.server.server import Server
 
 _IGNORED = {
@@ -34,15 +33,6 @@ _IGNORED = {
 }
 _OF_EVALUATION = ("min_evaluate_nodes", "evaluate_metrics_aggr_fn")
 _ROUNDS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A task that was sent."""
-
-    node: int
-    task: Dispatch
-    until: float
 
 
 class AsyncStrategy(FedAvg):
@@ -216,7 +206,6 @@ class _Run:
     num_rounds: int | None
     num_updates: int | None
     result: Result = field(default_factory=Result)
-    sent: dict[str, _Sent] = field(default_factory=dict)  # by message id
     since: list[RecordDict] = field(default_factory=list)  # metrics of the updates since the last version
 
     def begin(
@@ -228,6 +217,7 @@ class _Run:
         self.server = models.made(strategy._make, read(initial), rounds=False)
         self.config, self.online = config or ConfigRecord(), list[int]()
         self.nodes = Nodes(self.server.num_clients, strategy.choose)
+        self.book = Book[str, int](self.server, time.monotonic)  # by message id
         function = None if evaluate is None else lambda version, model: evaluate(version, _record(model))
         self.session = Session(self.server, strategy.settings, function, say=log.info, clock=time.monotonic)
         self.evaluation = ClientEvaluation(
@@ -258,13 +248,13 @@ class _Run:
             RunFailed: no node can get a task any more.
         """
         self.online = online = list(self.grid.get_node_ids())
-        busy = {sent.node for sent in self.sent.values()}
+        busy = self.book.busy
         self.session.failures.check(online)
         if len(online) < self.strategy.min_available_nodes:
             return False
         room = (self.strategy.concurrency or len(online)) - len(busy)
         idle = [node for node in set(online) - busy if not self.session.failures.rests(node)]
-        chosen = self.nodes.free(idle, busy.union(online), room, self.server.version)
+        chosen = self.nodes.free(idle, busy | set(online), room, self.server.version)
         if not chosen:
             return False
         messages, going, arrays = [], [], models.outgoing(self.server)  # it is gone when the messages are
@@ -274,14 +264,12 @@ class _Run:
             told = {**self.config, "server-round": task.version + 1}
             records = tasks.content(task, arrays, told, keys)
             messages.append(Message(records, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(task.version)))
-            going.append(_Sent(node, task, time.monotonic() + self.timeout))
+            going.append((node, task))
         pushed = list(self.grid.push_messages(messages))
-        for message_id, sent in zip(pushed, going, strict=True):
-            if message_id:
-                self.sent[message_id] = sent
-                log.debug("fastagg: version %d went to node %d", sent.task.version, sent.node)
-            else:
-                self._give_up(sent, "the message could not be sent")
+        for message_id, (node, task) in zip(pushed, going, strict=True):
+            self.book.put(message_id, node, task, self.timeout)
+            if not message_id:
+                self._give_up(message_id, "the message could not be sent")
         return bool(pushed)
 
     # -- in ------------------------------------------------------------------------------------------------------
@@ -289,7 +277,7 @@ class _Run:
     def receive(self) -> bool:
         """Take the replies that have arrived, up to the limits. Return whether there were any."""
         heard = False
-        for batch in tasks.pull(self.grid, [*self.sent, *self.evaluation.waiting], self.server):
+        for batch in tasks.pull(self.grid, [*self.book.keys(), *self.evaluation.waiting], self.server):
             heard = True
             while batch and not self.done():
                 self._take(batch.pop(0))
@@ -301,24 +289,23 @@ class _Run:
         if self.evaluation.take(message):
             return
         server, session = self.server, self.session
-        sent = self.sent.pop(message.metadata.reply_to_message_id, None)
-        if sent is None:
+        one = self.book.pop(message.metadata.reply_to_message_id)
+        if one is None:
             node = message.metadata.src_node_id
             log.warning("fastagg: dropped a reply of node %d: answered before, or given up", node)
             return
         before = server.version
-        [outcome] = tasks.take(server, [(sent.task, sent.node, message)], self.strategy.weighted_by_key)
+        [outcome] = tasks.take(self.book, [(one, message)], self.strategy.weighted_by_key)
         if isinstance(outcome, tasks.Failed):
-            session.failed(sent.node, str(outcome))
+            session.failed(one.who, str(outcome))
             return
+        session.note([one.who], [outcome])
         if not isinstance(outcome, Receipt):
-            session.refused(sent.node, outcome)
             return
-        session.taken(sent.node, outcome)
-        self.since.append(tasks.noted(message.content, sent.node, outcome))
+        self.since.append(tasks.noted(message.content, message.metadata.src_node_id, outcome))
         log.info(
             "fastagg: update %d: client %s, from version %d, delay %d, version %d",
-            session.tally.updates, outcome.client, sent.task.version, outcome.delay, outcome.version,
+            session.tally.updates, outcome.client, one.task.version, outcome.delay, outcome.version,
         )  # fmt: skip
         if server.version != before:
             self._stepped()
@@ -326,16 +313,15 @@ class _Run:
     def expire(self) -> bool:
         """End the tasks whose time is over. Return whether there were any."""
         self.evaluation.expire()
-        now = time.monotonic()
-        late = [message_id for message_id, sent in self.sent.items() if sent.until < now]
+        late = self.book.late()
         for message_id in late:
-            self._give_up(self.sent.pop(message_id), f"no answer in {self.timeout:g} s")
+            self._give_up(message_id, f"no answer in {self.timeout:g} s")
         return bool(late)
 
-    def _give_up(self, sent: _Sent, why: str) -> None:
-        log.warning("fastagg: gave up version %d at node %d: %s", sent.task.version, sent.node, why)
-        replies.end(self.server, sent.task)
-        self.session.failed(sent.node, why)
+    def _give_up(self, message_id: str, why: str) -> None:
+        for one in self.book.end([message_id]):
+            log.warning("fastagg: gave up version %d at node %d: %s", one.task.version, one.who, why)
+            self.session.failed(one.who, why)
 
     def _stepped(self) -> None:
         version, strategy = self.server.version, self.strategy
@@ -373,11 +359,8 @@ class _Run:
 
     def finish(self) -> Result:
         """Return the history. Open tasks end and never count."""
-        for sent in self.sent.values():
-            replies.end(self.server, sent.task)
-        if self.sent:
-            log.info("fastagg: %d tasks were still out; their answers will not count", len(self.sent))
-        self.sent.clear()
+        if out := self.book.end():
+            log.info("fastagg: %d tasks were still out; their answers will not count", len(out))
         if self.session.over is None:
             self.session.stepped(last=True)
             if self.strategy.evaluate_clients_every is not None:

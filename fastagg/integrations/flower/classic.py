@@ -18,13 +18,13 @@ from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, UnknownClie
 from fastagg.integrations.flower import models
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
-from fastagg.integrations.flower.rounds import Tasks
+from fastagg.integrations.flower.rounds import Round
 from fastagg.integrations.flower.settings import callable_or_none, proximal, say_what_differs, set_rate
 from fastagg.integrations.flower.tasks import log, raise_if_useless
-from fastagg.integrations.replies import Reply, end, take
+from fastagg.integrations.replies import Reply
+from fastagg.integrations.session import Open
 from fastagg.model import Layout
 from fastagg.server import checkpoint as files
-from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Server
 from fastagg.storage import memory
 
@@ -56,7 +56,9 @@ class ClassicStrategy(FedAvg):
         self.lr = callable_or_none("lr", lr)
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
-        self._tasks = Tasks[str]()  # by client id
+        self._tasks: Round[str]  # by client id; there with the server
+        if self.server is not None:
+            self._tasks = Round(self.server)
         self._saved = -1
         self._asked = False  # whether Flower has been given a model, or has given one
         if self.checkpoint is not None and resume and self.checkpoint.exists():
@@ -90,7 +92,7 @@ class ClassicStrategy(FedAvg):
         if self.proximal_mu is not None:
             told = {"proximal_mu": self.proximal_mu}
             chosen = [(proxy, FitIns(fit.parameters, {**fit.config, **told})) for proxy, fit in chosen]
-        self._tasks.send(server, [proxy.cid for proxy, _ in chosen])
+        self._tasks.send([proxy.cid for proxy, _ in chosen])
         return chosen
 
     def configure_evaluate(
@@ -125,38 +127,36 @@ class ClassicStrategy(FedAvg):
         for failure in failures:
             log.warning("fastagg: a client failed in round %d: %s", server_round, _reason(failure))
         before = server.version
-        folded = self._fold(server, sorted(results, key=lambda pair: pair[0].cid) if self.deterministic else results)
+        folded = self._fold(sorted(results, key=lambda pair: pair[0].cid) if self.deterministic else results)
         server.close_round()
         memory.trim()
-        self._tasks.give_up(server)
+        self._tasks.end()
         log.info("fastagg: round %d: %d updates, version %d", server_round, len(folded), server.version)
         if server.version == before:
             return None, {}
         average = self.fit_metrics_aggregation_fn
         return _outgoing(server), average(folded) if average and folded else {}
 
-    def _fold(self, server: Server, results: list[tuple[ClientProxy, FitRes]]) -> list[tuple[int, dict[str, Scalar]]]:
+    def _fold(self, results: list[tuple[ClientProxy, FitRes]]) -> list[tuple[int, dict[str, Scalar]]]:
         """Add all results in one pass over memory. Return the metrics of the good results.
 
         A result's metrics may hold ``fastagg-kind`` and ``fastagg-version``.
         """
-        answers: list[tuple[Dispatch, Reply]] = []
+        answers: list[tuple[Open[str], Reply | FastaggError]] = []
         known: dict[str, FitRes] = {}
         refused: list[FastaggError] = []
         for proxy, result in results:
             try:
                 if proxy.cid in known:
                     raise UnknownClient("it has answered already")
-                reply = Reply.read(_arrays(result.parameters), result.metrics or {}, samples=result.num_examples)
-                answers.append((self._tasks.pop(server, proxy.cid), reply))
+                one, known[proxy.cid] = self._tasks.answered(proxy.cid), result
             except FastaggError as error:
                 refused.append(_dropped(proxy.cid, error))
-            else:
-                known[proxy.cid] = result
+                continue
+            answers.append((one, _read(result)))
         folded = []
-        for (client, result), (task, _), outcome in zip(known.items(), answers, take(server, answers), strict=True):
+        for (client, result), outcome in zip(known.items(), self._tasks.take(answers), strict=True):
             if isinstance(outcome, FastaggError):
-                end(server, task)
                 refused.append(_dropped(client, outcome))
             else:
                 folded.append((result.num_examples, result.metrics))
@@ -172,12 +172,13 @@ class ClassicStrategy(FedAvg):
             raise ConfigError("the server has a model of its own: Flower's must ask initialize_parameters for it")
         if server is None:
             server, self._asked = self._make_server(arrays), True
-        self._tasks.adopt(server, arrays)
-        self._tasks.give_up(server)  # of a round that a wrapper gave up
+        self._tasks.adopt(arrays)
+        self._tasks.end()  # of a round that a wrapper gave up
         return server
 
     def _make_server(self, arrays: Arrays) -> Server:
         self.server = server = models.made(self._make, list(arrays), rounds=True)
+        self._tasks = Round(server)
         self._go_on(server)
         say_what_differs(server, self.lr is not None, self._make, strategy)
         return server
@@ -188,6 +189,13 @@ class ClassicStrategy(FedAvg):
             models.resume(server, state)
             self._saved = server.version
             log.info("fastagg: resumed version %d", server.version)
+
+
+def _read(result: FitRes) -> Reply | FastaggError:
+    try:
+        return Reply.read(_arrays(result.parameters), result.metrics or {}, samples=result.num_examples)
+    except FastaggError as error:
+        return error
 
 
 def _arrays(parameters: Parameters) -> list[Tensor]:

@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import UserList
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fastagg._types import Arrays
 from fastagg.integrations.flower import models, tasks
-from fastagg.integrations.replies import end
-from fastagg.server.dispatch import Dispatch
+from fastagg.integrations.session import Book, Open
 from fastagg.server.server import Server
 
 Who = TypeVar("Who", int, str)
 
 
-class Tasks(Generic[Who]):
-    """A round's tasks without an answer so far, by node or client.
+class Round(Book[Who, Who]):
+    """A round's tasks without an answer so far, by node or client."""
 
-    Attributes:
-        open: the tasks.
-    """
+    _said = False  # whether a changed model was logged
 
-    def __init__(self) -> None:
-        self.open: dict[Who, Dispatch] = {}
-        self._said = False  # whether a changed model was logged
-
-    def send(self, server: Server, to: Iterable[Who]) -> None:
+    def send(self, to: Iterable[Who]) -> None:
         """Begin a round."""
-        self.open = {who: server.dispatch(who) for who in to}
+        for who in to:
+            self.put(who, who, self.server.dispatch(who))
 
-    def pop(self, server: Server, who: Who) -> Dispatch:
+    def answered(self, who: Who) -> Open[Who]:
         """The task that ``who`` has answered. A subclass may have asked others without ``super()``."""
-        return self.open.pop(who) if who in self.open else server.dispatch(who)
+        return self.pop(who) or Open(who, self.server.dispatch(who), math.inf)
 
-    def give_up(self, server: Server) -> None:
-        """End the tasks that are open."""
-        for task in self.open.values():
-            end(server, task)
-        self.open.clear()
-
-    def adopt(self, server: Server, arrays: Arrays) -> None:
+    def adopt(self, arrays: Arrays) -> None:
         """Take the arrays from Flower as the model, if other code has changed them. Open tasks then end."""
-        if models.holds(server, arrays):
+        if models.holds(self.server, arrays):
             return
-        self.give_up(server)
-        models.put(server, arrays)
+        self.end()
+        models.put(self.server, arrays)
         if not self._said:
             self._said = True
             tasks.log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")

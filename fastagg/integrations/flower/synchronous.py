@@ -19,7 +19,7 @@ from fastagg.integrations import replies as read_replies
 from fastagg.integrations.flower import history, models, tasks
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import read
-from fastagg.integrations.flower.rounds import Replies, Streaming, Tasks
+from fastagg.integrations.flower.rounds import Replies, Round, Streaming
 from fastagg.integrations.flower.settings import callable_or_none, proximal, say_what_differs, set_rate, split
 from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.session import Session
@@ -86,7 +86,7 @@ class SyncStrategy(FedAvg):
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.server: Server | None = server if isinstance(server, Server) else None
         self.session: Session | None = None
-        self._tasks = Tasks[int]()  # by node
+        self._tasks: Round[int]  # by node; there with the server
         self._sent: list[Metadata] = []  # of the round's messages, without what they carry
         self._streaming: Streaming | None = None  # the grid of the round that start() runs
         self._rounds, self._saved = 0, -1  # finished rounds; the version in the checkpoint
@@ -145,7 +145,7 @@ class SyncStrategy(FedAvg):
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
         self._streaming = streaming = Streaming(grid, self.server, self.poll)
-        self._tasks.give_up(self.server)  # of a round that a subclass did not aggregate here
+        self._tasks.end()  # of a round that a subclass did not aggregate here
         messages = list(self.configure_train(number, result.arrays, train, grid))
         self._sent = [message.metadata for message in messages]
         replies = streaming.send_and_receive(messages, timeout=timeout)
@@ -197,7 +197,7 @@ class SyncStrategy(FedAvg):
     def _begin(self, arrays: ArrayRecord) -> None:
         self.server = server = models.made(self._make, read(arrays), rounds=True)
         self.session = Session(server, self.settings, say=log.info)
-        self._result, self._tasks, self._sent, self._rounds, self._saved = Result(), Tasks(), [], 0, -1
+        self._result, self._tasks, self._sent, self._rounds, self._saved = Result(), Round(server), [], 0, -1
         if self.checkpoint is not None and self.resume and self.checkpoint.exists():
             state = files.read(self.checkpoint)
             models.resume(server, state)
@@ -231,7 +231,7 @@ class SyncStrategy(FedAvg):
                 "the server goes on from another model than the one that it was handed: start from "
                 "strategy.resumed(initial_arrays)"
             )
-        self._tasks.adopt(self.server, given)
+        self._tasks.adopt(given)
         return self.server
 
     def configure_train(
@@ -242,14 +242,14 @@ class SyncStrategy(FedAvg):
         if unused and not self._runs:
             raise ConfigError(f"{', '.join(unused)}: a wrapper runs the rounds, and would ignore it")
         server = self._adopt(arrays)
-        self._tasks.give_up(server)  # of a round that a wrapper gave up
+        self._tasks.end()  # of a round that a wrapper gave up
         set_rate(server, self.lr, server_round)
         told: dict[str, object] = {**config, tasks.VERSION: server.version}
         if self.proximal_mu is not None:
             told["proximal-mu"] = self.proximal_mu
         messages = list(super().configure_train(server_round, arrays, ConfigRecord(told), grid))
         self._sent = [message.metadata for message in messages]
-        self._tasks.send(server, [sent.dst_node_id for sent in self._sent])
+        self._tasks.send([sent.dst_node_id for sent in self._sent])
         return messages
 
     def aggregate_train(
@@ -276,10 +276,10 @@ class SyncStrategy(FedAvg):
         replies = replies if isinstance(replies, Replies) else _kept(replies)
         frees = not replies.looked_at
         for batch in replies.fold():
-            self._fold(server, session, batch, round_, frees)
+            self._fold(session, batch, round_, frees)
         server.close_round()
         memory.trim()  # there is no update before the next round
-        self._miss(server, server_round, round_)
+        self._miss(server_round, round_)
         log.info("fastagg: round %d: %d updates, version %d", server_round, len(round_.good), server.version)
         for node, error in round_.bad:
             session.failed(node, str(error)) if isinstance(error, tasks.Failed) else session.refused(node, error)
@@ -300,7 +300,7 @@ class SyncStrategy(FedAvg):
             self._save()
         return super().configure_evaluate(server_round, arrays, config, grid)
 
-    def _fold(self, server: Server, session: Session, messages: list[Message], round_: _Round, frees: bool) -> None:
+    def _fold(self, session: Session, messages: list[Message], round_: _Round, frees: bool) -> None:
         """Take replies. With ``frees``, what stays of them has no arrays."""
         arrived: list[tasks.Arrived] = []
         for message in messages:
@@ -310,11 +310,12 @@ class SyncStrategy(FedAvg):
                 continue
             round_.heard.add(node)
             try:
-                arrived.append((self._tasks.pop(server, node), node, message))
+                arrived.append((self._tasks.answered(node), message))
             except FastaggError as error:
                 round_.bad.append((node, read_replies.bare(error)))
-        outcomes = tasks.take(server, arrived, self.weighted_by_key, in_place=frees)
-        for (_, node, message), outcome in zip(arrived, outcomes, strict=True):
+        outcomes = tasks.take(self._tasks, arrived, self.weighted_by_key, still=frees)
+        for (one, message), outcome in zip(arrived, outcomes, strict=True):
+            node = one.who
             if isinstance(outcome, Receipt):
                 session.taken(node, outcome)
                 content = tasks.noted(message.content, node, outcome, frees=frees)
@@ -326,18 +327,18 @@ class SyncStrategy(FedAvg):
                 if frees and message.has_content():
                     message.content = tasks.noted(message.content, node)
 
-    def _miss(self, server: Server, server_round: int, round_: _Round) -> None:
+    def _miss(self, server_round: int, round_: _Round) -> None:
         """End the tasks without an answer. Those that a subclass has left out did not fail."""
         heard = set() if self._streaming is None else self._streaming.heard
         came = {node for message_id, node in round_.asked.items() if message_id in heard}
-        for node in self._tasks.open:
+        for node in self._tasks.busy:
             if node in came:
                 log.info("fastagg: the reply of node %d in round %d was left out by the strategy", node, server_round)
                 continue
             log.warning("fastagg: node %d did not answer round %d", node, server_round)
             if self._runs or not round_.good:  # a wrapper may have left it out
                 round_.bad.append((node, tasks.Failed(f"no answer in round {server_round}")))
-        self._tasks.give_up(server)
+        self._tasks.end()
 
 
 @dataclass

@@ -18,6 +18,7 @@ from fastagg.integrations import replies
 from fastagg.integrations.flower.models import formed
 from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.replies import Reply
+from fastagg.integrations.session import Book, Open
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
 
@@ -33,7 +34,7 @@ _LARGE = 4_000_000  # and one alone of a model of so many parameters, beside whi
 
 # The user's evaluation on the server, of a version or round and its model.
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-Arrived = tuple[Dispatch, int, Message]  # a task, the node that had it, its answer
+Arrived = tuple[Open[int], Message]  # a task, and its answer
 
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
@@ -91,7 +92,7 @@ def content(task: Dispatch, arrays: ArrayRecord, told: Mapping[str, object], key
     return RecordDict(records)
 
 
-def take(server: Server, arrived: Sequence[Arrived], samples: str, *, in_place: bool = True) -> list[Outcome]:
+def take(book: Book[Any, int], arrived: Sequence[Arrived], samples: str, *, still: bool = True) -> list[Outcome]:
     """Pass nodes' answers to the server, in one pass over memory.
 
     Each answer has one ArrayRecord: the trained model, or the kind that ``fastagg-kind`` in a ConfigRecord of the reply
@@ -99,31 +100,29 @@ def take(server: Server, arrived: Sequence[Arrived], samples: str, *, in_place: 
 
     Args:
         samples: key, in a MetricRecord, of the client's number of samples.
-        in_place: see :func:`fastagg.integrations.replies.add`. One reply is read twice in less time than Flower copies
+        still: see :func:`fastagg.integrations.replies.take`. One reply is read twice in less time than Flower copies
             it, and a second sum would be one more model in memory.
 
     Returns:
         For each its receipt, or the reason why there is none. Its task then ends, and the log says why.
     """
-    outcomes: list[Outcome | None] = [None] * len(arrived)
-    good: list[tuple[int, Dispatch, Reply]] = []
-    for i, (task, _, message) in enumerate(arrived):
-        if message.has_error():
-            late = "; the node may need longer: raise timeout=" if message.error.code in _LATE else ""
-            outcomes[i] = Failed(f"error {message.error.code}: {message.error.reason}{late}")
-            continue
-        try:
-            good.append((i, task, _unpacked(server, message.content, samples)))
-        except FastaggError as error:
-            outcomes[i] = replies.bare(error)
-    taken = replies.take(server, [(task, reply) for _, task, reply in good], in_place=in_place)
-    for (i, _, _), outcome in zip(good, taken, strict=True):
-        outcomes[i] = outcome
-    found = [outcome for outcome in outcomes if outcome is not None]
-    for (task, node, _), outcome in zip(arrived, found, strict=True):
-        if not isinstance(outcome, Receipt):
-            _drop(server, task, node, outcome)
-    return found
+    outcomes = book.take([(one, _read(book.server, message, samples)) for one, message in arrived], still=still)
+    for (one, _), outcome in zip(arrived, outcomes, strict=True):
+        if isinstance(outcome, Failed):
+            log.warning("fastagg: node %d failed: %s", one.who, outcome)
+        elif not isinstance(outcome, Receipt):
+            log.warning("fastagg: dropped the reply of node %d: %s: %s", one.who, type(outcome).__name__, outcome)
+    return outcomes
+
+
+def _read(server: Server, message: Message, samples: str) -> Reply | FastaggError:
+    if message.has_error():
+        late = "; the node may need longer: raise timeout=" if message.error.code in _LATE else ""
+        return Failed(f"error {message.error.code}: {message.error.reason}{late}")
+    try:
+        return _unpacked(server, message.content, samples)
+    except FastaggError as error:
+        return error
 
 
 def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
@@ -139,14 +138,6 @@ def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
         raise ConfigError(f"the reply has no {samples!r} in a MetricRecord, by which this server weighs clients")
     arrays = formed(server, read(next(iter(sent.values()))))
     return Reply.read(arrays, told, samples=counts[0] if counts else None, control=control)
-
-
-def _drop(server: Server, task: Dispatch, node: int, error: FastaggError) -> None:
-    if isinstance(error, Failed):
-        log.warning("fastagg: node %d failed: %s", node, error)
-    else:
-        log.warning("fastagg: dropped the reply of node %d: %s: %s", node, type(error).__name__, error)
-    replies.end(server, task)
 
 
 def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:

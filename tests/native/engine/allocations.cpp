@@ -122,7 +122,7 @@ bool receive_model(Fixture& on) {
 }
 
 bool receive_model_in_place(Fixture& on) {
-  dynamic_cast<Buffered&>(on.server.engine->direction()).in_place = true;
+  on.arrivals.front().still = true;
   return receive_model(on);
 }
 
