@@ -12,20 +12,21 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 import fastagg
 from fastagg import _checks
 from fastagg._types import Arrays, Foreign, State
-from fastagg.errors import ConfigError, FastaggError, UnknownClient, UnknownVersion
+from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.integrations import preset, require
 from fastagg.integrations.goals import of_clients
+from fastagg.integrations.models import resume
 from fastagg.integrations.named import as_in, check_names, check_settings, number_of, resolved
-from fastagg.integrations.replies import Reply, take
-from fastagg.integrations.session import Session, Settings
+from fastagg.integrations.replies import Reply
+from fastagg.integrations.session import Book, Open, Session, Settings
 from fastagg.integrations.windows import Window
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch
@@ -51,6 +52,12 @@ _OURS = {  # what APPFL's own aggregators call it, and what settings call it
 }  # fmt: skip
 _SCHEDULERS = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
 _NO_METRICS = ("round", "version")  # numbers in a client's metadata that are none
+
+
+class _Unnamed(NamedTuple):
+    """The key of a task that went out without saying to whom."""
+
+    number: int
 
 
 class Aggregator(BaseAggregator):
@@ -107,8 +114,7 @@ class Aggregator(BaseAggregator):
         self.client_sample_size: dict[str | int, float] = {}
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
         self._server: fastagg.Server | None = None
-        self._tasks: dict[str | int, Dispatch] = {}  # what each client was sent last
-        self._unnamed: list[Dispatch] = []  # the initial model, for clients that have not said who they are
+        self.book: Book[str | int | _Unnamed, str | int | None]  # by client: what it was sent last
         self._begun = False
         self._last: dict[str | int, tuple[int, ...]] = {}  # checksums of each client's last upload, by array
         self._known: set[str | int] = set()  # who was sent a model by name
@@ -152,13 +158,13 @@ class Aggregator(BaseAggregator):
                     for name in self._ids:
                         self._send(name)
                 elif self.server.num_clients is None:
-                    count = int(self.config.get("num_clients", 0))
-                    self._unnamed = [self.server.dispatch(f"unnamed {n}") for n in range(count)]
+                    for n in range(int(self.config.get("num_clients", 0))):
+                        self.book.put(_Unnamed(n), None, self.server.dispatch(f"unnamed {n}"))
             if client_id is not None:
                 return self._send(client_id)
-            if self._unnamed and self._unnamed[0].version != self.server.version:
+            if any(one.who is None and one.task.version != self.server.version for one in self.book):
                 self._say("a model went out again without saying to whom: clients not seen yet need one by name")
-                self._unnamed = []
+                self.book.end(self._unnamed())
             return dict(self.server.snapshot())
 
     def aggregate(self, client_id: str | int = "", local_model: Arrays = None, **meta: object) -> dict[str, Arrays]:
@@ -190,10 +196,10 @@ class Aggregator(BaseAggregator):
         path, kept = self.config.get("checkpoint"), State()
         if path is not None and Path(path).exists():
             kept = checkpoint.read(Path(path))
-            server.load_state_dict(kept)
+            resume(server, kept)
             self._say(f"going on from {path}, version {server.version}; uploads in flight were of the server before it")
         self._needs_models = not (self._mixes or self.config.get("gradient_based")) or self._run.best is not None
-        self._saved, self._server = [server.version], server
+        self._saved, self._server, self.book = [server.version], server, Book(server)
         self.session = Session(server, self._run, say=self.logger.info)
         self.session.load_state_dict(kept.get("session", {}))
         if path is not None:  # APPFL does not say when a run ends
@@ -201,15 +207,10 @@ class Aggregator(BaseAggregator):
         self.session.stepped()
 
     def _send(self, client: str | int) -> dict[str, Arrays]:
-        number = self._id(client)
-        if client in self._tasks:
-            with suppress(FastaggError):  # what it was sent before, it will not answer
-                self.server.forget(number, self._tasks[client].version)
-        else:
-            with suppress(UnknownClient):  # from before a restart
-                self.server.forget(number)
+        number = number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
+        self.book.end([client])  # it will not answer that
         task = self.server.dispatch(number)
-        self._tasks[client] = task if self._needs_models else _without_model(task, self.server)
+        self.book.put(client, client, task if self._needs_models else _without_model(task, self.server))
         self._known.add(client)
         return dict(task.views)
 
@@ -217,20 +218,24 @@ class Aggregator(BaseAggregator):
         try:
             if upload.get("type") == "masked_update_flat":
                 raise ConfigError("a masked update of APPFL's secure aggregation: only its own FedAvg reads those")
-            task, sums = self._task_of(client), _checksums(upload)
+            sums = _checksums(upload)
             if sums == self._last.get(client):
                 raise UnknownVersion("the same upload came before, and was counted then")
-            reply = self._read(task, upload, meta, self.client_sample_size.get(client))
+            one = self._task_of(client)
         except FastaggError as error:
             self._refuse(client, error)
             return
-        outcome = take(self.server, [(task, reply)])[0]
+        reply: Reply | FastaggError
+        try:
+            reply = self._read(one.task, upload, meta, self.client_sample_size.get(client))
+        except FastaggError as error:
+            reply = error
+        [outcome] = self.book.take([(one, reply)])
         if isinstance(outcome, FastaggError):
             self._refuse(client, outcome)
             return
         self.session.taken(client, outcome)
-        self._last[client] = sums
-        self._tasks.pop(client, None)
+        self._last[client], task = sums, one.task
         self._window.add(task, meta)
         if outcome.applied:
             self.session.stepped()
@@ -244,11 +249,15 @@ class Aggregator(BaseAggregator):
         step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
         self._say(f"client {client}: update from version {task.version} taken, delay {outcome.delay}: {step}")
 
-    def _task_of(self, client: str | int) -> Dispatch:
-        task = self._tasks.get(client) or (self._unnamed.pop() if self._unnamed else None)
-        if task is None:
+    def _task_of(self, client: str | int) -> Open[str | int | None]:
+        one = self.book.pop(client) or self.book.pop(next(iter(self._unnamed()), client))
+        if one is None:
             raise UnknownVersion("this server never sent it a model: what it trained from is not known")
-        return task
+        return one
+
+    def _unnamed(self) -> list[str | int | _Unnamed]:
+        """The keys of the initial models, for clients that have not said who they are."""
+        return [key for key in self.book.keys_of() if isinstance(key, _Unnamed)]
 
     def _read(self, task: Dispatch, upload: Arrays, meta: Mapping[str, object], weight: float | None) -> Reply:
         told = {"fastagg-version": meta["version"]} if "version" in meta else {}
@@ -275,9 +284,6 @@ class Aggregator(BaseAggregator):
         path = self.config.get("checkpoint")
         if path is not None and self.server.version >= self._saved[0] + self._every:
             _save(self.server, self.session, Path(path), self._saved)
-
-    def _id(self, client: str | int) -> str | int:
-        return number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
 
     def _say(self, message: str) -> None:
         self.logger.info(f"fastagg: {message}")

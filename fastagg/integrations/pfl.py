@@ -9,9 +9,11 @@ import torch
 
 import fastagg
 from fastagg._types import State
-from fastagg.errors import ConfigError
+from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations import require
 from fastagg.integrations.models import holds, put
+from fastagg.integrations.replies import Over, Reply
+from fastagg.integrations.session import Book, Open
 
 require("pfl", "0.6.0", "pfl")
 
@@ -46,6 +48,7 @@ class CentralOptimizer(torch.optim.Optimizer):
             logging.getLogger(__name__).warning(f"fastagg: not torch.optim.Adam: {optimizer}; {do}")
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.server = fastagg.Server(self._trained, direction, optimizer)
+        self._book = Book[str, str](self.server)
         super().__init__(self._trained.values(), {"lr": optimizer.lr})
 
     @torch.no_grad()
@@ -54,12 +57,11 @@ class CentralOptimizer(torch.optim.Optimizer):
         self.server.lr = self.param_groups[0]["lr"]
         if not holds(self.server, self._trained):
             put(self.server, {name: p.detach() for name, p in self._trained.items()})
-        task = self.server.dispatch("cohort")
         mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}
-        try:
-            self.server.receive(task.client, mean, task.version)
-        finally:
-            self.server.forget(task.client)
+        one = Open("cohort", self.server.dispatch("cohort"))
+        [outcome] = self._book.take([(one, Reply(mean, "gradient"))])
+        if isinstance(outcome, FastaggError) and not isinstance(outcome, Over):
+            raise outcome
         for parameter, value in zip(self._trained.values(), self.server.parameters().values(), strict=True):
             parameter.copy_(value)
 

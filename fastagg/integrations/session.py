@@ -125,7 +125,7 @@ class Open(Generic[Who]):
 
     who: Who
     task: Dispatch
-    until: float
+    until: float = inf
 
 
 class Book(Generic[Key, Who]):
@@ -147,7 +147,7 @@ class Book(Generic[Key, Who]):
     def __iter__(self) -> Iterator[Open[Who]]:
         return iter(self._open.values())
 
-    def keys(self, who: Who | None = None) -> list[Key]:
+    def keys_of(self, who: Who | None = None) -> list[Key]:
         """The keys of all tasks, or of those that ``who`` has."""
         return list(self._open if who is None else self._keys.get(who, ()))
 
@@ -189,7 +189,7 @@ class Book(Generic[Key, Who]):
 
     def end(self, keys: Iterable[Key] | None = None) -> list[Open[Who]]:
         """Give up tasks, all by default. Their answers no longer count. Return them."""
-        ended = [one for key in (self.keys() if keys is None else keys) if (one := self.pop(key)) is not None]
+        ended = [one for key in (self.keys_of() if keys is None else keys) if (one := self.pop(key)) is not None]
         for one in ended:
             self._end(one.task)
             self._out[one.who] = one.until

@@ -350,7 +350,7 @@ def test_fedasync_beside_appfls_own(policy: str, kwargs: dict[str, float], less:
         held[client] = theirs.aggregate(client, {name: value.clone() for name, value in new.items()})
         assert close(held[client], ours.aggregate(client, new))
         assert ours.server.memory()["versions"] == 0
-        assert all(task.flat.numel() == 0 for task in ours._tasks.values())
+        assert all(task.flat.numel() == 0 for task in (one.task for one in ours.book))
     assert ours.server.version == theirs.global_step == 10
 
 
@@ -478,7 +478,7 @@ def test_differences_instead_of_models(caplog: pytest.LogCaptureFixture) -> None
         mine = less.aggregate(client, gradient(start, new))
         assert close(held[client], mine)
         assert less.server.memory()["versions"] == 0
-        assert all(task.flat.numel() == 0 for task in less._tasks.values())
+        assert all(task.flat.numel() == 0 for task in (one.task for one in less.book))
     assert whole.server.version == less.server.version == 3
 
 
@@ -635,9 +635,9 @@ def test_fedasync_in_the_virtual_time_simulator_is_appfls(tmp_path: Path, monkey
     from appfl.vsim import AsyncSimDriver, ClientProfile
 
     torch.set_num_threads(1)
-    delays, models, rows, plain = list[int](), [], [], replies.add
+    delays, models, rows, plain = list[int](), [], [], replies.take
 
-    def add(*given: Any, **how: Any) -> list[Any]:
+    def take(*given: Any, **how: Any) -> list[Any]:
         outcomes = plain(*given, **how)
         delays.extend(outcome.delay for outcome in outcomes)
         return outcomes
@@ -649,7 +649,7 @@ def test_fedasync_in_the_virtual_time_simulator_is_appfls(tmp_path: Path, monkey
         profiles = {one.get_id(): ClientProfile(compute_factor=1.0 + 2.0 * n) for n, one in enumerate(clients)}
         driver = AsyncSimDriver(server, clients, profiles, 3, logging.getLogger("vsim"), base_step_time=0.01)
         if name == "Aggregator":
-            monkeypatch.setattr(replies, "add", add)
+            monkeypatch.setattr(replies, "take", take)
         torch.manual_seed(0)  # of the clients' batches
         gc.freeze()
         driver.run()

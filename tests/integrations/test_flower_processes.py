@@ -30,22 +30,22 @@ import torch
 import fastagg
 from fastagg.integrations import replies
 
-add, count = replies.add, itertools.count()
+take, count = replies.take, itertools.count()
 
 
 def recorded(server, given, **how):
-    outcomes = add(server, given, **how)
-    for one, outcome in zip(given, outcomes):
+    outcomes = take(server, given, **how)
+    for (task, reply), outcome in zip(given, outcomes):
         if isinstance(outcome, fastagg.Receipt):
-            task, update = one.task, one.task.delta(one.reply.arrays)
-            event = {"client": task.client, "version": task.version, "update": update, "samples": one.reply.samples}
+            update = task.delta(reply.arrays)
+            event = {"client": task.client, "version": task.version, "update": update, "samples": reply.samples}
             path = FOLDER + f"/{next(count):04d}.pt"
             torch.save(event, path + ".partial")
             os.replace(path + ".partial", path)
     return outcomes
 
 
-replies.add = recorded
+replies.take = recorded
 """
 
 

@@ -310,18 +310,23 @@ def test_without_a_persistor_the_error_names_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "aborted", "waits"), [({"a": math.inf}, False, True), ({"a": 0.0}, False, False), ({}, False, False),
-                                   ({"a": math.inf}, True, False)]
-)  # fmt: skip
-def test_the_end_waits_for_those_who_are_out(busy: dict[str, float], aborted: bool, waits: bool) -> None:
+    ("timeout", "aborted", "waits"),
+    [(math.inf, False, True), (0.0, False, False), (None, False, False), (math.inf, True, False)],
+)
+def test_the_end_waits_for_those_who_are_out(timeout: float | None, aborted: bool, waits: bool) -> None:
+    """``timeout``: of the one who is out, which may be over; None: nobody is."""
     controller = AsyncController("FedBuff", end_timeout=0.4)
-    controller._busy, controller.abort_signal = dict(busy), SimpleNamespace(triggered=aborted)
+    controller._traffic.start(dict(MODEL))
+    controller.abort_signal = SimpleNamespace(triggered=aborted)
+    if timeout is not None:
+        controller._traffic.send("a", timeout=timeout)
     begun_at = time.monotonic()
+    controller._traffic.end()
     controller._wait_for_the_last()
     assert (time.monotonic() - begun_at > 0.35) == waits
     if waits:
         controller.end_timeout = 60.0
-        threading.Timer(0.2, controller._busy.clear).start()
+        threading.Timer(0.2, lambda: controller._traffic.book.back("a")).start()
         controller._wait_for_the_last()
         assert time.monotonic() - begun_at < 30
 

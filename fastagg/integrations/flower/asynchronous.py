@@ -277,7 +277,7 @@ class _Run:
     def receive(self) -> bool:
         """Take the replies that have arrived, up to the limits. Return whether there were any."""
         heard = False
-        for batch in tasks.pull(self.grid, [*self.book.keys(), *self.evaluation.waiting], self.server):
+        for batch in tasks.pull(self.grid, [*self.book.keys_of(), *self.evaluation.waiting], self.server):
             heard = True
             while batch and not self.done():
                 self._take(batch.pop(0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import UserList
 from collections.abc import Iterable, Iterator
@@ -31,7 +30,7 @@ class Round(Book[Who, Who]):
 
     def answered(self, who: Who) -> Open[Who]:
         """The task that ``who`` has answered. A subclass may have asked others without ``super()``."""
-        return self.pop(who) or Open(who, self.server.dispatch(who), math.inf)
+        return self.pop(who) or Open(who, self.server.dispatch(who))
 
     def adopt(self, arrays: Arrays) -> None:
         """Take the arrays from Flower as the model, if other code has changed them. Open tasks then end."""

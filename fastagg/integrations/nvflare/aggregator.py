@@ -25,6 +25,7 @@ from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, RunFailed
 from fastagg.integrations.models import holds, put
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
+from fastagg.integrations.replies import Over
 from fastagg.server.server import Outcome
 from fastagg.storage.pieces import as_tensor
 
@@ -133,16 +134,17 @@ class Aggregator(ModelAggregator):
 
         Raises:
             RunFailed: too many replies were refused. FLARE's job ends, too.
-            FastaggError: the reply is refused.
+            FastaggError: the reply is refused. It is no error that its task was over (``lease``).
         """
         client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
         with self._ending_the_job():
             # A rule that makes its own steps makes none before all clients of the round have been sent their task.
             enough = self.at_once if self._traffic.server.direction.synchronous else math.inf
-            if self._traffic.hold(client, model) >= enough:
+            outcome: Outcome | None = self._traffic.hold(client, model)
+            if outcome is None and self._traffic.waiting >= enough:
                 outcome = self._add().get(client)
-                if isinstance(outcome, FastaggError):
-                    raise outcome
+            if isinstance(outcome, FastaggError) and not isinstance(outcome, Over):
+                raise outcome
 
     def _add(self) -> dict[str, Outcome]:
         """Add the replies that wait. Return what became of each, by client."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -20,7 +21,7 @@ from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations.nvflare.arrays import as_sent
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
 from fastagg.integrations.session import Settings
-from fastagg.server.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch, Receipt
 
 
 class AsyncController(ModelController):
@@ -98,7 +99,6 @@ class AsyncController(ModelController):
             algorithm, settings, checkpoint, clients, weight_key, self._say, run, getattr(self, "evaluate", None),
             save_every, versions,
         )  # fmt: skip
-        self._busy: dict[str, float] = {}  # client: when its task is given up
         self._ended = False
         self._broken: FastaggError | None = None
         self._came = threading.Event()
@@ -151,24 +151,22 @@ class AsyncController(ModelController):
         traffic = self._traffic
         for client in self.engine.get_clients():
             with self._taking:
-                if client.name in self._busy or traffic.session.failures.rests(client.name):
+                if client.name in traffic.book.busy or traffic.session.failures.rests(client.name):
                     continue
-                self._busy[client.name] = time.monotonic() + (self.timeout or float("inf"))
-                task = traffic.send(client.name)
+                task = traffic.send(client.name, timeout=self.timeout or math.inf)
             self.send_model(self.task_name, task, [client.name], timeout=self.timeout, callback=self._take)
 
     def _give_up(self) -> None:
         with self._taking:
-            for client in [client for client, until in self._busy.items() if time.monotonic() > until]:
+            for client, _ in self._traffic.book.late():
                 self._traffic.forget(client)
-                self._busy.pop(client, None)
                 self._traffic.failed(client, f"no answer in {self.timeout} s")
 
     def _wait_for_the_last(self) -> None:
         until = time.monotonic() + self.end_timeout
         while not self.abort_signal.triggered and time.monotonic() < until:
             with self._taking:
-                if all(time.monotonic() > given_up for given_up in self._busy.values()):
+                if not self._traffic.book.waits:
                     return
             self._came.wait(self._task_check_period)
             self._came.clear()
@@ -178,22 +176,21 @@ class AsyncController(ModelController):
         if self._ended or self._traffic.is_done():
             return False
         try:
-            self._traffic.take(reply.meta["client_name"], reply)
+            return isinstance(self._traffic.take(reply.meta["client_name"], reply), Receipt)
         except RunFailed as error:  # FLARE would only log it
             self._broken = error
             return False
-        return True
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         client, code = client_task.client.name, client_task.result.get_return_code()
         with self._taking:
             super()._process_result(client_task, fl_ctx)
             if self._ended:  # `Traffic.end` has said of each that its answer does not count
-                self._busy.pop(client, None)
+                self._traffic.book.back(client)
                 return
-            self._traffic.forget(client)  # nothing, unless it failed or was refused
+            unanswered = self._traffic.forget(client)  # nothing, unless it failed
             try:
-                if self._busy.pop(client, None) is not None and code not in (None, ReturnCode.OK):
+                if unanswered and code not in (None, ReturnCode.OK):
                     self._traffic.failed(client, str(code))
                 if (task := self._traffic.end_window(len(self.engine.get_clients()))) is not None:
                     self._tell_selectors(task, fl_ctx)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +14,15 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 import fastagg
 from fastagg._types import Arrays, Plain
-from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
+from fastagg.errors import FastaggError, UnknownVersion
 from fastagg.integrations import preset, replies
 from fastagg.integrations.evaluation import Found
 from fastagg.integrations.goals import of_clients
+from fastagg.integrations.models import resume
 from fastagg.integrations.named import as_in, check_settings, number_of, resolved
 from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
-from fastagg.integrations.replies import Ready, Reply
-from fastagg.integrations.session import Session, Settings
+from fastagg.integrations.replies import Reply
+from fastagg.integrations.session import Book, Open, Session, Settings
 from fastagg.integrations.windows import Window
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -37,7 +38,8 @@ class Held(NamedTuple):
 
     client: str
     number: int
-    ready: Ready
+    task: Open[str]
+    reply: Reply
     metrics: dict[str, Any] | None
     weight: float
 
@@ -90,11 +92,9 @@ class Traffic:
         self.server: fastagg.Server
         self.session: Session
         self.numpy = False  # whether models travel as NumPy arrays
-        self._open: dict[tuple[str, int], Dispatch] = {}  # by client and round: what it has not answered yet
-        self._shown: Dispatch | None = None  # an open task, whose views all tasks with the same model have
+        self.book: Book[tuple[str, int], str]  # by client and round
         self._held: list[Held] = []
         self._window = Window()
-        self._seen: set[str] = set()
         self._told: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.RLock()
 
@@ -115,74 +115,75 @@ class Traffic:
             fresh, kept = self._make(params, **{**usual, **resolved(self.settings)}), {}
             if self.checkpoint is not None and self.checkpoint.exists():
                 kept = checkpoint.read(self.checkpoint)
-                fresh.load_state_dict(kept)
+                resume(fresh, kept)
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
             # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
             memory.set_aside(fresh.layout.size, 1 if self.lean else 2)
             self.session = Session(fresh, self.run, self._evaluate, lambda message: self.log(message))
             self.session.load_state_dict(kept.get("session", {}))
+            self.book = Book(fresh)
             self.first = self._saved = fresh.version
             self.server = fresh
             self.session.stepped()
             return bool(kept)
 
-    def send(self, client: str, number: int | None = None) -> FLModel:
+    def send(self, client: str, number: int | None = None, timeout: float = math.inf) -> FLModel:
         """The next task of ``client``. Its number is ``number``, by default the server's version."""
         with self._lock:
-            if client not in self._seen:  # what it was sent before a restart went with the job that sent it
-                self._seen.add(client)
-                with suppress(UnknownClient):
-                    self.server.forget(self._id(client))
-            task = self.server.dispatch(self._id(client))
+            task = self.server.dispatch(number_of(self.server, client, self.clients, "clients"))
             number = task.version if number is None else number
-            self._show(task)
-            self._open[client, number] = task
+            for one in self.book:  # the same model has the same views: making them costs 3 calls for each array
+                if one.task.flat is task.flat and one.task.incarnation == task.incarnation:
+                    task._views = one.task.views
+                    break
+            self.book.put((client, number), client, task, timeout)
         rounds = {"current_round": number}
         if self.versions is not None:
             rounds |= {"start_round": self.first, "total_rounds": self.versions}
         meta = {} if task.local_steps is None else {LOCAL_STEPS: task.local_steps}
         return FLModel(ParamsType.FULL, as_sent(task.views, self.numpy), meta=meta, **rounds)
 
-    def take(self, client: str, reply: FLModel) -> Receipt:
-        """Take a reply. A refused reply changes nothing, and the log says why.
+    def take(self, client: str, reply: FLModel) -> Outcome:
+        """Take a reply. Return its receipt, or the error that refused it: it has changed nothing, and the log says why.
 
         Raises:
             RunFailed: too many replies were refused.
-            FastaggError: the reply is refused.
         """
         with self._lock:
-            self.hold(client, reply)
-            _, outcome = self.add()[-1]
-        if isinstance(outcome, FastaggError):
-            raise outcome
-        return outcome
+            refused = self.hold(client, reply)
+            return self.add()[-1][1] if refused is None else refused
 
-    def hold(self, client: str, reply: FLModel) -> int:
+    def hold(self, client: str, reply: FLModel) -> FastaggError | None:
         """Check all of a reply but the numbers of its parameters, and keep it for :meth:`add`.
 
         Returns:
-            The number of replies that are kept.
+            The error that refused it; None if it is kept.
 
         Raises:
             RunFailed: too many replies were refused.
-            FastaggError: the reply is refused.
         """
         number = -1 if reply.current_round is None else reply.current_round
         with self._lock:
+            one = self.book.pop((client, number))
             try:
-                task = self._open.get((client, number))
-                if task is None:
-                    owed = sorted(n for c, n in self._open if c == client)
+                if one is None:
+                    owed = sorted(number for _, number in self.book.keys_of(client))
                     raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
-                read = replies.ready(self.server, task, self._read(client, task, reply))
+                read = replies.fitted(self.server, one.task, self._read(client, one.task, reply))
+                self.server._answers.check(read.arrays, read.samples)
             except FastaggError as error:
-                self.log(f"fastagg: client {client}: refused: {error}")
-                self.session.refused(client, error)
-                raise
-            samples = read.reply.samples
-            self._held.append(Held(client, number, read, reply.metrics, 1.0 if samples is None else samples))
-            self._ended((client, number))
-            return len(self._held)
+                if one is not None:
+                    self.book.take([(one, error)])
+                self._refuse(client, error)
+                return replies.bare(error)
+            weight = 1.0 if read.samples is None else read.samples
+            self._held.append(Held(client, number, one, read, reply.metrics, weight))
+            return None
+
+    @property
+    def waiting(self) -> int:
+        """Number of replies that wait for :meth:`add`."""
+        return len(self._held)
 
     def add(self) -> list[tuple[Held, Outcome]]:
         """Add the replies that are kept, in one pass. One that is refused changes nothing, and the log says why.
@@ -193,14 +194,13 @@ class Traffic:
         with self._lock:
             held, self._held = self._held, []
             try:
-                outcomes = replies.add(self.server, [one.ready for one in held], in_place=self.lean)
+                outcomes = self.book.take([(one.task, one.reply) for one in held], still=self.lean)
             except BaseException:  # no memory, say: the sum is as it was, and they go with the next ones
                 self._held = held
                 raise
             for one, outcome in zip(held, outcomes, strict=True):
-                task = one.ready.task
+                task = one.task.task
                 if isinstance(outcome, FastaggError):
-                    self._open[one.client, one.number] = task
                     self.log(f"fastagg: client {one.client}: refused: {outcome}")
                     continue
                 self._window.add(task, one.metrics)
@@ -263,15 +263,15 @@ class Traffic:
         with self._lock:
             self.session.failed(client, cause)
 
-    def forget(self, client: str | None = None, why: str = "was not answered; it is dropped") -> None:
-        """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says why."""
+    def forget(self, client: str | None = None, why: str = "was not answered; it is dropped") -> int:
+        """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says why. Return
+        their number."""
         with self._lock:
-            for name, number in list(self._open):
-                if client in (None, name):
-                    task = self._ended((name, number))
-                    with suppress(FastaggError):
-                        self.server.forget(task.client, task.version)
-                    self.log(f"fastagg: client {name}: task {number} {why}")
+            keys = self.book.keys_of(client)
+            self.book.end(keys)
+            for name, number in keys:
+                self.log(f"fastagg: client {name}: task {number} {why}")
+            return len(keys)
 
     def model(self) -> dict[str, Arrays]:
         """The current model, in arrays that never change."""
@@ -285,24 +285,9 @@ class Traffic:
                 checkpoint.write(state, self.checkpoint)
                 self._saved = self.server.version
 
-    def _show(self, task: Dispatch) -> None:
-        """Give ``task`` the views of an open task with the same model: making them costs 3 calls for each array."""
-        shown = self._shown
-        if shown is not None and shown.incarnation == task.incarnation and shown.flat is task.flat:
-            task._views = shown.views
-        else:
-            self._shown = task
-
-    def _ended(self, key: tuple[str, int]) -> Dispatch:
-        """Remove a task that is no longer open. Views that no open task has are let go: they hold a whole model."""
-        task = self._open.pop(key)
-        if task is self._shown:
-            same = (other for other in self._open.values() if other.flat is task.flat)
-            self._shown = next(same, None)
-        return task
-
-    def _id(self, client: str) -> str | int:
-        return number_of(self.server, client, self.clients, "clients")
+    def _refuse(self, client: str, error: FastaggError) -> None:
+        self.log(f"fastagg: client {client}: refused: {error}")
+        self.session.refused(client, error)
 
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Reply:
         whole = bool(reply.params_type == ParamsType.FULL)
