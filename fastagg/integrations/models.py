@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
 
 from fastagg._types import Arrays, State
 from fastagg.errors import ShapeMismatch
@@ -17,7 +16,7 @@ from fastagg.storage.pieces import as_tensor
 def holds(server: Server, arrays: Arrays) -> bool:
     """Whether ``arrays`` are the server's model, to the bits that it keeps of their types."""
     mine, theirs = _named(server.snapshot()), _named(arrays)
-    return mine.keys() == theirs.keys() and all(_equal(own, as_tensor(theirs[name])) for name, own in mine.items())
+    return mine.keys() == theirs.keys() and all(_equal(own, theirs[name]) for name, own in mine.items())
 
 
 def put(server: Server, arrays: Arrays) -> None:
@@ -51,21 +50,29 @@ def resume(server: Server, state: State) -> int:
     return len(out)
 
 
-def _pairs(mine: Arrays, theirs: Arrays) -> Iterable[tuple[str, Tensor, Tensor]]:
-    if isinstance(mine, Tensor):
-        return [("0", mine, theirs)] if isinstance(theirs, Tensor) else []
+def _pairs(mine: Arrays, theirs: Arrays) -> Iterable[tuple[str, Arrays, Arrays]]:
+    if not isinstance(mine, (Mapping, list)):
+        return [("0", mine, theirs)] if hasattr(theirs, "shape") else []
     if isinstance(mine, Mapping):
         return [(repr(name), own, theirs[name]) for name, own in mine.items() if name in theirs]
     return [(str(i), own, new) for i, (own, new) in enumerate(zip(mine, theirs, strict=False))]
 
 
+def tensors(arrays: Arrays) -> Arrays:
+    """A model in torch's tensors, for a file: a list as a list, a dict as a dict."""
+    if isinstance(arrays, Mapping):
+        return {name: as_tensor(array) for name, array in arrays.items()}
+    return [as_tensor(array) for array in arrays] if isinstance(arrays, list) else as_tensor(arrays)
+
+
 def _named(arrays: Arrays) -> Mapping[object, Arrays]:
     if isinstance(arrays, Mapping):
         return arrays
-    return dict(enumerate([arrays] if isinstance(arrays, Tensor) else arrays))
+    return dict(enumerate(arrays if isinstance(arrays, (list, tuple)) else [arrays]))
 
 
-def _equal(own: Tensor, other: Tensor) -> bool:
+def _equal(mine: Arrays, theirs: Arrays) -> bool:
+    own, other = as_tensor(mine), as_tensor(theirs)
     if own.is_floating_point() and other.is_floating_point():
         own, other = own.to(torch.float32), other.to(torch.float32)
     return torch.equal(own.cpu(), other.detach().cpu())

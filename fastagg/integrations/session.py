@@ -19,6 +19,7 @@ from fastagg.integrations import replies
 from fastagg.integrations.evaluation import Ended, Evaluation, Found
 from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
+from fastagg.integrations.models import tensors
 from fastagg.integrations.replies import Over, Reply
 from fastagg.integrations.trackers import Given, Trackers, numeric
 from fastagg.server import checkpoint
@@ -419,7 +420,7 @@ class Session:
     def _look(self, version: int, metrics: Mapping[str, float], model: Arrays) -> None:
         stop, best = self.settings.stop, self.settings.best
         if self._best is not None and self._best.see(version, metrics):
-            checkpoint.write(model, Path(best.path))
+            checkpoint.write(tensors(model), Path(best.path))
         if self._watch is not None and (stop.target is not None or stop.patience is not None):
             self._watch.see(version, metrics)
             if stop.target is not None and self._watch.reached(stop.target):

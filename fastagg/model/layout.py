@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -96,10 +97,14 @@ class Layout:
         size: d, the number of trainable parameters.
         buffer_size: the number of elements of all floating-point buffers.
         bounds: the limits for clients' buffers.
+        numpy: whether the model came in NumPy's arrays.
     """
 
-    def __init__(self, form: Form, entries: Sequence[Entry], constants: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self, form: Form, entries: Sequence[Entry], constants: Sequence[Tensor] = (), numpy: bool = False
+    ) -> None:
         self.form: Form = form
+        self.numpy = numpy
         self.entries = tuple(entries)
         self.constants = list(constants)
         self._by_role: dict[str, list[Entry]] = {r: [] for r in ("parameter", "buffer", "counter")}
@@ -138,6 +143,10 @@ class Layout:
         if not found.size:
             do = "if all are frozen, set requires_grad of those that train"
             raise ShapeMismatch(_checks.wrong("params", "a model with parameters that train", params, do))
+        if isinstance(params, Mapping):
+            params = list(params.values())
+        arrays = params if isinstance(params, (list, tuple)) else [params]
+        found.numpy = all(isinstance(one, (np.ndarray, np.generic)) for one in arrays)
         return found
 
     @classmethod
@@ -214,13 +223,14 @@ class Layout:
     def spec(self) -> State:
         """Return plain data from which :meth:`from_spec` rebuilds this layout."""
         entries = [(e.name, list(e.shape), e.dtype, e.role, e.offset) for e in self.entries]
-        return {"form": self.form, "entries": entries, "constants": self.constants}
+        spec = {"form": self.form, "entries": entries, "constants": self.constants}
+        return {**spec, "numpy": True} if self.numpy else spec
 
     @classmethod
     def from_spec(cls, spec: State) -> Layout:
         """Inverse of :meth:`spec`."""
         entries = [Entry(n, tuple(s), d, r, o) for n, s, d, r, o in spec["entries"]]
-        return cls(spec["form"], entries, spec["constants"])
+        return cls(spec["form"], entries, spec["constants"], spec.get("numpy", False))
 
     def same_as(self, other: Layout) -> bool:
         """Return whether updates and checkpoints of one layout fit the other."""
@@ -406,6 +416,15 @@ class Layout:
             return arrays
         return list(arrays.values()) if self.form == "list" else arrays[""]
 
+    def as_given(self, arrays: Arrays, writable: bool = False) -> Arrays:
+        """Return what :meth:`views` or :meth:`copies` returned in the kind of arrays that the model came in: torch's,
+        or NumPy's with the same memory."""
+        if not self.numpy:
+            return arrays
+        if isinstance(arrays, Mapping):
+            return {name: _numpy(array, writable) for name, array in arrays.items()}
+        return [_numpy(a, writable) for a in arrays] if isinstance(arrays, list) else _numpy(arrays, writable)
+
     def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
         """Return :meth:`views` in new memory, which the caller may write to. Parameters are in one new vector."""
         if any(e.dtype == "float32" for e in self._by_role["parameter"]):  # others are copied anyway
@@ -579,6 +598,16 @@ def dense(label: str, value: object) -> Tensor:
 
 def _named(name: str, value: object) -> Tensor:
     return dense(f"params {name!r}", value)
+
+
+def _numpy(tensor: Tensor, writable: bool) -> np.ndarray:
+    tensor = tensor.cpu()
+    if tensor.dtype is torch.bfloat16:  # of which NumPy knows only the bits
+        array: np.ndarray = tensor.view(torch.int16).numpy().view(import_module("ml_dtypes").bfloat16)
+    else:
+        array = tensor.numpy()
+    array.flags.writeable = writable
+    return array
 
 
 def _fp32(label: str, array: Tensor | np.ndarray) -> Tensor:

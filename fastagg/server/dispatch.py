@@ -87,13 +87,13 @@ class Dispatch(native.Task):
     @property
     def params(self) -> Arrays:
         """The model in the form of the server's ``params``: a dict for ``module.load_state_dict`` (with buffers),
-        a list of arrays, or a flat tensor.
+        a list of arrays, or a flat array; torch's, or NumPy's if the server's are.
 
         It is the model at the time of the dispatch, copied at the first use. You may write to it, or pass it to
         ``load_state_dict(..., assign=True)``.
         """
         if self._params is None:
-            self._params = self._layout.copies(*self._model)
+            self._params = self._layout.as_given(self._layout.copies(*self._model), writable=True)
         return self._params
 
     @property
@@ -103,7 +103,7 @@ class Dispatch(native.Task):
         Use it to read the model or to send it at once. It does not change while you hold it, even if the server steps.
         """
         if self._views is None:
-            self._views = self._layout.views(*self._model)
+            self._views = self._layout.as_given(self._layout.views(*self._model))
         return self._views
 
     if TYPE_CHECKING:

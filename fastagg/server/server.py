@@ -699,8 +699,9 @@ class Server:
         """The current version of the model in the form of ``params``. Do not write to it.
 
         The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
-        tensor. It is one version, from any thread: views of :attr:`flat`, which never change. Arrays whose dtype is not
-        fp32 are copies. Of a server in a group it is a copy, collected from all ranks.
+        array. They are torch's, or NumPy's (read-only) if the model came in NumPy's. It is one version, from any
+        thread: views of :attr:`flat`, which never change. Arrays whose dtype is not fp32 are copies. Of a server in a
+        group it is a copy, collected from all ranks.
 
         Example:
             >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
@@ -711,7 +712,8 @@ class Server:
         if self._group is not None:
             return self._group.parameters()
         flat, held = self._engine.current()
-        return self._parts.layout.views(flat, held.values, held.counters)
+        layout = self._parts.layout
+        return layout.as_given(layout.views(flat, held.values, held.counters))
 
     def memory(self) -> dict[str, int]:
         """Bytes of the server's state, by part.

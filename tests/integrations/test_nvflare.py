@@ -515,7 +515,7 @@ def test_an_answer_to_a_task_that_is_over_is_no_failure(algorithm: str, settings
     traffic = Traffic(algorithm, {**rule, **settings}, run=Settings(retry_after=0.0, max_in_a_row=3))
     traffic.start({"w": np.zeros(4, np.float32)})
 
-    def answer(client: str, number: int) -> fastagg.Receipt:
+    def answer(client: str, number: int) -> Any:
         meta = {"fastagg_kind": "gradient"} if algorithm == "ASGD" else {}
         return traffic.take(
             client, FLModel(ParamsType.DIFF, {"w": np.ones(4, np.float32)}, current_round=number, meta=meta)
@@ -525,8 +525,7 @@ def test_an_answer_to_a_task_that_is_over_is_no_failure(algorithm: str, settings
         slow, fast = (traffic.send(client).current_round for client in ("slow", "fast"))
         answer("fast", fast)
         time.sleep(0.4 if "lease" in settings else 0)
-        with pytest.raises(fastagg.UnknownVersion, match="its task is over"):
-            answer("slow", slow)
+        assert "its task is over" in str(answer("slow", slow))
         traffic.forget("slow")
         assert not traffic.is_over(["slow", "fast"]) and not traffic.session.failures.rests("slow")
     assert answer("slow", traffic.send("slow").current_round).applied
@@ -550,8 +549,9 @@ def test_rules_that_know_their_clients() -> None:
     traffic.start({"w": np.zeros(3, np.float32)})
     task = traffic.send("b")
     gradient = FLModel(ParamsType.DIFF, {"w": np.ones(3, np.float32)}, current_round=task.current_round)
-    with pytest.raises(fastagg.ConfigError, match="'gradient', got one of kind 'difference'"):
-        traffic.take("b", gradient)  # which of the two it is, is never guessed
+    refused = traffic.take("b", gradient)  # which of the two it is, is never guessed
+    assert "'gradient', got one of kind 'difference'" in str(refused) and not traffic.book.busy
+    traffic.send("b")
     gradient.meta["fastagg_kind"] = "gradient"
     assert traffic.take("b", gradient).client == 1
     with pytest.raises(fastagg.UnknownClient, match="needs the names of all clients"):
@@ -574,8 +574,7 @@ def test_a_restart_counts_nothing_twice(tmp_path: Path) -> None:
     after = server()
     assert after.server.version == 1 and "going on from" in said[-1]
     for client in "ac":  # one was counted, of the other it is not known what it trained from
-        with pytest.raises(fastagg.UnknownVersion, match="owes none"):
-            after.take(client, reply(client, 0))
+        assert "owes none" in str(after.take(client, reply(client, 0)))
     for client in "ac":
         after.take(client, reply(client, after.send(client).current_round))
     assert after.server.version == 2

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fastagg._types import Arrays
 from fastagg.errors import DTypeMismatch, ShapeMismatch
+from fastagg.model import Layout
 from fastagg.storage.pieces import as_tensor
 
 
-def completed(arrays: object, sent: Mapping[str, Tensor], whole: bool) -> tuple[dict[str, Arrays], list[str]]:
+def completed(
+    arrays: object, sent: Mapping[str, Arrays], whole: bool, layout: Layout
+) -> tuple[dict[str, Arrays], list[str]]:
     """Complete a reply: one array for each of the model's arrays, in types that the server reads.
 
     FLARE's ``ExcludeVars`` removes arrays from a reply; these count as unchanged. FLARE's privacy filters compute in
@@ -24,6 +25,7 @@ def completed(arrays: object, sent: Mapping[str, Tensor], whole: bool) -> tuple[
         arrays: the reply's ``params``.
         sent: the model as it went out to this client.
         whole: True for a trained model, False for a difference from ``sent``.
+        layout: the server's.
 
     Returns:
         The arrays, and the names of those that were missing.
@@ -35,9 +37,11 @@ def completed(arrays: object, sent: Mapping[str, Tensor], whole: bool) -> tuple[
     if not isinstance(arrays, Mapping) or not any(name in arrays for name in sent):
         found = sorted(arrays)[:4] if isinstance(arrays, Mapping) else type(arrays).__name__
         raise ShapeMismatch(f"a reply without any of the model's arrays: {found}")
+    types = {entry.name: getattr(torch, entry.dtype) for entry in layout.entries}
     missing = [name for name in sent if name not in arrays]
-    given = {name: _typed(name, _loaded(value), sent.get(name)) for name, value in arrays.items()}
-    given.update({name: sent[name] if whole else torch.zeros_like(sent[name]) for name in missing})
+    given = {name: _typed(name, _loaded(value), types.get(name)) for name, value in arrays.items()}
+    for name in missing:
+        given[name] = sent[name] if whole else torch.zeros(tuple(sent[name].shape), dtype=types[name], device="cpu")
     return given, missing
 
 
@@ -47,30 +51,15 @@ def _loaded(value: Arrays) -> Arrays:
     return load() if callable(load) else value
 
 
-def _typed(name: str, value: Arrays, sent: Tensor | None) -> Arrays:
+def _typed(name: str, value: Arrays, own: torch.dtype | None) -> Arrays:
     dtype = getattr(value, "dtype", None)
-    if sent is None or dtype is None:
+    if own is None or dtype is None:
         return value
-    if sent.is_floating_point():
+    if own.is_floating_point:
         return as_tensor(value).to(torch.float32) if str(dtype).endswith("float64") else value
     counts = as_tensor(value)
     if not counts.is_floating_point():
         return value
     if not bool(torch.isfinite(counts).all()):
         raise DTypeMismatch(f"update {name!r}: expected whole numbers, got NaN or infinity")
-    return counts.round().to(sent.dtype)
-
-
-def as_sent(params: Mapping[str, Tensor], numpy: bool) -> dict[str, Arrays]:
-    """A server's arrays in the form that FLARE sends: read-only NumPy arrays if the model came in NumPy."""
-    if not numpy:
-        return dict(params)
-    arrays = {name: value.cpu().numpy() for name, value in params.items()}
-    for array in arrays.values():
-        array.flags.writeable = False  # the memory belongs to the server
-    return arrays
-
-
-def is_numpy(params: Mapping[str, object]) -> bool:
-    """Whether a model's arrays are NumPy's."""
-    return isinstance(next(iter(params.values()), None), np.ndarray)
+    return counts.round().to(own)

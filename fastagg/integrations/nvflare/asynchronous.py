@@ -18,7 +18,6 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError, RunFailed
-from fastagg.integrations.nvflare.arrays import as_sent
 from fastagg.integrations.nvflare.traffic import Traffic, is_bad
 from fastagg.integrations.session import Settings
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -200,7 +199,7 @@ class AsyncController(ModelController):
 
     def _tell_selectors(self, task: Dispatch, fl_ctx: FLContext) -> None:
         """One of FLARE's rounds is over: its widgets look at what the clients found of this task's version."""
-        model = make_model_learnable(as_sent(task.views, self._traffic.numpy), {})
+        model = make_model_learnable(dict(task.views), {})
         self._set_ctx_prop_preserving_attrs(fl_ctx, AppConstants.CURRENT_ROUND, task.version)
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=True)
         for event in (AppEventType.BEFORE_AGGREGATION, AppEventType.ROUND_DONE, AppEventType.ROUND_STARTED):

@@ -69,7 +69,7 @@ class EdgeModelManager(ModelManager):
         self._waiting = 0
         self._tasks[self.current_model_version] = self.server.dispatch(f"version {self.current_model_version}")
         self._counted[self.current_model_version] = set()
-        model = {name: value.numpy().tolist() for name, value in self.server.snapshot().items()}
+        model = {name: value.tolist() for name, value in self.server.snapshot().items()}
         self.current_model = DXO(DataKind.WEIGHTS, data=model)
         self.log_info(fl_ctx, f"fastagg: version {self.current_model_version}")
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(model, {}), private=True, sticky=True)

@@ -20,7 +20,7 @@ from fastagg.integrations.evaluation import Found
 from fastagg.integrations.goals import of_clients
 from fastagg.integrations.models import resume
 from fastagg.integrations.named import as_in, check_settings, number_of, resolved
-from fastagg.integrations.nvflare.arrays import as_sent, completed, is_numpy
+from fastagg.integrations.nvflare.arrays import completed
 from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Book, Open, Session, Settings
 from fastagg.integrations.windows import Window
@@ -91,7 +91,6 @@ class Traffic:
         self.versions, self.lean = versions, lean
         self.server: fastagg.Server
         self.session: Session
-        self.numpy = False  # whether models travel as NumPy arrays
         self.book: Book[tuple[str, int], str]  # by client and round
         self._held: list[Held] = []
         self._window = Window()
@@ -110,7 +109,6 @@ class Traffic:
         with self._lock:
             if hasattr(self, "server"):
                 return False
-            self.numpy = is_numpy(params)
             usual = {"buffers": "weighted", **as_in("nvflare", self._make)}
             fresh, kept = self._make(params, **{**usual, **resolved(self.settings)}), {}
             if self.checkpoint is not None and self.checkpoint.exists():
@@ -141,7 +139,7 @@ class Traffic:
         if self.versions is not None:
             rounds |= {"start_round": self.first, "total_rounds": self.versions}
         meta = {} if task.local_steps is None else {LOCAL_STEPS: task.local_steps}
-        return FLModel(ParamsType.FULL, as_sent(task.views, self.numpy), meta=meta, **rounds)
+        return FLModel(ParamsType.FULL, dict(task.views), meta=meta, **rounds)
 
     def take(self, client: str, reply: FLModel) -> Outcome:
         """Take a reply. Return its receipt, or the error that refused it: it has changed nothing, and the log says why.
@@ -275,7 +273,7 @@ class Traffic:
 
     def model(self) -> dict[str, Arrays]:
         """The current model, in arrays that never change."""
-        return as_sent(self.server.snapshot(), self.numpy)
+        return dict(self.server.parameters())
 
     def save(self) -> None:
         """Write the checkpoint, if one is configured: the server and the run's counts."""
@@ -295,7 +293,7 @@ class Traffic:
         read = Reply.read(reply.params, reply.meta, prefix=PREFIX, kind=usual, samples=self._weight(client, reply))
         if read.kind != usual:  # a gradient, or what receive() takes
             return read
-        arrays, missing = completed(reply.params, task.views, whole)
+        arrays, missing = completed(reply.params, task.views, whole, self.server.layout)
         if missing:
             what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
             self._once(client, f"{what}: they count as they were")
