@@ -606,7 +606,8 @@ def _numpy(tensor: Tensor, writable: bool) -> np.ndarray:
         array: np.ndarray = tensor.view(torch.int16).numpy().view(import_module("ml_dtypes").bfloat16)
     else:
         array = tensor.numpy()
-    array.flags.writeable = writable
+    if not writable:
+        array.flags.writeable = False
     return array
 
 

@@ -225,7 +225,7 @@ class _Run:
         )
         if strategy.checkpoint is not None and strategy.resume and strategy.checkpoint.exists():
             self._resume(strategy.checkpoint)
-        strategy.session = self.session
+        strategy.session, self.version = self.session, self.server.version
         strategy.summary()
         return self.server
 
@@ -288,13 +288,12 @@ class _Run:
     def _take(self, message: Message) -> None:
         if self.evaluation.take(message):
             return
-        server, session = self.server, self.session
+        session = self.session
         one = self.book.pop(message.metadata.reply_to_message_id)
         if one is None:
             node = message.metadata.src_node_id
             log.warning("fastagg: dropped a reply of node %d: answered before, or given up", node)
             return
-        before = server.version
         [outcome] = tasks.take(self.book, [(one, message)], self.strategy.weighted_by_key)
         if isinstance(outcome, tasks.Failed):
             session.failed(one.who, str(outcome))
@@ -307,7 +306,7 @@ class _Run:
             "fastagg: update %d: client %s, from version %d, delay %d, version %d",
             session.tally.updates, outcome.client, one.task.version, outcome.delay, outcome.version,
         )  # fmt: skip
-        if server.version != before:
+        if outcome.version != self.version:
             self._stepped()
 
     def expire(self) -> bool:
@@ -325,6 +324,7 @@ class _Run:
 
     def _stepped(self) -> None:
         version, strategy = self.server.version, self.strategy
+        self.version = version
         metrics = tasks.averaged(strategy.train_metrics_aggr_fn, self.since, strategy.weighted_by_key)
         self.since.clear()
         if metrics is not None:

@@ -41,7 +41,7 @@ def completed(
     missing = [name for name in sent if name not in arrays]
     given = {name: _typed(name, _loaded(value), types.get(name)) for name, value in arrays.items()}
     for name in missing:
-        given[name] = sent[name] if whole else torch.zeros(tuple(sent[name].shape), dtype=types[name], device="cpu")
+        given[name] = sent[name] if whole else torch.zeros_like(as_tensor(sent[name]))
     return given, missing
 
 
