@@ -1,4 +1,4 @@
-"""A table of replies against Flower's strategies and the limits of the server, compared with the replies alone."""
+"""Flower's metrics, errors and messages. What replies come to is in test_replies.py, in every framework."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import fastagg
 pytest.importorskip("flwr")
 
 from flwr.app import Error, MetricRecord, RecordDict
-from support.flower_apps import FakeGrid, model, reply, trained
+from support.flower_apps import FakeGrid, model, trained
 
-from fastagg.integrations import flower, replies
+from fastagg.integrations import flower
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.goals import Watch
 
@@ -24,34 +24,6 @@ FEDBUFF = partial(fastagg.FedBuff, buffer_size=2)
 
 def initial() -> dict[str, torch.Tensor]:
     return {"w": torch.zeros(3, 4)}
-
-
-LIMITS = {
-    "none": {},
-    "lease": {"lease": 1e-9},
-    "max_delay": {"max_delay": 0},
-}
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_a_late_reply_is_an_event_and_the_run_goes_on(limit: str) -> None:
-    """Node 3 answers late. With a lease of no length every answer may be late: then only the run's limit ends it."""
-    grid = FakeGrid(trained, [1, 2, 3], delay=lambda node: 9 if node == 3 else 0)
-    settings = {"max_seconds": 0.3} if limit == "lease" else {}
-    strategy = flower.AsyncStrategy(partial(FEDBUFF, **LIMITS[limit]), poll=0, retry_after=0, **settings)
-    try:
-        strategy.start(grid, flower.write(initial()), num_rounds=12)
-    except fastagg.RunFailed as error:
-        assert limit == "lease" and "no update was taken" in str(error)
-    session = strategy.session
-    assert (session.tally.refused["Over"] > 0) == (limit != "none")
-    assert session.tally.failed == 0 and not any(session.failures.is_out(node) for node in (1, 2, 3))
-
-
-def test_a_task_that_the_server_ended_ends_twice() -> None:
-    server = FEDBUFF(initial())
-    task = server.dispatch("a")
-    assert replies.end(server, task) and not replies.end(server, task)
 
 
 @pytest.mark.parametrize(
@@ -113,32 +85,12 @@ def test_messages_are_in_flowers_words(answer, words: str) -> None:
         strategy.start(FakeGrid(answer, [1]), flower.write(initial()), num_rounds=1)
 
 
-def test_reading_models_in_place_is_said_for_those_models_only() -> None:
-    server = FEDBUFF(initial())
-    for client in "ab":
-        replies.take(server, [(server.dispatch(client), replies.Reply({"w": torch.ones(3, 4)}))], in_place=True)
-        assert not server._running.extension.state.native.in_place
-
-
 def test_nan_is_never_the_best() -> None:
     watch = Watch("accuracy", None)
     for step, (value, best) in enumerate([(math.nan, False), (0.2, True), (math.nan, False), (0.3, True)]):
         assert watch.see(step, {"accuracy": value}) == best
     watch.load_state_dict({"best": math.nan, "version": 0, "since": 3})
     assert watch.see(5, {"accuracy": 0.1})
-
-
-def test_a_client_without_samples_is_no_failure() -> None:
-    server = fastagg.FedBuff(initial(), weighting="samples")
-    server.dispatch("a")
-    try:
-        server.receive("a", initial(), num_samples=0)
-    except fastagg.ConfigError:
-        pytest.skip("the server itself refuses 0 samples")
-    grid = FakeGrid(lambda m: reply(model(m), 0 if m.metadata.dst_node_id == 1 else 10), [1, 2])
-    strategy = flower.SyncStrategy(fastagg.FedAvg, poll=0, fraction_evaluate=0.0, max_in_a_row=3)
-    strategy.start(grid, flower.write(initial()), num_rounds=8)
-    assert strategy.session.tally.refused.total() == 0 == strategy.session.tally.failed
 
 
 def test_a_subclass_that_configures_rounds_itself_needs_no_initial_parameters() -> None:

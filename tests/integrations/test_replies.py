@@ -1,4 +1,4 @@
-"""A table of replies and of the server's limits against every adapter, compared with the plain server."""
+"""A table of replies, limits and rules against every adapter, compared with the plain server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_median import Median, median
 from support import inside
 
 import fastagg
@@ -29,6 +30,12 @@ def moved(sent: Model, by: float = 0.5, **changes: Any) -> Model:
 
 def less(sent: Model) -> Model:
     return {n: torch.full_like(a, 0.25) if a.is_floating_point() else a + 1 for n, a in sent.items()}
+
+
+def named(make: Callable[..., fastagg.Server]) -> str:
+    """A preset, or a function of the user's own, as settings name it."""
+    known = make in fastagg.registry.presets().values()
+    return make.__name__ if known else f"{make.__module__}:{make.__name__}"
 
 
 @dataclass(frozen=True)
@@ -256,7 +263,7 @@ class Flare(Adapter):
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from fastagg.integrations.nvflare import Traffic
 
-        self.traffic = Traffic(make.__name__, settings, run=Settings(retry_after=0.0, **PATIENT))
+        self.traffic = Traffic(named(make), settings, run=Settings(retry_after=0.0, **PATIENT))
         self.traffic.start({n: a.numpy() for n, a in START.items()} if self.numpy else dict(START))
         self.session, self.number = self.traffic.session, dict[int, Any]()
 
@@ -291,7 +298,7 @@ class FlareRounds(Flare):
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from fastagg.integrations.nvflare import Aggregator
 
-        self.aggregator, self.round = Aggregator(make.__name__, settings, at_once=self.at_once), 0
+        self.aggregator, self.round = Aggregator(named(make), settings, at_once=self.at_once), 0
         self.params = {n: a.numpy() for n, a in START.items()} if self.numpy else dict(START)
         self.number = dict[int, Any]()
 
@@ -328,7 +335,7 @@ class Appfl(Adapter):
         from fastagg.integrations import appfl
 
         kind = appfl.SyncAggregator if self.rounds else appfl.Aggregator
-        self.aggregator = kind(None, {"algorithm": make.__name__, "settings": settings, **PATIENT})
+        self.aggregator = kind(None, {"algorithm": named(make), "settings": settings, **PATIENT})
         self.aggregator._start(dict(START))
         self.session = self.aggregator.session
 
@@ -432,18 +439,17 @@ def test_an_answer_to_a_task_that_is_too_old_is_an_event(kind: type[Adapter]) ->
 def test_an_answer_for_which_there_is_no_room_is_refused_and_its_client_goes_on(kind: type[Adapter]) -> None:
     pair = begun(kind, "max_waiting", max_waiting=1)
     for one in pair:
-        models = {client: one.send(client) for client in CLIENTS}
-        with inside.engine(one.server).inside:  # a long step
-            for act in (
-                lambda one=one: one.server.expire(),
-                lambda one=one, sent=models[1]: one.answer(1, Row(), moved(sent)),
-            ):
-                before = inside.engine(one.server).callers_waiting
-                thread = threading.Thread(target=act)
+        models, engine = {client: one.send(client) for client in CLIENTS}, inside.engine(one.server)
+        acts = one.server.expire, partial(one.answer, 1, Row(), moved(models[1]))
+        threads = [threading.Thread(target=act) for act in acts]
+        with engine.inside:  # a long step
+            for thread in threads:
+                before = engine.callers_waiting
                 thread.start()
-                while thread.is_alive() and inside.engine(one.server).callers_waiting == before:
+                while thread.is_alive() and engine.callers_waiting == before:
                     pass
-        thread.join(10.0)
+        for thread in threads:
+            thread.join(10.0)
         assert one.refused == {"Busy": 1}
         for client in CLIENTS[1:]:
             one.answer(client, Row(), moved(models[client]))
@@ -466,6 +472,19 @@ def test_gradients(kind: type[Adapter]) -> None:
         pair[1].send(client)
         pair[1].answer(client, wrong, moved(START))
     assert pair[1].refused == {"ConfigError": 2} and pair[1].server.version == 4
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rule_of_the_users_own(size: int, kind: type[Adapter]) -> None:
+    """The median of docs/rules.md. Of two it makes two steps in a round, whose clients all started from its model."""
+    pytest.importorskip(kind.package)
+    pair = kind.of(median, size=size), kind(median, size=size)
+    poison = [
+        (client, Row(partial(moved, by=by))) for client, by in zip(CLIENTS, (0.5, 100.0, 1.0, -50.0), strict=True)
+    ]
+    played(pair, poison, poison)
+    assert isinstance(pair[1].server.direction, Median) and pair[1].server.version == 8 // size
 
 
 @pytest.mark.parametrize("name", ["model", "fp16", "bf16", "NaN", "infinity"])
@@ -491,3 +510,19 @@ def test_pfls_means(name: str) -> None:
             ours.step()
         assert torch.equal(ours.server.flat, plain.flat)
     assert plain.version == 3 - bool(row.refused) and not len(ours.server.state_dict()["tasks"]["task_client"])
+
+
+def test_a_direction_of_the_users_own_in_pfl() -> None:
+    pytest.importorskip("pfl")
+    from fastagg.integrations.pfl import CentralOptimizer
+
+    net = torch.nn.Linear(2, 2)
+    optimizer = CentralOptimizer(net, fastagg.SGD(1.0), Median(3, kind="gradient"))
+    before = net.weight.detach().clone()
+    for value in (0.5, 100.0, 1.0):
+        assert torch.equal(net.weight, before)
+        net.weight.grad = torch.full((2, 2), value)
+        optimizer.step()
+    assert torch.equal(net.weight, before - 1.0) and optimizer.server.version == 1
+    with pytest.raises(fastagg.ConfigError, match='direction: expected kind="gradient"'):
+        CentralOptimizer(net, fastagg.SGD(1.0), Median(3))

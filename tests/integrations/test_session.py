@@ -33,27 +33,6 @@ class Clock:
 # -- replies -----------------------------------------------------------------------------------------------------
 
 
-def test_a_model_a_difference_and_a_delta_are_the_same_update() -> None:
-    trained = {"w": MODEL["w"] + 0.5, "bn.running_mean": torch.ones(3)}
-    found = []
-    for kind in ("model", "difference", "delta"):
-        server = fastagg.FedBuff(MODEL, buffer_size=1)
-        task = server.dispatch("a")
-        arrays = {
-            "model": trained,
-            "difference": {name: trained[name] - MODEL[name] for name in MODEL},
-            "delta": task.delta(trained),
-        }[kind]
-        [receipt] = take(server, [(task, Reply(arrays, kind))])
-        assert isinstance(receipt, fastagg.Receipt) and receipt.applied
-        found.append(server.parameters())
-    for other in found[1:]:
-        for name in MODEL:
-            assert torch.equal(other[name], found[0][name])
-    torch.testing.assert_close(found[0]["w"], trained["w"])
-    assert torch.equal(found[0]["bn.running_mean"], torch.ones(3))
-
-
 LAYER = {"l.weight": torch.zeros(3, 4)}
 ADAPTER = {"l.lora_A.weight": torch.ones(1, 4), "l.lora_B.weight": torch.ones(3, 1)}
 GRADIENT = Reply({"l.weight": torch.ones(3, 4)}, "gradient")
@@ -106,14 +85,6 @@ def test_outcomes_stand_in_the_order_of_the_answers() -> None:
     ]  # fmt: skip
     assert [outcome.client for outcome in outcomes[:2]] == ["a", "b"]
     assert "from version 3, its task was version 0" in str(outcomes[3])
-
-
-def test_a_gradient_rule_refuses_models_of_either_kind() -> None:
-    server = fastagg.ASGD(MODEL, lr=0.1)
-    tasks = [server.dispatch(name) for name in "ab"]
-    outcomes = take(server, [(tasks[0], Reply(MODEL)), (tasks[1], Reply(MODEL, "difference"))])
-    assert all("takes updates of kind 'gradient'" in str(outcome) for outcome in outcomes)
-    assert server.version == 0
 
 
 def test_a_note_is_read_by_its_prefix() -> None:

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.zoo import FORMS, ZOO, arrays, settings, trained
@@ -57,6 +58,8 @@ def test_a_round(name: str, form: str, tmp_path: Path) -> None:
             server = fastagg.load(tmp_path / "saved.pt")
     assert server.version == 3
     now = named(server.parameters(), names)
+    found = server.parameters().values() if isinstance(server.parameters(), dict) else server.parameters()
+    assert all(isinstance(one, np.ndarray if "NumPy" in form else Tensor) for one in found)
     trains = {key: p for key, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     for key, value in now.items():
         assert value.dtype == begun[key].dtype and value.shape == begun[key].shape, key
