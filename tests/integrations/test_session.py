@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from support import inside
 from support.replay import answered
 
 import fastagg
@@ -15,7 +16,7 @@ from fastagg.integrations.evaluation import Evaluation
 from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
 from fastagg.integrations.replies import Over, Reply, take
-from fastagg.integrations.session import Session, Settings
+from fastagg.integrations.session import Book, Session, Settings
 
 MODEL = {"w": torch.linspace(-1, 1, 12).view(3, 4), "bn.running_mean": torch.zeros(3)}
 
@@ -96,6 +97,24 @@ def test_a_note_is_read_by_its_prefix() -> None:
         Reply.read(MODEL, {"fastagg-kind": "gradeint"})
     with pytest.raises(fastagg.ConfigError, match="fastagg-version"):
         Reply.read(MODEL, {"fastagg-version": "3"})
+
+
+def test_the_book_knows_who_has_what_until_when_and_who_is_waited_for() -> None:
+    clock, server = Clock(), fastagg.FedBuff(MODEL, buffer_size=10, lease=60.0)
+    book = Book[str, str](server, clock)
+    for key, who, timeout in (("m0", "a", math.inf), ("m1", "b", 5.0), ("m2", "c", 20.0)):
+        book.put(key, who, server.dispatch(who), timeout)
+    assert book.busy == {"a", "b", "c"} and book.keys_of("b") == ["m1"] and not book.waits
+    clock.now = 10.0
+    [late] = book.end(book.late())
+    assert late.who == "b" and book.pop("m1") is None and not book.waits  # its time is over
+    assert isinstance(take(server, [(late.task, Reply(MODEL))])[0], Over)
+    inside.pass_time(server, 61.0)  # the server ends what is left
+    first = book.pop("m0")
+    assert first is not None and isinstance(book.take([(first, Reply(MODEL))])[0], Over)
+    assert [one.who for one in book.end()] == ["c"] and not book.busy and book.waits  # it may still work
+    book.back("c")
+    assert not book.waits and not len(server.state_dict()["tasks"]["task_client"])
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

@@ -85,16 +85,17 @@ def test_one_task_is_read_by_many_threads() -> None:
     assert len(set(seen)) == 1
 
 
-@pytest.mark.parametrize("size", [D, 40_000])
-def test_what_is_handed_out_is_one_version_for_as_long_as_it_is_held(size: int) -> None:
+@pytest.mark.parametrize(("size", "numpy"), [(D, False), (40_000, False), (40_000, True)])
+def test_what_is_handed_out_is_one_version_for_as_long_as_it_is_held(size: int, numpy: bool) -> None:
     """Every element of the version t is t, statistics too. Several steps come without a dispatch: they are in place."""
     model = {"w": torch.zeros(size), "bn.running_mean": torch.zeros(2), "v": torch.zeros(2, 2)}
-    server = fastagg.ASGD(model, lr=1.0, buffers="latest")
+    given = {name: value.clone().numpy() if numpy else value for name, value in model.items()}
+    server = fastagg.ASGD(given, lr=1.0, buffers="latest")
     target, over, mixed = {name: value.clone() for name, value in model.items()}, threading.Event(), []
 
     def loaded() -> list[torch.Tensor]:
         for name, value in server.parameters().items():
-            target[name].copy_(value)
+            target[name].copy_(torch.tensor(value) if numpy else value)
         return list(target.values())
 
     reads: dict[str, Callable[[], list[torch.Tensor]]] = {
