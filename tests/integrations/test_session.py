@@ -114,6 +114,7 @@ def test_the_book_knows_who_has_what_until_when_and_who_is_waited_for() -> None:
     assert first is not None and isinstance(book.take([(first, Reply(MODEL))])[0], Over)
     assert [one.who for one in book.end()] == ["c"] and not book.busy and book.waits  # it may still work
     book.back("c")
+    server.expire()
     assert not book.waits and not len(server.state_dict()["tasks"]["task_client"])
 
 
