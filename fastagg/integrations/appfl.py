@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -26,7 +25,7 @@ from fastagg.integrations.goals import of_clients
 from fastagg.integrations.models import resume
 from fastagg.integrations.named import as_in, check_names, check_settings, number_of, resolved
 from fastagg.integrations.replies import Reply
-from fastagg.integrations.session import Book, Open, Session, Settings
+from fastagg.integrations.session import Book, Session, Settings
 from fastagg.integrations.windows import Window
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch
@@ -52,12 +51,7 @@ _OURS = {  # what APPFL's own aggregators call it, and what settings call it
 }  # fmt: skip
 _SCHEDULERS = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
 _NO_METRICS = ("round", "version")  # numbers in a client's metadata that are none
-
-
-class _Unnamed(NamedTuple):
-    """The key of a task that went out without saying to whom."""
-
-    number: int
+Key = str | int | tuple[str, int]  # a client, or a task that went out without saying to whom
 
 
 class Aggregator(BaseAggregator):
@@ -114,7 +108,7 @@ class Aggregator(BaseAggregator):
         self.client_sample_size: dict[str | int, float] = {}
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
         self._server: fastagg.Server | None = None
-        self.book: Book[str | int | _Unnamed, str | int | None]  # by client: what it was sent last
+        self.book: Book[Key, str | int | None]  # by client: what it was sent last
         self._begun = False
         self._last: dict[str | int, tuple[int, ...]] = {}  # checksums of each client's last upload, by array
         self._known: set[str | int] = set()  # who was sent a model by name
@@ -159,7 +153,7 @@ class Aggregator(BaseAggregator):
                         self._send(name)
                 elif self.server.num_clients is None:
                     for n in range(int(self.config.get("num_clients", 0))):
-                        self.book.put(_Unnamed(n), None, self.server.dispatch(f"unnamed {n}"))
+                        self.book.put(("unnamed", n), None, self.server.dispatch(f"unnamed {n}"))
             if client_id is not None:
                 return self._send(client_id)
             if any(one.who is None and one.task.version != self.server.version for one in self.book):
@@ -215,21 +209,19 @@ class Aggregator(BaseAggregator):
         return dict(task.views)
 
     def _take(self, client: str | int, upload: Arrays, meta: Mapping[str, object]) -> None:
+        one = self.book.pop(client) or self.book.pop(next(iter(self._unnamed()), client))
         try:
             if upload.get("type") == "masked_update_flat":
                 raise ConfigError("a masked update of APPFL's secure aggregation: only its own FedAvg reads those")
             sums = _checksums(upload)
             if sums == self._last.get(client):
                 raise UnknownVersion("the same upload came before, and was counted then")
-            one = self._task_of(client)
-        except FastaggError as error:
-            self._refuse(client, error)
-            return
-        reply: Reply | FastaggError
-        try:
+            if one is None:
+                raise UnknownVersion("this server never sent it a model: what it trained from is not known")
             reply = self._read(one.task, upload, meta, self.client_sample_size.get(client))
         except FastaggError as error:
-            reply = error
+            self._refuse(client, self.book.refuse(one, error))
+            return
         [outcome] = self.book.take([(one, reply)])
         if isinstance(outcome, FastaggError):
             self._refuse(client, outcome)
@@ -249,15 +241,9 @@ class Aggregator(BaseAggregator):
         step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
         self._say(f"client {client}: update from version {task.version} taken, delay {outcome.delay}: {step}")
 
-    def _task_of(self, client: str | int) -> Open[str | int | None]:
-        one = self.book.pop(client) or self.book.pop(next(iter(self._unnamed()), client))
-        if one is None:
-            raise UnknownVersion("this server never sent it a model: what it trained from is not known")
-        return one
-
-    def _unnamed(self) -> list[str | int | _Unnamed]:
+    def _unnamed(self) -> list[Key]:
         """The keys of the initial models, for clients that have not said who they are."""
-        return [key for key in self.book.keys_of() if isinstance(key, _Unnamed)]
+        return [key for key in self.book.keys_of() if isinstance(key, tuple)]
 
     def _read(self, task: Dispatch, upload: Arrays, meta: Mapping[str, object], weight: float | None) -> Reply:
         told = {"fastagg-version": meta["version"]} if "version" in meta else {}

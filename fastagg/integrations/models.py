@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -25,10 +25,11 @@ def put(server: Server, arrays: Arrays) -> None:
     Raises:
         ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the arrays do not fit the model. Nothing has changed.
     """
-    mine = server.parameters()
-    for name, own, new in _pairs(mine, arrays):
-        if tuple(own.shape) != tuple(new.shape):
-            raise ShapeMismatch(f"array {name}: expected shape {list(own.shape)}, got {list(new.shape)}")
+    mine, theirs = _named(server.parameters()), _named(arrays)
+    for name, own in mine.items():
+        shape = tuple(getattr(theirs.get(name), "shape", own.shape))
+        if tuple(own.shape) != shape:
+            raise ShapeMismatch(f"array {name!r}: expected shape {list(own.shape)}, got {list(shape)}")
     taken = server.layout.take(arrays, server.device)
     buffers = {"values": taken.buffers, "counters": taken.counters, "sum": None, "most": None, "count": 0}
     server.load_state_dict({**server.state_dict(copy=False), "flat": taken.flat, "buffers": buffers})
@@ -48,14 +49,6 @@ def resume(server: Server, state: State) -> int:
     for client, version in out:
         server.forget(client, version)
     return len(out)
-
-
-def _pairs(mine: Arrays, theirs: Arrays) -> Iterable[tuple[str, Arrays, Arrays]]:
-    if not isinstance(mine, (Mapping, list)):
-        return [("0", mine, theirs)] if hasattr(theirs, "shape") else []
-    if isinstance(mine, Mapping):
-        return [(repr(name), own, theirs[name]) for name, own in mine.items() if name in theirs]
-    return [(str(i), own, new) for i, (own, new) in enumerate(zip(mine, theirs, strict=False))]
 
 
 def tensors(arrays: Arrays) -> Arrays:

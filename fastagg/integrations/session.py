@@ -142,9 +142,6 @@ class Book(Generic[Key, Who]):
         self._keys: dict[Who, dict[Key, None]] = {}  # by who has them, in order
         self._out: dict[Who, float] = {}  # who has a task that was given up before its time, and until when
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def __iter__(self) -> Iterator[Open[Who]]:
         return iter(self._open.values())
 
@@ -165,6 +162,7 @@ class Book(Generic[Key, Who]):
 
     def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> Open[Who]:
         """Note that a task went out."""
+        self.pop(key)
         one = self._open[key] = Open(who, task, self._clock() + timeout)
         self._keys.setdefault(who, {})[key] = None
         self._out.pop(who, None)
@@ -203,6 +201,12 @@ class Book(Generic[Key, Who]):
             if not isinstance(outcome, Receipt):
                 self._end(one.task)
         return outcomes
+
+    def refuse(self, one: Open[Who] | None, error: FastaggError) -> FastaggError:
+        """End a task whose reply could not be read. Return the error."""
+        if one is not None:
+            self._end(one.task)
+        return replies.bare(error)
 
     def _end(self, task: Dispatch) -> None:
         with suppress(UnknownClient, UnknownVersion):  # the server has ended it

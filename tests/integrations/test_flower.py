@@ -1,4 +1,4 @@
-"""Flower's rounds on fastagg, and its earlier API: numbers, types, memory, order, bad replies."""
+"""Flower's rounds on fastagg: numbers, types, memory, order, bad replies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import weakref
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,8 +14,6 @@ import fastagg
 pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common import FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server.strategy import FedAvg as ClassicFedAvg
 from flwr.serverapp.strategy import FedAvg
 from support.flower_apps import FakeGrid, reply, trained
 
@@ -255,48 +252,3 @@ def test_flowers_own_evaluation_goes_on() -> None:
     assert [number for number, _ in seen] == [0, 1, 2]
     for number, value in seen[1:]:
         assert result.evaluate_metrics_clientapp[number]["sum"] == pytest.approx(value)
-
-
-# -- the earlier API ---------------------------------------------------------------------------------------------
-
-
-class Proxy:
-    """A client as Flower's earlier server knows one."""
-
-    def __init__(self, cid: str) -> None:
-        self.cid = cid
-
-
-class Manager:
-    """A manager of three clients."""
-
-    def num_available(self) -> int:
-        return 3
-
-    def sample(self, **settings: int) -> list[Proxy]:
-        return [Proxy(cid) for cid in "abc"]
-
-
-def classic_round(strategy, arrays: list, number: int, samples=(10, 20, 30)):
-    chosen = strategy.configure_fit(number, ndarrays_to_parameters(arrays), Manager())
-    results = []
-    for (proxy, instruction), n in zip(chosen, samples, strict=True):
-        step = 0.1 * ord(proxy.cid)
-        moved = [a + step if a.dtype.kind == "f" else a for a in parameters_to_ndarrays(instruction.parameters)]
-        results.append((proxy, FitRes(Status(0, ""), ndarrays_to_parameters(moved), n, {})))
-    return results
-
-
-def classic_arrays() -> list:
-    return [torch.randn(4, 3).numpy(), torch.ones(3, dtype=torch.float64).numpy(), torch.tensor([3, 4]).numpy()]
-
-
-def test_classic_fedavg_is_flowers_own_within_rounding() -> None:
-    arrays = classic_arrays()
-    ours, theirs = flower.ClassicStrategy(fastagg.FedAvg), ClassicFedAvg()
-    got = parameters_to_ndarrays(ours.aggregate_fit(1, classic_round(ours, arrays, 1), [])[0])
-    want = parameters_to_ndarrays(theirs.aggregate_fit(1, classic_round(theirs, arrays, 1), [])[0])
-    assert [a.dtype for a in got] == [a.dtype for a in arrays]
-    for a, b in zip(got[:2], want[:2], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-    np.testing.assert_array_equal(got[2], arrays[2])  # Flower's own averages counters too, and truncates

@@ -128,23 +128,6 @@ def test_fedadam_with_flowers_rate_gives_flowers_numbers() -> None:
     same(mine, run(flowers(theirs.FedAdam, eta=0.1, tau=1e-3)))
 
 
-def test_fedadam_says_why_its_numbers_are_not_flowers_and_other_rules_name_their_strategy(caplog) -> None:
-    with caplog.at_level(logging.INFO, "flwr.fastagg"):
-        run(ours(partial(fastagg.FedAdam, lr=0.1)))
-    assert caplog.text.count("not Flower's numbers: its FedAdam multiplies lr by") == 1
-    with pytest.raises(fastagg.ConfigError, match="FADAS, which has none: AsyncStrategy runs it"):
-        run(ours(partial(fastagg.FADAS, lr=0.1)))
-
-
-def test_defaults_that_are_not_flowers_are_named_and_flowers_give_its_numbers(caplog) -> None:
-    with caplog.at_level(logging.INFO, "flwr.fastagg"):
-        mine = run(ours(partial(fastagg.FedAdagrad, lr=0.1, eps=1e-9)))
-        assert "not Flower's defaults" not in caplog.text
-        run(ours(fastagg.FedAdagrad))
-    same(mine, run(flowers(theirs.FedAdagrad)))
-    assert caplog.text.count("not Flower's defaults: lr=0.01, its eta=0.1, eps=0.001, its tau=1e-09") == 1
-
-
 @pytest.mark.parametrize("mod", [mods.fixedclipping_mod, mods.adaptiveclipping_mod])
 def test_clipping_mods_by_the_users_own_settings(mod) -> None:
     told = {"on_fit_config_fn": lambda number: {"clipping_norm": 0.5}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -270,7 +271,7 @@ class Flare(Adapter):
     def send(self, client: int) -> Model:
         task = self.traffic.send(str(client))
         self.number[client] = task.current_round
-        return {n: torch.as_tensor(a).clone() for n, a in task.params.items()}
+        return {n: torch.as_tensor(copy.deepcopy(a)) for n, a in task.params.items()}
 
     def reply(self, client: int, row: Row, arrays: Model) -> Any:
         from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -312,7 +313,7 @@ class FlareRounds(Flare):
         self.number[client] = self.round
         self.aggregator.sent(str(client), FLModel(ParamsType.FULL, dict(self.params), current_round=self.round))
         self.session.failures.max_failures = self.session.failures.max_in_a_row = None
-        return {n: torch.as_tensor(a).clone() for n, a in self.params.items()}
+        return {n: torch.as_tensor(copy.deepcopy(a)) for n, a in self.params.items()}
 
     def answer(self, client: int, row: Row, arrays: Model) -> None:
         try:

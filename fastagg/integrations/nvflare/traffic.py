@@ -170,10 +170,9 @@ class Traffic:
                 read = replies.fitted(self.server, one.task, self._read(client, one.task, reply))
                 self.server._answers.check(read.arrays, read.samples)
             except FastaggError as error:
-                if one is not None:
-                    self.book.take([(one, error)])
-                self._refuse(client, error)
-                return replies.bare(error)
+                self.log(f"fastagg: client {client}: refused: {error}")
+                self.session.refused(client, error)
+                return self.book.refuse(one, error)
             weight = 1.0 if read.samples is None else read.samples
             self._held.append(Held(client, number, one, read, reply.metrics, weight))
             return None
@@ -282,10 +281,6 @@ class Traffic:
                 state = {**self.server.state_dict(copy=False), "session": self.session.state_dict()}
                 checkpoint.write(state, self.checkpoint)
                 self._saved = self.server.version
-
-    def _refuse(self, client: str, error: FastaggError) -> None:
-        self.log(f"fastagg: client {client}: refused: {error}")
-        self.session.refused(client, error)
 
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Reply:
         whole = bool(reply.params_type == ParamsType.FULL)
