@@ -53,7 +53,7 @@ struct Arrival {
   store::Owner owner;
   bool is_private = false;
   bool still = false;  // its owner does not write to them meanwhile, so that they may be read twice
-  store::Owner copy;  // the engine's own, once it has read the numbers; `update` is in it then
+  store::Owner copy;   // the engine's own, once it has read the numbers; `update` is in it then
   const float* base = nullptr;
   store::Owner base_owner;
 

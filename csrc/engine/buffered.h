@@ -67,7 +67,7 @@ class Buffered : public DirectionState {
   // Planned:
   Outcome outcome_ = Outcome::kKept;
   Given given_;
-  Update sum_;            // `folded`, as the step reads it
+  Update sum_;             // `folded`, as the step reads it
   bool in_place_ = false;  // models are checked in a pass of their own, and then added where the sum is
   double total_next_ = 0.0, acc_bound_next_ = 0.0;
 };
