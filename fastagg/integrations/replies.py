@@ -37,6 +37,7 @@ class Reply:
         samples: its number of samples. None if the client does not state it.
         control: FedAC's change of the control variate, flat [d].
         scale: of ``lora``: ``lora_alpha / rank``.
+        metrics: what it says of itself, or of the model that it was sent.
     """
 
     arrays: Arrays
@@ -45,6 +46,7 @@ class Reply:
     samples: float | None = None
     control: Tensor | None = None
     scale: float = 1.0
+    metrics: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, arrays: Arrays, told: Mapping[str, object], *, prefix: str = "fastagg-", **more: Any) -> Reply:

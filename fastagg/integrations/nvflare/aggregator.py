@@ -149,13 +149,13 @@ class Aggregator(ModelAggregator):
     def _add(self) -> dict[str, Outcome]:
         """Add the replies that wait. Return what became of each, by client."""
         added = self._traffic.add()
-        for one, outcome in added:
+        for client, reply, outcome in added:
             if isinstance(outcome, FastaggError):
                 continue
-            self._measured = self._measured and one.metrics is not None
-            if metrics := filter_aggregatable_metrics(one.metrics, self._left_out, self._named):
-                self._metrics.add(metrics, one.weight, one.client, one.number)
-        return {one.client: outcome for one, outcome in added}
+            self._measured = self._measured and reply.metrics is not None
+            if metrics := filter_aggregatable_metrics(reply.metrics, self._left_out, self._named):
+                self._metrics.add(metrics, 1.0 if reply.samples is None else reply.samples, client, self._number)
+        return {client: outcome for client, _, outcome in added}
 
     def aggregate_model(self) -> FLModel:
         """End the round and return the whole new global model.

@@ -6,8 +6,8 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -31,17 +31,6 @@ from fastagg.storage import memory
 
 PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)
 LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)
-
-
-class Held(NamedTuple):
-    """A reply that waits for :meth:`Traffic.add`."""
-
-    client: str
-    number: int
-    task: Open[str]
-    reply: Reply
-    metrics: dict[str, Any] | None
-    weight: float
 
 
 class Traffic:
@@ -92,7 +81,7 @@ class Traffic:
         self.server: fastagg.Server
         self.session: Session
         self.book: Book[tuple[str, int], str]  # by client and round
-        self._held: list[Held] = []
+        self._held: list[tuple[Open[str], Reply]] = []
         self._window = Window()
         self._told: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.RLock()
@@ -149,7 +138,7 @@ class Traffic:
         """
         with self._lock:
             refused = self.hold(client, reply)
-            return self.add()[-1][1] if refused is None else refused
+            return self.add()[-1][2] if refused is None else refused
 
     def hold(self, client: str, reply: FLModel) -> FastaggError | None:
         """Check all of a reply but the numbers of its parameters, and keep it for :meth:`add`.
@@ -170,11 +159,11 @@ class Traffic:
                 read = replies.fitted(self.server, one.task, self._read(client, one.task, reply))
                 self.server._answers.check(read.arrays, read.samples)
             except FastaggError as error:
+                error = self.book.refuse(one, error)
                 self.log(f"fastagg: client {client}: refused: {error}")
                 self.session.refused(client, error)
-                return self.book.refuse(one, error)
-            weight = 1.0 if read.samples is None else read.samples
-            self._held.append(Held(client, number, one, read, reply.metrics, weight))
+                return error
+            self._held.append((one, read))
             return None
 
     @property
@@ -182,8 +171,11 @@ class Traffic:
         """Number of replies that wait for :meth:`add`."""
         return len(self._held)
 
-    def add(self) -> list[tuple[Held, Outcome]]:
+    def add(self) -> list[tuple[str, Reply, Outcome]]:
         """Add the replies that are kept, in one pass. One that is refused changes nothing, and the log says why.
+
+        Returns:
+            For each its client, itself, and what became of it.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -191,23 +183,22 @@ class Traffic:
         with self._lock:
             held, self._held = self._held, []
             try:
-                outcomes = self.book.take([(one.task, one.reply) for one in held], still=self.lean)
+                outcomes = self.book.take(held, still=self.lean)
             except BaseException:  # no memory, say: the sum is as it was, and they go with the next ones
                 self._held = held
                 raise
-            for one, outcome in zip(held, outcomes, strict=True):
-                task = one.task.task
+            for (one, reply), outcome in zip(held, outcomes, strict=True):
                 if isinstance(outcome, FastaggError):
-                    self.log(f"fastagg: client {one.client}: refused: {outcome}")
+                    self.log(f"fastagg: client {one.who}: refused: {outcome}")
                     continue
-                self._window.add(task, one.metrics)
+                self._window.add(one.task, reply.metrics)
                 step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
-                what = f"update from version {task.version} taken, delay {outcome.delay}"
-                self.log(f"fastagg: client {one.client}: {what}: {step}")
-            self.session.note([one.client for one in held], outcomes)
+                what = f"update from version {one.task.version} taken, delay {outcome.delay}"
+                self.log(f"fastagg: client {one.who}: {what}: {step}")
+            self.session.note([one.who for one, _ in held], outcomes)
             if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):
                 self.session.stepped()
-            return list(zip(held, outcomes, strict=True))
+            return [(one.who, reply, outcome) for (one, reply), outcome in zip(held, outcomes, strict=True)]
 
     def end_window(self, clients: int) -> Dispatch | None:
         """After as many replies as ``clients``, pass their metrics to the session.
@@ -285,14 +276,15 @@ class Traffic:
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Reply:
         whole = bool(reply.params_type == ParamsType.FULL)
         usual = "model" if whole else "difference"
-        read = Reply.read(reply.params, reply.meta, prefix=PREFIX, kind=usual, samples=self._weight(client, reply))
+        more = {"samples": self._weight(client, reply), "metrics": reply.metrics}
+        read = Reply.read(reply.params, reply.meta, prefix=PREFIX, kind=usual, **more)
         if read.kind != usual:  # a gradient, or what receive() takes
             return read
         arrays, missing = completed(reply.params, task.views, whole, self.server.layout)
         if missing:
             what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
             self._once(client, f"{what}: they count as they were")
-        return Reply(arrays, usual, read.version, read.samples)
+        return replace(read, arrays=arrays)
 
     def _weight(self, client: str, reply: FLModel) -> float | None:
         """The weight of a reply. Without a weight it is 1, as in FLARE's FedAvg."""
