@@ -143,7 +143,8 @@ class Book(Generic[Key, Who]):
         self._out: dict[Who, float] = {}  # who has a task that was given up before its time, and until when
 
     def __iter__(self) -> Iterator[Open[Who]]:
-        return iter(self._open.values())
+        """The open tasks, the newest first."""
+        return reversed(self._open.values())
 
     def keys_of(self, who: Who | None = None) -> list[Key]:
         """The keys of all tasks, or of those that ``who`` has."""

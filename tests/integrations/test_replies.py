@@ -6,7 +6,7 @@ import copy
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -211,9 +211,9 @@ class FlowerRounds(Flower):
 
 
 class FlowerClassic(Adapter):
-    """Of a list of arrays, and without a session. ``lacks``: what its results cannot say."""
+    """Of a list of arrays, and without a session. ``lacks``: .npy files alone do not say bf16."""
 
-    package, of, rounds, lacks = "flwr", PlainInRounds, True, frozenset({"name", "bf16"})
+    package, of, rounds, lacks = "flwr", PlainInRounds, True, frozenset({"bf16"})
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from flwr.common import Parameters
@@ -256,7 +256,7 @@ class FlowerClassic(Adapter):
 
 
 class Flare(Adapter):
-    """``lacks``: arrays that are not there are the model's own; filters make floats of whole numbers."""
+    """``lacks``: arrays that are not there are the model's own."""
 
     package, lacks = "nvflare", frozenset({"no name"})
     numpy = True
@@ -373,7 +373,7 @@ Answers = list[tuple[int, Row]]
 
 def begun(kind: type[Adapter], case: str, row: Row | None = None, **settings: Any) -> tuple[Plain, Adapter]:
     pytest.importorskip(kind.package)
-    if case in kind.lacks or (row is not None and row.kind not in (*kind.kinds, "gradient"[:0])):
+    if case in kind.lacks or (row is not None and row.kind not in kind.kinds):
         pytest.skip("there is no such reply")
     rule = fastagg.FedAvg if kind.rounds else fastagg.FedBuff
     own = {"buffers": "weighted"} if kind.rounds else {"buffer_size": 2}
@@ -462,16 +462,11 @@ def test_gradients(kind: type[Adapter]) -> None:
     """A model is none, though a framework sends one by default."""
     pytest.importorskip(kind.package)
     pair = Plain(fastagg.ASGD, lr=0.5), kind(fastagg.ASGD, lr=0.5)
-    gradient = Row(less, "gradient")
-    wrong = replace(gradient, kind="model", refused="ConfigError")
-    if isinstance(pair[1], Appfl):  # what comes is what the rule takes
-        played(pair, [(client, gradient) for client in CLIENTS])
+    played(pair, [(client, Row(less, "gradient")) for client in CLIENTS])
+    if kind is Appfl:  # what comes is what the rule takes
         return
-    pair[0].kinds = ()
-    played(pair, [(client, gradient) for client in CLIENTS])
     for client in CLIENTS[:2]:
-        pair[1].send(client)
-        pair[1].answer(client, wrong, moved(START))
+        pair[1].answer(client, Row(), moved(pair[1].send(client)))
     assert pair[1].refused == {"ConfigError": 2} and pair[1].server.version == 4
 
 
