@@ -161,13 +161,12 @@ class Book(Generic[Key, Who]):
         now = self._clock()
         return any(until > now for until in self._out.values())
 
-    def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> Open[Who]:
+    def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> None:
         """Note that a task went out."""
         self.pop(key)
-        one = self._open[key] = Open(who, task, self._clock() + timeout)
+        self._open[key] = Open(who, task, self._clock() + timeout)
         self._keys.setdefault(who, {})[key] = None
         self._out.pop(who, None)
-        return one
 
     def pop(self, key: Key) -> Open[Who] | None:
         """The task whose answer has come. None: it is not open, or not any more."""

@@ -204,18 +204,6 @@ def test_a_round_without_a_good_reply_changes_nothing() -> None:
     assert strategy.server.version == 0 and result.train_metrics_clientapp == {}
 
 
-def test_metrics_that_cannot_be_averaged_are_no_disaster(caplog: pytest.LogCaptureFixture) -> None:
-    def train(message):
-        answer = trained(message)
-        del answer["metrics"]["num-examples"]
-        return answer
-
-    strategy = sync(partial(fastagg.FedAvg, weighting="uniform"))
-    result = strategy.start(FakeGrid(train, [1, 2]), flower.write(initial()), num_rounds=1)
-    assert strategy.server.version == 1 and result.train_metrics_clientapp == {}
-    assert "could not be averaged" in caplog.text
-
-
 def test_a_run_goes_on_from_its_checkpoint(tmp_path) -> None:
     make, file = partial(fastagg.FedAdam, lr=0.1), tmp_path / "server.pt"
     whole = sync(make, deterministic=True)
