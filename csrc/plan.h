@@ -80,7 +80,8 @@ struct Rows {
 struct RowJob {
   int64_t block, first_slot, last_slot;
   double* shadow;
-  int64_t shift = 0;  // slot s weighs weights[s - shift]; on the CPU all weights are there, and nothing is shifted
+  int64_t shift = 0;   // slot s weighs weights[s - shift]; on the CPU all weights are there, and nothing is shifted
+  bool fresh = false;  // the shadow holds nothing yet: it is taken as zeros, and not read
 };
 
 // What the lower halves of a sum of whole numbers cannot hold (math/fixed.h). No values: it is a sum of floats.

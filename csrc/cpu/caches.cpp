@@ -38,6 +38,7 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
     const RowJob& job = jobs[index];
     const int64_t at = job.block * kBlock;
     const int64_t n = std::min(kBlock, rows.size - at);
+    if (job.fresh) std::fill_n(job.shadow, kBlock, 0.0);
     for (int64_t slot = job.first_slot; slot < job.last_slot; ++slot) {
       const float factor = weights == nullptr ? weight : weights[slot];
       if (factor == 0.0f) continue;

@@ -11,7 +11,7 @@
 namespace fastagg::cuda {
 namespace {
 
-constexpr size_t kApart = 16, kFirstRing = size_t{256} << 10;
+constexpr size_t kApart = 16, kFirstRing = size_t{1} << 20;
 constexpr int kPlaces = 64;  // for verdicts, that are allocated at a time
 
 // A forked child has no device. What its parent's server leaves there is not touched: the device's library, and locks

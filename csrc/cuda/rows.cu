@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
     double total[2][kFour];
     each_half(begin, left_of_block, [&](int h, int64_t at, int64_t left) {
 #pragma unroll
-      for (int e = 0; e < kFour; ++e) total[h][e] = e < left ? job.shadow[at + e] : 0.0;
+      for (int e = 0; e < kFour; ++e) total[h][e] = e < left && !job.fresh ? job.shadow[at + e] : 0.0;
     });
     int64_t slot = job.first_slot;
     for (; slot + kTogether <= job.last_slot; slot += kTogether)

@@ -45,7 +45,6 @@ void Resummation::plan(int64_t arrival) {
     if (free_.empty()) make_room(capacity_ + 1);
     flights_.push_back({block, 0, free_.back(), 0});
     free_.pop_back();
-    memory_->zero(flights_.back().shadow, kShadow);
   }
   jobs_.reserve(flights_.size());
   done_.reserve(flights_.size());
@@ -71,7 +70,7 @@ void Resummation::advance(Runner& runner, const float* weights, float* sum) {
   done_.clear();
   for (Flight& flight : flights_) {
     const int64_t until = std::min(rows_.slots, flight.done + kRowsAtOnce);
-    jobs_.push_back({flight.block, flight.done, until, flight.shadow});
+    jobs_.push_back({flight.block, flight.done, until, flight.shadow, 0, flight.done == 0});
     flight.done = until;
     if (until == rows_.slots) done_.push_back(jobs_.back());
   }
@@ -107,6 +106,8 @@ void Resummation::fields(Archive& archive) {
     blocks.push_back(flight.block), done.push_back(flight.done);
     shadows.resize(shadows.size() + kBlock);
     memory_->get(shadows.data() + shadows.size() - kBlock, flight.shadow, kShadow);
+    const int64_t beyond = std::max<int64_t>((flight.block + 1) * kBlock - rows_.size, 0);
+    std::fill(shadows.end() - beyond, shadows.end(), 0.0);  // nobody writes there
   }
   archive.list("blocks", blocks);
   archive.list("done", done);

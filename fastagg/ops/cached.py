@@ -268,7 +268,7 @@ def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Any]:
 
 def _upload(jobs: list[tuple[int, int, int, int]], device: torch.device) -> Tensor:
     """Jobs in the form that launches read (csrc/plan.h, RowJob). Keep the tensor until the launch."""
-    return send(torch.tensor([(*job, 0) for job in jobs], dtype=torch.int64, device="cpu"), device)
+    return send(torch.tensor([(*job, 0, 0) for job in jobs], dtype=torch.int64, device="cpu"), device)
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:

@@ -58,6 +58,8 @@ class ClientCache:
         _refuse_if_larger_than_memory(self.nbytes(), slots, size, format, self.device)
         self.data = memory.empty_bytes(slots * self.row_bytes, self.device, recycle=False).view(slots, self.row_bytes)
         scales = memory.empty(slots * self.row_scales, self.device)
+        if self.data.is_cuda:  # kernels also load rows that weigh nothing, and a checker of memory reports each
+            self.data.zero_(), scales.zero_()
         self.scales = scales.view(slots, self.row_scales)
         self.native = native.Rows(
             format=format, size=size, slots=slots, data=self.data.data_ptr(), scales=self.scales.data_ptr()
