@@ -9,6 +9,7 @@ import typer
 
 from fastagg.cli.base import command
 from fastagg.cli.screen import fail, show
+from fastagg.removed import REMOVED
 
 
 @command()
@@ -31,13 +32,21 @@ def info(
         show(pairs_table("fastagg", found))
 
 
-@command(hidden=True, deprecated=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def tune() -> None:
-    """Say what replaced this command."""
-    print(
-        "fastagg tune measures nothing any more: a table decides by the processor's vendor and family, `fastagg info` "
-        "shows it, and FASTAGG_TUNE=prefetch=512,stream_from=never sets values of your own."
+def _refused(gone: str, instead: str) -> None:
+    """Let a command that left say what to use instead, whatever its arguments."""
+
+    @command(
+        gone.removeprefix("fastagg "),
+        hidden=True,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
+    def refuse() -> None:
+        fail(f"{gone} is gone: {instead}")
+
+
+for _gone, _instead in REMOVED.items():
+    if " " in _gone:
+        _refused(_gone, _instead)
 
 
 @command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -1,4 +1,4 @@
-"""bench/scaling.py and the cases of waiting: what the models say where the answer is known."""
+"""The cases of waiting: what the model of a queue says where the answer is known."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ import math
 import random
 
 import pytest
-
-
-def test_the_fit_finds_a_line():
-    import scaling
-
-    found = scaling.fit([(size, 5e-6 + 1e-9 * size) for size in (1e3, 1e7, 1e8)])
-    assert found == pytest.approx((5e-6, 1e-9), rel=1e-2)
-    with pytest.raises(SystemExit, match="small and large"):
-        scaling.fit([(1e3, 1e-6)])
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])

@@ -1,0 +1,17 @@
+"""What left the package, and what to use instead: names as they were written, and commands. Kept for one release."""
+
+_COMPARE = (
+    "let fastagg.watch(server, times='times.csv') write how long your clients take, and compare rules on that: "
+    '`fastagg compare RECIPES --set \'delay={name="measured",file="times.csv"}\'`; docs/choosing.md says which'
+)
+_MEMORY = "server.memory() says what a server holds, and docs/performance/scaling.md what ends first"
+
+REMOVED: dict[str, str] = {
+    "fastagg advise": _COMPARE,
+    "fastagg plan": _MEMORY,
+    "fastagg tune": "a table decides by the processor's vendor and family, `fastagg info` shows it, and "
+    "FASTAGG_TUNE=prefetch=512,stream_from=never sets values of your own",
+    "fastagg.Plan": _MEMORY,
+    "fastagg.plan": _MEMORY,
+    "fastagg.sim.advise": _COMPARE,
+}
