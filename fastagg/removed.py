@@ -4,6 +4,10 @@ _COMPARE = (
     "let fastagg.watch(server, times='times.csv') write how long your clients take, and compare rules on that: "
     '`fastagg compare RECIPES --set \'delay={name="measured",file="times.csv"}\'`; docs/choosing.md says which'
 )
+_EDGE = (
+    "FLARE's own BuffModelManager adds up the updates of edge devices; a fastagg server that does the same is on "
+    "docs/integrations/coming-from.md"
+)
 _MEMORY = "server.memory() says what a server holds, and docs/performance/scaling.md what ends first"
 
 REMOVED: dict[str, str] = {
@@ -12,6 +16,8 @@ REMOVED: dict[str, str] = {
     "fastagg tune": "a table decides by the processor's vendor and family, `fastagg info` shows it, and "
     "FASTAGG_TUNE=prefetch=512,stream_from=never sets values of your own",
     "fastagg.Plan": _MEMORY,
+    "fastagg.integrations.nvflare.AsyncCollab": "AsyncController trains asynchronously, with FLARE's ordinary clients",
+    "fastagg.integrations.nvflare.EdgeModelManager": _EDGE,
     "fastagg.plan": _MEMORY,
     "fastagg.sim.advise": _COMPARE,
 }
