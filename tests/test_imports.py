@@ -40,7 +40,7 @@ ORDER = (
     ("public",),
     ("fastagg",),  # all public names, when the first is asked for
     # Frameworks and the command line know the package as its users do. Nothing below imports them.
-    ("quick", "facts"),
+    ("facts",),
     ("sim.seeds", "sim.section", "sim.functions"),
     ("sim", "integrations"),
     ("cli",),

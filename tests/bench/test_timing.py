@@ -1,14 +1,12 @@
-"""Rounds, clocks and candidates that run out of memory, with a clock that only counts; and the stopwatch."""
+"""Rounds, clocks and candidates that run out of memory, with a clock that only counts."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
+import timing
 import torch
-
-from fastagg import timing
-from fastagg.sim.one.metrics import ACTIVITIES
 
 
 class Ticks:
@@ -112,16 +110,3 @@ def test_a_devices_clock_measures_between_its_events_and_keeps_the_hosts_time_ap
     assert asked == ["past the L2", "busy", "event", "run", "run", "event", "wait"]
     assert len(clock.host["fastagg"]) == 1
     assert not clock.settles
-
-
-def test_the_stopwatch_splits_all_of_the_time():
-    watch = timing.Stopwatch(ACTIVITIES)
-    with watch.timing("training"):
-        pass
-    with pytest.raises(KeyError), watch.timing("sleeping"):
-        pass
-    split = watch.split()
-    assert set(split) == {"training", "server", "evaluation", "setup", "other", "total"}
-    assert split["training"] > 0 == split["server"]
-    parts = (split[key] for key in ("training", "server", "evaluation", "setup", "other"))
-    assert sum(parts) == pytest.approx(split["total"])
