@@ -1,4 +1,4 @@
-"""Translate the PTX of one CUDA file to C++ that runs on csrc/emulation: translate.py FILE.ptx OUT.cpp.
+"""Translate the PTX of one CUDA file to C++ that runs on tests/emulation: translate.py FILE.ptx OUT.cpp.
 
 Every kernel becomes a function of its parameters' bytes, every instruction a statement, every register a uint64_t that
 holds its bits. An instruction or a form of one that is not known here ends the translation: none is passed over.

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "../store/blocks.h"
+#include "../../csrc/store/blocks.h"
 
 namespace {
 
