@@ -30,7 +30,7 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """Return an entry for every recipe and then for every table of the package."""
+    """Return an entry for every recipe and then for every table."""
     singles = [(name, [recipe], recipe.about) for name in recipes.names() for recipe in [recipes.load(name)]]
     loaded = map(tables.load, tables.names())
     many = [(table.name, [cell.config for cell in table.cells], table.title) for table in loaded]

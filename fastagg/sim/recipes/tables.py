@@ -1,6 +1,7 @@
 """Tables and figures of the papers as data: several methods in several settings, with the paper's numbers.
 
-A table is a TOML file: ``NAME.toml`` in recipes/tables, or any other path. docs/simulator.md describes it.
+A table is a TOML file: ``NAME.toml`` in recipes/tables or a checkout's reproduction/, or any other path.
+docs/simulator.md describes it.
 """
 
 from __future__ import annotations
@@ -111,17 +112,17 @@ class Table:
 
 
 def names() -> list[str]:
-    """Return the names of the tables in the package, sorted."""
+    """Return the names of the tables, sorted."""
     return recipes.names(FOLDER)
 
 
 def is_table(name_or_path: str) -> bool:
-    """Return whether this is a table: one of the package, or a TOML file with methods. ConfigError if unreadable."""
+    """Return whether this is a table: one by its name, or a TOML file with methods. ConfigError if unreadable."""
     return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
 
 
 def load(name_or_path: str, changes: Plain | None = None) -> Table:
-    """Return a table, given by its name in the package or by a path, with ``changes`` to dotted keys of all cells.
+    """Return a table, given by its name or by a path, with ``changes`` to dotted keys of all cells.
 
     ConfigError if there is no such table, or a cell is not a valid recipe.
     """
