@@ -27,7 +27,6 @@ import checkout  # noqa: F401
 import torch
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.sections import SECTIONS
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes import config, configured
 from fastagg.sim.recipes import tables as recipes
@@ -98,10 +97,9 @@ def compare(folder: Path, names: list[str], args: argparse.Namespace, own: dict[
 
 def changes(given: config.Config, args: argparse.Namespace) -> dict[str, Any]:
     """Return what a run on this machine changes in a recipe."""
-    name = given.data.name
-    images = name in ("cifar10", "cifar100", "femnist", "mnist")
+    images = given.data.shown in ("cifar10", "cifar100", "leaf:femnist", "mnist")
     wanted = {"run.device": args.device, "run.autocast": images, "run.channels_last": images}
-    return {**wanted, **({"data.dir": args.data_dir} if SECTIONS[name].needs else {})}
+    return {**wanted, **({"data.dir": args.data_dir} if given.data.in_files else {})}
 
 
 def hours(cell: recipes.Cell, args: argparse.Namespace) -> float:

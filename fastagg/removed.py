@@ -1,4 +1,5 @@
-"""What left the package, and what to use instead: names as they were written, and commands. Kept for one release."""
+"""What left the package, and what to use instead: names as they were written, commands, and words of
+recipes. Kept for one release."""
 
 _COMPARE = (
     "let fastagg.watch(server, times='times.csv') write how long your clients take, and compare rules on that: "
@@ -9,6 +10,7 @@ _EDGE = (
     "docs/integrations/coming-from.md"
 )
 _MEMORY = "server.memory() says what a server holds, and docs/performance/scaling.md what ends first"
+_PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
 REMOVED: dict[str, str] = {
     "fastagg advise": _COMPARE,
@@ -20,4 +22,8 @@ REMOVED: dict[str, str] = {
     "fastagg.integrations.nvflare.EdgeModelManager": _EDGE,
     "fastagg.plan": _MEMORY,
     "fastagg.sim.advise": _COMPARE,
+    'name = "femnist"': 'write name = "leaf:femnist"' + _PAPERS,
+    'name = "femnist-cnn"': 'write name = "leaf:cnn"' + _PAPERS,
+    'name = "lstm"': 'write name = "shakespeare:NextCharacter"' + _PAPERS,
+    'name = "shakespeare"': 'write name = "shakespeare:load"' + _PAPERS,
 }

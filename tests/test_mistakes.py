@@ -131,6 +131,8 @@ MISTAKES = [
     ("$ run fadas-digits-mild --set client.lrr=1", "unknown key", "client.lrr", "did you mean 'lr'?"),
     ("$ run fadas-digits-mild --set algorithm.name=FedBuf", "algorithm", "'FedBuf'", "did you mean 'FedBuff'?"),
     ("$ run fadas-digits-mild --set data.name=mnit", "data", "'mnit'", "did you mean 'mnist'?"),
+    ("$ run fadas-digits-mild --set data.name=femnist", "data", "'femnist' is gone", 'name = "leaf:femnist"'),
+    ("$ run fadas-digits-mild --set model.name=lstm", "model", "'lstm' is gone", "shakespeare:NextCharacter"),
     ("$ run fadas-digits-mild --set model.name=resnet", "model.name", "got 'resnet'", "did you mean 'resnet18'?"),
     ("$ run fadas-digits-mild --set run.device=gpu", "run.device", "'gpu'", "did you mean 'cuda'?"),
     ("$ run fadas-digits-mild --set run.target=90", "run.target", "got 90", "less than or equal to 1"),

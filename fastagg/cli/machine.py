@@ -47,7 +47,7 @@ def _refused(gone: str, instead: str) -> None:
 
 
 for _gone, _instead in REMOVED.items():
-    if " " in _gone:
+    if _gone.startswith("fastagg "):
         _refused(_gone, _instead)
 
 

@@ -232,7 +232,6 @@ def test_mean_squares() -> None:
         ("mlp", (1, 8, 8), (64,), "batch"),
         ("cnn", (3, 12, 12), (16, 32), "batch"),
         ("cnn", (1, 8, 8), (8, 16, 32), "group"),
-        ("femnist-cnn", (1, 9, 9), (8, 16), "batch"),
         ("resnet18", (3, 8, 8), (4, 6, 8, 17), "batch"),
     ],
 )  # fmt: skip

@@ -27,13 +27,14 @@ def worlds():
     found, kinds = {}, set()
     for name in recipes.names():
         config = recipes.load(name)
-        found.setdefault((config.data, config.model.model_dump_json()), name)
+        found.setdefault((config.data.model_dump_json(), config.model.model_dump_json()), (name, config.data))
     for name in tables.names():
         for cell in tables.load(name).cells:
             config = cell.config
-            found.setdefault((config.data, config.model.model_dump_json()), f"{name}: {config.label}")
+            key = config.data.model_dump_json(), config.model.model_dump_json()
+            found.setdefault(key, (f"{name}: {config.label}", config.data))
     worlds = []
-    for (data, model), where in found.items():
+    for (_, model), (where, data) in found.items():
         kind = (model, *(word for word in data.model_dump().values() if isinstance(word, str)))
         worlds.append(pytest.param(data, model, id=where, marks=[pytest.mark.slow] if kind in kinds else []))
         kinds.add(kind)
@@ -49,7 +50,7 @@ def test_data_and_model_go_together(folder, data, model):
         pytest.importorskip("peft")
         if not (folder / "bert-base-uncased").is_dir():
             write_models(folder)
-    if data.needs:
+    if data.in_files:
         data = data.model_copy(update={"dir": str(folder)})
     federation = build_data(data, seed=0)
     assert len(federation.clients) == data.clients

@@ -202,7 +202,7 @@ def test_small_twins_need_no_files(name):
 def test_the_packages_own_tables_need_no_files_and_no_checkout(monkeypatch):
     monkeypatch.setattr(recipes, "_places", lambda folder: iter([files(recipes.__name__).joinpath(folder)]))
     assert "fedecho-table2-small" in tables.names() and "fadas-table2" not in tables.names()
-    assert all(not cell.config.data.needs for name in tables.names() for cell in load(name).cells)
+    assert all(not cell.config.data.in_files for name in tables.names() for cell in load(name).cells)
 
 
 def test_the_current_folders_checkout_has_its_tables(tmp_path, monkeypatch):

@@ -20,6 +20,16 @@ class Absent(DataError):
     """A folder has none of the files that a data set may be in."""
 
 
+def existing(name: str, given: str | None, needs: str) -> Path:
+    """Return the folder ``given`` of the data ``name``. DataError if it is not named or does not exist."""
+    if given is None:
+        raise DataError(f"data {name!r} is read from a folder, name it with --data-dir (data.dir): {needs}")
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"the data folder {given} does not exist: expected a folder with {needs}")
+    return folder
+
+
 def find(folder: Path, inside: Sequence[str], read: Callable[[Path], Found | None]) -> Found:
     """Return what ``read`` finds in the first of the folders ``inside`` this one that has it. Absent if none has."""
     for place in (folder / name for name in inside):

@@ -6,11 +6,13 @@ names the files that must be in the folder ``dir`` (--data-dir). It is empty for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fastagg._types import Plain
+from fastagg.removed import REMOVED
 from fastagg.sim.section import Section
 
 
@@ -18,6 +20,16 @@ class DataSection(Section):
     needs: ClassVar[str] = ""
     name: str
     clients: PositiveInt = 50
+
+    @property
+    def shown(self) -> str:
+        """The name as a recipe has it."""
+        return getattr(self, "call", self.name)
+
+    @property
+    def in_files(self) -> bool:
+        """Whether it may be read from a folder (--data-dir)."""
+        return "dir" in type(self).model_fields
 
     @property
     def counted(self) -> str:
@@ -37,14 +49,6 @@ class ByLabel(FromFolder):
 
     alpha: PositiveFloat = 0.3
     min_samples: PositiveInt = 2
-
-
-class ByUser(FromFolder):
-    """Samples that belong to users, of whom ``clients`` with ``min_samples`` to train on are drawn."""
-
-    clients: PositiveInt = 10
-    min_samples: PositiveInt = 2
-    test_share: float = Field(0.1, gt=0, lt=1)
 
 
 class Digits(DataSection):
@@ -81,7 +85,8 @@ class Npz(ByLabel):
 
 class Function(DataSection):
     """Your own federation: ``call`` is "module:function". The function is called with clients, seed, dir (if there is
-    one) and ``keywords``, and returns a FederatedData. In a recipe: name = "module:function"."""
+    one) and ``keywords``, and returns a FederatedData. In a recipe: name = "module:function", and other keys are
+    ``keywords``, too."""
 
     name: Literal["function"]
     call: str
@@ -106,19 +111,6 @@ class Cifar100(Cifar10):
 
     needs: ClassVar[str] = Cifar10.needs.replace("cifar10", "cifar100")
     name: Literal["cifar100"]  # type: ignore[assignment]
-
-
-class Femnist(ByUser):
-    needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json; there or in femnist/"
-    name: Literal["femnist"]
-
-
-class Shakespeare(ByUser):
-    """Predicts the next character after ``length``. Users are roles."""
-
-    needs: ClassVar[str] = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
-    name: Literal["shakespeare"]
-    length: PositiveInt = 80
 
 
 _FORMS = "(or saved by datasets, or parquet), and the folder of the pretrained model"
@@ -146,18 +138,7 @@ class Newsgroups(Text):
 
 
 AnyData = Annotated[
-    Digits
-    | Synthetic
-    | Mnist
-    | Cifar10
-    | Cifar100
-    | Femnist
-    | Shakespeare
-    | Glue
-    | Newsgroups
-    | Npz
-    | Function
-    | Given,
+    Digits | Synthetic | Mnist | Cifar10 | Cifar100 | Glue | Newsgroups | Npz | Function | Given,
     Field(discriminator="name"),
 ]
 
@@ -171,8 +152,18 @@ def by_name(kinds: object) -> dict[str, Any]:
 SECTIONS: dict[str, type[DataSection]] = by_name(AnyData)
 
 
-def named_function(values: object) -> object:
-    """Convert a section's name "module:function" to name "function" with the key ``call``."""
-    if isinstance(values, dict) and isinstance(name := values.get("name"), str) and ":" in name:
-        return {**values, "name": "function", "call": name}
-    return values
+def named_function(values: object, fields: Iterable[str]) -> object:
+    """Convert a section's name "module:function" to name "function" with the key ``call``. Keys that are none of the
+    section's ``fields`` become arguments of the function."""
+    if not isinstance(values, dict):
+        return values
+    name = values.get("name")
+    if instead := REMOVED.get(f'name = "{name}"'):
+        raise ValueError(f"{name!r} is gone: {instead}")
+    if isinstance(name, str) and ":" in name:
+        values = {**values, "name": "function", "call": name}
+    given = values.get("keywords", {})
+    if values.get("name") != "function" or not isinstance(given, dict):
+        return values
+    kept = {key: value for key, value in values.items() if key in fields}
+    return {**kept, "keywords": {**given, **{key: value for key, value in values.items() if key not in fields}}}

@@ -10,7 +10,7 @@ from torch import nn
 
 from fastagg.errors import ConfigError
 from fastagg.sim.data.federated import Text
-from fastagg.sim.models.networks import NextCharacter, cnn, femnist_cnn, mlp, resnet18
+from fastagg.sim.models.networks import cnn, mlp, resnet18
 from fastagg.sim.seeds import integer
 
 __all__ = ["PLAIN", "build", "cnn", "mlp"]
@@ -20,7 +20,6 @@ PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
     "logistic": lambda shape, classes, widths: mlp(shape, classes, ()),
     "mlp": mlp,
     "cnn": cnn,
-    "femnist-cnn": femnist_cnn,
     "resnet18": resnet18,
 }
 
@@ -47,8 +46,8 @@ def build(
 ) -> nn.Module:
     """Return model ``name`` with weights from ``seed``. Torch's global generator does not change.
 
-    widths: hidden layers of the MLP, channels of the CNNs, embedding and hidden size of the LSTM. ``text`` describes
-    the data's tokens, for "lstm" and "transformer". lora_rank and lora_alpha are for the transformer.
+    widths: hidden layers of the MLP, channels of the CNNs. ``text`` describes the data's tokens, for "transformer".
+    lora_rank and lora_alpha are for it, too.
     ConfigError if the name is unknown, or the model cannot be used with the data.
     """
     if norm != "batch" and name != "cnn":
@@ -58,14 +57,12 @@ def build(
     with seeded(seed):
         if name in PLAIN:
             if text is not None:
-                raise ConfigError(f'model {name!r} cannot read text, expected "lstm" or "transformer"')
+                raise ConfigError(f'model {name!r} cannot read text, expected "transformer"')
             return cnn(shape, classes, widths, norm) if name == "cnn" else PLAIN[name](shape, classes, widths)
-        if name not in ("lstm", "transformer"):
-            raise ConfigError(f"model {name!r} is unknown, expected {', '.join((*PLAIN, 'lstm', 'transformer'))}")
+        if name != "transformer":
+            raise ConfigError(f"model {name!r} is unknown, expected {', '.join((*PLAIN, 'transformer'))}")
         if text is None:
             raise ConfigError(f"model {name!r} needs text, the data's inputs are {tuple(shape)}")
-        if name == "lstm":
-            return NextCharacter(text.vocabulary, classes, widths)
         from fastagg.sim.models import transformer
 
         return transformer.classifier(text, classes, lora_rank, lora_alpha)

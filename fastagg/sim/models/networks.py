@@ -1,4 +1,4 @@
-"""Small classifiers of images, ResNet-18, and an LSTM. The MLP takes data of any fixed shape."""
+"""Small classifiers of images, and ResNet-18. The MLP takes data of any fixed shape."""
 
 from __future__ import annotations
 
@@ -40,24 +40,6 @@ def _norm(norm: str, channels: int) -> list[nn.Module]:
     if norm == "group":
         return [nn.GroupNorm(max(1, math.gcd(channels, channels // 8)), channels)]
     return [nn.BatchNorm2d(channels)] if norm == "batch" else []
-
-
-def femnist_cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
-    """Two 3x3 convolutions, one 2x2 max-pooling, one linear layer: AsyncFedED's network for FEMNIST (B.1).
-
-    The paper gives the layers but not their sizes. This package chose the channels.
-    """
-    depth, height, width = image_shape("femnist-cnn", shape)
-    first, second = exactly("femnist-cnn", channels, 2)
-    return nn.Sequential(
-        nn.Conv2d(depth, first, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(first, second, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(second * (height // 2) * (width // 2), classes),
-    )
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
@@ -110,21 +92,3 @@ def resnet18(shape: Sequence[int], classes: int, widths: Sequence[int] = (64, 12
         layers += [Block(before, after, 1 if stage == 0 else 2), Block(after, after, 1)]
         before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
-
-
-class NextCharacter(nn.Module):
-    """Tokens [batch, length] to logits [batch, classes] of the next character.
-
-    ``widths``: sizes of the embedding and of the hidden state, 8 and 256 as in McMahan et al. 2017.
-    """
-
-    def __init__(self, vocabulary: int, classes: int, widths: Sequence[int] = (8, 256)) -> None:
-        super().__init__()
-        embedding, hidden = exactly("lstm", widths, 2)
-        self.embedding = nn.Embedding(vocabulary, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
-        self.output = nn.Linear(hidden, classes)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        states, _ = self.lstm(self.embedding(tokens))
-        return self.output(states[:, -1])

@@ -22,9 +22,9 @@ from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.data import cifar, digits, leaf, mnist, npz, own, shakespeare, synthetic, texts
+from fastagg.sim.data import cifar, digits, mnist, npz, own, synthetic, texts
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import Absent
+from fastagg.sim.data.files import Absent, existing
 from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder, Function, Given
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
@@ -39,8 +39,6 @@ LOADERS: dict[str, Callable[..., FederatedData]] = {
     "mnist": mnist.load,
     "cifar10": partial(cifar.load, 10),
     "cifar100": partial(cifar.load, 100),
-    "femnist": leaf.load_femnist,
-    "shakespeare": shakespeare.load,
     "glue": texts.load_glue,
     "newsgroups": texts.load_newsgroups,
     "npz": npz.load,
@@ -63,12 +61,7 @@ def find_folder(data: DataSection) -> Path | None:
     """Return the folder of data that is read from files. DataError if it is not named or does not exist."""
     if not isinstance(data, FromFolder):
         return None
-    if data.dir is None:
-        raise DataError(f"data {data.name!r} is read from a folder, name it with --data-dir (data.dir): {data.needs}")
-    folder = Path(data.dir).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"the data folder {data.dir} does not exist: expected a folder with {data.needs}")
-    return folder
+    return existing(data.name, data.dir, data.needs)
 
 
 def build_data(data: DataSection, seed: int) -> FederatedData:

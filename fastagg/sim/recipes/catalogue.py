@@ -39,6 +39,6 @@ def catalogue() -> list[Entry]:
 
 def _entry(name: str, configs: list[Config], purpose: str) -> Entry:
     algorithms = tuple(dict.fromkeys(c.algorithm.name for c in configs))
-    data = tuple(dict.fromkeys(c.data.name for c in configs))
-    files = any(c.data.needs for c in configs)
+    data = tuple(dict.fromkeys(c.data.shown for c in configs))
+    files = any(c.data.in_files for c in configs)
     return Entry(name, len(configs), algorithms, data, files, purpose.replace("\n", " ").rstrip("."))

@@ -31,24 +31,21 @@ WIDTHS: dict[str, list[int]] = {
     "logistic": [],
     "mlp": [64],
     "cnn": [16, 32],
-    "femnist-cnn": [32, 64],
     "resnet18": [64, 128, 256, 512],
-    "lstm": [8, 256],
     "transformer": [],
 }
 
 
 class Model(Section):
-    """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
+    """``widths``: hidden layers of the mlp, channels of the CNNs.
 
-    ``norm`` is for the cnn. With ``lora_rank`` (transformer) clients train and send only low-rank adapters
-    and the classifier. For your own network use the name "module:function". The function is called with shape, classes
-    and ``keywords``. It is stored as name "function" and ``call``. "given" stands for a model passed to run().
+    ``norm`` is for the cnn. With ``lora_rank`` (transformer) clients train and send only low-rank adapters and the
+    classifier. For your own network use the name "module:function". The function is called with shape, classes and
+    ``keywords``, which other keys are, too. It is stored as name "function" and ``call``. "given" stands for a model
+    passed to run().
     """
 
-    name: Literal["logistic", "mlp", "cnn", "femnist-cnn", "resnet18", "lstm", "transformer", "function", "given"] = (
-        "mlp"
-    )
+    name: Literal["logistic", "mlp", "cnn", "resnet18", "transformer", "function", "given"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
     norm: Literal["batch", "group", "none"] = "batch"
     call: str = ""
@@ -59,7 +56,7 @@ class Model(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_widths(cls, values: object) -> object:
-        values = named_function(values)
+        values = named_function(values, cls.model_fields)
         if not isinstance(values, dict) or "widths" in values:
             return values
         return {**values, "widths": WIDTHS.get(values.get("name", "mlp"), [])}

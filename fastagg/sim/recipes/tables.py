@@ -127,6 +127,8 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
     ConfigError if there is no such table, or a cell is not a valid recipe.
     """
     file, name = _read(name_or_path), Path(name_or_path).stem
+    named = not name_or_path.endswith(".toml")
+    path = Path(str(recipes.file(name, FOLDER)) if named else name_or_path).expanduser()
     cells = []
     for method, own in file.methods.items():
         for setting, shared in _columns(file).items():
@@ -137,8 +139,7 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
             label = f"{method}, {setting}" if setting else method
             values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
             found = config.from_dict(config.changed(values, changes or {}), f"{name}, {label}")
-            if name_or_path.endswith(".toml"):
-                found = config.placed(found, Path(name_or_path).expanduser())
+            found = config.placed(found, path)
             paper = file.paper.at(method, setting)
             cells.append(Cell(found, _choice(setting), method=method, paper=paper, setting=setting))
     sides = {(cell.method, cell.setting) for cell in cells}

@@ -9,26 +9,31 @@ character among the files' sorted characters, plus one. Token 0 is for padding a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import leaf
 import numpy as np
 import torch
+from torch import nn
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
-from fastagg.sim.data import leaf
 from fastagg.sim.data.federated import FederatedData, Samples, Text
-from fastagg.sim.data.files import find, read_text
+from fastagg.sim.data.files import Absent, existing, find, read_text
+from fastagg.sim.models.networks import exactly
 
+NEEDS = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
 SPEAKER = re.compile(r"^([A-Z][^\n:]{0,60}):[ \t]*$", re.MULTILINE)
 
 
-def load(folder: Path, test_share: float = 0.1, length: int = 80, **draw: Any) -> FederatedData:
+def load(clients: int, dir: str | None = None, test_share: float = 0.1, length: int = 80, **draw: Any) -> FederatedData:
     """Return roles (see leaf.federate). Inputs are tokens, int32 [length]; a label is the next character's token.
 
     DataError if there are no such files, or too few roles with enough samples.
     """
+    folder, draw = existing("shakespeare", dir, NEEDS), {**draw, "clients": clients}
 
     def read(place: Path) -> FederatedData | None:
         if (found := leaf.read(place)) is not None:
@@ -36,7 +41,10 @@ def load(folder: Path, test_share: float = 0.1, length: int = 80, **draw: Any) -
         texts = sorted(place.glob("*.txt"))
         return _from_plays(texts, length, test_share=test_share, **draw) if texts else None
 
-    return find(folder, (".", "shakespeare", "leaf_shakespeare"), read)
+    try:
+        return find(folder, (".", "shakespeare", "leaf_shakespeare"), read)
+    except Absent:
+        raise DataError(f"no data 'shakespeare' in {folder}: expected {NEEDS}") from None
 
 
 def roles(text: str) -> dict[str, str]:
@@ -57,6 +65,25 @@ class Alphabet:
 
     def encode(self, text: str) -> np.ndarray:
         return np.array([self._tokens.get(character, 0) for character in text], dtype=np.int32)
+
+
+class NextCharacter(nn.Module):
+    """Tokens [batch, length] to logits [batch, classes] of the next character.
+
+    ``sizes``: of the embedding and of the hidden state, 8 and 256 as in McMahan et al. 2017. A label is a token, so
+    there are as many tokens as classes.
+    """
+
+    def __init__(self, shape: Sequence[int], classes: int, sizes: Sequence[int] = (8, 256)) -> None:
+        super().__init__()
+        embedding, hidden = exactly("shakespeare:NextCharacter", sizes, 2)
+        self.embedding = nn.Embedding(classes, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(self.embedding(tokens))
+        return self.output(states[:, -1])
 
 
 def _from_leaf(place: Path, users: leaf.Users, tests: leaf.Users | None, length: int, **draw: Any) -> FederatedData:

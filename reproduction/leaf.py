@@ -1,4 +1,4 @@
-"""LEAF's JSON, the usual form of data that belongs to users: FEMNIST, Shakespeare.
+"""LEAF's JSON, the usual form of data that belongs to users; FEMNIST, and AsyncFedED's network for it.
 
     {"users": ["f_00000", ...], "num_samples": [8, ...], "user_data": {"f_00000": {"x": [...], "y": [...]}}}
 
@@ -9,17 +9,19 @@ user's samples is kept for testing, as AsyncFedED does (10%).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
-from fastagg.sim.data.files import find, read_text
+from fastagg.sim.data.files import Absent, existing, find, read_text
+from fastagg.sim.models.networks import exactly, image_shape
 from fastagg.sim.seeds import generator
 
 Users = dict[str, tuple[Foreign, Foreign]]  # x and y of each user
@@ -28,9 +30,34 @@ Convert = Callable[[str, Foreign, Foreign], Samples]  # of a user's name, x and 
 SHAPE, CLASSES = (1, 28, 28), 62  # of FEMNIST
 
 
-def load_femnist(folder: Path, **draw: Any) -> FederatedData:
+NEEDS = "LEAF JSON: *.json, or train/*.json and test/*.json; there or in femnist/"
+
+
+def femnist(clients: int, seed: int, dir: str | None = None, **draw: Any) -> FederatedData:
     """Return writers of FEMNIST (see :func:`federate`), inputs [1, 28, 28] as in LEAF (1 is white), 62 classes."""
-    return federate(*find(folder, (".", "femnist"), read), _image, CLASSES, **draw)
+    folder = existing("femnist", dir, NEEDS)
+    try:
+        return federate(*find(folder, (".", "femnist"), read), _image, CLASSES, clients=clients, seed=seed, **draw)
+    except Absent:
+        raise DataError(f"no data 'femnist' in {folder}: expected {NEEDS}") from None
+
+
+def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
+    """Two 3x3 convolutions, one 2x2 max-pooling, one linear layer: AsyncFedED's network for FEMNIST (B.1).
+
+    The paper gives the layers but not their sizes. The channels were chosen here.
+    """
+    depth, height, width = image_shape("leaf:cnn", shape)
+    first, second = exactly("leaf:cnn", channels, 2)
+    return nn.Sequential(
+        nn.Conv2d(depth, first, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(second * (height // 2) * (width // 2), classes),
+    )
 
 
 def read(place: Path) -> tuple[Users, Users | None] | None:
@@ -72,8 +99,8 @@ def _image(user: str, x: Foreign, y: Foreign) -> Samples:
 
 
 def federate(
-    users: Users, tests: Users | None, convert: Convert, classes: int, *, clients: int, seed: int, min_samples: int,
-    test_share: float, in_order: bool = False, text: Text | None = None,
+    users: Users, tests: Users | None, convert: Convert, classes: int, *, clients: int, seed: int, min_samples: int = 2,
+    test_share: float = 0.1, in_order: bool = False, text: Text | None = None,
 ) -> FederatedData:  # fmt: skip
     """Draw ``clients`` users with at least ``min_samples`` for training. All their test samples form the test set.
 
