@@ -22,8 +22,12 @@ REMOVED: dict[str, str] = {
     "fastagg.integrations.nvflare.EdgeModelManager": _EDGE,
     "fastagg.plan": _MEMORY,
     "fastagg.sim.advise": _COMPARE,
+    'name = "cifar10"': 'write name = "cifar:cifar10"' + _PAPERS,
+    'name = "cifar100"': 'write name = "cifar:cifar100"' + _PAPERS,
     'name = "femnist"': 'write name = "leaf:femnist"' + _PAPERS,
     'name = "femnist-cnn"': 'write name = "leaf:cnn"' + _PAPERS,
     'name = "lstm"': 'write name = "shakespeare:NextCharacter"' + _PAPERS,
+    'name = "mnist"': 'write name = "mnist:load"' + _PAPERS,
+    'name = "resnet18"': 'write name = "resnet:resnet18"' + _PAPERS,
     'name = "shakespeare"': 'write name = "shakespeare:load"' + _PAPERS,
 }

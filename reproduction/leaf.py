@@ -20,7 +20,7 @@ from torch import nn
 from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
-from fastagg.sim.data.files import Absent, existing, find, read_text
+from fastagg.sim.data.files import find_data, read_text
 from fastagg.sim.models.networks import exactly, image_shape
 from fastagg.sim.seeds import generator
 
@@ -35,11 +35,8 @@ NEEDS = "LEAF JSON: *.json, or train/*.json and test/*.json; there or in femnist
 
 def femnist(clients: int, seed: int, dir: str | None = None, **draw: Any) -> FederatedData:
     """Return writers of FEMNIST (see :func:`federate`), inputs [1, 28, 28] as in LEAF (1 is white), 62 classes."""
-    folder = existing("femnist", dir, NEEDS)
-    try:
-        return federate(*find(folder, (".", "femnist"), read), _image, CLASSES, clients=clients, seed=seed, **draw)
-    except Absent:
-        raise DataError(f"no data 'femnist' in {folder}: expected {NEEDS}") from None
+    users, tests = find_data("femnist", dir, (".", "femnist"), read, NEEDS)
+    return federate(users, tests, _image, CLASSES, clients=clients, seed=seed, **draw)
 
 
 def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:

@@ -21,7 +21,7 @@ from torch import nn
 from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
-from fastagg.sim.data.files import Absent, existing, find, read_text
+from fastagg.sim.data.files import find_data, read_text
 from fastagg.sim.models.networks import exactly
 
 NEEDS = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
@@ -33,7 +33,7 @@ def load(clients: int, dir: str | None = None, test_share: float = 0.1, length: 
 
     DataError if there are no such files, or too few roles with enough samples.
     """
-    folder, draw = existing("shakespeare", dir, NEEDS), {**draw, "clients": clients}
+    draw["clients"] = clients
 
     def read(place: Path) -> FederatedData | None:
         if (found := leaf.read(place)) is not None:
@@ -41,10 +41,7 @@ def load(clients: int, dir: str | None = None, test_share: float = 0.1, length: 
         texts = sorted(place.glob("*.txt"))
         return _from_plays(texts, length, test_share=test_share, **draw) if texts else None
 
-    try:
-        return find(folder, (".", "shakespeare", "leaf_shakespeare"), read)
-    except Absent:
-        raise DataError(f"no data 'shakespeare' in {folder}: expected {NEEDS}") from None
+    return find_data("shakespeare", dir, (".", "shakespeare", "leaf_shakespeare"), read, NEEDS)
 
 
 def roles(text: str) -> dict[str, str]:

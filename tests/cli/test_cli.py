@@ -190,7 +190,7 @@ def test_recipes_can_be_filtered():
     assert set(listed("--kind", "recipes")) == set(names())
     assert all("ace" in name for name in listed("ace", "table"))
     assert "fadas-digits-large" in listed("--algorithm", "FADAS", "--no-files", "--data", "digits")
-    assert "fadas-mnist-large" not in listed("--no-files")
+    assert "cifar8-quick" not in listed("--no-files")
     assert "did you mean 'digits'" in refused("recipes", "--data", "digit")
     assert "did you mean 'FADAS'" in refused("recipes", "--algorithm", "fadas")
     assert "lists them all" in refused("recipes", "nothing is like this")
@@ -257,8 +257,8 @@ def test_missing_files_and_folders_are_one_line_and_exit_code_2(recipe, tmp_path
     assert "did you mean 'fadas-digits-large'?" in refused("run", "fadas-digit-large")
     assert "did you mean 'fadas-table2" in refused("compare", "fadas-tabel2")
     assert "cannot read the recipe none.toml" in refused("run", "none.toml")
-    assert "nowhere does not exist" in refused("run", "fadas-mnist-large", "--data-dir", tmp_path / "nowhere")
-    assert "name it with --data-dir (data.dir): train-*.parquet" in refused("compare", "fadas-table2")
+    assert "nowhere does not exist" in refused("compare", "cifar8-quick", "--data-dir", tmp_path / "nowhere")
+    assert "name it with --data-dir (data.dir): an .npz file" in refused("compare", "cifar8-quick")
     version = 'delay={name="version", file="none.csv"}'
     changes = ["--set", version, "--set", 'participation={rule="all"}']
     assert "cannot read none.csv" in refused("run", recipe, *changes)

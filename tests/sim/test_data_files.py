@@ -2,14 +2,15 @@
 
 import gzip
 
+import cifar
 import leaf
+import mnist
 import numpy as np
 import pytest
 import shakespeare
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.data import cifar, mnist
 from fastagg.sim.data.sections import SECTIONS, Function, named_function
 from fastagg.sim.one.build import LOADERS, build_data
 
@@ -24,7 +25,10 @@ from .fake_data import (
     write_parquet,
 )
 
-NEEDS = {"leaf:femnist": leaf.NEEDS, "shakespeare:load": shakespeare.NEEDS}
+NEEDS = {
+    "cifar:cifar10": cifar.NEEDS.format("cifar10"), "cifar:cifar100": cifar.NEEDS.format("cifar100"),
+    "mnist:load": mnist.NEEDS, "leaf:femnist": leaf.NEEDS, "shakespeare:load": shakespeare.NEEDS,
+}  # fmt: skip
 MINIMAL = {"glue": {"task": "rte"}}
 
 
@@ -57,7 +61,7 @@ def test_absent_data_says_which_files_go_where(tmp_path, name):
 def test_cifar_is_read_from_every_form(tmp_path, classes, write):
     labels = np.arange(TRAIN + 10) * 7 % classes
     write(tmp_path, classes, labels)
-    data = build_data(section(f"cifar{classes}", dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
+    data = build_data(section(f"cifar:cifar{classes}", dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
     assert (data.shape, data.classes) == ((3, 32, 32), classes)
     assert data.test.y.tolist() == labels[TRAIN:].tolist()
     assert data.test.augment is None
@@ -83,10 +87,10 @@ def test_cifar_arrays_of_another_kind_are_a_data_error(tmp_path):
     ):
         np.savez(path, **{**arrays, **changes})
         with pytest.raises(DataError, match=message):
-            cifar.load(10, tmp_path, **load)
+            cifar.load(10, str(tmp_path), **load)
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(DataError, match="not a readable npz"):
-        cifar.load(10, tmp_path, **load)
+        cifar.load(10, str(tmp_path), **load)
 
 
 # MNIST's IDX -------------------------------------------------------------------------------------------------------
@@ -96,7 +100,7 @@ def test_cifar_arrays_of_another_kind_are_a_data_error(tmp_path):
 @pytest.mark.parametrize("inside", [".", "mnist", "MNIST/raw"])
 def test_mnist_is_read_from_idx_files(tmp_path, inside, pack, ending):
     write_mnist(tmp_path / inside, pack, ending)
-    data = build_data(section("mnist", dir=str(tmp_path), clients=3, alpha=1.0), seed=0)
+    data = build_data(section("mnist:load", dir=str(tmp_path), clients=3, alpha=1.0), seed=0)
     assert data.shape == (1, 28, 28)
     assert data.test.y.tolist() == list(range(10))
     assert sum(len(c) for c in data.clients) == 30
@@ -110,15 +114,15 @@ def test_idx_files_that_are_cut_off_or_missing_are_data_errors(tmp_path, key):
     for content in (whole[:-1], whole[:6], b"", b"\0\0\x0d" + whole[3:], whole + b"\0"):
         path.write_bytes(content)
         with pytest.raises(DataError, match="ubyte"):
-            mnist.load(tmp_path, clients=3, alpha=1.0, seed=0)
+            mnist.load(str(tmp_path), clients=3, alpha=1.0, seed=0)
     path.unlink()
     with pytest.raises(DataError, match="IDX"):
-        build_data(section("mnist", dir=str(tmp_path), clients=3), seed=0)
+        build_data(section("mnist:load", dir=str(tmp_path), clients=3), seed=0)
     write_mnist(tmp_path, gzip.compress, ".gz")
     packed = tmp_path / f"{mnist.IDX[key]}.gz"
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(DataError, match="gzip"):
-        mnist.load(tmp_path, clients=3, alpha=1.0, seed=0)
+        mnist.load(str(tmp_path), clients=3, alpha=1.0, seed=0)
 
 
 # LEAF --------------------------------------------------------------------------------------------------------------

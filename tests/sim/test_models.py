@@ -1,5 +1,6 @@
 import leaf
 import pytest
+import resnet
 import shakespeare
 import torch
 
@@ -27,17 +28,11 @@ def test_models_map_inputs_to_logits_with_the_expected_parameters(name, shape, p
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "classes", "parameters"),
-    [
-        ("resnet18", (3, 32, 32), 10, 11_173_962),
-        ("resnet18", (3, 32, 32), 100, 11_220_132),
-    ],
-)
-def test_the_papers_image_models_have_their_sizes(name, shape, classes, parameters):
-    model = build(name, shape, classes, WIDTHS[name], seed=0)
+@pytest.mark.parametrize(("classes", "parameters"), [(10, 11_173_962), (100, 11_220_132)])
+def test_resnet_has_its_size(classes, parameters):
+    model = resnet.resnet18((3, 32, 32), classes)
     assert sum(p.numel() for p in model.parameters()) == parameters
-    assert model(torch.zeros(2, *shape)).shape == (2, classes)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes)
 
 
 def test_femnists_network_has_its_size():
@@ -51,7 +46,7 @@ def test_femnists_network_has_its_size():
 
 
 def test_resnet_halves_the_image_three_times_and_keeps_it_at_first():
-    model = build("resnet18", (3, 32, 32), 10, WIDTHS["resnet18"], seed=0)
+    model = resnet.resnet18((3, 32, 32), 10)
     sizes = []
     for layer in list(model)[:-3]:
         layer.register_forward_hook(lambda _, __, out: sizes.append(tuple(out.shape[1:])))
@@ -109,7 +104,7 @@ def test_unfitting_models_are_refused():
     with pytest.raises(ConfigError, match="'transformer' needs text"):
         build("transformer", (60,), 10, [], seed=0)
     with pytest.raises(ConfigError, match="takes 4 widths"):
-        build("resnet18", (3, 32, 32), 10, [64], seed=0)
+        resnet.resnet18((3, 32, 32), 10, [64])
 
 
 def test_every_model_of_a_recipe_is_built_somewhere():

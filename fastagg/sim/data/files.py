@@ -38,6 +38,17 @@ def find(folder: Path, inside: Sequence[str], read: Callable[[Path], Found | Non
     raise Absent(f"none of the files are in {folder}")
 
 
+def find_data(
+    name: str, given: str | None, inside: Sequence[str], read: Callable[[Path], Found | None], needs: str
+) -> Found:
+    """Return what :func:`find` does in the folder ``given``. DataError, which says what is needed, if there is none."""
+    folder = existing(name, given, needs)
+    try:
+        return find(folder, inside, read)
+    except Absent:
+        raise DataError(f"no data {name!r} in {folder}: expected {needs}") from None
+
+
 def read_bytes(path: Path) -> bytes:
     """Return a file's bytes. DataError if it cannot be read."""
     try:

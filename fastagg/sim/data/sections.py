@@ -67,11 +67,6 @@ class Synthetic(DataSection):
     beta: float = Field(1.0, ge=0)
 
 
-class Mnist(ByLabel):
-    needs: ClassVar[str] = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"
-    name: Literal["mnist"]
-
-
 class Npz(ByLabel):
     """Your own arrays; ``pool`` x ``pool`` pixels are averaged. ``channels``: the axis of an image's channels, if its
     shape does not tell."""
@@ -100,19 +95,6 @@ class Given(DataSection):
     name: Literal["given"]
 
 
-class Cifar10(ByLabel):
-    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar10.npz; there or in cifar10/"
-    name: Literal["cifar10"]
-    augment: bool = True  # crop 32 after padding by 4, and flip
-
-
-class Cifar100(Cifar10):
-    """Labels are the 100 fine ones."""
-
-    needs: ClassVar[str] = Cifar10.needs.replace("cifar10", "cifar100")
-    name: Literal["cifar100"]  # type: ignore[assignment]
-
-
 _FORMS = "(or saved by datasets, or parquet), and the folder of the pretrained model"
 
 
@@ -138,7 +120,7 @@ class Newsgroups(Text):
 
 
 AnyData = Annotated[
-    Digits | Synthetic | Mnist | Cifar10 | Cifar100 | Glue | Newsgroups | Npz | Function | Given,
+    Digits | Synthetic | Glue | Newsgroups | Npz | Function | Given,
     Field(discriminator="name"),
 ]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fastagg.errors import ConfigError
 from fastagg.sim.data.federated import Text
-from fastagg.sim.models.networks import cnn, mlp, resnet18
+from fastagg.sim.models.networks import cnn, mlp
 from fastagg.sim.seeds import integer
 
 __all__ = ["PLAIN", "build", "cnn", "mlp"]
@@ -20,7 +20,6 @@ PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
     "logistic": lambda shape, classes, widths: mlp(shape, classes, ()),
     "mlp": mlp,
     "cnn": cnn,
-    "resnet18": resnet18,
 }
 
 

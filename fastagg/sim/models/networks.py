@@ -1,4 +1,4 @@
-"""Small classifiers of images, and ResNet-18. The MLP takes data of any fixed shape."""
+"""Small classifiers of images. The MLP takes data of any fixed shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 from torch import nn
 
 from fastagg.errors import ConfigError
@@ -56,39 +55,3 @@ def exactly(name: str, widths: Sequence[int], count: int) -> Sequence[int]:
     if len(widths) != count:
         raise ConfigError(f"model {name!r} takes {count} widths, got {list(widths)}")
     return widths
-
-
-class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut around them. If the shape changes, the shortcut is a 1x1 convolution."""
-
-    fused = True
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(after)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
-
-
-def resnet18(shape: Sequence[int], classes: int, widths: Sequence[int] = (64, 128, 256, 512)) -> nn.Module:
-    """Four stages of two blocks with ``widths`` channels, then the mean over the image and a linear layer."""
-    depth = image_shape("resnet18", shape)[0]
-    exactly("resnet18", widths, 4)
-    layers: list[nn.Module] = [
-        nn.Conv2d(depth, widths[0], 3, padding=1, bias=False),
-        nn.BatchNorm2d(widths[0]),
-        nn.ReLU(),
-    ]
-    before = widths[0]
-    for stage, after in enumerate(widths):
-        layers += [Block(before, after, 1 if stage == 0 else 2), Block(after, after, 1)]
-        before = after
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))

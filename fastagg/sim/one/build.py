@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,10 @@ from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.data import cifar, digits, mnist, npz, own, synthetic, texts
+from fastagg.sim.data import digits, npz, own, synthetic, texts
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import Absent, existing
-from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder, Function, Given
+from fastagg.sim.data.sections import DataSection, FromFolder, Function, Given
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.seeds import generator
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     "digits": digits.load,
     "synthetic": synthetic.load,
-    "mnist": mnist.load,
-    "cifar10": partial(cifar.load, 10),
-    "cifar100": partial(cifar.load, 100),
     "glue": texts.load_glue,
     "newsgroups": texts.load_newsgroups,
     "npz": npz.load,
@@ -153,8 +149,7 @@ def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData
         source: object = unlabelled.path and Path(unlabelled.path).expanduser()
         if unlabelled.data is not None:
             folder = unlabelled.dir or getattr(config.data, "dir", None)
-            other = SECTIONS[unlabelled.data].model_validate({"name": unlabelled.data, "dir": folder, "clients": 1})
-            source = build_data(other, seed).test.x
+            source = own.load(Function(name="function", call=unlabelled.data, dir=folder, clients=1), seed).test.x
         images = load_unlabelled(source, unlabelled.samples, data.shape, seed)
         assert isinstance(images, Tensor)
         return data, (images - images.mean()) / images.std().clamp_min(1e-6)

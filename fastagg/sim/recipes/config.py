@@ -221,7 +221,8 @@ def load(path: Path, changes: Plain | None = None) -> Config:
 
 def placed(config: Config, path: Path) -> Config:
     """Return the config of a recipe in a file: modules that it names are in the file's folder."""
-    named = ":" in config.algorithm.name or config.model.call or getattr(config.data, "call", "")
+    data = getattr(config.data, "call", "") or config.unlabelled.data
+    named = ":" in config.algorithm.name or config.model.call or data
     if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})

@@ -31,7 +31,6 @@ WIDTHS: dict[str, list[int]] = {
     "logistic": [],
     "mlp": [64],
     "cnn": [16, 32],
-    "resnet18": [64, 128, 256, 512],
     "transformer": [],
 }
 
@@ -45,7 +44,7 @@ class Model(Section):
     passed to run().
     """
 
-    name: Literal["logistic", "mlp", "cnn", "resnet18", "transformer", "function", "given"] = "mlp"
+    name: Literal["logistic", "mlp", "cnn", "transformer", "function", "given"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
     norm: Literal["batch", "group", "none"] = "batch"
     call: str = ""
@@ -90,16 +89,25 @@ class Client(Section):
         return values if given else {**values, "epochs": 1}
 
 
+def _named(name: str | None) -> str | None:
+    if name is not None and name != "given" and ":" not in name:
+        raise ValueError(f'expected "module:function", got {name!r}')
+    return name
+
+
+Named = Annotated[str | None, AfterValidator(_named)]
+
+
 class Unlabelled(Section):
     """Unlabelled data for FedEcho, from one source. At most ``samples`` of it are used.
 
-    ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data set
-    in the folder ``dir`` (by default the data's own folder). ``path``: a folder of images, or an .npz, .npy, .pt file.
-    Images are resized to this task's size and standardised.
+    ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data
+    set, a function "module:function" of the folder ``dir`` (by default the data's own folder). ``path``: a folder of
+    images, or an .npz, .npy, .pt file. Images are resized to this task's size and standardised.
     """
 
     share: Share = 0.0
-    data: Literal["mnist", "cifar10", "cifar100"] | None = None
+    data: Named = None
     dir: str | None = None
     path: str | None = None
     samples: PositiveInt = 2000
@@ -120,15 +128,6 @@ class Distill(Section):
     steps: PositiveInt | None = None
     batch_size: PositiveInt = 128
     keep_moments: bool = False
-
-
-def _named(name: str | None) -> str | None:
-    if name is not None and name != "given" and ":" not in name:
-        raise ValueError(f'expected "module:function", got {name!r}')
-    return name
-
-
-Named = Annotated[str | None, AfterValidator(_named)]
 
 
 class Own(Section):

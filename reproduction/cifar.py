@@ -18,23 +18,35 @@ from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
-from fastagg.sim.data.files import find, labels_in_range, read_table
+from fastagg.sim.data.files import find_data, labels_in_range, read_table
 
+NEEDS = "train-*.parquet and test-*.parquet, or {0}.npz; there or in {0}/"
 MEAN = (0.4914, 0.4822, 0.4465)
 DEVIATION = (0.2023, 0.1994, 0.2010)
 PADDING = 4
 COLUMNS = {10: (("img", "image"), ("label",)), 100: (("img", "image"), ("fine_label",))}  # of tables, by the classes
 
 
-def load(classes: int, folder: Path, augment: bool, **split: Any) -> FederatedData:
+def cifar10(**how: Any) -> FederatedData:
+    """Return CIFAR-10 (see :func:`load`)."""
+    return load(10, **how)
+
+
+def cifar100(**how: Any) -> FederatedData:
+    """Return CIFAR-100 (see :func:`load`)."""
+    return load(100, **how)
+
+
+def load(
+    classes: int, dir: str | None = None, alpha: float = 0.3, min_samples: int = 2, augment: bool = True, **split: Any
+) -> FederatedData:
     """Return a data set, inputs fp32 [3, 32, 32], split by label (see split_by_label).
 
     CIFAR-100 has its 100 fine labels. DataError if files are missing, incomplete or have other content.
     """
     name = f"cifar{classes}"
-    path, arrays = find(
-        folder, (".", name, f"{name}/plain_text", f"{name}/{name}"), lambda place: _read(place, classes)
-    )
+    inside = (".", name, f"{name}/plain_text", f"{name}/{name}")
+    path, arrays = find_data(name, dir, inside, lambda place: _read(place, classes), NEEDS.format(name))
     parts = []
     for key in ("train", "test"):
         x, y = arrays[f"x_{key}"], arrays[f"y_{key}"].astype(np.int64)
@@ -44,7 +56,7 @@ def load(classes: int, folder: Path, augment: bool, **split: Any) -> FederatedDa
         images = _normalise(torch.from_numpy(x.transpose(0, 3, 1, 2)).float().div_(255))
         parts.append(Samples(images, torch.from_numpy(y), crop_and_flip if augment and key == "train" else None))
     train, test = parts
-    return split_by_label(train, test, classes, **split)
+    return split_by_label(train, test, classes, alpha=alpha, min_samples=min_samples, **split)
 
 
 def crop_and_flip(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

@@ -15,8 +15,9 @@ import numpy as np
 from fastagg.errors import DataError
 from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, split_by_label
-from fastagg.sim.data.files import find, read_bytes
+from fastagg.sim.data.files import find_data, read_bytes
 
+NEEDS = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"
 FILE = "mnist.npz"
 IDX = {
     "x_train": "train-images-idx3-ubyte",
@@ -26,17 +27,19 @@ IDX = {
 }
 
 
-def load(folder: Path, **split: Any) -> FederatedData:
+def load(dir: str | None = None, alpha: float = 0.3, min_samples: int = 2, **split: Any) -> FederatedData:
     """Return MNIST, inputs [1, 28, 28], split by label (see split_by_label).
 
     mnist.npz has uint8 images x_train [N, 28, 28] and x_test [M, 28, 28], and labels 0..9 y_train [N] and y_test [M].
     The IDX files may be gzipped. DataError if files are missing or have another form.
     """
-    path, arrays = find(folder, (".", "mnist", "MNIST/raw"), _read)
+    path, arrays = find_data("mnist", dir, (".", "mnist", "MNIST/raw"), _read, NEEDS)
     if arrays["x_train"].shape[1:] != (28, 28) or arrays["y_train"].max() > 9:
         raise DataError(f"{path}: x_train {arrays['x_train'].shape}, expected [N, 28, 28] with labels 0..9")
     arrays |= {key: arrays[key][:, None] for key in ("x_train", "x_test")}
-    return split_by_label(*npz.samples(path, arrays), int(arrays["y_train"].max()) + 1, **split)
+    train, test = npz.samples(path, arrays)
+    classes = int(arrays["y_train"].max()) + 1
+    return split_by_label(train, test, classes, alpha=alpha, min_samples=min_samples, **split)
 
 
 def _read(place: Path) -> tuple[Path, npz.Arrays] | None:
