@@ -26,8 +26,11 @@ REMOVED: dict[str, str] = {
     'name = "cifar100"': 'write name = "cifar:cifar100"' + _PAPERS,
     'name = "femnist"': 'write name = "leaf:femnist"' + _PAPERS,
     'name = "femnist-cnn"': 'write name = "leaf:cnn"' + _PAPERS,
+    'name = "glue"': 'write name = "texts:glue"' + _PAPERS,
     'name = "lstm"': 'write name = "shakespeare:NextCharacter"' + _PAPERS,
     'name = "mnist"': 'write name = "mnist:load"' + _PAPERS,
+    'name = "newsgroups"': 'write name = "texts:newsgroups"' + _PAPERS,
     'name = "resnet18"': 'write name = "resnet:resnet18"' + _PAPERS,
     'name = "shakespeare"': 'write name = "shakespeare:load"' + _PAPERS,
+    'name = "transformer"': 'write name = "transformer:classifier"' + _PAPERS,
 }

@@ -237,9 +237,7 @@ def test_mean_squares() -> None:
         ("resnet18", (3, 8, 8), (4, 6, 8, 17), "batch"),
     ],
 )  # fmt: skip
-def test_the_simulators_and_papers_models_agree_after_steps(
-    name: str, shape: Any, widths: Any, norm: str
-) -> None:
+def test_the_simulators_and_papers_models_agree_after_steps(name: str, shape: Any, widths: Any, norm: str) -> None:
     with seeded(0):
         make = partial(build, name, seed=0, norm=norm) if name != "resnet18" else resnet18
         client = Client(make(shape, CLASSES, widths), shape, [20, 20, 9])

@@ -29,13 +29,12 @@ NEEDS = {
     "cifar:cifar10": cifar.NEEDS.format("cifar10"), "cifar:cifar100": cifar.NEEDS.format("cifar100"),
     "mnist:load": mnist.NEEDS, "leaf:femnist": leaf.NEEDS, "shakespeare:load": shakespeare.NEEDS,
 }  # fmt: skip
-MINIMAL = {"glue": {"task": "rte"}}
 
 
 def section(name, **keys):
     if ":" in name:
         return SECTIONS["function"].model_validate(named_function({"name": name, **keys}, Function.model_fields))
-    return SECTIONS[name](name=name, **MINIMAL.get(name, {}), **keys)
+    return SECTIONS[name](name=name, **keys)
 
 
 def test_every_section_has_a_loader_of_the_same_name():

@@ -101,12 +101,10 @@ def test_unfitting_models_are_refused():
         build("cnn", (60,), 10, [4], seed=0)
     with pytest.raises(ConfigError, match="'resnet' is unknown"):
         build("resnet", (60,), 10, [4], seed=0)
-    with pytest.raises(ConfigError, match="'transformer' needs text"):
-        build("transformer", (60,), 10, [], seed=0)
     with pytest.raises(ConfigError, match="takes 4 widths"):
         resnet.resnet18((3, 32, 32), 10, [64])
 
 
 def test_every_model_of_a_recipe_is_built_somewhere():
-    assert set(WIDTHS) == {*PLAIN, "transformer"}
+    assert set(WIDTHS) == set(PLAIN)
     assert all(Model(name=name).widths == widths for name, widths in WIDTHS.items())

@@ -229,7 +229,7 @@ def test_the_catalogue_has_every_recipe_and_table_in_one_line_each():
     digits = entries["fadas-digits-large"]
     assert (digits.runs, digits.data, digits.files, digits.algorithms) == (1, ("digits",), False, ("FADAS",))
     assert entries["fadas-table2"].files and entries["fadas-table2"].runs == 8
-    assert entries["fadas-table7"].data == ("cifar:cifar10", "cifar:cifar100", "glue")
+    assert entries["fadas-table7"].data == ("cifar:cifar10", "cifar:cifar100", "texts:glue")
     assert all(load(name).title.rstrip(".") == entries[name].purpose for name in tables.names())
     assert not any("\n" in entry.purpose for entry in entries.values())
 

@@ -44,13 +44,6 @@ class FromFolder(DataSection):
     dir: str | None = None
 
 
-class ByLabel(FromFolder):
-    """Samples that are divided among clients by Dirichlet(alpha) over labels, with at least ``min_samples`` each."""
-
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
-
-
 class Digits(DataSection):
     name: Literal["digits"]
     alpha: PositiveFloat = 0.3
@@ -67,12 +60,14 @@ class Synthetic(DataSection):
     beta: float = Field(1.0, ge=0)
 
 
-class Npz(ByLabel):
-    """Your own arrays; ``pool`` x ``pool`` pixels are averaged. ``channels``: the axis of an image's channels, if its
-    shape does not tell."""
+class Npz(FromFolder):
+    """Your own arrays, divided among clients by Dirichlet(alpha) over labels. ``pool`` x ``pool`` pixels are averaged.
+    ``channels``: the axis of an image's channels, if its shape does not tell."""
 
     needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
     name: Literal["npz"]
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
     file: str = "data.npz"
     pool: PositiveInt = 1
     channels: Literal["first", "last"] | None = None
@@ -95,32 +90,8 @@ class Given(DataSection):
     name: Literal["given"]
 
 
-_FORMS = "(or saved by datasets, or parquet), and the folder of the pretrained model"
-
-
-class Text(ByLabel):
-    """``pretrained``: a folder with tokenizer and model, saved by transformers; a path, or a name inside ``dir``."""
-
-    clients: PositiveInt = 10
-    alpha: PositiveFloat = 0.6
-    pretrained: str = "bert-base-uncased"
-    max_length: PositiveInt = 128
-
-
-class Glue(Text):
-    needs: ClassVar[str] = f"RTE/, MRPC/ or SST-2/ with train.tsv and dev.tsv {_FORMS}"
-    name: Literal["glue"]
-    task: Literal["rte", "mrpc", "sst2"]
-
-
-class Newsgroups(Text):
-    needs: ClassVar[str] = f"20news-bydate-train/ and 20news-bydate-test/ {_FORMS}"
-    name: Literal["newsgroups"]
-    clients: PositiveInt = 20
-
-
 AnyData = Annotated[
-    Digits | Synthetic | Glue | Newsgroups | Npz | Function | Given,
+    Digits | Synthetic | Npz | Function | Given,
     Field(discriminator="name"),
 ]
 

@@ -21,7 +21,7 @@ from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.data import digits, npz, own, synthetic, texts
+from fastagg.sim.data import digits, npz, own, synthetic
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import Absent, existing
 from fastagg.sim.data.sections import DataSection, FromFolder, Function, Given
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     "digits": digits.load,
     "synthetic": synthetic.load,
-    "glue": texts.load_glue,
-    "newsgroups": texts.load_newsgroups,
     "npz": npz.load,
 }
 
@@ -80,12 +78,18 @@ def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
         raise ConfigError('model "given" is what a program passes: fastagg.sim.run(config, model=...)')
     if model.name == "function":
         return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
-    keywords = model.model_dump(exclude={"name", "call", "keywords"})
-    return models.build(model.name, data.shape, data.classes, seed=seed, text=data.text, **keywords)
+    if data.text is not None:
+        raise ConfigError(f"model {model.name!r} cannot read text, expected a function of your own")
+    return models.build(model.name, data.shape, data.classes, model.widths, seed, model.norm)
 
 
 def own_model(function: Callable[..., object], key: str, data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
-    """Call a user's function with the data's shape and classes. ConfigError unless it returns a network for them."""
+    """Call a user's function with the data's shape and classes, and ``text`` if the data are text and it takes that.
+
+    ConfigError unless it returns a network for them.
+    """
+    if data.text is not None and "text" in functions.parameters(function):
+        keywords = {"text": data.text, **keywords}
     with models.seeded(seed):
         module = functions.call(function, key, data.shape, data.classes, **keywords)
     if not isinstance(module, nn.Module):

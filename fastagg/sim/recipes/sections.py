@@ -31,26 +31,22 @@ WIDTHS: dict[str, list[int]] = {
     "logistic": [],
     "mlp": [64],
     "cnn": [16, 32],
-    "transformer": [],
 }
 
 
 class Model(Section):
     """``widths``: hidden layers of the mlp, channels of the CNNs.
 
-    ``norm`` is for the cnn. With ``lora_rank`` (transformer) clients train and send only low-rank adapters and the
-    classifier. For your own network use the name "module:function". The function is called with shape, classes and
-    ``keywords``, which other keys are, too. It is stored as name "function" and ``call``. "given" stands for a model
-    passed to run().
+    ``norm`` is for the cnn. For your own network use the name "module:function". The function is called with shape,
+    classes and ``keywords``, which other keys are, too; with ``text`` also, if it takes that and the data are text. It
+    is stored as name "function" and ``call``. "given" stands for a model passed to run().
     """
 
-    name: Literal["logistic", "mlp", "cnn", "transformer", "function", "given"] = "mlp"
+    name: Literal["logistic", "mlp", "cnn", "function", "given"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
     norm: Literal["batch", "group", "none"] = "batch"
     call: str = ""
     keywords: Plain = Field(default={})
-    lora_rank: PositiveInt | None = None
-    lora_alpha: PositiveFloat = 8.0
 
     @model_validator(mode="before")
     @classmethod

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from fastagg._types import Foreign
-from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.federated import FederatedData, Samples, Text, split_by_label
-from fastagg.sim.data.files import find, labels_in_range, read_table
+from fastagg.errors import DataError
+from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
+from fastagg.sim.data.files import find_data, labels_in_range, read_table
+from fastagg.sim.data.tokenizer import load_tokenizer
 
 # The folder in GLUE's own archive, and the columns: as tables are exported, or in the archive's TSV files.
 PAIR = (("sentence1", "#1 String"), ("sentence2", "#2 String"), ("label", "Quality"))
 TASKS = {"rte": ("RTE", PAIR), "mrpc": ("MRPC", PAIR), "sst2": ("SST-2", (("sentence",), ("label",)))}
+FORMS = "(or saved by datasets, or parquet), and the folder of the pretrained model"
 LABELS = {"entailment": 0, "not_entailment": 1, "0": 0, "1": 1, 0: 0, 1: 1}
 
 
@@ -31,18 +33,22 @@ class Examples(NamedTuple):
     where: Path
 
 
-def load_glue(folder: Path, task: str, **how: Any) -> FederatedData:
-    """Return ``task`` as tokens int64 [max_length], 2 classes, split by label (see split_by_label).
+def glue(task: str, dir: str | None = None, **how: Any) -> FederatedData:
+    """Return ``task`` (rte, mrpc or sst2) as tokens int64 [max_length], 2 classes, split by label (see split_by_label).
 
     DataError if files are missing or damaged. ConfigError if transformers is not installed.
     """
+    if task not in TASKS:
+        raise DataError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
     own, columns = TASKS[task]
 
     def read(place: Path) -> tuple[Examples, Examples] | None:
         train, test = (read_table(place, splits, columns) for splits in (["train"], ["validation", "dev"]))
         return None if train is None or test is None else (_checked(train, place), _checked(test, place))
 
-    return _split(find(folder, (own, task, f"glue/{own}", f"glue/{task}"), read), 2, folder, **how)
+    inside = (own, task, f"glue/{own}", f"glue/{task}")
+    needs = f"RTE/, MRPC/ or SST-2/ with train.tsv and dev.tsv {FORMS}"
+    return _split(find_data("glue", dir, inside, read, needs), 2, dir, **how)
 
 
 def _checked(table: list[list[Foreign]], place: Path) -> Examples:
@@ -56,15 +62,16 @@ def _checked(table: list[list[Foreign]], place: Path) -> Examples:
     return Examples(texts, [LABELS[label] for label in labels], place)
 
 
-def load_newsgroups(folder: Path, **how: Any) -> FederatedData:
+def newsgroups(dir: str | None = None, **how: Any) -> FederatedData:
     """Return 20news-bydate-train/GROUP/MESSAGE, or a table with text and label, as tokens int64 [max_length], 20
-    classes, split by group (see split_by_label). Errors as of :func:`load_glue`."""
+    classes, split by group (see split_by_label). Errors as of :func:`glue`."""
 
     def read(place: Path) -> tuple[Examples, Examples] | None:
         train, test = (_messages(place, split) for split in ("train", "test"))
         return None if train is None or test is None else (train, test)
 
-    return _split(find(folder, (".", "20newsgroups", "newsgroups"), read), 20, folder, **how)
+    needs = f"20news-bydate-train/ and 20news-bydate-test/ {FORMS}"
+    return _split(find_data("newsgroups", dir, (".", "20newsgroups", "newsgroups"), read, needs), 20, dir, **how)
 
 
 def _messages(place: Path, split: str) -> Examples | None:
@@ -82,9 +89,11 @@ def _messages(place: Path, split: str) -> Examples | None:
 
 
 def _split(
-    parts: Sequence[Examples], classes: int, folder: Path, pretrained: str, max_length: int, **split: Any
-) -> FederatedData:
-    tokenizer, text = load_tokenizer(folder, pretrained)
+    parts: Sequence[Examples], classes: int, dir: str | None, pretrained: str = "bert-base-uncased",
+    max_length: int = 128, alpha: float = 0.6, min_samples: int = 2, **split: Any,
+) -> FederatedData:  # fmt: skip
+    """Tokenise and split. ``pretrained``: a folder with tokenizer and model, a path, or a name inside ``dir``."""
+    tokenizer, text = load_tokenizer(Path(dir or ".").expanduser(), pretrained)
     found = []
     for texts, labels, where in parts:
         labels_in_range(labels, classes, where)
@@ -94,30 +103,4 @@ def _split(
         )  # fmt: skip
         found.append(Samples(encoded["input_ids"], torch.tensor(labels, dtype=torch.int64, device="cpu")))
     train, test = found
-    return split_by_label(train, test, classes, text=text, **split)
-
-
-def load_tokenizer(folder: Path, name: str) -> tuple[Foreign, Text]:
-    """Return the tokenizer of a pretrained model, and what the model needs to know of it.
-
-    ``name``: the model's folder, a path or a name inside the data's ``folder``. DataError if it is not there or cannot
-    be read. ConfigError without transformers.
-    """
-    places = (folder / name, Path(name).expanduser())
-    model = next((place for place in places if (place / "config.json").is_file()), None)
-    if model is None:
-        raise DataError(
-            f"no pretrained model {name!r} in {folder}: expected {folder / name} with config.json, the weights and the "
-            "tokenizer, as transformers' save_pretrained writes them (data.pretrained names another)"
-        )
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise ConfigError('text needs transformers: pip install "fastagg[nlp]"') from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"no readable tokenizer in {model}: {error}") from None
-    if tokenizer.pad_token_id is None:
-        raise DataError(f"the tokenizer in {model} has no padding token")
-    return tokenizer, Text(len(tokenizer), tokenizer.pad_token_id, model)
+    return split_by_label(train, test, classes, text=text, alpha=alpha, min_samples=min_samples, **split)

@@ -5,7 +5,7 @@ The model's own configuration sets the dropout. Adapters have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -56,12 +56,16 @@ class TrainableOnly(nn.Module):
         return super().train(mode)
 
 
-def classifier(text: Text, classes: int, lora_rank: int | None, lora_alpha: float) -> nn.Module:
+def classifier(
+    shape: Sequence[int], classes: int, text: Text | None = None, lora_rank: int | None = None, lora_alpha: float = 8.0
+) -> nn.Module:
     """Load the pretrained model that the data is tokenised for, with a new head of ``classes``.
 
     With ``lora_rank`` the weights are frozen, and only the head and low-rank adapters in the attention train.
     ConfigError if transformers (or peft) is not installed. DataError if the model cannot be read.
     """
+    if text is None or text.pretrained is None:
+        raise ConfigError("transformer:classifier needs data with a pretrained model, such as texts:glue")
     model = _load(text, classes)
     if lora_rank is None:
         return Classifier(model, text.padding)
@@ -69,13 +73,11 @@ def classifier(text: Text, classes: int, lora_rank: int | None, lora_alpha: floa
 
 
 def _load(text: Text, classes: int) -> Foreign:
-    if text.pretrained is None:
-        raise ConfigError('model "transformer" needs data with a pretrained model, such as glue or newsgroups')
     try:
         import transformers
         from transformers.utils import logging
     except ImportError:
-        raise ConfigError('model "transformer" needs transformers: pip install "fastagg[nlp]"') from None
+        raise ConfigError('transformer:classifier needs transformers: pip install "fastagg[nlp]"') from None
     # Its progress bar, and its note that the head is new (which is intended), would disturb this program's output.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
