@@ -27,6 +27,7 @@ import checkout  # noqa: F401
 import torch
 
 from fastagg.errors import ConfigError, DataError
+from fastagg.sim.functions import beside
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes import config, configured
 from fastagg.sim.recipes import tables as recipes
@@ -104,7 +105,8 @@ def changes(given: config.Config, args: argparse.Namespace) -> dict[str, Any]:
 
 def hours(cell: recipes.Cell, args: argparse.Namespace) -> float:
     """Return the wall hours of one run, estimated from its first few client updates."""
-    simulation = Simulation(configured(cell.config, changes(cell.config, args)))
+    with beside(cell.config.folder):
+        simulation = Simulation(configured(cell.config, changes(cell.config, args)))
     for _ in range(WARM):
         simulation.step()
     share, watch, done = simulation.done(), Stopwatch(), 0

@@ -23,7 +23,7 @@ from fastagg.sim.clients.own import Own, OwnTrainer
 from fastagg.sim.clients.translate import Untranslated
 from fastagg.sim.data import digits, npz, own, synthetic
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import Absent, existing
+from fastagg.sim.data.files import existing
 from fastagg.sim.data.sections import DataSection, FromFolder, Function, Given
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
@@ -67,10 +67,7 @@ def build_data(data: DataSection, seed: int) -> FederatedData:
     keywords = data.model_dump(exclude={"name", "dir"})
     if (folder := find_folder(data)) is not None:
         keywords["folder"] = folder
-    try:
-        return LOADERS[data.name](seed=seed, **keywords)
-    except Absent:
-        raise DataError(f"no data {data.name!r} in {keywords['folder']}: expected {data.needs}") from None
+    return LOADERS[data.name](seed=seed, **keywords)
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
