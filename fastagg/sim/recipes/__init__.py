@@ -64,9 +64,9 @@ def unknown(name: str, *known: list[str]) -> str:
     if Path(name).is_dir():
         return f"no recipe {name!r}; it is a folder: `fastagg run --resume {name}` goes on with the run in it"
     near = _checks.meant(name, [one for some in known for one in some]) or "; `fastagg recipes` lists them all"
-    if len(list(_places("tables"))) == 1:
-        near += "; the papers' tables on data in files are in reproduction/ of fastagg's repository"
-    return f"no recipe {name!r}{near} (a file's name ends in .toml)"
+    papers = "; the papers' tables on data in files are in reproduction/ of fastagg's repository"
+    elsewhere = papers if len(list(_places("tables"))) == 1 else ""
+    return f"no recipe {name!r}{near} (a file's name ends in .toml{elsewhere})"
 
 
 def configured(given: config.Config | str | Plain, changes: Plain, more: Plain | None = None) -> config.Config:
