@@ -149,7 +149,8 @@ def linters(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
-    sources = "git ls-files 'csrc/*' 'tests/native/*.cpp' | grep -v '[.]py$' | xargs clang-format --dry-run --Werror"
+    listed = "git ls-files 'csrc/*' 'tests/emulation/*' 'tests/native/*.cpp' | grep -v '[.]py$'"
+    sources = f"{listed} | xargs clang-format --dry-run --Werror"
     session.run("bash", "-euo", "pipefail", "-c", sources, external=True)
 
 

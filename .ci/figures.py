@@ -86,18 +86,6 @@ def blocks() -> Iterator[Check]:
             yield "docs/algorithms.md", f"{cells[2]}, {cells[5]}"
 
 
-def costs() -> Iterator[Check]:
-    """What a server of any size costs. The page shows fewer columns than the program prints."""
-    page, rule = "docs/performance/scaling.md", ""
-    for line in run("bench/scaling.py").splitlines():
-        if found := re.match(r"\*\*(.*?)\*\*", line):
-            rule = found[1]
-        if rule in ("FADAS", "ACE, int8", "ACE, int8 on a disk") and re.match(r"\| 1[\d,]+ \|", line):
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if rule == "FADAS" or cells[0] != "100,000,000,000":
-                yield page, f"| {' | '.join(cells[:4])} |"
-
-
 def memory() -> Iterator[Check]:
     """What servers keep for each parameter, as choosing.md has it; and what a cache takes."""
     import torch
@@ -142,7 +130,7 @@ def main() -> int:
     """Print every figure that differs. Return 1 if there is one."""
     run("bench/report.py", "--check")
     wrong = checked = 0
-    for part in (results, blocks, costs, memory, demo):
+    for part in (results, blocks, memory, demo):
         for page, words in part():
             checked += 1
             if words not in " ".join((ROOT / page).read_text().split()):  # wherever its lines end

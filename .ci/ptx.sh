@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs nvcc's PTX of the CUDA kernels on the CPU (csrc/emulation/ptx), and compares it with the CPU's kernels, bit for bit.
+# Runs nvcc's PTX of the CUDA kernels on the CPU (tests/emulation/ptx), and compares it with the CPU's kernels, bit for bit.
 # So what nvcc's front end made of the sources is tested: contraction, shuffles, masks, parameters. Every kernel must
 # have run. Then errors are planted in the PTX of the first architecture, and a comparison must find each: one of each kind
 # and file of kernels, or fifteen where architectures are named.

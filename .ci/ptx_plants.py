@@ -1,6 +1,6 @@
 """Check that the comparisons of CPU and CUDA find errors in PTX: .ci/ptx_plants.py TESTS PLANT...
 
-A plant is FILE.ptx:KIND:NUMBER (csrc/emulation/ptx/translate.py), with `=PATTERN` for the tests that run its kernel.
+A plant is FILE.ptx:KIND:NUMBER (tests/emulation/ptx/translate.py), with `=PATTERN` for the tests that run its kernel.
 Each runs in a process of its own, which has torch from its parent. The test must fail or the process must end.
 """
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Looks for races in the CUDA kernels without a GPU. ThreadSanitizer watches every CUDA thread
-# (csrc/emulation/race_detector.h) and must report nothing. Then each barrier and fence of the kernels is disabled in
+# (tests/emulation/race_detector.h) and must report nothing. Then each barrier and fence of the kernels is disabled in
 # turn, and it must report a race. A barrier that protects nothing, or is not watched, fails this test. The emulation
 # must also detect kernels with other kinds of errors.
 set -euo pipefail

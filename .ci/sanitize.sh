@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the extension with AddressSanitizer and UBSan, including the CUDA kernels emulated on the CPU (csrc/emulation).
+# Builds the extension with AddressSanitizer and UBSan, including the CUDA kernels emulated on the CPU (tests/emulation).
 # Runs on it every test that is marked `kernel` and not `slow`: the CPU's tests, and those that compare CPU and CUDA.
 # tests/conftest.py checks that the mark is there. Also checks that no object of an instruction set has a weak symbol;
 # the linker could otherwise keep the AVX-512 copy for all machines.

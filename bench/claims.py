@@ -27,7 +27,7 @@ import checkout  # noqa: F401
 import torch
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.sections import SECTIONS
+from fastagg.sim.functions import beside
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes import config, configured
 from fastagg.sim.recipes import tables as recipes
@@ -98,15 +98,15 @@ def compare(folder: Path, names: list[str], args: argparse.Namespace, own: dict[
 
 def changes(given: config.Config, args: argparse.Namespace) -> dict[str, Any]:
     """Return what a run on this machine changes in a recipe."""
-    name = given.data.name
-    images = name in ("cifar10", "cifar100", "femnist", "mnist")
+    images = given.data.shown in ("cifar:cifar10", "cifar:cifar100", "leaf:femnist", "mnist:load")
     wanted = {"run.device": args.device, "run.autocast": images, "run.channels_last": images}
-    return {**wanted, **({"data.dir": args.data_dir} if SECTIONS[name].needs else {})}
+    return {**wanted, **({"data.dir": args.data_dir} if given.data.in_files else {})}
 
 
 def hours(cell: recipes.Cell, args: argparse.Namespace) -> float:
     """Return the wall hours of one run, estimated from its first few client updates."""
-    simulation = Simulation(configured(cell.config, changes(cell.config, args)))
+    with beside(cell.config.folder):
+        simulation = Simulation(configured(cell.config, changes(cell.config, args)))
     for _ in range(WARM):
         simulation.step()
     share, watch, done = simulation.done(), Stopwatch(), 0

@@ -15,13 +15,13 @@ from typing import Any
 import checkout
 import machine
 import pytest
+import timing
 import torch
 from cases import CASES
 from measure import Found, measure
 from problem import Case
 
 import fastagg
-from fastagg import timing
 
 # Without --case: every case at a small size, in two minutes. torch.compile takes minutes before anything is timed.
 QUICK, QUICK_ROUNDS, QUICK_SECONDS, SLOW = 1_000_000, 5, 3.0, ("torch.compile",)

@@ -10,12 +10,12 @@ from typing import Any
 
 import machine
 import peak
+import timing
 import torch
 from problem import CPU, OURS, ROUNDING, Built, Candidate, Case, Problem, Skip, batches
 from roofline import speeds, streams
 
 import fastagg
-from fastagg import timing
 
 # they do less work than ours by intent, so they are not peers
 FLOORS = (
@@ -49,7 +49,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a measurement: candidates, those without figures with the reason, and as in fastagg.timing."""
+    """The result of a measurement: candidates, those without figures with the reason, and as in timing.py."""
 
     timed: dict[str, Timed] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)

@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import torch
 from problem import Problem, huge
+from timing import Timings
 
 from fastagg import get_num_threads, ops
-from fastagg.timing import Timings
 
 Run = Callable[[], object]
 

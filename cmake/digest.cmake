@@ -1,7 +1,9 @@
-# Writes OUT, a source file with the digest of all that is in csrc/. Runs at every build; the file changes if the digest does.
-# fastagg/_build.py computes the same digest, and so notices an extension that was compiled from other sources.
-file(GLOB_RECURSE files RELATIVE "${ROOT}" "${ROOT}/csrc/*.cpp" "${ROOT}/csrc/*.cu" "${ROOT}/csrc/*.cuh" "${ROOT}/csrc/*.h"
-  "${ROOT}/csrc/*.inl")
+# Writes OUT, a source file with the digest of all that is in csrc/ and tests/emulation/. Runs at every build; the file
+# changes if the digest does. fastagg/_checkout.py computes the same one, and so notices an extension of other sources.
+foreach(ending cpp cu cuh h inl)
+  list(APPEND patterns "${ROOT}/csrc/*.${ending}" "${ROOT}/tests/emulation/*.${ending}")
+endforeach()
+file(GLOB_RECURSE files RELATIVE "${ROOT}" ${patterns})
 list(SORT files)
 set(lines "")
 foreach(path IN LISTS files)

@@ -17,7 +17,7 @@ def extension() -> ModuleType:
     """Load the extension that was compiled last in this checkout, or else that of the installed package.
 
     Raises:
-        ImportError: there is none, or it was compiled from other sources than those in ``csrc/``.
+        ImportError: there is none, or it was compiled from other sources than ``csrc/`` and ``tests/emulation/`` hold.
     """
     built = sorted(_ROOT.glob(f"build/*/_native{EXTENSION_SUFFIXES[0]}"), key=lambda path: path.stat().st_mtime)
     spec = spec_from_file_location(_NAME, built[-1]) if built else _installed()
@@ -45,6 +45,7 @@ def _installed():  # type: ignore[no-untyped-def]  # typeshed's name of the type
 def _sources() -> str:
     """Return the digest of the C++ sources, as cmake/digest.cmake computes it."""
     suffixes = {".cpp", ".cu", ".cuh", ".h", ".inl"}
-    names = sorted(str(path.relative_to(_ROOT)) for path in _ROOT.glob("csrc/**/*") if path.suffix in suffixes)
+    paths = (path for folder in ("csrc", "tests/emulation") for path in (_ROOT / folder).rglob("*"))
+    names = sorted(str(path.relative_to(_ROOT)) for path in paths if path.suffix in suffixes)
     lines = (f"{name} {sha256((_ROOT / name).read_bytes()).hexdigest()}\n" for name in names)
     return sha256("".join(lines).encode()).hexdigest()

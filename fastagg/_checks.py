@@ -11,6 +11,7 @@ from types import ModuleType
 
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError
+from fastagg.removed import REMOVED
 
 _LARGEST = 3.4e38  # of float32, in which kernels compute
 _MOST = 2**63 - 1  # of the whole numbers that native code takes
@@ -64,6 +65,8 @@ def shown(value: object) -> str:
 def no_attribute(owner: object, name: str) -> AttributeError:
     """Return the error about an attribute that an object of ours, or the package itself, does not have."""
     what, near = f"{type(owner).__name__!r} object", ""
+    if isinstance(owner, ModuleType) and (instead := REMOVED.get(f"{owner.__name__}.{name}")):
+        return AttributeError(f"{owner.__name__}.{name} is gone: {instead}", name=name, obj=None)
     if not name.startswith("_"):
         near = meant(name, [known for known in dir(owner) if not known.startswith("_")])
     if isinstance(owner, ModuleType):

@@ -178,7 +178,7 @@ class cuda:  # a module, which a stub can write as a class alone
     def distill(*, logits: int, batch: _Batch, targets: _Targets, out: Loss, where: Where) -> None: ...
 
 class emulation:
-    """For tests, in builds that emulate CUDA (csrc/emulation/testing.h)."""
+    """For tests, in builds that emulate CUDA (csrc/bindings/testing.h)."""
 
     @staticmethod
     def current_stream() -> int: ...

@@ -22,8 +22,6 @@ from fastagg.durable.proofs import sign as sign
 from fastagg.durable.proofs import verify as verify
 from fastagg.errors import *  # noqa: F403
 from fastagg.model import Layout as Layout
-from fastagg.planning import Plan as Plan
-from fastagg.planning import plan as plan
 from fastagg.presets import *  # noqa: F403
 from fastagg.registry import register as register
 from fastagg.rules.directions import *  # noqa: F403

@@ -32,7 +32,7 @@ MAKERS = {
     "randn", "randperm", "scalar_tensor", "tensor", "zeros",
 }  # fmt: skip
 # Whose memory native code never sees (an installed package carries the bench), or which soon leave the package.
-FREE = ("_bench/", "planning.py", "reference/", "shards/", "sim/data/", "integrations/")
+FREE = ("_bench/", "reference/", "shards/", "sim/data/", "integrations/")
 
 
 def makes_memory(source: str) -> Iterator[tuple[int, str]]:
@@ -56,7 +56,7 @@ def test_memory_is_made_in_one_place() -> None:
         if name != "storage/memory.py" and not name.startswith(FREE):
             found += [f"{name}:{line}: {call}" for line, call in makes_memory(path.read_text())]
     # with these types and on this device nothing native is written: a probe of a device, an empty view of a file
-    allowed = ("sim/one/build.py", "durable/trees.py", "storage/pieces.py", "timing.py")
+    allowed = ("sim/one/build.py", "durable/trees.py", "storage/pieces.py")
     assert [one for one in found if not one.startswith(allowed)] == []
 
 

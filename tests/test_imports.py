@@ -21,7 +21,7 @@ Graph = dict[str, set[str]]
 # From the bottom up. What a line names may import what stands on lines before it and on its own; the longest name that
 # fits a module is its place.
 ORDER = (
-    ("errors", "_native", "_checkout", "_types", "timing"),
+    ("errors", "_native", "_checkout", "_types", "timing", "removed"),
     ("sheet",),
     ("page",),
     ("_build", "_checks", "_extras", "_keywords", "tuning", "rules.names"),
@@ -37,11 +37,10 @@ ORDER = (
     ("server",),
     ("shards", "durable"),
     ("presets",),
-    ("planning",),
     ("public",),
     ("fastagg",),  # all public names, when the first is asked for
     # Frameworks and the command line know the package as its users do. Nothing below imports them.
-    ("quick", "facts"),
+    ("facts",),
     ("sim.seeds", "sim.section", "sim.functions"),
     ("sim", "integrations"),
     ("cli",),

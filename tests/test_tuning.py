@@ -77,5 +77,5 @@ def test_what_is_out_of_range_is_refused_and_changes_nothing(settings: dict[str,
 
 def test_tune_says_what_replaced_it() -> None:
     shown = CliRunner().invoke(app, ["tune"])
-    assert shown.exit_code == 0, shown.output
-    assert "FASTAGG_TUNE=" in shown.stdout and "fastagg info" in shown.stdout
+    assert shown.exit_code == 2, shown.output
+    assert "FASTAGG_TUNE=" in shown.stderr and "fastagg info" in shown.stderr

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from problem import Built, Candidate, Case, Problem
+from timing import seconds
 
 import fastagg
 from cases.arrival import in_turn
@@ -23,7 +24,6 @@ from fastagg._build import native
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import contents, read_checkpoint, read_log
 from fastagg.durable.opening import open_on
-from fastagg.timing import seconds
 
 CLIENTS, THREADS = 10, 64  # clients that answer in turn; those with a thread each
 ALLOCATED = 16  # records in the raw file, which is written once before, as reused segments are

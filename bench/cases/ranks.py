@@ -21,9 +21,9 @@ import checkout
 import torch
 import torch.distributed as dist
 from problem import Built, Candidate, Case, Problem
+from timing import seconds
 
 import fastagg
-from fastagg.timing import seconds
 
 CLIENTS, UNTIMED = 2, 3  # the first updates allocate memory
 RULES: dict[str, Callable[[Any], fastagg.Server]] = {

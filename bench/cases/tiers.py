@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 from problem import Built, Candidate, Case, Problem, Skip
+from timing import seconds
 
 import fastagg
 from fastagg._build import native
-from fastagg.timing import seconds
 
 AHEAD, IN_MEMORY, PAUSE = 8, 500, 0.004  # clients in training; those of the server in memory; seconds before an update
 MEMORY = 2 << 30  # bytes for rows

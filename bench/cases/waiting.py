@@ -16,9 +16,10 @@ from functools import partial
 
 import torch
 from problem import Built, Candidate, Case, Problem
+from timing import seconds
 
 import fastagg
-from fastagg.timing import Stopwatch, seconds
+from fastagg.timing import Stopwatch
 
 THREADS, ANSWERS = 32, 600
 

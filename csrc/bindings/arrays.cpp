@@ -7,7 +7,7 @@
 
 #include "host.h"
 #if defined(FASTAGG_CUDA_EMULATED)
-#include "../emulation/testing.h"
+#include "testing.h"
 #endif
 
 namespace fastagg::bindings {

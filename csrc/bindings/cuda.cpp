@@ -5,7 +5,7 @@
 
 #include "structs.h"
 #if defined(FASTAGG_CUDA_EMULATED)
-#include "../emulation/testing.h"
+#include "testing.h"
 #endif
 
 namespace py = pybind11;
@@ -123,7 +123,7 @@ void bind_functions(py::module_& m) {
 
 #if defined(FASTAGG_CUDA_EMULATED)
 void bind_emulation(py::module_& to) {
-  py::module_ m = to.def_submodule("emulation", "For tests (csrc/emulation/testing.h). Streams are numbers.");
+  py::module_ m = to.def_submodule("emulation", "For tests (csrc/bindings/testing.h). Streams are numbers.");
   m.def("current_stream", [] { return reinterpret_cast<Address>(emulation::current_stream()); });
   m.def("use_stream", [](Address stream) { emulation::use_stream(at<void>(stream)); });
   m.def("new_stream", [] { return reinterpret_cast<Address>(emulation::new_stream()); });
@@ -154,7 +154,7 @@ void bind_cuda(py::module_& m) {
     return std::make_tuple(found.devices, found.driver, found.words);
   });
 #if defined(FASTAGG_CUDA_EMULATED)
-  m.attr("cuda_emulated") = true;  // built with csrc/emulation, for tests
+  m.attr("cuda_emulated") = true;  // built with tests/emulation, for tests
   bind_emulation(m);
 #else
   m.attr("cuda_emulated") = false;

@@ -18,7 +18,7 @@ from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import FederatedData, Samples, dirichlet_split
 from fastagg.sim.data.files import Absent, find, read_table
-from fastagg.sim.data.texts import load_tokenizer
+from fastagg.sim.data.tokenizer import load_tokenizer
 from fastagg.sim.seeds import generator
 
 TRAIN = ("source", "instruction", "output")

@@ -8,7 +8,6 @@ import time
 import nvflare.client as flare
 import torch
 from model import Digits
-from nvflare.collab import collab
 
 from fastagg.sim.data import digits
 
@@ -46,16 +45,6 @@ class Trainer:
             torch.nn.functional.cross_entropy(self.model(self.mine.x[batch]), self.mine.y[batch]).backward()
             optimizer.step()
         return len(batches)
-
-
-class Site:
-    """The client object for FLARE's Collab API."""
-
-    @collab.publish
-    def train(self, task: flare.FLModel) -> flare.FLModel:
-        if not hasattr(self, "trainer"):
-            self.trainer = Trainer(collab.site_name)
-        return self.trainer.answer(task)
 
 
 def main() -> None:

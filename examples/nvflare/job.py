@@ -8,16 +8,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from client import Site
 from model import Digits
 from nvflare.app_opt.pt.job_config.base_fed_job import BaseFedJob
 from nvflare.app_opt.pt.job_config.model import PTModel
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
-from nvflare.collab import CollabRecipe
 from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe import SimEnv
 
-from fastagg.integrations.nvflare import Aggregator, AsyncCollab, AsyncController
+from fastagg.integrations.nvflare import Aggregator, AsyncController
 
 HERE = Path(__file__).parent
 CLIENTS = 4
@@ -48,13 +46,8 @@ def fadas(turns: int, workspace: str) -> None:
     job.simulator_run(f"{workspace}/digits", n_clients=CLIENTS)
 
 
-def collab(turns: int, workspace: str) -> None:
-    recipe = CollabRecipe("digits", AsyncCollab(Digits(), "FADAS", FADAS, versions=turns), Site(), min_clients=CLIENTS)
-    recipe.execute(SimEnv(num_clients=CLIENTS, workspace_root=workspace))
-
-
 def main() -> None:
-    ways = {"fedams": fedams, "fadas": fadas, "collab": collab}
+    ways = {"fedams": fedams, "fadas": fadas}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("way", choices=ways)
     parser.add_argument("--turns", type=int, default=40, help="rounds, or versions of the model")

@@ -1,12 +1,9 @@
-"""The whole command line: fastagg demo | run | compare | recipes | advise | plan | info | bench | doctor | audit.
+"""The whole command line: fastagg demo | run | compare | recipes | info | bench | doctor | audit.
 
 Each module adds its commands to ``app`` when it is imported. The help shows them in the order of the imports.
 """
 
 from fastagg.cli import runs  # noqa: F401
-
-# isort: split
-from fastagg.cli import advice  # noqa: F401
 
 # isort: split
 from fastagg.cli import machine  # noqa: F401

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fastagg.cli.base import command
-from fastagg.cli.screen import fail, show
+from fastagg.cli.screen import VALUE, fail, show
+from fastagg.removed import REMOVED
 
 
 @command()
@@ -21,23 +23,32 @@ def info(
     """
     import json
 
-    from fastagg.cli.tables import pairs_table
     from fastagg.facts import facts
+    from fastagg.page import flat
+    from fastagg.sheet import Sheet
 
     found = facts()
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        show(pairs_table("fastagg", found))
+        show(Sheet("fastagg", ("name", VALUE), flat(found)))
 
 
-@command(hidden=True, deprecated=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def tune() -> None:
-    """Say what replaced this command."""
-    print(
-        "fastagg tune measures nothing any more: a table decides by the processor's vendor and family, `fastagg info` "
-        "shows it, and FASTAGG_TUNE=prefetch=512,stream_from=never sets values of your own."
+def _refused(gone: str, instead: str) -> None:
+    """Let a command that left say what to use instead, whatever its arguments."""
+
+    @command(
+        gone.removeprefix("fastagg "),
+        hidden=True,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
+    def refuse() -> None:
+        fail(f"{gone} is gone: {instead}")
+
+
+for _gone, _instead in REMOVED.items():
+    if _gone.startswith("fastagg "):
+        _refused(_gone, _instead)
 
 
 @command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -57,27 +68,26 @@ def bench(
 
     Further arguments go to pytest: --case NAME, --sizes, --threads, --benchmark-json FILE; --collect-only lists cases.
     """
-    import subprocess
     from importlib.util import find_spec
 
-    from fastagg.quick import folder
-
     if quick:
-        _quick()
-        return
+        raise typer.Exit(_python(str(_benchmarks() / "quick.py")))
     if compare is not None:
-        command = [sys.executable, str(folder() / "compare.py"), *compare]
-        raise typer.Exit(subprocess.run(command, check=False).returncode)
+        raise typer.Exit(_python(str(_benchmarks() / "compare.py"), *compare))
     if find_spec("pytest") is None or find_spec("pytest_benchmark") is None:
         fail('the benchmarks need pytest-benchmark: pip install "fastagg[bench]"')
-    command = [sys.executable, "-P", "-m", "pytest", str(folder()), "-p", "no:cacheprovider", *context.args]
-    raise typer.Exit(1 if subprocess.run(command, check=False).returncode else 0)
+    code = _python("-P", "-m", "pytest", str(_benchmarks()), "-p", "no:cacheprovider", *context.args)
+    raise typer.Exit(1 if code else 0)
 
 
-def _quick() -> None:
-    from fastagg import quick
-    from fastagg.cli.tables import quick_table
+def _benchmarks() -> Path:
+    """Return the folder of the benchmarks: a checkout's ``bench/``, or what an installed package has of it."""
+    package = Path(__file__).resolve().parents[1]
+    beside = package.parent / "bench"
+    return beside if (package.parent / "pyproject.toml").is_file() and beside.is_dir() else package / "_bench"
 
-    with typer.progressbar(length=len(quick.RULES) * len(quick.SIZES), label="Measuring", file=sys.stderr) as bar:
-        measured, busy = quick.measure(told=lambda: bar.update(1))
-    show(quick_table(measured, busy))
+
+def _python(*arguments: str) -> int:
+    import subprocess
+
+    return subprocess.run([sys.executable, *arguments], check=False).returncode

@@ -168,7 +168,7 @@ def recipes(
     no_files: Annotated[bool, typer.Option("--no-files", help="Only those that need no --data-dir.")] = False,
     kind: Annotated[str | None, typer.Option("--kind", help="Only recipes (single runs) or tables.")] = None,
 ) -> None:
-    """List the recipes and the papers' tables in the package.
+    """List the recipes and tables; in a checkout the papers', too.
 
     With their runs, their data, their purpose.
     """

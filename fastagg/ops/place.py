@@ -54,7 +54,7 @@ def on_cuda(device: torch.device) -> bool:
 
 @contextmanager
 def emulated(on: bool = True) -> Iterator[None]:
-    """Run ops on CPU tensors through the CUDA kernels, in a build that emulates them (csrc/emulation): for tests."""
+    """Run ops on CPU tensors through the CUDA kernels, in a build that emulates them (tests/emulation): for tests."""
     global _cpu
     assert native.cuda_emulated, "this build does not emulate CUDA"
     before, _cpu = _cpu, _EMULATED if on else CPU

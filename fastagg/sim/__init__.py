@@ -9,7 +9,7 @@ Rooms:
     clock/     who trains when, in virtual time        models/    small networks
     clients/   local training, functions of your own   engines/   where clients train
     one/       one run: its parts, its loop, its folder
-    many/      comparisons, claims, advice             show/      progress, tables, pictures, pages
+    many/      comparisons, claims                     show/      progress, tables, pictures, pages
 
 Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package imports neither torch nor
 scikit-learn.
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from fastagg._types import Plain
     from fastagg.sim.data.federated import FederatedData
-    from fastagg.sim.many.advice import advise as advise
     from fastagg.sim.one.result import Result
     from fastagg.sim.recipes.config import Config
 
@@ -35,15 +34,11 @@ from fastagg import _checks, _extras
 
 _extras.require("the simulator", "sim", _extras.SIM)
 
-__all__ = ["advise", "run"]
+__all__ = ["run"]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name == "advise":
-            from fastagg.sim.many.advice import advise
-
-            return advise
         raise _checks.no_attribute(sys.modules[__name__], name)
 
 

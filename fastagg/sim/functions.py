@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -55,6 +55,14 @@ def fits(function: object, key: str, *positional: object, **keywords: object) ->
         raise ConfigError(f"{key}: the function does not take these arguments: {error}") from None
     except ValueError:  # some built-in functions have no signature
         pass
+
+
+def parameters(function: object) -> Collection[str]:
+    """Return the names of a function's parameters; none if it has no signature."""
+    try:
+        return inspect.signature(function).parameters if callable(function) else ()
+    except ValueError:
+        return ()
 
 
 def call(function: Callable[..., object], key: str, *positional: object, **keywords: object) -> object:

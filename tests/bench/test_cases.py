@@ -7,25 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from fastagg import timing
+import timing
+from cases import CASES
 
 ALGORITHMS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 SLOW = ("ACE of 1000", "of a million", "distillation loss [512", "simulator, C", "server, ")
-
-
-def cases():
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-    try:
-        from cases import CASES
-    finally:
-        sys.path.pop(0)
-    return CASES
-
-
-CASES = cases()
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "cpu" in case.devices])

@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fastagg.cli import screen, tables
+from fastagg.cli import screen
 from fastagg.cli.screen import draw
 from fastagg.facts import facts
-from fastagg.quick import Measured
+from fastagg.page import flat
 from fastagg.sheet import Sheet
 from fastagg.sim.many.groups import Difference, Group, Judged
 from fastagg.sim.one.metrics import ACTIVITIES, Row, summarise
@@ -93,11 +93,9 @@ CLAIM = Claim(
 )
 JUDGED = [Judged(CLAIM, Difference(9.8, 5.6, 14.0, {0: 9.8, 1: 9.8}, 0.01))]
 FOUND = findings.find(GROUPS, JUDGED, "FedAvg")
-MEASURED = [Measured("ACE int8", "torch.compile with an int8 cache", 4_000_000, 0.001234, 0.0123, (9.9, 9.97, 10.1))]
 REAL = {
     **{sheet.title: sheet for sheet in (*FOUND.sheets, FOUND.times)},
-    "info": tables.pairs_table("fastagg", facts()),
-    "bench": tables.quick_table(MEASURED, 0.3),
+    "info": Sheet("fastagg", ("name", screen.VALUE), flat(facts())),
 }
 
 

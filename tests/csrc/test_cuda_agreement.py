@@ -1,4 +1,4 @@
-"""CUDA's kernels against the CPU's, bit for bit: on a GPU, or emulated on the CPU (csrc/emulation)."""
+"""CUDA's kernels against the CPU's, bit for bit: on a GPU, or emulated on the CPU (tests/emulation)."""
 
 from __future__ import annotations
 

@@ -108,6 +108,15 @@ def test_links_inside_the_documentation_lead_somewhere() -> None:
     assert not lost
 
 
+def test_the_table_of_tests_names_files_that_are_there() -> None:
+    tests = ROOT / "tests"
+    for line in (tests / "README.md").read_text(encoding="utf-8").splitlines():
+        room = Path()
+        for name in re.findall(r"`([\w/*]+(?:/|\.py|\.cpp))`", line):
+            room = Path(name).parent if "/" in name else room
+            assert any(tests.glob(name)) or any(tests.glob((room / name).as_posix())), f"{name}: {line}"
+
+
 def test_papers_are_called_by_their_names() -> None:
     for page in PAGES:
         assert not re.search(r"\bpaper 0\d\d\b", page.read_text(encoding="utf-8"), re.IGNORECASE), page

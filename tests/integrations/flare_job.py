@@ -110,8 +110,6 @@ if __name__ == "__main__":
     if way == "rounds":
         job.Aggregator = RecordedAggregator
         job.fedams(10, workspace)
-    elif way == "collab":
-        job.collab(40, workspace)
     else:
         {
             "asynchronous": asynchronous, "ending": ending, "resumed": resumed, "goals": goals, "echo": echo,

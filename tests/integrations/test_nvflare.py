@@ -47,7 +47,7 @@ from support.replay import play
 
 import fastagg
 from fastagg._build import native
-from fastagg.integrations.nvflare import Aggregator, AsyncController, EdgeModelManager, Traffic
+from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
 from fastagg.integrations.session import Settings
 from fastagg.sim.data import digits
 
@@ -458,7 +458,7 @@ def test_settings_are_refused_by_name() -> None:
     with pytest.raises(fastagg.ConfigError, match=r"end_timeout: .* >= 0"):
         AsyncController("FADAS", end_timeout=-1)
     with pytest.raises(fastagg.ConfigError, match="betas"):
-        EdgeModelManager(3, "FADAS", {"betas": 3})
+        AsyncController("FADAS", {"betas": 3})
     with pytest.raises(fastagg.ConfigError, match="lr"):
         Aggregator("FedAdam", {"lr": -1})
 
@@ -502,18 +502,6 @@ def test_a_goal_that_no_client_reports_is_an_error() -> None:
         traffic.end_window(1)
 
 
-def test_edges_versions_that_the_server_ended_are_dropped() -> None:
-    manager, context = edge(lease=0.02)
-    time.sleep(0.05)
-    assert not manager.process_updates(edge_report(1, 2.0, "d1"), context)
-    for _ in range(3):
-        manager.generate_new_model(context)
-        time.sleep(0.03)
-        manager.process_updates({}, context)  # beyond the history
-    manager.prune_model_versions(set(), context)
-    assert set(manager._tasks) == {4}
-
-
 def test_rules_that_know_their_clients() -> None:
     traffic = Traffic("ACE", {"lr": 0.5, "num_clients": 2, "warmup": "partial"}, clients=["a", "b"])
     traffic.start({"w": np.zeros(3, np.float32)})
@@ -550,71 +538,46 @@ def test_a_restart_counts_nothing_twice(tmp_path: Path) -> None:
     assert after.server.version == 2
 
 
-def edge_report(version: int, total: float, *devices: str, **arrays: Any) -> dict[int, ModelUpdate]:
-    data = {"dict": {"w": [[total, total]], **arrays}, "count": len(devices)}
-    shareable = DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable()
-    return {version: ModelUpdate(version, shareable, dict.fromkeys(devices, 0.0))}
-
-
-def edge(algorithm: str = "FedBuff", **settings: Any) -> tuple[EdgeModelManager, FLContext]:
-    manager, context = EdgeModelManager(3, algorithm, settings, max_model_history=2), FLContext()
-    manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": [[0.0, 0.0]]}), context)
-    manager.generate_new_model(context)
-    return manager, context
-
-
-def test_edge_devices_are_averaged_by_their_number() -> None:
-    manager, context = edge()
-    assert manager.current_model_version == 1 and manager.get_current_model(context).data == {"w": [[0.0, 0.0]]}
-    assert manager.process_updates(edge_report(1, 2.0, "d1", "d2"), context)
-    assert manager.current_model_version == 1
-    assert manager.process_updates(edge_report(1, 4.0, "d3"), context)
-    assert manager.current_model_version == 2 and manager.get_current_model(context).data == {"w": [[2.0, 2.0]]}
-    for update in (edge_report(1, 1.0, "d4"), edge_report(2, 2.0, "d1"), edge_report(2, 3.0, "d2")):
-        assert manager.process_updates(update, context)  # from two versions
-    assert manager.get_current_model(context).data == {"w": [[4.0, 4.0]]}
-    assert np.allclose(manager.server.flat, 4.0)
-
-
 @pytest.mark.parametrize("stale", [False, True])
-def test_edge_beside_flares_own_fedbuff(stale: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same model after every version, of devices that are up to two versions late; with the page's function for
-    ``staleness_weight``."""
+def test_a_server_beside_flares_own_fedbuff_for_edge_devices(stale: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model after every version, of devices that are up to two versions late, as the page says it: with its
+    function for ``staleness_weight``."""
     page = (EXAMPLE.parents[1] / "docs" / "integrations" / "coming-from.md").read_text()
     (block,) = (one for one in re.findall(r"(?ms)^```python\n(.*?)^```", page) if "def flares" in one)
     monkeypatch.setattr(fastagg.registry, "_parts", dict(fastagg.registry._parts))
     module = ModuleType("flares_of_the_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(block, vars(module))
+    model = {"w": np.float32([[0.25, -1.0]]), "b": np.float32([2.0])}
+    make = module.flares if stale else fastagg.FedBuff
+    server = make(model, lr=0.5, buffer_size=None, weighting="samples")
     theirs = BuffModelManager(3, global_lr=0.5, staleness_weight=stale)
-    ours = EdgeModelManager(3, f"{module.__name__}:flares" if stale else "FedBuff", {"lr": 0.5})
     context, draw = FLContext(), np.random.default_rng(0)
-    for manager in (theirs, ours):
-        manager.initialize_model(DXO(DataKind.WEIGHTS, data={"w": [[0.25, -1.0]], "b": [2.0]}), context)
-        manager.generate_new_model(context)
-    reports = [
-        (1, "d1", "d2"),
-        (1, "d3"),
-        (2, "d1", "d3"),
-        (1, "d4"),
-        (3, "d1"),
-        (2, "d5"),
-        (1, "d6"),
-        (4, "d1", "d2", "d3"),
-    ]
-    for version, *devices in reports:
+    theirs.initialize_model(DXO(DataKind.WEIGHTS, data={name: one.tolist() for name, one in model.items()}), context)
+    theirs.generate_new_model(context)
+    # of a report: the version, which FLARE counts from 1, and its devices
+    reports = [(1, 2), (1, 1), (2, 2), (1, 1), (3, 1), (2, 1), (1, 1), (4, 3)]
+    tasks, waiting = dict[int, fastagg.Dispatch](), 0
+    for number, (version, count) in enumerate(reports):
+        for later, (begun_at, _) in enumerate(reports):
+            if begun_at == server.version + 1 and later not in tasks:
+                tasks[later] = server.dispatch(later)
         sums = {"w": draw.normal(size=(1, 2)), "b": draw.normal(size=1)}
-        for manager in (theirs, ours):
-            data = {"dict": {name: value.tolist() for name, value in sums.items()}, "count": len(devices)}
-            report = ModelUpdate(
-                version, DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable(), dict.fromkeys(devices, 0.0)
-            )
-            assert manager.process_updates({version: report}, context)
-        assert ours.current_model_version == theirs.current_model_version
-        mine, other = (manager.get_current_model(context).data for manager in (ours, theirs))
-        for name in ("w", "b"):
-            assert np.allclose(mine[name], other[name], atol=1e-6)
-    assert ours.current_model_version == 5
+        data = {"dict": {name: value.tolist() for name, value in sums.items()}, "count": count}
+        devices = {f"{number}, {device}": 0.0 for device in range(count)}
+        report = ModelUpdate(version, DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable(), devices)
+        assert theirs.process_updates({version: report}, context)
+        mean = {name: torch.tensor(value / count, dtype=torch.float32) for name, value in sums.items()}
+        server.receive(number, mean, tasks[number].version, num_samples=count)
+        waiting += count
+        if waiting >= 3:
+            server.close_round()
+            waiting = 0
+        assert server.version + 1 == theirs.current_model_version
+        other = theirs.get_current_model(context).data
+        for name, value in server.parameters().items():
+            assert np.allclose(value, other[name], atol=1e-6)
+    assert server.version == 4
 
 
 def test_collabs_fedbuff_is_a_round_of_the_same_rule() -> None:
@@ -630,26 +593,6 @@ def test_collabs_fedbuff_is_a_round_of_the_same_rule() -> None:
             receipt = traffic.take(client, answer)
         base = {"w": base["w"] + 0.7 * sum(answer - base["w"] for answer in answers.values()) / 3}
         assert receipt.applied and torch.allclose(traffic.model()["w"], base["w"], atol=1e-6)
-
-
-def test_edge_reports_that_are_refused() -> None:
-    manager, context = edge()
-    manager.process_updates(edge_report(1, 2.0, "d1"), context)
-    for bad in (
-        edge_report(1, 2.0, "d1"),  # twice
-        edge_report(9, 2.0, "d2"),
-        edge_report(1, float("nan"), "d2"),
-        edge_report(1, 1.0, "d2", more=[1.0]),
-        {1: None},
-    ):
-        assert not manager.process_updates(bad, context)
-    manager.process_updates(edge_report(1, 8.0, "d2", "d3"), context)
-    assert manager.get_current_model(context).data == {"w": [[pytest.approx(10 / 3)] * 2]}
-    for turn in (2, 3):
-        manager.process_updates(edge_report(turn, 0.0, "d1", "d2", "d3"), context)
-    assert not manager.process_updates(edge_report(2, 2.0, "d9"), context)  # beyond the history
-    manager.prune_model_versions({4}, context)
-    assert set(manager._tasks) == {4}
 
 
 @contextmanager
@@ -844,11 +787,3 @@ def test_flares_rounds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert len(sent) == 4 and min(sent) > 0.6, "what clients were sent"
     assert fastagg.load(tmp_path / "server.pt").version == 2
     assert accuracy(weights(tmp_path)) > 0.7
-
-
-@pytest.mark.slow
-def test_collab(tmp_path: Path) -> None:
-    log = simulate("collab", tmp_path)
-    assert log.count(": version ") >= 40
-    last = re.findall("accuracy before training ([0-9.]+)", log)[-4:]
-    assert max(map(float, last)) > 0.9

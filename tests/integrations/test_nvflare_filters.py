@@ -97,7 +97,7 @@ class Ours:
 
 
 class Asynchronous:
-    """What AsyncController and AsyncCollab do with replies: FedBuff, with a buffer of as many as there are sites."""
+    """What AsyncController does with replies: FedBuff, with a buffer of as many as there are sites."""
 
     def __init__(self, model: dict[str, Any]) -> None:
         self.said: list[str] = []

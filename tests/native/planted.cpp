@@ -1,4 +1,4 @@
-// Kernels with errors that the emulation (csrc/emulation) must notice: fastagg_planted mask | barrier | shuffle |
+// Kernels with errors that the emulation (tests/emulation) must notice: fastagg_planted mask | barrier | shuffle |
 // shared | order. The first three end the process; the others return 0 if the error showed in the result. .ci/races.sh
 // runs them.
 #include <cmath>

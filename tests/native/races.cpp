@@ -1,5 +1,5 @@
 // Every CUDA kernel under ThreadSanitizer, with each CUDA thread as a thread of its own
-// (csrc/emulation/race_detector.h):
+// (tests/emulation/race_detector.h):
 //
 //   fastagg_races                           silent if a barrier or a fence orders all accesses to shared data
 //   FASTAGG_PLANT=FILE:LINE fastagg_races   disables one barrier or fence, and must report a race

@@ -1,4 +1,4 @@
-"""Slices on CUDA devices give the bits of one process on the CPU: on one card or two, or emulated (csrc/emulation)."""
+"""Slices on CUDA devices give the bits of one process on the CPU: on one card or two, or emulated (tests/emulation)."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ import io
 import json
 import struct
 
+import cifar
+import mnist
 import numpy as np
 import pytest
 import torch
-
-from fastagg.sim.data import cifar, mnist
 
 RNG = np.random.default_rng(0)
 TRAIN = 250

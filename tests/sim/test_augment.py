@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
+from cifar import DEVIATION, MEAN, PADDING, crop_and_flip
 
 from fastagg.sim.clients.client import LocalTrainer, LocalWork
-from fastagg.sim.data.cifar import DEVIATION, MEAN, PADDING, crop_and_flip
 from fastagg.sim.data.federated import Samples, batches
 from fastagg.sim.seeds import generator
 

@@ -1,9 +1,10 @@
+import mnist
 import numpy as np
 import pytest
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.data import digits, mnist, npz, synthetic
+from fastagg.sim.data import digits, npz, synthetic
 from fastagg.sim.data.federated import FederatedData, Samples
 
 sklearn = pytest.importorskip("sklearn")
@@ -120,7 +121,7 @@ def small_mnist(**changes):
 def test_mnist_is_read_from_a_folder(tmp_path, inside):
     (tmp_path / inside).mkdir(exist_ok=True)
     np.savez(tmp_path / inside / "mnist.npz", **small_mnist())
-    data = mnist.load(tmp_path, clients=5, alpha=1.0, seed=0)
+    data = mnist.load(str(tmp_path), clients=5, alpha=1.0, seed=0)
     assert data.shape == (1, 28, 28)
     assert sum(len(c) for c in data.clients) == 60
     assert data.test.y.tolist() == (np.arange(20) % 10).tolist()
@@ -143,18 +144,18 @@ def test_mnist_is_read_from_a_folder(tmp_path, inside):
 def test_an_mnist_file_in_another_format_is_a_data_error(tmp_path, changes, message):
     np.savez(tmp_path / "mnist.npz", **small_mnist(**changes))
     with pytest.raises(DataError, match=message):
-        mnist.load(tmp_path, clients=5, alpha=1.0, seed=0)
+        mnist.load(str(tmp_path), clients=5, alpha=1.0, seed=0)
 
 
 def test_a_missing_or_truncated_mnist_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="none of the files are in"):
-        mnist.load(tmp_path, clients=5, alpha=1.0, seed=0)
+    with pytest.raises(DataError, match=r"no data 'mnist' in .*expected mnist\.npz"):
+        mnist.load(str(tmp_path), clients=5, alpha=1.0, seed=0)
     np.savez(tmp_path / "mnist.npz", **small_mnist())
     whole = (tmp_path / "mnist.npz").read_bytes()
     for size in (0, 100, len(whole) // 2):
         (tmp_path / "mnist.npz").write_bytes(whole[:size])
         with pytest.raises(DataError, match="not a readable npz file"):
-            mnist.load(tmp_path, clients=5, alpha=1.0, seed=0)
+            mnist.load(str(tmp_path), clients=5, alpha=1.0, seed=0)
 
 
 def written(folder, x, labels=None, **settings):

@@ -2,13 +2,16 @@
 
 import gzip
 
+import cifar
+import leaf
+import mnist
 import numpy as np
 import pytest
+import shakespeare
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.data import cifar, leaf, mnist, shakespeare
-from fastagg.sim.data.sections import SECTIONS
+from fastagg.sim.data.sections import SECTIONS, Function, named_function
 from fastagg.sim.one.build import LOADERS, build_data
 
 from .fake_data import (
@@ -22,20 +25,25 @@ from .fake_data import (
     write_parquet,
 )
 
-MINIMAL = {"glue": {"task": "rte"}}
+NEEDS = {
+    "cifar:cifar10": cifar.NEEDS.format("cifar10"), "cifar:cifar100": cifar.NEEDS.format("cifar100"),
+    "mnist:load": mnist.NEEDS, "leaf:femnist": leaf.NEEDS, "shakespeare:load": shakespeare.NEEDS,
+}  # fmt: skip
 
 
 def section(name, **keys):
-    return SECTIONS[name](name=name, **MINIMAL.get(name, {}), **keys)
+    if ":" in name:
+        return SECTIONS["function"].model_validate(named_function({"name": name, **keys}, Function.model_fields))
+    return SECTIONS[name](name=name, **keys)
 
 
 def test_every_section_has_a_loader_of_the_same_name():
     assert set(SECTIONS) == set(LOADERS) | {"function", "given"}  # those have code of their own
 
 
-@pytest.mark.parametrize("name", [name for name, kind in SECTIONS.items() if kind.needs])
+@pytest.mark.parametrize("name", [*(name for name, kind in SECTIONS.items() if kind.needs), *NEEDS])
 def test_absent_data_says_which_files_go_where(tmp_path, name):
-    needs = SECTIONS[name].needs
+    needs = NEEDS.get(name) or SECTIONS[name].needs
     for folder in (None, str(tmp_path / "none")):
         with pytest.raises(DataError) as error:
             build_data(section(name, dir=folder), seed=0)
@@ -52,7 +60,7 @@ def test_absent_data_says_which_files_go_where(tmp_path, name):
 def test_cifar_is_read_from_every_form(tmp_path, classes, write):
     labels = np.arange(TRAIN + 10) * 7 % classes
     write(tmp_path, classes, labels)
-    data = build_data(section(f"cifar{classes}", dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
+    data = build_data(section(f"cifar:cifar{classes}", dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
     assert (data.shape, data.classes) == ((3, 32, 32), classes)
     assert data.test.y.tolist() == labels[TRAIN:].tolist()
     assert data.test.augment is None
@@ -78,10 +86,10 @@ def test_cifar_arrays_of_another_kind_are_a_data_error(tmp_path):
     ):
         np.savez(path, **{**arrays, **changes})
         with pytest.raises(DataError, match=message):
-            cifar.load(10, tmp_path, **load)
+            cifar.load(10, str(tmp_path), **load)
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(DataError, match="not a readable npz"):
-        cifar.load(10, tmp_path, **load)
+        cifar.load(10, str(tmp_path), **load)
 
 
 # MNIST's IDX -------------------------------------------------------------------------------------------------------
@@ -91,7 +99,7 @@ def test_cifar_arrays_of_another_kind_are_a_data_error(tmp_path):
 @pytest.mark.parametrize("inside", [".", "mnist", "MNIST/raw"])
 def test_mnist_is_read_from_idx_files(tmp_path, inside, pack, ending):
     write_mnist(tmp_path / inside, pack, ending)
-    data = build_data(section("mnist", dir=str(tmp_path), clients=3, alpha=1.0), seed=0)
+    data = build_data(section("mnist:load", dir=str(tmp_path), clients=3, alpha=1.0), seed=0)
     assert data.shape == (1, 28, 28)
     assert data.test.y.tolist() == list(range(10))
     assert sum(len(c) for c in data.clients) == 30
@@ -105,15 +113,15 @@ def test_idx_files_that_are_cut_off_or_missing_are_data_errors(tmp_path, key):
     for content in (whole[:-1], whole[:6], b"", b"\0\0\x0d" + whole[3:], whole + b"\0"):
         path.write_bytes(content)
         with pytest.raises(DataError, match="ubyte"):
-            mnist.load(tmp_path, clients=3, alpha=1.0, seed=0)
+            mnist.load(str(tmp_path), clients=3, alpha=1.0, seed=0)
     path.unlink()
     with pytest.raises(DataError, match="IDX"):
-        build_data(section("mnist", dir=str(tmp_path), clients=3), seed=0)
+        build_data(section("mnist:load", dir=str(tmp_path), clients=3), seed=0)
     write_mnist(tmp_path, gzip.compress, ".gz")
     packed = tmp_path / f"{mnist.IDX[key]}.gz"
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(DataError, match="gzip"):
-        mnist.load(tmp_path, clients=3, alpha=1.0, seed=0)
+        mnist.load(str(tmp_path), clients=3, alpha=1.0, seed=0)
 
 
 # LEAF --------------------------------------------------------------------------------------------------------------
@@ -124,7 +132,7 @@ def test_leaf_users_are_the_clients_and_a_tenth_is_for_testing(tmp_path):
     items = list(users.items())
     write_leaf(tmp_path / "a.json", dict(items[:2]))
     write_leaf(tmp_path / "b.json", dict(items[2:]))
-    data = build_data(section("femnist", dir=str(tmp_path), clients=4), seed=0)
+    data = build_data(section("leaf:femnist", dir=str(tmp_path), clients=4), seed=0)
     assert data.shape == (1, 28, 28) and data.classes == 62
     assert sorted(len(c) for c in data.clients) == [9, 18, 27, 36]  # who has 2 samples cannot train on 2
     assert len(data.test) == 10
@@ -133,7 +141,7 @@ def test_leaf_users_are_the_clients_and_a_tenth_is_for_testing(tmp_path):
     assert len(set(held)) == len(held) == 100
     assert set(held) < rows
     # Another seed draws other test samples.
-    again = build_data(section("femnist", dir=str(tmp_path), clients=4), seed=1)
+    again = build_data(section("leaf:femnist", dir=str(tmp_path), clients=4), seed=1)
     assert not torch.equal(data.test.x, again.test.x)
 
 
@@ -141,7 +149,7 @@ def test_leaf_folders_train_and_test_are_kept(tmp_path):
     train, test = vector_users(784, [5, 6, 7], 10), vector_users(784, [1, 2, 0], 10)
     write_leaf(tmp_path / "train" / "all.json", train)
     write_leaf(tmp_path / "test" / "all.json", test)
-    data = build_data(section("femnist", dir=str(tmp_path), clients=3), seed=0)
+    data = build_data(section("leaf:femnist", dir=str(tmp_path), clients=3), seed=0)
     assert sorted(len(c) for c in data.clients) == [5, 6, 7]
     assert len(data.test) == 3
 
@@ -158,7 +166,7 @@ def test_leaf_folders_train_and_test_are_kept(tmp_path):
 def test_leaf_files_in_another_format_are_data_errors(tmp_path, content, message):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(DataError, match=message):
-        build_data(section("femnist", dir=str(tmp_path), clients=1), seed=0)
+        build_data(section("leaf:femnist", dir=str(tmp_path), clients=1), seed=0)
 
 
 def test_leaf_labels_outside_the_classes_and_too_few_users_are_data_errors(tmp_path):
@@ -166,9 +174,9 @@ def test_leaf_labels_outside_the_classes_and_too_few_users_are_data_errors(tmp_p
     users["f_00001"][1][3] = 62.0
     write_leaf(tmp_path / "a.json", users)
     with pytest.raises(DataError, match=r"user f_00001: labels must be 0\.\.61, got 0 to 62"):
-        build_data(section("femnist", dir=str(tmp_path), clients=2), seed=0)
+        build_data(section("leaf:femnist", dir=str(tmp_path), clients=2), seed=0)
     with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 users"):
-        build_data(section("femnist", dir=str(tmp_path), clients=3), seed=0)
+        build_data(section("leaf:femnist", dir=str(tmp_path), clients=3), seed=0)
 
 
 # Shakespeare -------------------------------------------------------------------------------------------------------
@@ -185,7 +193,7 @@ def test_roles_are_who_speaks_in_a_play():
 def test_plays_become_windows_with_their_next_character_and_the_end_is_for_testing(tmp_path):
     speech = "".join(chr(ord("a") + i % 26) for i in range(100))
     (tmp_path / "play.txt").write_text(PLAY.format(speech[:50], speech, speech[50:]))
-    data = build_data(section("shakespeare", dir=str(tmp_path), clients=2, length=8), seed=0)
+    data = build_data(section("shakespeare:load", dir=str(tmp_path), clients=2, length=8), seed=0)
     assert data.classes == data.text.vocabulary == 26 + 2  # the letters, the line break, and "other"
     assert sorted(len(c) for c in data.clients) == [90 - 8, 90 - 8]
     assert len(data.test) == (101 - 90 - 8) + (100 - 90 - 8)
@@ -195,7 +203,7 @@ def test_plays_become_windows_with_their_next_character_and_the_end_is_for_testi
             if 1 not in (*x, y):  # no line break inside
                 assert y == (x[-1] - 2 + 1) % 26 + 2
     with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 users"):
-        build_data(section("shakespeare", dir=str(tmp_path), clients=3, length=8), seed=0)
+        build_data(section("shakespeare:load", dir=str(tmp_path), clients=3, length=8), seed=0)
 
 
 def test_leaf_shakespeare_is_read_and_checked(tmp_path):
@@ -203,7 +211,7 @@ def test_leaf_shakespeare_is_read_and_checked(tmp_path):
     samples = [(text[i : i + 10], text[i + 10]) for i in range(len(text) - 10)]
     users = {name: ([x for x, _ in samples], [y for _, y in samples]) for name in ("HAMLET", "GHOST")}
     write_leaf(tmp_path / "shakespeare" / "all.json", users)
-    data = build_data(section("shakespeare", dir=str(tmp_path), clients=2, length=10), seed=0)
+    data = build_data(section("shakespeare:load", dir=str(tmp_path), clients=2, length=10), seed=0)
     letters = sorted(set(text))
     assert data.classes == len(letters) + 1
     x, y = data.clients[0].x[3].tolist(), int(data.clients[0].y[3])
@@ -211,16 +219,16 @@ def test_leaf_shakespeare_is_read_and_checked(tmp_path):
     assert letters[y - 1] == samples[3][1]
     assert [len(c) for c in data.clients] == [26, 26]
     with pytest.raises(DataError, match="expected inputs of 80 characters"):
-        build_data(section("shakespeare", dir=str(tmp_path), clients=2), seed=0)
+        build_data(section("shakespeare:load", dir=str(tmp_path), clients=2), seed=0)
     write_leaf(tmp_path / "shakespeare" / "all.json", {"A": ([[1.0]], [1])})
     with pytest.raises(DataError, match="is it Shakespeare"):
-        build_data(section("shakespeare", dir=str(tmp_path), clients=1), seed=0)
+        build_data(section("shakespeare:load", dir=str(tmp_path), clients=1), seed=0)
 
 
 def test_a_file_that_is_not_text_is_a_data_error(tmp_path):
     (tmp_path / "play.txt").write_bytes(b"\xff\xfe\x00A:\n")
     with pytest.raises(DataError, match=r"cannot read .*play\.txt"):
-        build_data(section("shakespeare", dir=str(tmp_path)), seed=0)
+        build_data(section("shakespeare:load", dir=str(tmp_path)), seed=0)
     (tmp_path / "a.json").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"cannot read .*a\.json"):
         leaf.read(tmp_path)

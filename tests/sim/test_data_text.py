@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.sections import SECTIONS
+from fastagg.sim.data.sections import Digits, Function, named_function
 from fastagg.sim.one.build import build_data, build_model
 from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import from_dict
@@ -15,10 +15,17 @@ from .fake_data import PAIRS, WORDS, save_pretrained, write_mrpc, write_newsgrou
 transformers = pytest.importorskip("transformers")
 
 
-def glue(folder, task, **keys):
-    return SECTIONS["glue"](
-        name="glue", task=task, dir=str(folder), clients=2, alpha=1.0, pretrained="tiny", max_length=12, **keys
-    )
+def text(name, folder, **keys):
+    values = {"name": f"texts:{name}", "dir": str(folder), "alpha": 1.0, "pretrained": "tiny", **keys}
+    return Function.model_validate(named_function(values, Function.model_fields))
+
+
+def glue(folder, task):
+    return text("glue", folder, task=task, clients=2, max_length=12)
+
+
+def transformer(**keys):
+    return Model.model_validate({"name": "transformer:classifier", **keys})
 
 
 def tokens(*words):
@@ -97,7 +104,7 @@ def test_an_absent_or_damaged_pretrained_model_says_what_to_put_where(tmp_path):
     weights = tmp_path / "tiny" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(DataError, match="no readable model"):
-        build_model(Model(name="transformer"), data, seed=0)
+        build_model(transformer(), data, seed=0)
     (tmp_path / "tiny" / "config.json").write_text("{}")
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "tiny" / name).unlink(missing_ok=True)
@@ -108,11 +115,10 @@ def test_an_absent_or_damaged_pretrained_model_says_what_to_put_where(tmp_path):
 def test_newsgroups_are_read_from_their_folders(tmp_path):
     save_pretrained(tmp_path / "tiny", "distilbert")
     write_newsgroups(tmp_path)
-    keys = {"dir": str(tmp_path), "clients": 4, "alpha": 1.0, "pretrained": "tiny", "max_length": 8}
-    data = build_data(SECTIONS["newsgroups"](name="newsgroups", **keys), seed=0)
+    data = build_data(text("newsgroups", tmp_path, clients=4, max_length=8), seed=0)
     assert data.classes == 20
     assert sorted(data.test.y.tolist()) == sorted([*range(20), *range(20)])
-    model = build_model(Model(name="transformer"), data, seed=0)
+    model = build_model(transformer(), data, seed=0)
     x = data.test.x[:3]
     assert model(x).shape == (3, 20)
     assert not torch.equal(model.train()(x), model.train()(x))  # the model's own dropout
@@ -126,14 +132,14 @@ def rte(tmp_path):
 
 
 def test_padding_is_not_looked_at(rte):
-    model = build_model(Model(name="transformer"), rte, seed=0).eval()
+    model = build_model(transformer(), rte, seed=0).eval()
     x = rte.test.x[:1]
     longer = torch.nn.functional.pad(x, (0, 5), value=rte.text.padding)
     assert torch.allclose(model(x), model(longer), atol=1e-6)
 
 
 def test_full_fine_tuning_trains_everything_and_its_head_depends_on_the_seed(rte):
-    one, same, other = (build_model(Model(name="transformer"), rte, seed=s) for s in (0, 0, 1))
+    one, same, other = (build_model(transformer(), rte, seed=s) for s in (0, 0, 1))
     assert all(p.requires_grad for p in one.parameters())
     one, same, other = one.eval(), same.eval(), other.eval()
     assert torch.equal(one(rte.test.x), same(rte.test.x))
@@ -142,7 +148,7 @@ def test_full_fine_tuning_trains_everything_and_its_head_depends_on_the_seed(rte
 
 def test_with_adapters_only_they_and_the_head_are_parameters(rte):
     pytest.importorskip("peft")
-    model = build_model(Model(name="transformer", lora_rank=1, lora_alpha=8.0), rte, seed=0).eval()
+    model = build_model(transformer(lora_rank=1, lora_alpha=8.0), rte, seed=0).eval()
     # Query and value of 2 layers, each A [1, 16] and B [16, 1]; the head [2, 16] and its bias.
     assert sum(p.numel() for p in model.parameters()) == 2 * 2 * (16 + 16) + 2 * 16 + 2
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
@@ -162,7 +168,7 @@ def test_lora_is_scaled_by_alpha_over_rank(rte):
     pytest.importorskip("peft")
     outputs = []
     for alpha, b in ((8.0, 0.5), (4.0, 1.0)):  # alpha / rank * B A is the same
-        model = build_model(Model(name="transformer", lora_rank=1, lora_alpha=alpha), rte, seed=0).eval()
+        model = build_model(transformer(lora_rank=1, lora_alpha=alpha), rte, seed=0).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
@@ -173,7 +179,7 @@ def test_lora_is_scaled_by_alpha_over_rank(rte):
 
 def test_torch_func_reaches_the_adapters(rte):
     pytest.importorskip("peft")
-    model = build_model(Model(name="transformer", lora_rank=1), rte, seed=0).eval()
+    model = build_model(transformer(lora_rank=1), rte, seed=0).eval()
     others = {name: p.detach() + 0.3 for name, p in model.named_parameters()}
     called = torch.func.functional_call(model, others, (rte.test.x,))
     assert not torch.allclose(called, model(rte.test.x))
@@ -191,7 +197,7 @@ def test_adapters_are_trained_through_a_whole_run(tmp_path, algorithm):
         "name": "lora",
         "algorithm": algorithm,
         "data": data,
-        "model": {"name": "transformer", "lora_rank": 1},
+        "model": {"name": "transformer:classifier", "lora_rank": 1},
         "client": {"lr": 0.01, "batch_size": 4, "steps": 1},
         "delay": {"name": "exponential"},
         "run": {"uploads": 6, "evaluate_every": 2},
@@ -205,5 +211,5 @@ def test_adapters_are_trained_through_a_whole_run(tmp_path, algorithm):
 def test_text_and_models_that_do_not_go_together_are_refused(rte):
     with pytest.raises(ConfigError, match="cannot read text"):
         build_model(Model(name="mlp"), rte, seed=0)
-    with pytest.raises(ConfigError, match="lora_rank is for the model"):
-        build_model(Model(name="mlp", lora_rank=1), rte, seed=0)
+    with pytest.raises(ConfigError, match="needs data with a pretrained model"):
+        build_model(transformer(), build_data(Digits(name="digits"), seed=0), seed=0)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from cifar import crop_and_flip
 
 from fastagg.errors import ConfigError
-from fastagg.sim.data.cifar import crop_and_flip
 from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.one.build import build_device
 from fastagg.sim.one.run import run

@@ -59,7 +59,10 @@ def test_another_tasks_images(tmp_path: Path) -> None:
     images = {f"x_{part}": rng.integers(0, 256, (40, 28, 28), dtype=np.uint8) for part in ("train", "test")}
     labels = {f"y_{part}": np.arange(40) % 10 for part in ("train", "test")}
     np.savez(tmp_path / "mnist.npz", **images, **labels)
-    for unlabelled in ({"data": "mnist", "dir": str(tmp_path)}, {"path": str(tmp_path / "mnist.npz"), "samples": 25}):
+    for unlabelled in (
+        {"data": "mnist:load", "dir": str(tmp_path)},
+        {"path": str(tmp_path / "mnist.npz"), "samples": 25},
+    ):
         simulation = Simulation(config(unlabelled=unlabelled))
         inputs = inside.direction(simulation.server).student.inputs
         assert inputs.shape == (unlabelled.get("samples", 40), 1, 8, 8)
@@ -71,7 +74,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unlabelled"):
         run(config(unlabelled={}))
     with pytest.raises(DataError, match="dir"):
-        run(config(unlabelled={"data": "mnist"}))
+        run(config(unlabelled={"data": "mnist:load"}))
     with pytest.raises(DataError, match="no such file"):
         run(config(unlabelled={"path": str(tmp_path / "nothing.npz")}))
     for wrong in ({"share": 0.5, "path": "x"}, {"share": 1.0}):

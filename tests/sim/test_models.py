@@ -1,12 +1,14 @@
+import leaf
 import pytest
+import resnet
+import shakespeare
 import torch
 
 from fastagg import FedBuff
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.client import LocalTrainer, LocalWork, rated
-from fastagg.sim.data.federated import Samples, Text
-from fastagg.sim.data.shakespeare import Alphabet
-from fastagg.sim.models import PLAIN, build
+from fastagg.sim.data.federated import Samples
+from fastagg.sim.models import PLAIN, build, seeded
 from fastagg.sim.recipes.sections import WIDTHS, Model
 
 
@@ -26,23 +28,25 @@ def test_models_map_inputs_to_logits_with_the_expected_parameters(name, shape, p
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "classes", "parameters"),
-    [
-        ("resnet18", (3, 32, 32), 10, 11_173_962),
-        ("resnet18", (3, 32, 32), 100, 11_220_132),
-        # 3x3 convolutions to 32 and 64 channels, a linear layer on 64 channels of 14x14.
-        ("femnist-cnn", (1, 28, 28), 62, 9 * 32 + 32 + 9 * 32 * 64 + 64 + 64 * 14 * 14 * 62 + 62),
-    ],
-)
-def test_the_papers_image_models_have_their_sizes(name, shape, classes, parameters):
-    model = build(name, shape, classes, WIDTHS[name], seed=0)
+@pytest.mark.parametrize(("classes", "parameters"), [(10, 11_173_962), (100, 11_220_132)])
+def test_resnet_has_its_size(classes, parameters):
+    model = resnet.resnet18((3, 32, 32), classes)
     assert sum(p.numel() for p in model.parameters()) == parameters
-    assert model(torch.zeros(2, *shape)).shape == (2, classes)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes)
+
+
+def test_femnists_network_has_its_size():
+    """3x3 convolutions to 32 and 64 channels, a linear layer on 64 channels of 14x14."""
+    model = leaf.cnn((1, 28, 28), 62)
+    expected = 9 * 32 + 32 + 9 * 32 * 64 + 64 + 64 * 14 * 14 * 62 + 62
+    assert sum(p.numel() for p in model.parameters()) == expected
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 62)
+    with pytest.raises(ConfigError, match="takes 2 widths"):
+        leaf.cnn((1, 28, 28), 62, [4])
 
 
 def test_resnet_halves_the_image_three_times_and_keeps_it_at_first():
-    model = build("resnet18", (3, 32, 32), 10, WIDTHS["resnet18"], seed=0)
+    model = resnet.resnet18((3, 32, 32), 10)
     sizes = []
     for layer in list(model)[:-3]:
         layer.register_forward_hook(lambda _, __, out: sizes.append(tuple(out.shape[1:])))
@@ -52,7 +56,7 @@ def test_resnet_halves_the_image_three_times_and_keeps_it_at_first():
 
 
 def test_the_lstm_predicts_from_the_whole_text_and_has_its_size():
-    model = build("lstm", (80,), 80, WIDTHS["lstm"], seed=0, text=Text(80))
+    model = shakespeare.NextCharacter((80,), 80)
     first, second = (4 * 256 * (before + 256) + 2 * 4 * 256 for before in (8, 256))
     assert sum(p.numel() for p in model.parameters()) == 80 * 8 + first + second + 256 * 80 + 80
     tokens = torch.arange(80).repeat(3, 1).int()
@@ -66,10 +70,11 @@ def test_the_lstm_predicts_from_the_whole_text_and_has_its_size():
 
 def test_the_lstm_learns_the_next_character():
     text = "abcd" * 30
-    alphabet = Alphabet(set(text))
+    alphabet = shakespeare.Alphabet(set(text))
     tokens = torch.from_numpy(alphabet.encode(text)).unfold(0, 9, 1)
     samples = Samples(tokens[:, :-1], tokens[:, -1].long())
-    module = build("lstm", (8,), alphabet.size, [4, 16], seed=0, text=Text(alphabet.size))
+    with seeded(0):
+        module = shakespeare.NextCharacter((8,), alphabet.size, [4, 16])
     server = FedBuff(module, buffer_size=1)
     trainer = LocalTrainer(module, LocalWork(lr=1.0, batch_size=16, epochs=10, momentum=0.5), seed=0)
     task = server.dispatch(0)
@@ -96,12 +101,10 @@ def test_unfitting_models_are_refused():
         build("cnn", (60,), 10, [4], seed=0)
     with pytest.raises(ConfigError, match="'resnet' is unknown"):
         build("resnet", (60,), 10, [4], seed=0)
-    with pytest.raises(ConfigError, match="'lstm' needs text"):
-        build("lstm", (60,), 10, [8, 16], seed=0)
     with pytest.raises(ConfigError, match="takes 4 widths"):
-        build("resnet18", (3, 32, 32), 10, [64], seed=0)
+        resnet.resnet18((3, 32, 32), 10, [64])
 
 
 def test_every_model_of_a_recipe_is_built_somewhere():
-    assert set(WIDTHS) == {*PLAIN, "lstm", "transformer"}
+    assert set(WIDTHS) == set(PLAIN)
     assert all(Model(name=name).widths == widths for name, widths in WIDTHS.items())

@@ -151,6 +151,14 @@ def test_a_recipe_names_functions(tiny_toml, module):
     assert simulation.module[0].out_features == 5 and simulation.by_torch is None
 
 
+def test_keys_of_a_functions_own_are_its_arguments(tiny_toml, module):
+    beside = {"data": {"name": f"{module}:data", "clients": 12, "samples": 6}, "model": {"name": f"{module}:model"}}
+    config = from_toml(tiny_toml, "tiny", {**beside, "model.hidden": 5})
+    assert config == by_function(tiny_toml, module)
+    changed = from_toml(to_toml(config), "tiny", {"data.samples": 7})
+    assert (changed.data.keywords, changed.model.keywords) == ({"samples": 7}, {"hidden": 5})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "error", "words"),
     [

@@ -88,19 +88,3 @@ def test_a_failed_run_is_said_in_one_line(tiny):
         bar.started(cell)
         bar.ended(cell, "it\nfailed [red]")
     assert console.file.getvalue() == f"{cell.name}: failed: it failed [red]\n"
-
-
-def test_a_count_of_runs_that_is_only_about_known_never_claims_to_be_done(tiny, clock):
-    console = Console(width=80, file=io.StringIO(), soft_wrap=True)
-    done = Result(tiny(), [], {"final_accuracy": 0.5, "wall_seconds": {"total": 60.0}}, "10 s")
-    with CellsBar(2, console, about=True) as bar:
-        bar.get_time = lambda: clock[0]
-        for cell in cells(tiny, 3):
-            clock[0] += 31
-            bar.started(cell)
-            bar.advanced(cell, 0.5)
-            bar.ended(cell, done)
-    lines = console.file.getvalue().splitlines()
-    assert [line.partition(" after")[0] for line in lines] == [
-        "0 of about 2 runs, 1 running: 0%", "1 of about 2 runs, 1 running: 50%", "2 of about 2 runs, 1 running: 75%",
-    ]  # fmt: skip

@@ -9,8 +9,6 @@ from fastagg.sim.recipes import tables
 
 from .fake_data import write_everything, write_models
 
-TEXT = ("glue", "newsgroups")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -27,13 +25,14 @@ def worlds():
     found, kinds = {}, set()
     for name in recipes.names():
         config = recipes.load(name)
-        found.setdefault((config.data, config.model.model_dump_json()), name)
+        found.setdefault((config.data.model_dump_json(), config.model.model_dump_json()), (name, config.data))
     for name in tables.names():
         for cell in tables.load(name).cells:
             config = cell.config
-            found.setdefault((config.data, config.model.model_dump_json()), f"{name}: {config.label}")
+            key = config.data.model_dump_json(), config.model.model_dump_json()
+            found.setdefault(key, (f"{name}: {config.label}", config.data))
     worlds = []
-    for (data, model), where in found.items():
+    for (_, model), (where, data) in found.items():
         kind = (model, *(word for word in data.model_dump().values() if isinstance(word, str)))
         worlds.append(pytest.param(data, model, id=where, marks=[pytest.mark.slow] if kind in kinds else []))
         kinds.add(kind)
@@ -44,12 +43,12 @@ def worlds():
 def test_data_and_model_go_together(folder, data, model):
     from fastagg.sim.recipes.sections import Model
 
-    if data.name in TEXT:
+    if data.shown.startswith("texts:"):
         pytest.importorskip("transformers")
         pytest.importorskip("peft")
         if not (folder / "bert-base-uncased").is_dir():
             write_models(folder)
-    if data.needs:
+    if data.in_files:
         data = data.model_copy(update={"dir": str(folder)})
     federation = build_data(data, seed=0)
     assert len(federation.clients) == data.clients

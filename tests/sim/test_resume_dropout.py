@@ -118,11 +118,11 @@ def test_killed_while_a_transformer_trains(tiny, tmp_path, lora_rank):
     pytest.importorskip("peft")
     save_pretrained(tmp_path / "data" / "bert-base-uncased")
     write_rte(tmp_path / "data")
-    model = {"name": "transformer"} if lora_rank is None else {"name": "transformer", "lora_rank": lora_rank}
+    model = {"name": "transformer:classifier", **({} if lora_rank is None else {"lora_rank": lora_rank})}
     changes = {
         **CASES["FADAS"],
         **EVERY,
-        "data": {"name": "glue", "task": "rte", "dir": str(tmp_path / "data"), "clients": 6, "max_length": 16},
+        "data": {"name": "texts:glue", "task": "rte", "dir": str(tmp_path / "data"), "clients": 6, "max_length": 16},
         "model": model,
         "client": {"lr": 1e-3, "batch_size": 2, "optimizer": "adamw"},
         "participation.concurrency": 3,

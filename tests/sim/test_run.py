@@ -258,9 +258,9 @@ def test_settings_that_do_not_work_are_config_errors_before_anything_is_written(
 
 def test_data_that_is_not_there_is_a_data_error(tiny, tmp_path):
     with pytest.raises(DataError, match="none"):
-        run(tiny({"data": {"name": "mnist", "dir": str(tmp_path / "none"), "clients": 12}}))
+        run(tiny({"data": {"name": "npz", "dir": str(tmp_path / "none"), "clients": 12}}))
     with pytest.raises(DataError, match="--data-dir"):
-        run(tiny({"data": {"name": "mnist", "clients": 12}}))
+        run(tiny({"data": {"name": "npz", "clients": 12}}))
 
 
 def test_a_folder_that_cannot_be_written_is_a_data_error_before_training(tiny, tmp_path):

@@ -218,7 +218,7 @@ def test_a_folder_with_another_run_is_refused_unless_it_may_be_replaced(recipe, 
 
 
 def test_a_missing_data_folder_is_said_once_and_before_anything_runs(recipe, tmp_path):
-    missing = cells(["fadas-mnist-large", recipe], {}, {}, 1)
+    missing = cells(["cifar8-quick", recipe], {}, {}, 1)
     watcher = Silent()
     with pytest.raises(DataError, match="name it with --data-dir"):
         compare(missing, tmp_path / "out", watcher)

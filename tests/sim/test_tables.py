@@ -1,9 +1,12 @@
 """Tables: how a file of methods and settings becomes recipes, and that those in the package are sound."""
 
+from importlib.resources import files
+
 import pytest
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.registry import presets
+from fastagg.sim import recipes
 from fastagg.sim.clients.own import Own
 from fastagg.sim.one.build import build_distillation, build_server, check_clients, distils
 from fastagg.sim.recipes import names as recipe_names
@@ -196,6 +199,24 @@ def test_small_twins_need_no_files(name):
     assert not {c.config.data.name for c in load(name).cells} - {"digits", "synthetic"}
 
 
+def test_the_packages_own_tables_need_no_files_and_no_checkout(monkeypatch):
+    monkeypatch.setattr(recipes, "_places", lambda folder: iter([files(recipes.__name__).joinpath(folder)]))
+    assert "fedecho-table2-small" in tables.names() and "fadas-table2" not in tables.names()
+    assert all(not cell.config.data.in_files for name in tables.names() for cell in load(name).cells)
+    with pytest.raises(ConfigError, match=r"no recipe 'fadas-table2'.*reproduction/ of fastagg's repository"):
+        load("fadas-table2")
+
+
+def test_the_current_folders_checkout_has_its_tables(tmp_path, monkeypatch):
+    (tmp_path / "fastagg" / "sim").mkdir(parents=True)
+    (tmp_path / "reproduction").mkdir()
+    (tmp_path / "reproduction" / "mine.toml").write_text(BASE)
+    monkeypatch.setattr(recipes, "__file__", str(tmp_path / "site-packages" / "fastagg" / "sim" / "recipes" / "a.py"))
+    assert "mine" not in tables.names()
+    monkeypatch.chdir(tmp_path)
+    assert "mine" in tables.names() and methods(load("mine")) == ["FedBuff", "FedAvg"]
+
+
 def test_a_table_whose_data_is_absent_says_what_goes_where():
     from fastagg.sim.one.run import run
 
@@ -210,7 +231,7 @@ def test_the_catalogue_has_every_recipe_and_table_in_one_line_each():
     digits = entries["fadas-digits-large"]
     assert (digits.runs, digits.data, digits.files, digits.algorithms) == (1, ("digits",), False, ("FADAS",))
     assert entries["fadas-table2"].files and entries["fadas-table2"].runs == 8
-    assert entries["fadas-table7"].data == ("cifar10", "cifar100", "glue")
+    assert entries["fadas-table7"].data == ("cifar:cifar10", "cifar:cifar100", "texts:glue")
     assert all(load(name).title.rstrip(".") == entries[name].purpose for name in tables.names())
     assert not any("\n" in entry.purpose for entry in entries.values())
 

@@ -8,14 +8,19 @@ Raises:
     MissingDependency: nvflare is not installed, or too old.
 """
 
+import sys
+
+from fastagg import _checks
 from fastagg.integrations import require
 
 require("nvflare", "2.9.0", "nvflare")
 
 from fastagg.integrations.nvflare.aggregator import Aggregator  # noqa: E402
 from fastagg.integrations.nvflare.asynchronous import AsyncController  # noqa: E402
-from fastagg.integrations.nvflare.collab import AsyncCollab  # noqa: E402
-from fastagg.integrations.nvflare.edge import EdgeModelManager  # noqa: E402
 from fastagg.integrations.nvflare.traffic import Traffic  # noqa: E402
 
-__all__ = ["Aggregator", "AsyncCollab", "AsyncController", "EdgeModelManager", "Traffic"]
+__all__ = ["Aggregator", "AsyncController", "Traffic"]
+
+
+def __getattr__(name: str) -> object:
+    raise _checks.no_attribute(sys.modules[__name__], name)

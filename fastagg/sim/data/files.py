@@ -20,12 +20,33 @@ class Absent(DataError):
     """A folder has none of the files that a data set may be in."""
 
 
+def existing(name: str, given: str | None, needs: str) -> Path:
+    """Return the folder ``given`` of the data ``name``. DataError if it is not named or does not exist."""
+    if given is None:
+        raise DataError(f"data {name!r} is read from a folder, name it with --data-dir (data.dir): {needs}")
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"the data folder {given} does not exist: expected a folder with {needs}")
+    return folder
+
+
 def find(folder: Path, inside: Sequence[str], read: Callable[[Path], Found | None]) -> Found:
     """Return what ``read`` finds in the first of the folders ``inside`` this one that has it. Absent if none has."""
     for place in (folder / name for name in inside):
         if place.is_dir() and (found := read(place)) is not None:
             return found
     raise Absent(f"none of the files are in {folder}")
+
+
+def find_data(
+    name: str, given: str | None, inside: Sequence[str], read: Callable[[Path], Found | None], needs: str
+) -> Found:
+    """Return what :func:`find` does in the folder ``given``. DataError, which says what is needed, if there is none."""
+    folder = existing(name, given, needs)
+    try:
+        return find(folder, inside, read)
+    except Absent:
+        raise DataError(f"no data {name!r} in {folder}: expected {needs}") from None
 
 
 def read_bytes(path: Path) -> bytes:

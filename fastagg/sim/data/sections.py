@@ -6,11 +6,13 @@ names the files that must be in the folder ``dir`` (--data-dir). It is empty for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fastagg._types import Plain
+from fastagg.removed import REMOVED
 from fastagg.sim.section import Section
 
 
@@ -18,6 +20,16 @@ class DataSection(Section):
     needs: ClassVar[str] = ""
     name: str
     clients: PositiveInt = 50
+
+    @property
+    def shown(self) -> str:
+        """The name as a recipe has it."""
+        return getattr(self, "call", self.name)
+
+    @property
+    def in_files(self) -> bool:
+        """Whether it may be read from a folder (--data-dir)."""
+        return "dir" in type(self).model_fields
 
     @property
     def counted(self) -> str:
@@ -30,21 +42,6 @@ class FromFolder(DataSection):
     """``dir``: the folder with the files. A recipe in the package cannot know it."""
 
     dir: str | None = None
-
-
-class ByLabel(FromFolder):
-    """Samples that are divided among clients by Dirichlet(alpha) over labels, with at least ``min_samples`` each."""
-
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
-
-
-class ByUser(FromFolder):
-    """Samples that belong to users, of whom ``clients`` with ``min_samples`` to train on are drawn."""
-
-    clients: PositiveInt = 10
-    min_samples: PositiveInt = 2
-    test_share: float = Field(0.1, gt=0, lt=1)
 
 
 class Digits(DataSection):
@@ -63,17 +60,14 @@ class Synthetic(DataSection):
     beta: float = Field(1.0, ge=0)
 
 
-class Mnist(ByLabel):
-    needs: ClassVar[str] = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"
-    name: Literal["mnist"]
-
-
-class Npz(ByLabel):
-    """Your own arrays; ``pool`` x ``pool`` pixels are averaged. ``channels``: the axis of an image's channels, if its
-    shape does not tell."""
+class Npz(FromFolder):
+    """Your own arrays, divided among clients by Dirichlet(alpha) over labels. ``pool`` x ``pool`` pixels are averaged.
+    ``channels``: the axis of an image's channels, if its shape does not tell."""
 
     needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
     name: Literal["npz"]
+    alpha: PositiveFloat = 0.3
+    min_samples: PositiveInt = 2
     file: str = "data.npz"
     pool: PositiveInt = 1
     channels: Literal["first", "last"] | None = None
@@ -81,7 +75,8 @@ class Npz(ByLabel):
 
 class Function(DataSection):
     """Your own federation: ``call`` is "module:function". The function is called with clients, seed, dir (if there is
-    one) and ``keywords``, and returns a FederatedData. In a recipe: name = "module:function"."""
+    one) and ``keywords``, and returns a FederatedData. In a recipe: name = "module:function", and other keys are
+    ``keywords``, too."""
 
     name: Literal["function"]
     call: str
@@ -95,69 +90,8 @@ class Given(DataSection):
     name: Literal["given"]
 
 
-class Cifar10(ByLabel):
-    needs: ClassVar[str] = "train-*.parquet and test-*.parquet, or cifar10.npz; there or in cifar10/"
-    name: Literal["cifar10"]
-    augment: bool = True  # crop 32 after padding by 4, and flip
-
-
-class Cifar100(Cifar10):
-    """Labels are the 100 fine ones."""
-
-    needs: ClassVar[str] = Cifar10.needs.replace("cifar10", "cifar100")
-    name: Literal["cifar100"]  # type: ignore[assignment]
-
-
-class Femnist(ByUser):
-    needs: ClassVar[str] = "LEAF JSON: *.json, or train/*.json and test/*.json; there or in femnist/"
-    name: Literal["femnist"]
-
-
-class Shakespeare(ByUser):
-    """Predicts the next character after ``length``. Users are roles."""
-
-    needs: ClassVar[str] = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
-    name: Literal["shakespeare"]
-    length: PositiveInt = 80
-
-
-_FORMS = "(or saved by datasets, or parquet), and the folder of the pretrained model"
-
-
-class Text(ByLabel):
-    """``pretrained``: a folder with tokenizer and model, saved by transformers; a path, or a name inside ``dir``."""
-
-    clients: PositiveInt = 10
-    alpha: PositiveFloat = 0.6
-    pretrained: str = "bert-base-uncased"
-    max_length: PositiveInt = 128
-
-
-class Glue(Text):
-    needs: ClassVar[str] = f"RTE/, MRPC/ or SST-2/ with train.tsv and dev.tsv {_FORMS}"
-    name: Literal["glue"]
-    task: Literal["rte", "mrpc", "sst2"]
-
-
-class Newsgroups(Text):
-    needs: ClassVar[str] = f"20news-bydate-train/ and 20news-bydate-test/ {_FORMS}"
-    name: Literal["newsgroups"]
-    clients: PositiveInt = 20
-
-
 AnyData = Annotated[
-    Digits
-    | Synthetic
-    | Mnist
-    | Cifar10
-    | Cifar100
-    | Femnist
-    | Shakespeare
-    | Glue
-    | Newsgroups
-    | Npz
-    | Function
-    | Given,
+    Digits | Synthetic | Npz | Function | Given,
     Field(discriminator="name"),
 ]
 
@@ -171,8 +105,18 @@ def by_name(kinds: object) -> dict[str, Any]:
 SECTIONS: dict[str, type[DataSection]] = by_name(AnyData)
 
 
-def named_function(values: object) -> object:
-    """Convert a section's name "module:function" to name "function" with the key ``call``."""
-    if isinstance(values, dict) and isinstance(name := values.get("name"), str) and ":" in name:
-        return {**values, "name": "function", "call": name}
-    return values
+def named_function(values: object, fields: Iterable[str]) -> object:
+    """Convert a section's name "module:function" to name "function" with the key ``call``. Keys that are none of the
+    section's ``fields`` become arguments of the function."""
+    if not isinstance(values, dict):
+        return values
+    name = values.get("name")
+    if instead := REMOVED.get(f'name = "{name}"'):
+        raise ValueError(f"{name!r} is gone: {instead}")
+    if isinstance(name, str) and ":" in name:
+        values = {**values, "name": "function", "call": name}
+    given = values.get("keywords", {})
+    if values.get("name") != "function" or not isinstance(given, dict):
+        return values
+    kept = {key: value for key, value in values.items() if key in fields}
+    return {**kept, "keywords": {**given, **{key: value for key, value in values.items() if key not in fields}}}

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from fastagg.errors import ConfigError
-from fastagg.sim.data.federated import Text
-from fastagg.sim.models.networks import NextCharacter, cnn, femnist_cnn, mlp, resnet18
+from fastagg.sim.models.networks import cnn, mlp
 from fastagg.sim.seeds import integer
 
 __all__ = ["PLAIN", "build", "cnn", "mlp"]
@@ -20,8 +19,6 @@ PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
     "logistic": lambda shape, classes, widths: mlp(shape, classes, ()),
     "mlp": mlp,
     "cnn": cnn,
-    "femnist-cnn": femnist_cnn,
-    "resnet18": resnet18,
 }
 
 
@@ -34,38 +31,16 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def build(
-    name: str,
-    shape: Sequence[int],
-    classes: int,
-    widths: Sequence[int],
-    seed: int,
-    *,
-    text: Text | None = None,
-    lora_rank: int | None = None,
-    lora_alpha: float = 8.0,
-    norm: str = "batch",
+    name: str, shape: Sequence[int], classes: int, widths: Sequence[int], seed: int, norm: str = "batch"
 ) -> nn.Module:
     """Return model ``name`` with weights from ``seed``. Torch's global generator does not change.
 
-    widths: hidden layers of the MLP, channels of the CNNs, embedding and hidden size of the LSTM. ``text`` describes
-    the data's tokens, for "lstm" and "transformer". lora_rank and lora_alpha are for the transformer.
-    ConfigError if the name is unknown, or the model cannot be used with the data.
+    widths: hidden layers of the MLP, channels of the CNN. ConfigError if the name is unknown, or the model cannot be
+    used with the data.
     """
     if norm != "batch" and name != "cnn":
         raise ConfigError(f"model.norm is for the model cnn, got {name!r}")
-    if lora_rank is not None and name != "transformer":
-        raise ConfigError(f"lora_rank is for the model transformer, got {name!r}")
+    if name not in PLAIN:
+        raise ConfigError(f"model {name!r} is unknown, expected {', '.join(PLAIN)}")
     with seeded(seed):
-        if name in PLAIN:
-            if text is not None:
-                raise ConfigError(f'model {name!r} cannot read text, expected "lstm" or "transformer"')
-            return cnn(shape, classes, widths, norm) if name == "cnn" else PLAIN[name](shape, classes, widths)
-        if name not in ("lstm", "transformer"):
-            raise ConfigError(f"model {name!r} is unknown, expected {', '.join((*PLAIN, 'lstm', 'transformer'))}")
-        if text is None:
-            raise ConfigError(f"model {name!r} needs text, the data's inputs are {tuple(shape)}")
-        if name == "lstm":
-            return NextCharacter(text.vocabulary, classes, widths)
-        from fastagg.sim.models import transformer
-
-        return transformer.classifier(text, classes, lora_rank, lora_alpha)
+        return cnn(shape, classes, widths, norm) if name == "cnn" else PLAIN[name](shape, classes, widths)

@@ -1,4 +1,4 @@
-"""Small classifiers of images, ResNet-18, and an LSTM. The MLP takes data of any fixed shape."""
+"""Small classifiers of images. The MLP takes data of any fixed shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 from torch import nn
 
 from fastagg.errors import ConfigError
@@ -42,24 +41,6 @@ def _norm(norm: str, channels: int) -> list[nn.Module]:
     return [nn.BatchNorm2d(channels)] if norm == "batch" else []
 
 
-def femnist_cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
-    """Two 3x3 convolutions, one 2x2 max-pooling, one linear layer: AsyncFedED's network for FEMNIST (B.1).
-
-    The paper gives the layers but not their sizes. This package chose the channels.
-    """
-    depth, height, width = image_shape("femnist-cnn", shape)
-    first, second = exactly("femnist-cnn", channels, 2)
-    return nn.Sequential(
-        nn.Conv2d(depth, first, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(first, second, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(second * (height // 2) * (width // 2), classes),
-    )
-
-
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
     """Return ``shape`` if it is an image's. Otherwise ConfigError with the model's name."""
     if len(shape) != 3:
@@ -74,57 +55,3 @@ def exactly(name: str, widths: Sequence[int], count: int) -> Sequence[int]:
     if len(widths) != count:
         raise ConfigError(f"model {name!r} takes {count} widths, got {list(widths)}")
     return widths
-
-
-class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut around them. If the shape changes, the shortcut is a 1x1 convolution."""
-
-    fused = True
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(after)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
-
-
-def resnet18(shape: Sequence[int], classes: int, widths: Sequence[int] = (64, 128, 256, 512)) -> nn.Module:
-    """Four stages of two blocks with ``widths`` channels, then the mean over the image and a linear layer."""
-    depth = image_shape("resnet18", shape)[0]
-    exactly("resnet18", widths, 4)
-    layers: list[nn.Module] = [
-        nn.Conv2d(depth, widths[0], 3, padding=1, bias=False),
-        nn.BatchNorm2d(widths[0]),
-        nn.ReLU(),
-    ]
-    before = widths[0]
-    for stage, after in enumerate(widths):
-        layers += [Block(before, after, 1 if stage == 0 else 2), Block(after, after, 1)]
-        before = after
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
-
-
-class NextCharacter(nn.Module):
-    """Tokens [batch, length] to logits [batch, classes] of the next character.
-
-    ``widths``: sizes of the embedding and of the hidden state, 8 and 256 as in McMahan et al. 2017.
-    """
-
-    def __init__(self, vocabulary: int, classes: int, widths: Sequence[int] = (8, 256)) -> None:
-        super().__init__()
-        embedding, hidden = exactly("lstm", widths, 2)
-        self.embedding = nn.Embedding(vocabulary, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
-        self.output = nn.Linear(hidden, classes)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        states, _ = self.lstm(self.embedding(tokens))
-        return self.output(states[:, -1])

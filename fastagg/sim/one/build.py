@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,10 @@ from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.data import cifar, digits, leaf, mnist, npz, own, shakespeare, synthetic, texts
+from fastagg.sim.data import digits, npz, own, synthetic
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import Absent
-from fastagg.sim.data.sections import SECTIONS, DataSection, FromFolder, Function, Given
+from fastagg.sim.data.files import existing
+from fastagg.sim.data.sections import DataSection, FromFolder, Function, Given
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.seeds import generator
@@ -36,13 +35,6 @@ if TYPE_CHECKING:
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     "digits": digits.load,
     "synthetic": synthetic.load,
-    "mnist": mnist.load,
-    "cifar10": partial(cifar.load, 10),
-    "cifar100": partial(cifar.load, 100),
-    "femnist": leaf.load_femnist,
-    "shakespeare": shakespeare.load,
-    "glue": texts.load_glue,
-    "newsgroups": texts.load_newsgroups,
     "npz": npz.load,
 }
 
@@ -63,12 +55,7 @@ def find_folder(data: DataSection) -> Path | None:
     """Return the folder of data that is read from files. DataError if it is not named or does not exist."""
     if not isinstance(data, FromFolder):
         return None
-    if data.dir is None:
-        raise DataError(f"data {data.name!r} is read from a folder, name it with --data-dir (data.dir): {data.needs}")
-    folder = Path(data.dir).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"the data folder {data.dir} does not exist: expected a folder with {data.needs}")
-    return folder
+    return existing(data.name, data.dir, data.needs)
 
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
@@ -80,10 +67,7 @@ def build_data(data: DataSection, seed: int) -> FederatedData:
     keywords = data.model_dump(exclude={"name", "dir"})
     if (folder := find_folder(data)) is not None:
         keywords["folder"] = folder
-    try:
-        return LOADERS[data.name](seed=seed, **keywords)
-    except Absent:
-        raise DataError(f"no data {data.name!r} in {keywords['folder']}: expected {data.needs}") from None
+    return LOADERS[data.name](seed=seed, **keywords)
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
@@ -91,12 +75,18 @@ def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
         raise ConfigError('model "given" is what a program passes: fastagg.sim.run(config, model=...)')
     if model.name == "function":
         return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
-    keywords = model.model_dump(exclude={"name", "call", "keywords"})
-    return models.build(model.name, data.shape, data.classes, seed=seed, text=data.text, **keywords)
+    if data.text is not None:
+        raise ConfigError(f"model {model.name!r} cannot read text, expected a function of your own")
+    return models.build(model.name, data.shape, data.classes, model.widths, seed, model.norm)
 
 
 def own_model(function: Callable[..., object], key: str, data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
-    """Call a user's function with the data's shape and classes. ConfigError unless it returns a network for them."""
+    """Call a user's function with the data's shape and classes, and ``text`` if the data are text and it takes that.
+
+    ConfigError unless it returns a network for them.
+    """
+    if data.text is not None and "text" in functions.parameters(function):
+        keywords = {"text": data.text, **keywords}
     with models.seeded(seed):
         module = functions.call(function, key, data.shape, data.classes, **keywords)
     if not isinstance(module, nn.Module):
@@ -160,8 +150,7 @@ def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData
         source: object = unlabelled.path and Path(unlabelled.path).expanduser()
         if unlabelled.data is not None:
             folder = unlabelled.dir or getattr(config.data, "dir", None)
-            other = SECTIONS[unlabelled.data].model_validate({"name": unlabelled.data, "dir": folder, "clients": 1})
-            source = build_data(other, seed).test.x
+            source = own.load(Function(name="function", call=unlabelled.data, dir=folder, clients=1), seed).test.x
         images = load_unlabelled(source, unlabelled.samples, data.shape, seed)
         assert isinstance(images, Tensor)
         return data, (images - images.mean()) / images.std().clamp_min(1e-6)

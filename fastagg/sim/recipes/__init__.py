@@ -1,8 +1,12 @@
-"""The recipes that come with the package: ``NAME.toml`` in this folder, tables in ``tables``."""
+"""The recipes that come with the package: ``NAME.toml`` in this folder, tables in ``tables``.
+
+Tables of the papers that need data in files, and what extends them, are in ``reproduction/`` of a checkout."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from fastagg import _checks
@@ -12,15 +16,28 @@ from fastagg.sim.recipes import config
 
 
 def names(folder: str = ".") -> list[str]:
-    """Return the names of the recipes in the package, or in a folder beside them, sorted."""
-    return sorted(
-        entry.name[:-5] for entry in files(__name__).joinpath(folder).iterdir() if entry.name.endswith(".toml")
-    )
+    """Return the names of the recipes, or of what is in a folder beside them, sorted."""
+    entries = (entry.name for place in _places(folder) for entry in place.iterdir())
+    return sorted(name.removesuffix(".toml") for name in entries if name.endswith(".toml"))
 
 
 def text(name: str, folder: str = ".") -> str:
     """Return the text of one of ``names(folder)``."""
-    return files(__name__).joinpath(folder, f"{name}.toml").read_text(encoding="utf-8")
+    return file(name, folder).read_text(encoding="utf-8")
+
+
+def file(name: str, folder: str = ".") -> Traversable:
+    """Return the file of one of ``names(folder)``."""
+    found = (place.joinpath(f"{name}.toml") for place in _places(folder))
+    return next(one for one in found if one.is_file())
+
+
+def _places(folder: str) -> Iterator[Traversable]:
+    """Yield where files are: in the package; and tables in the checkout that it is in, or else that one is in."""
+    yield files(__name__).joinpath(folder)
+    if folder == "tables":
+        roots = (root for root in (Path(__file__).parents[3], Path.cwd()) if (root / "fastagg" / "sim").is_dir())
+        yield from [root / "reproduction" for root in roots if (root / "reproduction").is_dir()][:1]
 
 
 def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
@@ -47,7 +64,9 @@ def unknown(name: str, *known: list[str]) -> str:
     if Path(name).is_dir():
         return f"no recipe {name!r}; it is a folder: `fastagg run --resume {name}` goes on with the run in it"
     near = _checks.meant(name, [one for some in known for one in some]) or "; `fastagg recipes` lists them all"
-    return f"no recipe {name!r}{near} (a file's name ends in .toml)"
+    papers = "; the papers' tables on data in files are in reproduction/ of fastagg's repository"
+    elsewhere = papers if len(list(_places("tables"))) == 1 else ""
+    return f"no recipe {name!r}{near} (a file's name ends in .toml{elsewhere})"
 
 
 def configured(given: config.Config | str | Plain, changes: Plain, more: Plain | None = None) -> config.Config:

@@ -30,7 +30,7 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """Return an entry for every recipe and then for every table of the package."""
+    """Return an entry for every recipe and then for every table."""
     singles = [(name, [recipe], recipe.about) for name in recipes.names() for recipe in [recipes.load(name)]]
     loaded = map(tables.load, tables.names())
     many = [(table.name, [cell.config for cell in table.cells], table.title) for table in loaded]
@@ -39,6 +39,6 @@ def catalogue() -> list[Entry]:
 
 def _entry(name: str, configs: list[Config], purpose: str) -> Entry:
     algorithms = tuple(dict.fromkeys(c.algorithm.name for c in configs))
-    data = tuple(dict.fromkeys(c.data.name for c in configs))
-    files = any(c.data.needs for c in configs)
+    data = tuple(dict.fromkeys(c.data.shown for c in configs))
+    files = any(c.data.in_files for c in configs)
     return Entry(name, len(configs), algorithms, data, files, purpose.replace("\n", " ").rstrip("."))

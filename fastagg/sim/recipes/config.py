@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.sim.data.sections import AnyData, by_name, named_function
+from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
 from fastagg.sim.recipes.sections import (
     Algorithm,
     AnyDelay,
@@ -62,7 +62,7 @@ class Config(Section):
     @field_validator("data", mode="before")
     @classmethod
     def _by_function(cls, values: object) -> object:
-        return named_function(values)
+        return named_function(values, Function.model_fields)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
@@ -221,7 +221,8 @@ def load(path: Path, changes: Plain | None = None) -> Config:
 
 def placed(config: Config, path: Path) -> Config:
     """Return the config of a recipe in a file: modules that it names are in the file's folder."""
-    named = ":" in config.algorithm.name or config.model.call or getattr(config.data, "call", "")
+    data = getattr(config.data, "call", "") or config.unlabelled.data
+    named = ":" in config.algorithm.name or config.model.call or data
     if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})

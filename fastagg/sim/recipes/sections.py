@@ -31,35 +31,27 @@ WIDTHS: dict[str, list[int]] = {
     "logistic": [],
     "mlp": [64],
     "cnn": [16, 32],
-    "femnist-cnn": [32, 64],
-    "resnet18": [64, 128, 256, 512],
-    "lstm": [8, 256],
-    "transformer": [],
 }
 
 
 class Model(Section):
-    """``widths``: hidden layers of the mlp, channels of the CNNs, embedding and hidden size of the lstm.
+    """``widths``: hidden layers of the mlp, channels of the CNNs.
 
-    ``norm`` is for the cnn. With ``lora_rank`` (transformer) clients train and send only low-rank adapters
-    and the classifier. For your own network use the name "module:function". The function is called with shape, classes
-    and ``keywords``. It is stored as name "function" and ``call``. "given" stands for a model passed to run().
+    ``norm`` is for the cnn. For your own network use the name "module:function". The function is called with shape,
+    classes and ``keywords``, which other keys are, too; with ``text`` also, if it takes that and the data are text. It
+    is stored as name "function" and ``call``. "given" stands for a model passed to run().
     """
 
-    name: Literal["logistic", "mlp", "cnn", "femnist-cnn", "resnet18", "lstm", "transformer", "function", "given"] = (
-        "mlp"
-    )
+    name: Literal["logistic", "mlp", "cnn", "function", "given"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
     norm: Literal["batch", "group", "none"] = "batch"
     call: str = ""
     keywords: Plain = Field(default={})
-    lora_rank: PositiveInt | None = None
-    lora_alpha: PositiveFloat = 8.0
 
     @model_validator(mode="before")
     @classmethod
     def _default_widths(cls, values: object) -> object:
-        values = named_function(values)
+        values = named_function(values, cls.model_fields)
         if not isinstance(values, dict) or "widths" in values:
             return values
         return {**values, "widths": WIDTHS.get(values.get("name", "mlp"), [])}
@@ -93,16 +85,25 @@ class Client(Section):
         return values if given else {**values, "epochs": 1}
 
 
+def _named(name: str | None) -> str | None:
+    if name is not None and name != "given" and ":" not in name:
+        raise ValueError(f'expected "module:function", got {name!r}')
+    return name
+
+
+Named = Annotated[str | None, AfterValidator(_named)]
+
+
 class Unlabelled(Section):
     """Unlabelled data for FedEcho, from one source. At most ``samples`` of it are used.
 
-    ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data set
-    in the folder ``dir`` (by default the data's own folder). ``path``: a folder of images, or an .npz, .npy, .pt file.
-    Images are resized to this task's size and standardised.
+    ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data
+    set, a function "module:function" of the folder ``dir`` (by default the data's own folder). ``path``: a folder of
+    images, or an .npz, .npy, .pt file. Images are resized to this task's size and standardised.
     """
 
     share: Share = 0.0
-    data: Literal["mnist", "cifar10", "cifar100"] | None = None
+    data: Named = None
     dir: str | None = None
     path: str | None = None
     samples: PositiveInt = 2000
@@ -123,15 +124,6 @@ class Distill(Section):
     steps: PositiveInt | None = None
     batch_size: PositiveInt = 128
     keep_moments: bool = False
-
-
-def _named(name: str | None) -> str | None:
-    if name is not None and name != "given" and ":" not in name:
-        raise ValueError(f'expected "module:function", got {name!r}')
-    return name
-
-
-Named = Annotated[str | None, AfterValidator(_named)]
 
 
 class Own(Section):

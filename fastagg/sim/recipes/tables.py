@@ -1,6 +1,7 @@
 """Tables and figures of the papers as data: several methods in several settings, with the paper's numbers.
 
-A table is a TOML file: ``NAME.toml`` in recipes/tables, or any other path. docs/simulator.md describes it.
+A table is a TOML file: ``NAME.toml`` in recipes/tables or a checkout's reproduction/, or any other path.
+docs/simulator.md describes it.
 """
 
 from __future__ import annotations
@@ -111,21 +112,23 @@ class Table:
 
 
 def names() -> list[str]:
-    """Return the names of the tables in the package, sorted."""
+    """Return the names of the tables, sorted."""
     return recipes.names(FOLDER)
 
 
 def is_table(name_or_path: str) -> bool:
-    """Return whether this is a table: one of the package, or a TOML file with methods. ConfigError if unreadable."""
+    """Return whether this is a table: one by its name, or a TOML file with methods. ConfigError if unreadable."""
     return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
 
 
 def load(name_or_path: str, changes: Plain | None = None) -> Table:
-    """Return a table, given by its name in the package or by a path, with ``changes`` to dotted keys of all cells.
+    """Return a table, given by its name or by a path, with ``changes`` to dotted keys of all cells.
 
     ConfigError if there is no such table, or a cell is not a valid recipe.
     """
     file, name = _read(name_or_path), Path(name_or_path).stem
+    named = not name_or_path.endswith(".toml")
+    path = Path(str(recipes.file(name, FOLDER)) if named else name_or_path).expanduser()
     cells = []
     for method, own in file.methods.items():
         for setting, shared in _columns(file).items():
@@ -136,8 +139,7 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
             label = f"{method}, {setting}" if setting else method
             values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
             found = config.from_dict(config.changed(values, changes or {}), f"{name}, {label}")
-            if name_or_path.endswith(".toml"):
-                found = config.placed(found, Path(name_or_path).expanduser())
+            found = config.placed(found, path)
             paper = file.paper.at(method, setting)
             cells.append(Cell(found, _choice(setting), method=method, paper=paper, setting=setting))
     sides = {(cell.method, cell.setting) for cell in cells}

@@ -91,14 +91,11 @@ class ProgressBar(_Bar, Progress):
 
 
 class CellsBar(_Bar, Watcher):
-    """The progress of all runs of a comparison, and a line for each run that ends.
+    """The progress of all runs of a comparison, and a line for each run that ends."""
 
-    With ``about`` it is not known how many there will be, and nobody needs to know more than how many are over.
-    """
-
-    def __init__(self, cells: int, console: Console | None = None, *, about: bool = False) -> None:
+    def __init__(self, cells: int, console: Console | None = None) -> None:
         super().__init__(cells, "", console)
-        self._cells, self._about, self._over = cells, about, 0
+        self._cells, self._over = cells, 0
         self._shares: dict[str, float] = {}
         self._draw()
 
@@ -115,7 +112,7 @@ class CellsBar(_Bar, Watcher):
         self._over += 1
         if isinstance(outcome, str):
             self.console.print(f"{cell.name}: failed: {' '.join(outcome.split())}", style="red", markup=False)
-        elif not self._about:
+        else:
             end, wall = outcome.summary["final_accuracy"], outcome.summary["wall_seconds"]["total"]
             self.console.print(
                 f"{cell.name}: {'diverged' if end is None else f'{end:.1%}'}, {wall:.1f} s", markup=False
@@ -124,6 +121,5 @@ class CellsBar(_Bar, Watcher):
 
     def _draw(self, now: bool = True) -> None:
         done, running = self._over + sum(self._shares.values()), len(self._shares)
-        about, more = "about " if self._about else "", f", {running} running" if running else ""
-        done = min(done, self._cells - 0.5) if self._about else done
-        self.show(done, f"{self._over} of {about}{self._cells} runs{more}", now=now)
+        more = f", {running} running" if running else ""
+        self.show(done, f"{self._over} of {self._cells} runs{more}", now=now)

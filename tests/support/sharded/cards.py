@@ -3,7 +3,7 @@ CPU.
 
 python tests/support/sharded/cards.py RANK SIZE FOLDER
 
-In a build that emulates CUDA (csrc/emulation) the kernels run on the CPU. Otherwise every rank has a card of its own if
+In a build that emulates CUDA (tests/emulation) the kernels run on the CPU. Otherwise every rank has a card if
 there are enough, and then tensors go between cards with NCCL.
 """
 

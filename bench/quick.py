@@ -1,0 +1,131 @@
+"""Compares this machine with torch in less than a minute: ``fastagg bench --quick``, or python bench/quick.py.
+
+It measures some of the cases of ``fastagg bench``: whole servers in fastagg's public API, from the task to the receipt.
+Each is compared with the plainest in-place loop of the same rule in eager torch. The loop looks for NaN with one
+``dot`` and does no other work of a server: no versions, no receipts, no locks. Both must end at the same model before
+anything is timed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import checkout  # noqa: F401
+import timing
+import typer
+from cases import CASES
+from measure import measure as one_case
+
+from fastagg.cli.screen import show
+from fastagg.sheet import Sheet
+
+RULES = ("ASGD", "FedBuff, M = 10", "FADAS, M = 1", "ACE fp32", "ACE int8")
+PEERS = ("torch eager", "torch eager, fp32 cache")
+SIZES = (100_000, 4_000_000)
+ROUNDS, SECONDS = 15, 2.0  # of each rule and size: no round begins later, once there are five
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of a rule at one size.
+
+    Attributes:
+        rule: its name.
+        peer: the name of the other side.
+        size: the number of the model's parameters.
+        ours, torch: the seconds of an update, medians.
+        ratio: torch's time divided by fastagg's in the same round: 20th percentile, median, 80th percentile. Below 1,
+            fastagg is slower.
+    """
+
+    rule: str
+    peer: str
+    size: int
+    ours: float
+    torch: float
+    ratio: tuple[float, float, float]
+
+
+def measure(
+    sizes: Sequence[int] = SIZES, rounds: int = ROUNDS, told: Callable[[], None] = lambda: None
+) -> tuple[list[Measured], float]:
+    """Measure all rules at all ``sizes``. ``told`` is called after each.
+
+    Returns:
+        The measurements, and the share (0 to 1) of the machine that other processes used meanwhile. If this is more
+        than a few percent, the figures mean little, because threads wait for each other.
+
+    Raises:
+        AssertionError: fastagg and the plain loop do not end at the same model, so they cannot be compared.
+    """
+    lines, began = [], timing.busy()
+    for rule in RULES:
+        for size in sizes:
+            care = timing.Care(0.005, math.inf, 0.0)
+            found = one_case(
+                CASES[f"arrival {rule}"], size, rounds=rounds, wanted=PEERS, within=SECONDS, care=care
+            ).timed
+            told()
+            if peer := next((name for name in PEERS if name in found), None):
+                ours, theirs = (timing.Quantiles.of(found[name].samples).p50 for name in ("fastagg", peer))
+                low, middle, high = found[peer].info["ratio"]
+                lines.append(Measured(rule, peer, size, ours, theirs, (low, middle, high)))
+    return lines, timing.others(began, timing.busy()) or 0.0
+
+
+# They fit 80 columns side by side: whether fastagg is faster stands beside the size that it is said of.
+HEADINGS = ("rule", "params", "fastagg, ms", "torch, ms", "torch / fastagg", "p20 to p80", "fastagg is")
+
+
+def quick_table(measured: Sequence[Measured], busy: float) -> Sheet:
+    """Return the results of `fastagg bench --quick`: a line for each rule and size. It names losses in words."""
+    rows = []
+    for line in measured:
+        low, middle, high = line.ratio
+        times = [f"{1e3 * seconds:.3f}" for seconds in (line.ours, line.torch)]
+        rows.append(
+            [line.rule, _size(line.size), *times, _times(middle), f"{_times(low)} to {_times(high)}", verdict(line)]
+        )
+    return Sheet("Whole updates, compared with eager torch", HEADINGS, rows, _caption(busy))
+
+
+def _size(parameters: int) -> str:
+    return f"{parameters / 1e6:g} M" if parameters >= 10**6 else f"{parameters / 1e3:g} k"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def verdict(line: Measured) -> str:
+    """Return which side was faster; neither, if the middle of the rounds contains 1."""
+    low, _, high = line.ratio
+    return "faster" if low > 1 else "SLOWER" if high < 1 else "even"
+
+
+def _caption(busy: float) -> str:
+    """Return how to read the table, and whether the machine was quiet enough for it."""
+    text = (
+        "An update is dispatch and receive, with checks, versions and receipts. torch does the same rule in place, "
+        "with one check for NaN. Above 1 fastagg is faster. ACE with int8 updates is compared with torch with fp32."
+    )
+    if busy > 0.05:
+        text += (
+            f" OTHER PROCESSES USED {busy:.0%} OF THIS MACHINE: this slows torch's threads down more than fastagg's, "
+            "so these ratios are too good for fastagg. Measure again on a quiet machine."
+        )
+    return text
+
+
+def main() -> None:
+    """Measure, with a bar, and print the table."""
+    with typer.progressbar(length=len(RULES) * len(SIZES), label="Measuring", file=sys.stderr) as bar:
+        measured, busy = measure(told=lambda: bar.update(1))
+    show(quick_table(measured, busy))
+
+
+if __name__ == "__main__":
+    main()
