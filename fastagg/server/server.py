@@ -446,11 +446,11 @@ class Server:
                 raise admission.named(error, self.layout, update) from None
 
         with self._refusing():
-            self._answers.refuse_other_kind(kind)
-            admission.share(num_samples, self._parts.settings["weighting"])
             if self._group is not None:
                 return self._group.receiving(said, num_samples, dtype)
             start, task = self._engine.find(*said)  # the update is for this task, whatever comes meanwhile
+            self._answers.refuse_other_kind(kind)
+            admission.share(num_samples, self._parts.settings["weighting"])
             if self._log is None:
                 return HeldUpload(self.layout.size, dtype, finish, self._refusing)
             return self._log.upload(self.layout.size, dtype, (client, start), finish, self._refusing)
