@@ -45,7 +45,7 @@ def play(server: fastagg.Server, numbered: range) -> None:
                 "bn.num_batches_tracked": torch.tensor(number),
             }  # fmt: skip
         server.receive(client, given, num_samples=2)
-        if server.config()["direction"].get("buffer_size") == 9:
+        if server.config()["direction"].get("size") == 9:
             _other_calls(server, number)
 
 
