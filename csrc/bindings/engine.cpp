@@ -847,8 +847,6 @@ void bind_engine(py::module_& m) {
       .def("execute", &execute, arg("operation"), arg("body") = py::none(), arg("update") = py::none())
       .def("tell", [](Server& server) { server.engine->tell(&server.told); })
       .def("take_told", &take_told)
-      .def("pass_over",
-           [](Server& server, const log::Operation* lost, bool is_whole) { server.engine->pass_over(lost, is_whole); })
       .def("attach",
            [](Server& server, py::object journal) {
              server.log = py::cast<std::shared_ptr<log::Journal>>(journal);

@@ -43,7 +43,7 @@ def audit(
     path: Annotated[Path, typer.Argument(metavar="FOLDER", help="From fastagg.open, or a copy of one.")],
     start: Annotated[int | None, typer.Option("--from", metavar="N", help="Begin with this checkpoint.")] = None,
     receipts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Receipts of fastagg.sign, one JSON object a line.")
+        Path | None, typer.Option(metavar="FILE", help="Receipts: record and digest, one JSON object a line.")
     ] = None,
     modules: Annotated[
         list[str] | None, typer.Option("--import", metavar="MODULE", help="Import this first: it registers a rule.")
@@ -100,5 +100,7 @@ def _lines(found: Plain) -> Iterator[tuple[str, str]]:
         yield "recovery", f"fastagg.open(path, make) would {told['would']}: from the checkpoint of"
         counts = ", ".join(f"{count:,} {name}" for name, count in told["replays"].items()) or "none"
         yield "", f"record {told['checkpoint']}, then {told['bytes']:,} bytes of records: {counts}"
+        if told["torn"]:
+            yield "", f"{told['torn']}: behind record {told['last']} lies what a crash left, or was damaged"
     for problem in found["problems"]:
         yield "PROBLEM", problem

@@ -49,9 +49,10 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
     segment.write_bytes(whole)
     for replay in (False, True):
         told = examine(tmp_path / "a", replay=replay)
-        assert not told["healthy"] and "record 12: lost" in told["problems"][0]
-        assert told["recovery"]["would"] == "go on without 1 records"
-    fastagg.open(tmp_path / "a", make).close()
+        assert not told["healthy"] and "record 12 is damaged, and it was on the disk" in told["problems"][0]
+        assert told["recovery"]["would"] == "be refused"
+    with pytest.raises(fastagg.CheckpointError, match="record 12 is damaged"):
+        fastagg.open(tmp_path / "a", make)
     data = bytearray((tmp_path / "one").read_bytes())
     data[data.index(b"version")] ^= 1  # between its members there are bytes that mean nothing
     (tmp_path / "one").write_bytes(data)
@@ -79,7 +80,9 @@ def test_it_reads_what_only_the_older_checkpoint_needs(tmp_path: Path) -> None:
         segment.write_bytes(damaged)
         told = examine(tmp_path / "a")
         assert told["healthy"] == healthy and told["recovery"]["would"] == "go on"
-    assert "record 15: lost" in told["problems"][0] and "only checkpoint-00000000000000000012" in told["problems"][0]
+    assert (
+        "record 15 is damaged" in told["problems"][0] and "only checkpoint-00000000000000000012" in told["problems"][0]
+    )
 
 
 def test_it_can_be_what_a_process_imports_first(tmp_path: Path) -> None:
