@@ -500,7 +500,7 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   arrival.client = operation.client;
   arrival.version = operation.version;
   arrival.samples = operation.share;
-  if (operation.known) arrival.decided = &operation.decided;
+  if (operation.known && !operation.again) arrival.decided = &operation.decided;
   arrival.is_private = true;
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
   arrival.owner = std::make_shared<store::Owner>(owner_of(body));

@@ -113,6 +113,11 @@ Chain chain_of(uint64_t base, const std::string& digest) {
   return found;
 }
 
+Bytes bytes_in(py::object held) {
+  const py::buffer_info info = py::reinterpret_borrow<py::buffer>(held).request();
+  return {static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), owner_of(std::move(held))};
+}
+
 // `files`: of each segment its name for messages, its number, its bytes, and its first block. `load(i)` reads all of
 // one.
 std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint64_t, uint64_t, std::string>>& files,
@@ -121,11 +126,7 @@ std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint6
   std::vector<Reader::File> given;
   for (const auto& [name, number, size, block] : files)
     given.push_back({name, number, size, {block.begin(), block.end()}});
-  const auto loaded = [load](size_t file) {
-    py::object held = load(file);
-    const py::buffer_info info = py::reinterpret_borrow<py::buffer>(held).request();
-    return Bytes{static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), owner_of(std::move(held))};
-  };
+  const auto loaded = [load](size_t file) { return bytes_in(load(file)); };
   return std::make_shared<Reader>(given, loaded, Reader::After{sequence, folder, chain, end, old});
 }
 
@@ -163,6 +164,7 @@ py::dict described(const Operation& operation) {
   found["rate"] = operation.rate;
   found["task"] = operation.task;
   found["share"] = operation.share;
+  found["slots"] = operation.slots;
   found["known"] = operation.known;
   found["decided"] = py::make_tuple(operation.decided.applied, operation.decided.version, operation.decided.step_size,
                                     operation.decided.weight, operation.decided.norm);
@@ -263,6 +265,12 @@ void bind_log(py::module_& m) {
       .def_readonly("rate", &Operation::rate)
       .def_readonly("task", &Operation::task)
       .def("describe", &described)
+      .def("again",
+           [](const Operation& one, int64_t version, uint64_t incarnation) {
+             Operation made = one;
+             made.version = version, made.incarnation = incarnation, made.again = true;
+             return made;
+           })
       .def_property_readonly("streamed", [](const Operation& one) -> py::object {
         if (!one.streamed) return py::none();
         return py::make_tuple(one.streamed->number, one.streamed->nbytes, one.streamed->crc, one.streamed->dtype);
@@ -274,11 +282,15 @@ void bind_log(py::module_& m) {
       .def_readonly("length", &ReadRecord::length)
       .def_property_readonly("place", [](const ReadRecord& one) { return py::make_tuple(one.segment, one.begin); })
       .def_readonly("body", &ReadRecord::body);
+  m.def("records_in", [](py::object held) {
+    py::list found;
+    for (const Record& record : records_in(bytes_in(std::move(held)))) found.append(read_record(record));
+    return found;
+  });
   py::class_<Reader, std::shared_ptr<Reader>>(m, "Reader")
       .def(py::init(&read_log), arg("files"), arg("load"), by_name, arg("sequence"), arg("folder"), arg("chain"),
            arg("end"), arg("old"))
       .def("next", [](Reader& one) { return read_record(one.next()); })
-      .def("skip", [](Reader& one) { return read_record(one.skip()); })
       .def_property_readonly("last", &Reader::last)
       .def_property_readonly("chain", &Reader::chain)
       .def_property_readonly("is_torn", &Reader::is_torn)

@@ -189,12 +189,7 @@ void Engine::set_rate(double lr) {
   apply(operation);
 }
 
-void Engine::lose(std::vector<int64_t> slots) {
-  const Inside inside(gate, true);
-  give_up(std::move(slots));
-}
-
-// The sum is made anew from the other rows. If one of these turns out to be lost, too, nothing has changed yet.
+// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows. If one of these turns out to be lost, too, nothing has changed yet.
 void Engine::give_up(std::vector<int64_t> slots) {
   check_log();
   for (int64_t also = 0; also >= 0;) {
@@ -323,7 +318,7 @@ std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* an
       return std::nullopt;
     case log::kAnswer:
     case log::kRow: step(answer, 1, false); return std::nullopt;
-    case log::kLost: lose(operation.slots); return std::nullopt;
+    case log::kLost: give_up(operation.slots); return std::nullopt;
     default: return apply(operation).task;
   }
 }

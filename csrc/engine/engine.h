@@ -90,8 +90,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // with nothing changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
   // Returns the task, if it sends one.
   std::optional<Task> execute(const log::Operation& operation, Arrival* answer);
-  // Gives up rows on a disk, which are damaged: their clients begin anew.
-  void lose(std::vector<int64_t> slots);
   // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
   void limit(const Limits& limits);
 

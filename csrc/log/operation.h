@@ -81,6 +81,7 @@ struct Operation {
   // Of an answer:
   double share = 1.0;  // in a mean; a sum's weight
   bool known = true;   // whether the outcome is; otherwise only a device knew it, or the log is of an older version
+  bool again = false;  // it is given once more, as an answer to a new task: its outcome may be another one
   Decided decided;
   std::vector<Part> parts;
   std::optional<Streamed> streamed;

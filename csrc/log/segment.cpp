@@ -87,6 +87,15 @@ void put_head(RecordHead head, uint8_t* record) {
   std::memcpy(record + offsetof(RecordHead, crc), &crc, sizeof crc);
 }
 
+std::vector<Record> records_in(const Bytes& bytes) {
+  std::vector<Record> found;
+  any_record(bytes, 0, [&](const Record& record) {
+    found.push_back(record);
+    return false;
+  });
+  return found;
+}
+
 // -- the files
 
 Reader::Reader(const std::vector<File>& files, Load load, const After& after)
@@ -307,24 +316,6 @@ void Reader::check_end() {
   if (last() < after_.end)
     damaged(where(at_) + ": the log ends with record " + std::to_string(last()) +
             ", and a checkpoint says that it had come to record " + std::to_string(after_.end));
-}
-
-std::optional<Record> Reader::skip() {
-  for (; segment_ < segments_.size(); enter(segment_ + 1)) {
-    std::optional<Record> found;
-    any_record(held(), at_, [&](const Record& record) {
-      if (record.head.sequence < wanted_) return false;
-      found = record;
-      return true;
-    });
-    if (found) {
-      found->segment = segment_;
-      at_ = found->end, wanted_ = found->head.sequence + 1;
-      return found;
-    }
-    if (segment_ + 1 == segments_.size()) break;
-  }
-  return std::nullopt;
 }
 
 // Of what is there, all but one field are those of the next record, or of a head before it. A file that is used again

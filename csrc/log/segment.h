@@ -91,6 +91,9 @@ struct Record {
   std::shared_ptr<void> owner;
 };
 
+// All good records in a file, of any use, whatever lies between them.
+std::vector<Record> records_in(const Bytes& bytes);
+
 // Reads the records of a log in order. One segment is in memory at a time.
 class Reader {
  public:
@@ -121,8 +124,6 @@ class Reader {
   // The next record. None: the log ends here. Throws Refusal, kDamaged: a record or a segment was on the disk, and is
   // damaged or missing; or the log ends too early.
   std::optional<Record> next();
-  // The next good record behind a damaged one, wherever it is.
-  std::optional<Record> skip();
 
   // Whether something that was a record or a head, and is none, lies where the log ends. A crash may leave it.
   bool is_torn();

@@ -17,6 +17,9 @@ def doctor(
     path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="From fastagg.open, or from server.save.")],
     replay: Annotated[bool, typer.Option(help="Also execute the log again, on a server in memory.")] = False,
     check: Annotated[bool, typer.Option(help="Compare all cached updates with their checksums, not 1 GB.")] = False,
+    salvage: Annotated[
+        Path | None, typer.Option(metavar="NEW", help="Take what can be read of a damaged folder to a new one.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report whether a server's folder or file is whole.
@@ -27,6 +30,8 @@ def doctor(
 
     from fastagg.durable.doctor import examine
 
+    if salvage is not None:
+        return _salvage(path, salvage, as_json)
     found = examine(path, replay=replay, check=check)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -36,6 +41,22 @@ def doctor(
             print(f"  {name:<11} {line}")
     if not found["healthy"]:
         raise typer.Exit(1)
+
+
+def _salvage(path: Path, to: Path, as_json: bool) -> None:
+    import json
+
+    from fastagg.durable.salvage import salvage
+
+    found = salvage(path, to)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(f"{to}: version {found['version']:,}")
+    print(f"  the same   up to record {found['last']}: {found['problem'] or 'nothing is damaged'}")
+    print(f"  behind it  {found['taken']:,} answers were given in again, as new ones")
+    for problem in found["refused"]:
+        print(f"  PROBLEM    {problem}")
 
 
 @command()

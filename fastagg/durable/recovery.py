@@ -52,7 +52,8 @@ def recover(
         until: the last record that is executed, which all slices have; None: all.
 
     Raises:
-        CheckpointError: the folder is damaged. OSError, CacheError: the system refuses to read or write something. ConfigError: ``make`` makes a server that differs from the folder's.
+        CheckpointError: the folder is damaged. OSError, CacheError: the system refuses to read or write something.
+            ConfigError: ``make`` makes a server that differs from the folder's.
     """
     checkpoint, damaged = newest(disk, found)
     reader = read_log(disk, found, checkpoint)
