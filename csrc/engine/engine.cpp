@@ -189,7 +189,8 @@ void Engine::set_rate(double lr) {
   apply(operation);
 }
 
-// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows. If one of these turns out to be lost, too, nothing has changed yet.
+// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows. If one of these turns
+// out to be lost, too, nothing has changed yet.
 void Engine::give_up(std::vector<int64_t> slots) {
   check_log();
   for (int64_t also = 0; also >= 0;) {

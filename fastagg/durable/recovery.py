@@ -59,7 +59,7 @@ def recover(
     reader = read_log(disk, found, checkpoint)
     server = make(checkpoint)
     if isinstance(cache := checkpoint.state["direction"].get("cache"), dict):
-        cache["check"] = check
+        cache["later"] = True  # the log says which rows were given up, and when
     try:
         load_into(server, checkpoint.state)
     except (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError) as error:
@@ -69,6 +69,7 @@ def recover(
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     replay = Replay(server, disk, found)
     replay.all(reader, until)
+    server._running.extension.state.look(all=check)
     if until is not None and reader.last < until:
         raise CheckpointError(f"{disk.path}: its log ends with record {reader.last}, expected {until}")
     return Recovered(

@@ -3,8 +3,10 @@ damaged in a folder is harmless, or refused by name; never silently lost."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,8 @@ from fastagg.durable.doctor import examine
 from fastagg.durable.folder import contents, read_checkpoint, read_log
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.opening import open_on
+from fastagg.durable.recovery import Replay
+from fastagg.ops.place import emulated
 
 SIZE = 60
 BLOCK = 4096
@@ -142,7 +146,7 @@ def test_a_lost_row_has_a_record_and_the_log_with_it_leads_to_the_same_model(
     lost = [one for one in same_as_the_package_reads(tmp_path / "b") if one["kind"] == 10]
     assert [one["slots"] for one in lost] == [[2]]
     with opened(tmp_path / "b", make) as server:
-        torch.testing.assert_close(server.flat, flat)
+        assert torch.equal(server.flat, flat)
 
 
 # -- what a machine does to a folder -----------------------------------------------------------------------------------
@@ -234,3 +238,99 @@ def test_a_bit_anywhere_in_a_log_of_a_closed_server(lived: tuple[Path, dict[str,
         found.add(outcome(tmp_path / "b", state))
         shutil.rmtree(tmp_path / "b")
     assert found == {"refused", "the same state"}
+
+
+def held(path: Path) -> dict[str, bytes]:
+    return {one.relative_to(path).as_posix(): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize(("call", "begin"), [("open", "upload-"), ("read_of", "upload-"), ("read_of", "journal-")])
+def test_what_the_machine_refuses_now_ends_the_opening_and_changes_nothing(
+    call: str, begin: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)
+    state = everything(tmp_path / "a", buffered, 2)
+    before, usual = held(tmp_path / "a"), getattr(Disk, call)
+
+    def refused(self: Disk, name: str, **more: Any) -> Any:
+        if name.startswith(begin) and not more.get("create"):
+            raise OSError(number, os.strerror(number), name)
+        return usual(self, name, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, call, refused)
+        with pytest.raises(fastagg.CheckpointError, match=re.escape(os.strerror(number))):
+            opened(tmp_path / "a", buffered)
+        assert not examine(tmp_path / "a")["healthy"]
+    assert held(tmp_path / "a") == before
+    assert outcome(tmp_path / "a", state) == "the same state"
+
+
+def test_a_checkpoint_that_cannot_be_read_now_stays_and_an_older_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = everything(tmp_path / "a", buffered, 2)
+    newest = sorted(path.name for path in (tmp_path / "a").glob("checkpoint-*"))[-1]
+    usual = Disk.open
+
+    def refused(self: Disk, name: str, **more: Any) -> Any:
+        if name.startswith(newest + "/"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return usual(self, name, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "open", refused)
+        with opened(tmp_path / "a", buffered) as server:
+            assert equal(without_lives(server), state)
+    assert (tmp_path / "a" / newest).is_dir() and not list((tmp_path / "a").glob("*.damaged"))
+
+
+def test_a_row_that_cannot_be_written_now_ends_the_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=4, warmup="partial")
+
+    with opened(tmp_path / "a", make) as server:
+        for client in range(4):
+            server.dispatch(client)
+            server.receive(client, update(client, SIZE))
+        state = without_lives(server)
+    usual = Replay._execute
+
+    def refused(self: Replay, operation: Any, record: Any, given: Any) -> None:
+        if record.sequence == 6:
+            raise fastagg.CacheError("rows.bin: Input/output error")
+        usual(self, operation, record, given)
+
+    before = held(tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Replay, "_execute", refused)
+        with pytest.raises(fastagg.CacheError, match="Input/output"):
+            opened(tmp_path / "a", make)
+    assert held(tmp_path / "a") == before
+    with opened(tmp_path / "a", make) as server:
+        assert equal(without_lives(server), state)
+
+
+@pytest.mark.kernel
+@pytest.mark.cuda
+@pytest.mark.skipif(not native.cuda_emulated, reason="needs a build that emulates CUDA")
+@pytest.mark.parametrize("name", ["ASGD", "FedBuff, one"])
+def test_a_deferred_outcome_is_written_when_it_is_known(name: str, tmp_path: Path) -> None:
+    """One of the updates is not finite, which only the device finds out."""
+    with emulated():
+        with opened(tmp_path / "a", lambda: PRESETS[name](model(SIZE), validate="deferred")) as server:
+            receipts = []
+            for turn in range(6):
+                server.dispatch(turn)
+                receipts.append(
+                    server.receive(turn, update(turn, SIZE) if turn != 3 else torch.full((SIZE,), 1e38) * 10)
+                )
+            flat = server.flat.cpu()
+        found = [one for one in same_as_the_package_reads(tmp_path / "a") if "norm" in one]
+        for one, receipt in zip(found, receipts, strict=True):
+            said = (one["known"], one["applied"], one["after"], one["weight"], one["norm"])
+            assert str(said) == str((1, int(receipt.applied), receipt.version, receipt.weight, receipt.update_norm))
+        assert [one["weight"] > 0 for one in found] == [True, True, True, False, True, True]
+        with opened(tmp_path / "a", lambda: PRESETS[name](model(SIZE), validate="deferred")) as server:
+            assert torch.equal(server.flat.cpu(), flat)

@@ -6,7 +6,6 @@ import copy
 import gc
 import linecache
 import os
-import re
 import shutil
 import subprocess
 import sys

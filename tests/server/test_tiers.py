@@ -411,9 +411,7 @@ def test_damage_between_two_runs_is_found_at_open(
     named = "".join(examine(tmp_path / "state")["problems"])
     assert all(f"client {client}'s row is damaged" in named for client in lost)
     if logged and rule == "ACED":  # who is in the sum decides what an answer behind it does
-        with pytest.raises(
-            fastagg.CheckpointError, match="record 62 of the log cannot be executed: the outcome differs"
-        ):
+        with pytest.raises(fastagg.CheckpointError, match="of the log cannot be executed: the outcome differs"):
             fastagg.open(tmp_path / "state", made)
         return
     with fastagg.open(tmp_path / "state", made) as again:

@@ -12,10 +12,11 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from lives import FIRST, LAST, MAKE, SECOND, THIRD, found, play
+
 from fastagg.durable import log
 from fastagg.durable.disk import Disk
 from fastagg.durable.opening import open_on
-from lives import FIRST, LAST, MAKE, SECOND, THIRD, found, play
 
 
 def main(to: Path) -> None:
