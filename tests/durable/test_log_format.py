@@ -28,7 +28,6 @@ from fastagg.durable.folder import contents, read_checkpoint, read_log
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.opening import open_on
 from fastagg.durable.recovery import Replay
-from fastagg.ops.place import emulated
 
 SIZE = 60
 BLOCK = 4096
@@ -310,27 +309,3 @@ def test_a_row_that_cannot_be_written_now_ends_the_opening(tmp_path: Path, monke
     assert held(tmp_path / "a") == before
     with opened(tmp_path / "a", make) as server:
         assert equal(without_lives(server), state)
-
-
-@pytest.mark.kernel
-@pytest.mark.cuda
-@pytest.mark.skipif(not native.cuda_emulated, reason="needs a build that emulates CUDA")
-@pytest.mark.parametrize("name", ["ASGD", "FedBuff, one"])
-def test_a_deferred_outcome_is_written_when_it_is_known(name: str, tmp_path: Path) -> None:
-    """One of the updates is not finite, which only the device finds out."""
-    with emulated():
-        with opened(tmp_path / "a", lambda: PRESETS[name](model(SIZE), validate="deferred")) as server:
-            receipts = []
-            for turn in range(6):
-                server.dispatch(turn)
-                receipts.append(
-                    server.receive(turn, update(turn, SIZE) if turn != 3 else torch.full((SIZE,), 1e38) * 10)
-                )
-            flat = server.flat.cpu()
-        found = [one for one in same_as_the_package_reads(tmp_path / "a") if "norm" in one]
-        for one, receipt in zip(found, receipts, strict=True):
-            said = (one["known"], one["applied"], one["after"], one["weight"], one["norm"])
-            assert str(said) == str((1, int(receipt.applied), receipt.version, receipt.weight, receipt.update_norm))
-        assert [one["weight"] > 0 for one in found] == [True, True, True, False, True, True]
-        with opened(tmp_path / "a", lambda: PRESETS[name](model(SIZE), validate="deferred")) as server:
-            assert torch.equal(server.flat.cpu(), flat)
