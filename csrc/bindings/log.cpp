@@ -303,6 +303,7 @@ void bind_log(py::module_& m) {
                                                              segment.head.format));
                                return found;
                              })
+      .def_property_readonly("mark", &Reader::mark)
       .def_property_readonly("end",
                              [](const Reader& one) { return py::make_tuple(one.segment(), one.place(), one.tail()); });
 }

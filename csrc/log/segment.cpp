@@ -172,7 +172,7 @@ void Reader::enter(size_t segment) {
   if (segment != segment_) held_ = {};
   segment_ = segment;
   use_ = here().head.use;
-  at_ = kBlock, tail_ = 0;
+  at_ = kBlock, tail_ = 0, is_head_ = false;
 }
 
 std::optional<Record> Reader::record_at(size_t at) {
@@ -198,8 +198,12 @@ bool Reader::pass_head(size_t at) {
     damaged(where(at) + ": what came before was something else: it is of another past of this folder");
   if (!chain_.known) chain_ = head->chain();
   go_to(at + kBlock);
-  use_ = head->use, tail_ = 0;
-  if (head->next != 0) follow(*head);
+  use_ = head->use;
+  if (!is_head_) tail_ = at, is_head_ = true;
+  if (head->next != 0) {
+    mark_ = {segment_, at};
+    follow(*head);
+  }
   return true;
 }
 
@@ -263,8 +267,8 @@ void Reader::go_to(size_t at) {
 }
 
 Record Reader::take(const Record& record) {
-  if (tail_ == 0 || record.head.synced != synced_) tail_ = record.begin;
-  synced_ = record.head.synced;
+  if (tail_ == 0 || is_head_ || record.head.synced != synced_) tail_ = record.begin;
+  synced_ = record.head.synced, is_head_ = false;
   go_to(record.end);
   ++wanted_;
   if (chain_.known) chain_.add(record.body - kRecordHead);

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../cpu/sha256.h"
@@ -134,8 +135,10 @@ class Reader {
   // Where the log ends, for a writer that goes on: the segment and the place in it.
   size_t segment() const { return segment_; }
   size_t place() const { return at_; }
-  // Where the last group of records begins, which alone may not be on the disk yet; `place`: there is none.
+  // What alone may not be on the disk yet: the last group of records, or the heads behind it, begin at `tail` (`place`:
+  // there is none); and the last mark that was followed, in this segment, and its place there.
   size_t tail() const { return tail_ == 0 ? at_ : tail_; }
+  const std::optional<std::pair<size_t, size_t>>& mark() const { return mark_; }
   const std::vector<Segment>& segments() const { return segments_; }
 
  private:
@@ -161,6 +164,8 @@ class Reader {
   Chain chain_;
   size_t segment_ = 0, at_ = 0, tail_ = 0;
   uint64_t use_ = 0, synced_ = 0, passed_ = 0;
+  bool is_head_ = false;  // at `tail_`
+  std::optional<std::pair<size_t, size_t>> mark_;
   Bytes held_;  // of `segment_`
 };
 

@@ -16,7 +16,7 @@ from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents, free_name
+from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents, free_name
 from fastagg.durable.keeper import EVERY, ROOM, Keeper
 from fastagg.durable.log import Durability, Log, begin_journal
 from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
@@ -200,7 +200,7 @@ def _opened(
     if until is not None:
         found = _cut(disk, found, past)
     start = _start(disk, found, past)
-    _make_durable(disk, start.pop("needed"), start.pop("tail"))
+    _make_durable(disk, start.pop("needed"), start.pop("unsure"))
     unused = _unused(found, start)
     for name in unused:
         disk.rename(name, free_name(name))
@@ -270,13 +270,17 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
     goes_on = bool(whole) and whole[-1][3] >= 4  # behind a new head
-    here = found.segments[whole[-1][0]] if whole else ""
+    # what the last process wrote last, by the names of the files: where it begins and ends
+    unsure = {found.segments[whole[-1][0]]: (tail, place)} if whole else {}
+    if reader.mark is not None:
+        segment, at = reader.mark
+        unsure[found.segments[chain[segment][0]]] = at, at + BLOCK
     known = [folder for _, _, folder, _ in reversed(chain) if folder]
     return {
         "folder_id": past.checkpoint.folder_id or (known[0] if known else engine.new_incarnation()),
         "sequence": reader.last, "chain": reader.chain, "number": 1 + max(found.segments, default=0), "busy": busy,
         "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
-        "tail": (here, tail, place),
+        "unsure": unsure,
     }  # fmt: skip
 
 
@@ -306,14 +310,15 @@ def _cut(disk: Disk, found: Contents, past: Recovered) -> Contents:
     return contents(disk)
 
 
-def _make_durable(disk: Disk, names: set[str], tail: tuple[str, int, int]) -> None:
-    """Sync what a killed process has written, which may be in memory only. If a sync of the last group of records had
-    failed, the system takes it for written: so it is written again, with the same bytes at the same place."""
-    here, at, end = tail
+def _make_durable(disk: Disk, names: set[str], unsure: dict[str, tuple[int, int]]) -> None:
+    """Sync what a killed process has written, which may be in memory only. If a sync of its last group of records, or
+    of a mark, had failed, the system takes it for written: so it is written again, with the same bytes at the same
+    place."""
     for name in names:
+        at, end = unsure.get(name, (0, 0))
         file = disk.open(name)
         try:
-            while name == here and at < end:
+            while at < end:
                 at = disk.write(file, [disk.read(file, min(end - at, _CHUNK), at)], at)
             disk.sync(file)
         finally:

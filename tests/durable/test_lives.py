@@ -286,7 +286,7 @@ MUTANTS = {
     "a life begins a segment, and no mark names it": Mutant(
         _around(opening, "_start", _start_anew), ("close", "kill"), says="damaged"),
     "the tail of a killed process is not written again": Mutant(
-        _around(opening, "_make_durable", lambda write: lambda disk, names, tail: write(disk, names, ("", 0, 0))),
+        _around(opening, "_make_durable", lambda write: lambda disk, names, unsure: write(disk, names, {})),
         ("failed_sync", "flush", "power"), says="lost|never was|damaged"),
     "a life does not count the bytes that it replayed": Mutant(
         _around(Keeper, "start", _uncounted), ("close", "kill"), says="bytes"),
