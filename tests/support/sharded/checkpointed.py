@@ -20,7 +20,6 @@ import fastagg
 from support.presets import model, update
 from support.sharded.ranks import SIZE, command, sharded, start
 
-
 CLIENTS = 4
 
 
