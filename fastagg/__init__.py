@@ -34,6 +34,11 @@ _RENAMED = {
 }
 
 
+# Names that are gone, and what to use instead.
+_SIGN = "receipt.digest is a plain hash: sign and compare it with a library of your choice (docs/audit.md)"
+_LEFT = dict.fromkeys(("sign", "verify", "prove", "Proof", "ProofError"), _SIGN)
+
+
 def _renamed(name: str) -> object:
     now, why = _RENAMED[name]
     warnings.warn(f"fastagg.{name} is deprecated: {why}; write fastagg.{now}", DeprecationWarning, stacklevel=3)
@@ -55,6 +60,8 @@ if not TYPE_CHECKING:  # a type checker that sees this function would accept eve
                 return globals()[name]
             if name in _RENAMED:
                 return _renamed(name)
+            if name in _LEFT:
+                raise AttributeError(f"fastagg.{name} is gone: {_LEFT[name]}")
         raise _checks.no_attribute(sys.modules[__name__], name)
 
     def __dir__() -> list[str]:

@@ -14,7 +14,6 @@ CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
 SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn", "scipy")
 RAY = ("ray",)
-AUDIT = ("cryptography",)
 
 
 def require(what: str, extra: str, modules: tuple[str, ...]) -> None:

@@ -15,7 +15,6 @@ __all__ = [
     "NotDelivered",
     "NotDurable",
     "NotSharded",
-    "ProofError",
     "RankLost",
     "Reentered",
     "RunFailed",
@@ -127,10 +126,6 @@ class NotDelivered(FastaggError, LookupError):
 
 class CheckpointError(FastaggError, ValueError):
     """A checkpoint is damaged, or belongs to another model or algorithm."""
-
-
-class ProofError(FastaggError, ValueError):
-    """A signed receipt or a proof does not hold."""
 
 
 class DataError(FastaggError, ValueError):

@@ -16,10 +16,6 @@ from fastagg._build import set_num_threads as set_num_threads
 from fastagg.distill import Distillation as Distillation
 from fastagg.durable.audit import audit as audit
 from fastagg.durable.opening import open as open
-from fastagg.durable.proofs import Proof as Proof
-from fastagg.durable.proofs import prove as prove
-from fastagg.durable.proofs import sign as sign
-from fastagg.durable.proofs import verify as verify
 from fastagg.errors import *  # noqa: F403
 from fastagg.model import Layout as Layout
 from fastagg.presets import *  # noqa: F403

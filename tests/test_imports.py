@@ -182,3 +182,9 @@ def test_a_circle_through_a_function_is_found_and_one_of_types_is_not(tmp_path: 
 def test_a_module_without_a_room_is_said() -> None:
     with pytest.raises(AssertionError, match=r"fastagg\.attic\.box: no line of the table"):
         upward({"fastagg.attic.box": {"fastagg.errors"}, "fastagg.errors": set()})
+
+
+@pytest.mark.parametrize("name", ["sign", "verify", "prove", "Proof", "ProofError"])
+def test_a_name_that_is_gone_says_what_to_use(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"fastagg.{name} is gone: .*docs/audit.md"):
+        getattr(fastagg, name)

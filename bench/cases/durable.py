@@ -1,9 +1,8 @@
 """A server with a folder, on the disk of TMPDIR: acknowledgements beside one fdatasync, many threads, the longest wait
-during a checkpoint, recovery, a streamed upload, and the digest of a record."""
+during a checkpoint, recovery, and a streamed upload."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import statistics
@@ -22,7 +21,6 @@ import fastagg
 from cases.arrival import in_turn
 from fastagg._build import native
 from fastagg.durable.disk import Disk
-from fastagg.durable.folder import contents, read_checkpoint, read_log
 from fastagg.durable.opening import open_on
 
 CLIENTS, THREADS = 10, 64  # clients that answer in turn; those with a thread each
@@ -193,21 +191,6 @@ def _streamed(problem: Problem) -> Built:
     return Built(run, None, lambda: server.dispatch(0), close=close)
 
 
-def _digest(problem: Problem) -> Built:
-    """The hash of an answer's record, as it is read from the log, and of an inner node of the tree."""
-    with scratch() as folder, fastagg.open(folder, lambda: RULES["FedBuff"](problem.size)) as server:
-        server.dispatch(0)
-        server.receive(0, problem.update)
-        server.flush()
-        disk = Disk(Path(folder))
-        log = read_log(disk, held := contents(disk), read_checkpoint(disk, held.checkpoints[0]))
-        while (record := log.next()).operation.kind != "answer":
-            pass
-        disk.leave()
-    pair = bytes(65)
-    return Built(lambda: (record.leaf, hashlib.sha256(pair).digest()), None)
-
-
 def _case(name: str, built: dict[str, Callable[[Problem], Built]], sizes: tuple[int, ...], **more: Any) -> Case:
     candidates = [Candidate(who, build, 8) for who, build in built.items()]
     return Case(name, 0, lambda: candidates, "disk", sizes, devices=("cpu",), **more)
@@ -245,9 +228,4 @@ CASES = [
     ),
     _case("recovery of 1 GB", {"fastagg": _recovered}, (1_000_000,), told=True),
     _case("streamed upload of 1 GB", {"fastagg": _streamed}, (GIGABYTE,), peaks=True),
-    _case(
-        "digest of a record",
-        {"fastagg": partial(_answered, make=RULES["FedBuff"], durability="none"), "the digest alone": _digest},
-        SIZES,
-    ),
 ]  # fmt: skip

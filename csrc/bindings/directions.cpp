@@ -205,7 +205,11 @@ void bind_rows(py::module_& m) {
              const store::Owner held = owner_of(std::move(tell));
              tiers.on_loss = [held](const std::vector<int64_t>& clients) {
                const Holds holds;
-               py::handle(object_of(held))(clients);
+               try {
+                 py::handle(object_of(held))(clients);
+               } catch (py::error_already_set& error) {  // they are given up already
+                 error.discard_as_unraisable("the report of lost rows");
+               }
              };
            })
       .def("open", &Tiers::open)
@@ -290,7 +294,9 @@ void bind_directions(py::module_& m) {
            arg("by_dispatch") = true);
   all.def(py::init(&all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"),
           arg("resummation"));
-  all.def("give_up", &AllClients::give_up);
+  all.def("give_up", [](AllClients& one, std::vector<int64_t> lost) {
+    for (int64_t also = 0; (also = one.give_up(lost)) >= 0;) lost.push_back(also);
+  });
   all.def_static("on", &all_clients_on, by_name, arg("sign"), arg("setting"), arg("tiers"), arg("seed"), arg("sum"));
   py::class_<Calibrated, DirectionState, std::shared_ptr<Calibrated>> of_calibrated(m, "Calibrated");
   py::class_<Calibrated::Setting>(m, "CalibratedSetting")

@@ -500,7 +500,7 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   arrival.client = operation.client;
   arrival.version = operation.version;
   arrival.samples = operation.share;
-  if (operation.known) arrival.decided = &operation.decided;
+  if (operation.known && !operation.again) arrival.decided = &operation.decided;
   arrival.is_private = true;
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
   arrival.owner = std::make_shared<store::Owner>(owner_of(body));
@@ -847,8 +847,6 @@ void bind_engine(py::module_& m) {
       .def("execute", &execute, arg("operation"), arg("body") = py::none(), arg("update") = py::none())
       .def("tell", [](Server& server) { server.engine->tell(&server.told); })
       .def("take_told", &take_told)
-      .def("pass_over",
-           [](Server& server, const log::Operation* lost, bool is_whole) { server.engine->pass_over(lost, is_whole); })
       .def("attach",
            [](Server& server, py::object journal) {
              server.log = py::cast<std::shared_ptr<log::Journal>>(journal);

@@ -84,8 +84,7 @@ std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& given) {
   start.folder = py::cast<std::string>(given["folder"]);
   start.folder_id = py::cast<uint64_t>(given["folder_id"]);
   start.sequence = py::cast<uint64_t>(given["sequence"]);
-  start.tree = py::cast<Tree>(given["tree"]);
-  start.hash_payloads = py::cast<bool>(given["hash_payloads"]);
+  start.chain = py::cast<Chain>(given["chain"]);
   start.number = py::cast<uint64_t>(given["number"]);
   start.segment_bytes = py::cast<uint64_t>(given["segment_bytes"]);
   for (const auto& [name, first] : py::cast<std::vector<std::pair<std::string, uint64_t>>>(given["busy"]))
@@ -102,101 +101,58 @@ std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& given) {
   return Journal::begin(std::move(on), std::move(start));
 }
 
-// The bytes of an object that has a buffer, for as long as this lives.
-class View {
- public:
-  explicit View(const py::object& given) : info_(py::reinterpret_borrow<py::buffer>(given).request()) {}
-  const uint8_t* data() const { return static_cast<const uint8_t*>(info_.ptr); }
-  size_t size() const { return static_cast<size_t>(info_.size * info_.itemsize); }
-
- private:
-  py::buffer_info info_;
-};
-
 template <typename Data>
 py::bytes bytes_of(const Data& data) {
   return {reinterpret_cast<const char*>(data.data()), data.size()};
 }
 
-std::optional<Digest> digest_in(const std::string& bytes) {
-  Digest found;
-  if (bytes.size() != found.size()) return std::nullopt;
-  std::memcpy(found.data(), bytes.data(), found.size());
+Chain chain_of(uint64_t base, const std::string& digest) {
+  Chain found = Chain::from(base);
+  if (digest.size() != found.digest.size()) return {};
+  std::memcpy(found.digest.data(), digest.data(), digest.size());
   return found;
 }
 
-// A reader, and the buffers that it reads.
-struct Records {
-  std::vector<py::object> buffers;
-  std::vector<View> views;
-  std::optional<Reader> reader;
-};
-
-std::optional<SegmentHead> head_of(const View& view, const std::string& name, uint64_t number, uint64_t folder) {
-  auto head = head_at(view.data(), view.size(), 0);
-  if (head && (head->format < 1 || head->format > kFormat))
-    throw Refusal(Why::kDamaged,
-                  "a journal of format " + std::to_string(head->format) + "; this version reads formats 1 to 3");
-  if (!head || head->number == number) return head;
-  // An older segment of this folder, which was about to be used again. Another folder's would hide what was here.
-  if (folder != 0 && head->folder != 0 && head->folder != folder)
-    throw Refusal(Why::kDamaged, name + ": this segment is of another folder's log: move it away");
-  return std::nullopt;
+Bytes bytes_in(py::object held) {
+  const py::buffer_info info = py::reinterpret_borrow<py::buffer>(held).request();
+  return {static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), owner_of(std::move(held))};
 }
 
-std::shared_ptr<Records> read_log(const std::vector<std::tuple<std::string, uint64_t, py::object>>& files,
-                                  uint64_t sequence, uint64_t folder, const std::string& root) {
-  auto made = std::make_shared<Records>();
-  std::vector<Reader::Segment> segments;
-  for (const auto& [name, number, buffer] : files) {
-    made->buffers.push_back(buffer);
-    made->views.emplace_back(buffer);
-    const View& view = made->views.back();
-    auto head = head_of(view, name, number, folder);
-    if (!head) head = head_from_records(view.data(), view.size(), number, sequence);
-    if (head) segments.push_back({view.data(), view.size(), name, *head});
-  }
-  made->reader.emplace(std::move(segments), sequence, folder, digest_in(root));
-  return made;
+// `files`: of each segment its name for messages, its number, its bytes, and its first block. `load(i)` reads all of
+// one.
+std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint64_t, uint64_t, std::string>>& files,
+                                 const py::function& load, uint64_t sequence, uint64_t folder, const Chain& chain,
+                                 uint64_t end, bool old) {
+  std::vector<Reader::File> given;
+  for (const auto& [name, number, size, block] : files)
+    given.push_back({name, number, size, {block.begin(), block.end()}});
+  const auto loaded = [load](size_t file) { return bytes_in(load(file)); };
+  return std::make_shared<Reader>(given, loaded, Reader::After{sequence, folder, chain, end, old});
 }
 
 struct ReadRecord {
   std::optional<Operation> operation;
   std::string wrong;  // why there is none
   uint64_t sequence, length;
-  const uint8_t* data;  // from its head on
   size_t segment, begin;
   py::object body;  // keeps the memory of its parts
 };
 
-ReadRecord read_record(const Records& records, const Record& record) {
-  const auto& name = records.reader->segments()[record.segment];
-  py::object owner;
-  for (size_t i = 0; i < records.views.size(); ++i)
-    if (records.views[i].data() == name.data) owner = records.buffers[i];
-  ReadRecord found{
-      std::nullopt, "",   record.head.sequence, record.head.length, record.body - kRecordHead, record.segment,
-      record.begin, owner};
+py::object read_record(const std::optional<Record>& record) {
+  if (!record) return py::none();
+  ReadRecord found{std::nullopt,
+                   "",
+                   record->head.sequence,
+                   record->head.length,
+                   record->segment,
+                   record->begin,
+                   py::reinterpret_borrow<py::object>(object_of(record->owner))};
   try {
-    found.operation = read(record.head.kind, record.body, record.head.length);
+    found.operation = read(record->head.kind, record->body, record->head.length);
   } catch (const Refusal& refused) {
     found.wrong = refused.what();
   }
-  return found;
-}
-
-py::object next_record(Records& records) {
-  const auto found = records.reader->next();
-  if (!found) return py::none();
-  return py::cast(read_record(records, *found));
-}
-
-// How many records are lost here, and what the first of them says of itself, or None.
-py::object skip_lost(Records& records) {
-  const auto lost = records.reader->skip_lost();
-  if (!lost) return py::none();
-  const py::object claimed = lost->claimed ? py::cast(read_record(records, *lost->claimed)) : py::none();
-  return py::make_tuple(lost->first, lost->count, claimed);
+  return py::cast(std::move(found));
 }
 
 py::dict described(const Operation& operation) {
@@ -208,6 +164,7 @@ py::dict described(const Operation& operation) {
   found["rate"] = operation.rate;
   found["task"] = operation.task;
   found["share"] = operation.share;
+  found["slots"] = operation.slots;
   found["known"] = operation.known;
   found["decided"] = py::make_tuple(operation.decided.applied, operation.decided.version, operation.decided.step_size,
                                     operation.decided.weight, operation.decided.norm);
@@ -264,7 +221,15 @@ void bind_log(py::module_& m) {
       .def("wait_written", &Journal::wait_written)
       .def("nudge", &Journal::nudge)
       .def("close", &Journal::close)
-      .def("release", &Journal::release)
+      .def("release",
+           [](Journal& one, uint64_t sequence) {
+             try {
+               one.release(sequence);
+             } catch (const DiskFailed& failed) {
+               PyErr_SetString(PyExc_OSError, failed.what());
+               throw py::error_already_set();
+             }
+           })
       .def("give_up", &Journal::give_up)
       .def_property_readonly("failure", &Journal::failure)
       .def_property_readonly("ended", &Journal::ended)
@@ -283,19 +248,12 @@ void bind_log(py::module_& m) {
       .def_property_readonly("waiting", [](const Journal& one) { return one.waiting.load(); })
       .def_static("waited", &Journal::waited);
 
-  py::class_<Tree>(m, "Tree")
+  py::class_<Chain>(m, "Chain")
       .def(py::init<>())
-      .def(py::init(&Tree::from), arg("base"))
-      .def_readonly("known", &Tree::known)
-      .def_readonly("base", &Tree::base)
-      .def_property_readonly("count", &Tree::count)
-      .def_property_readonly("peaks",
-                             [](const Tree& one) {
-                               py::list found;
-                               for (size_t i = 0; i < one.peaks(); ++i) found.append(bytes_of(one.peak(i)));
-                               return found;
-                             })
-      .def_property_readonly("root", [](const Tree& one) { return bytes_of(one.root()); });
+      .def(py::init(&chain_of), arg("base"), arg("digest"))
+      .def_readonly("known", &Chain::known)
+      .def_readonly("base", &Chain::base)
+      .def_property_readonly("digest", [](const Chain& one) { return bytes_of(one.digest); });
 
   py::class_<Operation>(m, "Operation")
       .def(py::init(&operation_of), arg("kind"), by_name, arg("client") = py::none(), arg("version") = -1,
@@ -307,6 +265,12 @@ void bind_log(py::module_& m) {
       .def_readonly("rate", &Operation::rate)
       .def_readonly("task", &Operation::task)
       .def("describe", &described)
+      .def("again",
+           [](const Operation& one, int64_t version, uint64_t incarnation) {
+             Operation made = one;
+             made.version = version, made.incarnation = incarnation, made.again = true;
+             return made;
+           })
       .def_property_readonly("streamed", [](const Operation& one) -> py::object {
         if (!one.streamed) return py::none();
         return py::make_tuple(one.streamed->number, one.streamed->nbytes, one.streamed->crc, one.streamed->dtype);
@@ -317,27 +281,31 @@ void bind_log(py::module_& m) {
       .def_readonly("sequence", &ReadRecord::sequence)
       .def_readonly("length", &ReadRecord::length)
       .def_property_readonly("place", [](const ReadRecord& one) { return py::make_tuple(one.segment, one.begin); })
-      .def_property_readonly("leaf", [](const ReadRecord& one) { return bytes_of(leaf_of(one.data)); })
-      .def_property_readonly("bound", [](const ReadRecord& one) { return bytes_of(bound_of(one.data)); })
       .def_readonly("body", &ReadRecord::body);
-  py::class_<Records, std::shared_ptr<Records>>(m, "Reader")
-      .def(py::init(&read_log), arg("files"), by_name, arg("sequence"), arg("folder"), arg("root") = "")
-      .def("next", &next_record)
-      .def("skip_lost", &skip_lost)
-      .def_property_readonly("last", [](const Records& one) { return one.reader->last(); })
-      .def_property_readonly("tree", [](const Records& one) { return one.reader->tree(); })
-      .def_property_readonly("is_torn", [](const Records& one) { return one.reader->is_torn(); })
-      .def_property_readonly("passed", [](const Records& one) { return one.reader->passed(); })
+  m.def("records_in", [](py::object held) {
+    py::list found;
+    for (const Record& record : records_in(bytes_in(std::move(held)))) found.append(read_record(record));
+    return found;
+  });
+  py::class_<Reader, std::shared_ptr<Reader>>(m, "Reader")
+      .def(py::init(&read_log), arg("files"), arg("load"), by_name, arg("sequence"), arg("folder"), arg("chain"),
+           arg("end"), arg("old"))
+      .def("next", [](Reader& one) { return read_record(one.next()); })
+      .def_property_readonly("last", &Reader::last)
+      .def_property_readonly("chain", &Reader::chain)
+      .def_property_readonly("is_torn", &Reader::is_torn)
+      .def_property_readonly("passed", &Reader::passed)
       .def_property_readonly("segments",
-                             [](const Records& one) {
+                             [](const Reader& one) {
                                py::list found;
-                               for (const Reader::Segment& segment : one.reader->segments())
-                                 found.append(py::make_tuple(segment.head.number, segment.head.first,
-                                                             segment.head.folder, segment.head.format));
+                               for (const Reader::Segment& segment : one.segments())
+                                 found.append(py::make_tuple(segment.number, segment.head.first, segment.head.folder,
+                                                             segment.head.format));
                                return found;
                              })
-      .def_property_readonly(
-          "end", [](const Records& one) { return py::make_tuple(one.reader->segment(), one.reader->place()); });
+      .def_property_readonly("mark", &Reader::mark)
+      .def_property_readonly("end",
+                             [](const Reader& one) { return py::make_tuple(one.segment(), one.place(), one.tail()); });
 }
 
 }  // namespace fastagg::bindings

@@ -45,11 +45,8 @@ void settle(ReceiptObject& one) {
   const std::shared_ptr<Judgement> later = *one.later;
   const Verdict verdict = later->wait();
   if (one.later == nullptr) return;  // another thread has done it meanwhile
-  const bool keep = verdict.keep != 0.0;
-  one.value.norm = verdict.norm2 >= 0.0 ? std::sqrt(verdict.norm2) : verdict.norm2;
-  one.value.weight *= verdict.weight;
-  one.kept = keep;
-  if (one.scales) one.value.applied = one.value.applied && keep, one.value.step_size *= verdict.weight;
+  one.kept = verdict.keep != 0.0;
+  apply(verdict, one.scales, one.value);
   delete std::exchange(one.later, nullptr);
 }
 

@@ -95,7 +95,7 @@ void AllClients::plan_terms(int64_t client, int64_t now) {
   expired_next_ = std::max(expired_, oldest);
 }
 
-Outcome AllClients::plan(const Given& given, bool closes) {
+Outcome AllClients::plan(const Given& given, bool) {
   given_ = given.front();
   copy_ = nullptr;
   const auto c = static_cast<size_t>(given_.client);
@@ -115,7 +115,7 @@ Outcome AllClients::plan(const Given& given, bool closes) {
   plan_bounds();
   versions_.assign(1, given_.start);
   if (resummation_) resummation_->plan(arrivals_);
-  if (tiers_ && !plan_row()) return plan(given, closes);
+  if (tiers_) plan_row();
   const bool waits = setting_.full && heard_next_ < setting_.clients;
   outcome_ = waits ? Outcome::kKept : total_value_ == 0.0 ? Outcome::kIdle : Outcome::kStep;
   return outcome_;
@@ -265,41 +265,41 @@ void AllClients::commit() noexcept {
   if (tiers_) tiers_->commit();
 }
 
-// False: a row was given up, and the plan must be made anew.
-bool AllClients::plan_row() {
+void AllClients::plan_row() {
   try {
     aside_.reset();
     tiers_->plan(given_.client, leaving_ != 0.0f, terms_, weights_, entering_);
     if (tiers_->moves_in_windows()) move_aside();
-    return true;
   } catch (const store::RowDamaged& damaged) {
-    std::vector<int64_t> lost{damaged.client};
-    tiers_->find_lost(weights_, &lost);
-    give_up(std::move(lost));
-    return false;
+    RowsLost lost{{damaged.client}};
+    tiers_->find_lost(weights_, &lost.slots);
+    throw lost;
   }
 }
 
-// Rows that are lost, and those that turn out to be lost, too: the sum is made anew without them, and their clients are
-// as if they were never heard.
-void AllClients::give_up(std::vector<int64_t> lost) {
-  OnCpu runner;
-  for (bool done = false; !done;) {
-    try {
-      tiers_->rebuild(runner, weights_, lost, sum_);
-      done = true;
-    } catch (const store::RowDamaged& damaged) {
-      lost.push_back(damaged.client);
-    }
-  }
+// The sum is made anew without these rows, and their clients are as if they were never heard.
+int64_t AllClients::give_up(const std::vector<int64_t>& lost) {
+  if (!tiers_) return DirectionState::give_up(lost);
+  std::vector<int64_t> held;
   for (const int64_t one : lost) {
+    if (one < 0 || one >= setting_.clients) throw Refusal(Why::kDamaged, "a lost row of a client that is not there");
+    if (shares_[static_cast<size_t>(one)] > 0.0f) held.push_back(one);
+  }
+  if (held.empty()) return -1;  // a checkpoint's damaged rows were given up when it was loaded
+  try {
+    OnCpu runner;
+    tiers_->rebuild(runner, weights_, held, sum_);
+  } catch (const store::RowDamaged& damaged) {
+    return damaged.client;
+  }
+  for (const int64_t one : held) {
     const auto c = static_cast<size_t>(one);
     total_.remove(weights_[c]);
     heard_ -= shares_[c] > 0.0f;
     weights_[c] = shares_[c] = 0.0f;
   }
-  gave_up_ = true;
-  if (tiers_->on_loss) tiers_->on_loss(lost);
+  if (tiers_->on_loss) tiers_->on_loss(held);
+  return -1;
 }
 
 void AllClients::cancel() noexcept {

@@ -37,14 +37,12 @@ class AllClients : public DirectionState {
   void sent(int64_t client, int64_t version) noexcept override;
   void fields(Archive& archive) override;
   int64_t nbytes() const override;
-  bool gave_up() const override { return gave_up_; }
-  // Rows on a disk that are damaged: their clients begin anew.
-  void give_up(std::vector<int64_t> lost);
+  int64_t give_up(const std::vector<int64_t>& lost) override;
 
  private:
   void plan_terms(int64_t client, int64_t now);
   void plan_bounds();
-  bool plan_row();
+  void plan_row();
   void move_aside();
   Direction exchange() const;
   void copy_new_row(const Exchange& row) const;
@@ -60,7 +58,6 @@ class AllClients : public DirectionState {
   float* sum_;
   std::shared_ptr<Resummation> resummation_;
   std::vector<float> shares_, weights_;  // of rows that were heard, and of those in the sum; 0 for the others
-  bool gave_up_ = false;
   ExactSum total_;
   int64_t heard_ = 0, arrivals_ = 0;
   double row_bound_ = 0.0, peak_ = 0.0;

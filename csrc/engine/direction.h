@@ -9,11 +9,16 @@
 #include <vector>
 
 #include "../client_id.h"
+#include "../refusal.h"
 #include "../runner.h"
 #include "archive.h"
 #include "contribution.h"
 
 namespace fastagg::engine {
+
+struct RowsLost {  // rows on a disk are damaged, and must be given up first
+  std::vector<int64_t> slots;
+};
 
 class DirectionState {
  public:
@@ -28,7 +33,7 @@ class DirectionState {
   // Refuses what this direction never takes.
   virtual void check(const ClientId&, int64_t, int64_t) const {}
   // What these updates, in order, make. `closes`: a step, whether or not the round is full. All but a buffer take one
-  // update at a time.
+  // update at a time. Throws RowsLost.
   virtual Outcome plan(const Given& given, bool closes) = 0;
   // `optimizer` steps exactly if `plan` said so.
   virtual void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) = 0;
@@ -74,8 +79,12 @@ class DirectionState {
   virtual void copy_row_to(void*) noexcept {}
   virtual bool immediate() const { return false; }  // a step is made of one update, whose weight scales it
   virtual double scale(const Contribution&) const { return 1.0; }  // and what else does
-  virtual bool gave_up() const { return false; }  // it lost a part of what it kept: outcomes are others now
-  virtual bool blends() const { return false; }   // reads the versions that updates were trained from
+  // Gives up rows that are damaged, as if their clients were never heard. Returns one that turns out to be damaged,
+  // too, with nothing changed; negative: it is done.
+  virtual int64_t give_up(const std::vector<int64_t>&) {
+    throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
+  }
+  virtual bool blends() const { return false; }  // reads the versions that updates were trained from
 
   // Of what was planned: the versions of the updates in the step, and the largest magnitudes that an element of the
   // direction, and of what this state keeps, can have.

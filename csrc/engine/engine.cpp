@@ -90,7 +90,6 @@ Engine::Applied Engine::apply(const log::Operation& operation) {
       break;
     }
     case log::kIncarnation: {
-      if (follows()) catch_up(operation.version - 1);
       Note made = note(operation);
       ledger_.begin_incarnation(operation.version, operation.incarnation);
       add(std::move(made));
@@ -104,12 +103,9 @@ Engine::Applied Engine::apply(const log::Operation& operation) {
 Task Engine::send(const log::Operation& operation) {
   const int64_t now = ledger_.now;
   const bool hands_on = operation.kind == log::kHandOn;
-  if (!hands_on && operation.version != now) {
-    if (!follows() || operation.version < now)
-      throw Refusal(Why::kDamaged, "the server sent version " + std::to_string(operation.version) +
-                                       " then, but sends version " + std::to_string(now) + " now");
-    catch_up(operation.version);
-  }
+  if (!hands_on && operation.version != now)
+    throw Refusal(Why::kDamaged, "the server sent version " + std::to_string(operation.version) +
+                                     " then, but sends version " + std::to_string(now) + " now");
   const ClientId& client = operation.client;
   const store::Vector kept = hands_on ? ledger_.kept(operation.version) : kept_now();
   if (hands_on && (operation.version < 0 || operation.version > now || (settings_.keeps_versions && !kept)))
@@ -193,6 +189,23 @@ void Engine::set_rate(double lr) {
   apply(operation);
 }
 
+// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows. If one of these turns
+// out to be lost, too, nothing has changed yet.
+void Engine::give_up(std::vector<int64_t> slots) {
+  check_log();
+  for (int64_t also = 0; also >= 0;) {
+    log::Operation operation;
+    operation.kind = log::kLost, operation.slots = slots;
+    Note made = note(operation);
+    also = direction_->give_up(slots);
+    if (also < 0) {
+      add(std::move(made));
+    } else {
+      slots.push_back(also);
+    }
+  }
+}
+
 void Engine::begin_incarnation(int64_t version, uint64_t number) {
   const Inside inside(gate);
   log::Operation operation;
@@ -203,7 +216,6 @@ void Engine::begin_incarnation(int64_t version, uint64_t number) {
 void Engine::limit(const Limits& limits) {
   const Inside inside(gate);
   ledger_.limits = limits;
-  lost_ = {};
   ledger_.renew();
 }
 
@@ -302,51 +314,14 @@ std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* an
     case log::kCloseRound:
       if (!settings_.closes_early)
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
-      step(&end, 1, false);
+      if (operation.known) end.decided = &operation.decided;
+      if (step(&end, 1, false) == 0) throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return std::nullopt;
     case log::kAnswer:
     case log::kRow: step(answer, 1, false); return std::nullopt;
+    case log::kLost: give_up(operation.slots); return std::nullopt;
     default: return apply(operation).task;
   }
-}
-
-void Engine::pass_over(const log::Operation* lost, bool is_whole) {
-  const Inside inside(gate);
-  follows_ = true;
-  if (settings_.keeps_versions) {  // it may have been a task
-    lost_ = {ledger_.now, kept_now()};
-    shared_ = true;
-  }
-  if (lost == nullptr || (lost->kind != log::kAnswer && lost->kind != log::kRow)) return;
-  if (ledger_.owes(lost->client, lost->version)) {
-    const Ledger::Found task = ledger_.find(lost->client, lost->version);
-    ledger_.close(task.client, task.version);
-  }
-  // A wrong version would make later operations impossible. If the record is not whole, they say the version.
-  if (is_whole && lost->known) catch_up(lost->decided.version);
-}
-
-// Goes on to a version that a later operation of the log tells: what made the steps up to it is lost. Updates that
-// waited for such a step have it now.
-void Engine::catch_up(int64_t version) {
-  if (ledger_.now >= version) return;
-  Arrival end;
-  end.kind = Arrival::kClose;
-  try {
-    if (settings_.closes_early) step(&end, 1, false);
-  } catch (const Refusal&) {  // they wait for the next one
-  }
-  ledger_.now = version;
-}
-
-// Goes on to the version that an answer of the log came to.
-void Engine::follow(const log::Decided& then) {
-  if (then.version < ledger_.now)
-    throw Refusal(Why::kDamaged, "the server came to version " + std::to_string(then.version) + " then, but has " +
-                                     std::to_string(ledger_.now) + " already");
-  const bool stepped = !std::isnan(then.step_size);
-  // Without a buffer an answer that made no step may have made a version.
-  if (stepped || settings_.closes_early) catch_up(then.version - stepped);
 }
 
 }  // namespace fastagg::engine

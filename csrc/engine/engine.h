@@ -90,9 +90,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // with nothing changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
   // Returns the task, if it sends one.
   std::optional<Task> execute(const log::Operation& operation, Arrival* answer);
-  // Some operations of a log are lost. From now on a recorded outcome is an instruction. `lost`: what is known of one.
-  // `is_whole`: its checksum is right, and something else prevents its execution.
-  void pass_over(const log::Operation* lost, bool is_whole);
   // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
   void limit(const Limits& limits);
 
@@ -176,9 +173,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Applied apply(const log::Operation& operation);
   Task send(const log::Operation& operation);
-  void catch_up(int64_t version);
-  bool follows() const { return follows_ || direction_->gave_up(); }
-  void follow(const log::Decided& then);
   void close_before(Arrival& arrival);
   size_t step(Arrival* arrivals, size_t count, bool folding);
   size_t together(const Arrival* arrivals, size_t count) const;
@@ -200,6 +194,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_bounds(Step& step);
   void write_receipts(const Step& step, bool applied, bool folding);
   void check_outcome(const Given& given) const;
+  Outcome planned(bool closes);
+  void give_up(std::vector<int64_t> slots);
   bool fold(Step& step);
   bool may_read_once(const Given& given) const;
   void run_once(Step& step);
@@ -235,9 +231,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   store::Vector model_;
   store::Owner state_;
   double model_bound_ = 0.0;
-  bool shared_ = false;                             // whether somebody may hold this version
-  bool follows_ = false;                            // recorded outcomes are instructions
-  std::pair<int64_t, store::Vector> lost_{-1, {}};  // the version where one was lost, and what a task of it kept
+  bool shared_ = false;  // whether somebody may hold this version
   std::vector<Waiting> waiting_;
   double enough_since_ = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
 

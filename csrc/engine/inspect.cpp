@@ -82,13 +82,6 @@ Ledger::Found Engine::find(const Arrival& answer) const {
 // Finds the task that an answer refers to, and what it counts for.
 void Engine::find(Given& given) {
   Arrival& arrival = *given.arrival;
-  // The record of its task may be lost.
-  if (follows() && arrival.decided != nullptr && arrival.version <= ledger_.now &&
-      !ledger_.owes(arrival.client, arrival.version)) {
-    store::Vector kept = ledger_.kept(arrival.version);
-    if (!kept && arrival.version == lost_.first) kept = lost_.second;
-    if (kept || !settings_.keeps_versions) ledger_.send(arrival.client, arrival.version, settings_.local_steps, kept);
-  }
   given.task = find(arrival);
   direction_->check(arrival.client, given.task.version, ledger_.now);
   if (arrival.kind == Arrival::kSum && arrival.count > std::max(direction_->room(), kLargestOverflow))

@@ -55,18 +55,28 @@ void Engine::plan(Step& step, bool closes, bool folding) {
   Given& first = given_.front();
   if (!closes && !folding && (!first.counts || first.findings.waits)) return;  // it changes nothing, or not now
   step.takes = true;
-  const log::Decided* const then = follows() ? first.arrival->decided : nullptr;
-  bool ends = closes || (then != nullptr && !std::isnan(then->step_size));
+  bool ends = closes;
   if (settings_.ordered) {
     ends = ends || static_cast<int64_t>(waiting_.size()) + 1 == direction_->room();
     step.keeps = !ends;
     step.takes = step.ends_round = ends;
     in_order(closes ? nullptr : &first);
   }
-  step.outcome = direction_->plan(contributions_, ends);
+  step.outcome = planned(ends);
   if (folding) direction_->plan_fold(still);
   step.along_sum = step.outcome == Outcome::kStep && (folding || updates_.empty());
   if (step.keeps) statistics_.clear();  // they count when the round ends
+}
+
+// What the direction plans. Rows that turn out to be lost are given up first, which is an operation of its own.
+Outcome Engine::planned(bool closes) {
+  for (;;) {
+    try {
+      return direction_->plan(contributions_, closes);
+    } catch (const RowsLost& lost) {
+      give_up(lost.slots);
+    }
+  }
 }
 
 // The updates of an ordered round: those that wait, and one more, by their clients.
@@ -111,9 +121,10 @@ void Engine::write_receipts(const Step& step, bool applied, bool folding) {
     receipt.sequence = 0;
     if (!one.record || arrival.kind == Arrival::kClose) continue;
     receipt.sequence = log_->next();
-    one.operation.known = !std::isnan(receipt.norm);
+    one.operation.known = !std::isnan(receipt.norm) || arrival.later;
     one.operation.decided = {receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
     log::decide(*one.record, one.operation);
+    one.record->later = arrival.later, one.record->scales = direction_->immediate();
     one.record->waits = log_->waits(receipt.applied);
     if (void* const place = row_place(one)) direction_->copy_row_to(place);
   }
@@ -123,13 +134,14 @@ void Engine::write_receipts(const Step& step, bool applied, bool folding) {
 void Engine::check_outcome(const Given& given) const {
   const log::Decided* const was = given.arrival->decided;
   const Receipt& now = given.arrival->receipt;
+  const bool closes = given.arrival->kind == Arrival::kClose;
   if (was == nullptr || std::isnan(now.norm)) return;
-  if (!same(was->norm, now.norm))
+  if (!closes && !same(was->norm, now.norm))
     throw Refusal(Why::kDamaged, "its numbers are not those that were counted: their norm was " +
                                      std::to_string(was->norm) + " then, and is " + std::to_string(now.norm));
   const bool equal = was->applied == now.applied && was->version == now.version &&
-                     same(was->step_size, now.step_size) && same(was->weight, now.weight);
-  if (equal || follows()) return;
+                     same(was->step_size, now.step_size) && (closes || same(was->weight, now.weight));
+  if (equal) return;
   throw Refusal(Why::kSetting, "the outcome differs from the recorded one: the rule or the model differs (version " +
                                    std::to_string(was->version) + " then, " + std::to_string(now.version) + " now)");
 }
@@ -222,8 +234,6 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     ~Clears() { given.clear(); }
   } const clears{given_};
   const bool closes = arrivals->kind == Arrival::kClose;
-  const log::Decided* const then = follows() ? arrivals->decided : nullptr;
-  if (then != nullptr) follow(*then);
 
   // -- find, inspect, prepare
   for (size_t i = 0; i < count; ++i) {
@@ -276,6 +286,8 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   if (closes && log_) {
     log::Operation end;
     end.kind = log::kCloseRound;
+    const Receipt& said = arrivals->receipt;
+    end.decided = {said.applied, said.version, said.step_size, 0.0, 0.0};
     first.record = log::record_of(*log_, end);
   }
   if (cut_ && step.takes && !closes) cut_->before(direction_->writes(first.brings.client));
@@ -313,7 +325,6 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     }
     if (one.record) log_->push(std::move(one.record));
   }
-  if (then != nullptr) ledger_.now = then->version;
   if (step.keeps) keep(first);
   return given_.size();
 }

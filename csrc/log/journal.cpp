@@ -9,9 +9,11 @@
 #include <new>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "../refusal.h"
 #include "../store/blocking.h"
+#include "operation.h"
 
 namespace fastagg::log {
 namespace {
@@ -36,13 +38,14 @@ uint64_t random_number() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-std::string name_of(uint64_t number) {
+// A segment, or a file that waits to be one: only its name says which. A name changes at once, or not at all.
+std::string name_of(const char* kind, uint64_t number) {
   char name[32];
-  std::snprintf(name, sizeof name, "journal-%012llu", static_cast<unsigned long long>(number));
+  std::snprintf(name, sizeof name, "%s-%012llu", kind, static_cast<unsigned long long>(number));
   return name;
 }
-
-uint64_t next_block(uint64_t at) { return (at + kBlock - 1) / kBlock * kBlock; }
+std::string segment_name(uint64_t number) { return name_of("journal", number); }
+std::string free_name(uint64_t number) { return name_of("free", number); }
 
 }  // namespace
 
@@ -60,11 +63,10 @@ Journal::Journal(std::unique_ptr<Disk> disk, Start start)
       number_(start.number),
       place_(start.place),
       number_here_(start.number_here),
-      hash_payloads_(start.hash_payloads),
-      tree_(start.tree.known ? start.tree : Tree::from(start.sequence)),
-      tree_next_(tree_) {
+      chain_(start.chain.known ? start.chain : Chain::from(start.sequence)),
+      chain_next_(chain_) {
   if (!roots_) throw std::bad_alloc();
-  roots_[last_ % kRoots] = {last_, tree_.root()};
+  roots_[last_ % kRoots] = {last_, chain_.digest};
   if (place_ > 0) here_ = busy_.back().name;
 }
 
@@ -158,6 +160,7 @@ Queued Journal::entry(uint8_t kind, size_t nbytes) {
   made->length = 0;
   made->facts = UINT32_MAX;
   made->counts = false;
+  made->later.reset();
   return made;
 }
 
@@ -230,11 +233,23 @@ bool Journal::close(double seconds) {
 }
 
 void Journal::release(uint64_t sequence) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  while (busy_.size() > 1 && busy_[1].first <= sequence + 1) {
-    free_.push_back(std::move(busy_.front().name));
+  std::vector<std::string> marked;
+  for (;;) {
+    std::string name;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (busy_.size() < 2 || busy_[1].first > sequence + 1) break;
+      name = busy_.front().name;
+    }
+    marked.push_back("free" + name.substr(name.find('-')));
+    disk_->rename(name, marked.back());
+    const std::lock_guard<std::mutex> lock(mutex_);
     busy_.pop_front();
   }
+  if (marked.empty()) return;
+  disk_->sync_folder();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (std::string& name : marked) free_.push_back(std::move(name));
 }
 
 std::string Journal::give_up() {
@@ -291,7 +306,7 @@ void Journal::work() noexcept {
     final_ = final_ || final;
     if (wrong.empty()) {
       durable = group.back()->sequence;
-      tree_ = tree_next_;
+      chain_ = chain_next_;
       for (const Root& root : found_) {
         roots_[root.sequence % kRoots] = root;
         if (root.sequence == marked_) mark_ = root;
@@ -313,10 +328,13 @@ void Journal::work() noexcept {
     done_.notify_all();
     if (final_) break;
   }
-  if (!failed_) failure_ = "OSError: closed";
+  const bool wrote_all = !failed_;
+  if (wrote_all) failure_ = "OSError: closed";
   failed_ = final_ = true;
   lock.unlock();
+  if (wrote_all) write_end();
   end();
+  if (prepared_.file >= 0) disk_->close(std::exchange(prepared_.file, -1));
   lock.lock();
   ended_ = true;
   done_.notify_all();
@@ -324,13 +342,17 @@ void Journal::work() noexcept {
 
 // Each large record is one write of its own memory. The small ones between them are written together.
 void Journal::write(const std::vector<Entry*>& group) {
-  uint64_t needed = 0;
+  uint64_t needed = kBlock;  // the head of a life
   for (const Entry* one : group) needed += one->nbytes() + (one->nbytes() >= kLarge ? 2 * kBlock : 0);
-  if (file_ < 0 && place_ > 0) continue_segment(group.front()->sequence);
-  if (file_ < 0 || at_ + needed + kBlock > size_) next_segment(group.front()->sequence, needed + 2 * kBlock);
+  for (Entry* one : group)
+    if (one->later) settle(*one);
+  // behind the group there is room for the end of a life, and for the mark that says where the log goes on
+  if (file_ < 0 && place_ > 0) open_segment();
+  if (file_ < 0 || at_ + needed + 2 * kBlock > size_) next_segment(group.front()->sequence, needed + 3 * kBlock);
+  if (is_new_) begin_life(group.front()->sequence);
   std::vector<iovec> buffers;
   uint64_t begin = at_, end = at_;
-  tree_next_ = tree_;
+  chain_next_ = chain_;
   found_.clear();
   const auto put = [&] {
     if (!buffers.empty()) disk_->write(file_, buffers, begin);
@@ -344,12 +366,13 @@ void Journal::write(const std::vector<Entry*>& group) {
       syncs += 2;
     }
     uint8_t* const head = one->body() - kRecordHead;
-    put_head({use_, one->sequence, durable, one->length, one->kind, hash_payloads_,
-              static_cast<uint32_t>(std::min(one->facts, one->length))},
-             head);
-    tree_next_.add(leaf_of(head));
+    RecordHead about{};
+    about.use = use_, about.sequence = one->sequence, about.synced = durable, about.length = one->length;
+    about.kind = one->kind, about.facts = static_cast<uint32_t>(std::min(one->facts, one->length));
+    put_head(about, head);
+    chain_next_.add(head);
     if (one->counts || one->sequence == marked_ || one == group.back())
-      found_.push_back({one->sequence, tree_next_.root()});
+      found_.push_back({one->sequence, chain_next_.digest});
     std::memset(one->body() + one->length, 0, gap_of(one->length));
     if (one->nbytes() < kLarge) {
       buffers.push_back({head, one->nbytes()});
@@ -376,74 +399,109 @@ void Journal::write(const std::vector<Entry*>& group) {
   at_ = next_block(end);
 }
 
-void Journal::write_head(uint64_t number, uint64_t first) {
-  use_ = random_number();
+void Journal::write_block(int file, BlockHead head, uint64_t at) {
+  head.folder = folder_id_;
+  head.set(chain_);
   alignas(64) uint8_t block[kBlock];
-  put_head({kFormat, number, use_, first, folder_id_, tree_}, block);
+  put_head(head, block);
   std::vector<iovec> buffers{{block, sizeof block}};
-  disk_->write(file_, buffers, at_);
+  disk_->write(file, buffers, at);
   ++syncs;
-  disk_->sync(file_);
-  at_ += kBlock;
+  disk_->sync(file);
   written += kBlock;
 }
 
-// The last segment of the server's last life goes on, behind a new head.
-void Journal::continue_segment(uint64_t first) {
+// The last segment of the server's last life.
+void Journal::open_segment() {
   file_ = disk_->open(here_);
   try {
     size_ = disk_->size(file_);
-    at_ = next_block(place_);
-    if (at_ + 2 * kBlock > size_) {
-      end();
-    } else {
-      write_head(number_here_, first);
-    }
   } catch (...) {
     end();
     throw;
   }
-  place_ = 0;
+  at_ = next_block(place_), place_ = 0, is_new_ = true;
 }
 
-void Journal::next_segment(uint64_t first, uint64_t needed) {
-  end();
-  const std::string name = name_of(number_);
-  std::string old;
+// A head within a segment: this life's records come behind it, or those of a later one.
+void Journal::begin_life(uint64_t first) {
+  const uint64_t use = random_number();
+  BlockHead head{};
+  head.number = number_here_, head.use = use, head.first = first, head.size = size_;
+  write_block(file_, head, at_);
+  at_ += kBlock, use_ = use, is_new_ = false;
+}
+
+// A life that ends in order says so. A record that is damaged later is then known to have been there.
+void Journal::write_end() noexcept {
+  try {
+    if (file_ >= 0 && !is_new_) begin_life(durable + 1);
+  } catch (const std::exception&) {  // then nobody has said it
+  }
+}
+
+// Makes the next segment under a name that says that it is free, and then gives it its own. Its head is on the disk
+// before that.
+void Journal::prepare(uint64_t first, uint64_t needed) {
+  std::string name = free_name(number_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!free_.empty()) {
-      old = std::move(free_.back());
+      name = std::move(free_.back());
       free_.pop_back();
     }
   }
-  bool renamed = false;
+  int file = -1;
   try {
-    if (!old.empty() && old != name) disk_->rename(old, name);
-    renamed = !old.empty();
-    file_ = disk_->open(name);
+    file = disk_->open(name);
     const uint64_t wanted = std::min(largest_, std::max(kFirstSegment, 2 * size_));
-    uint64_t size = next_block(std::max({needed, wanted, disk_->size(file_)}));
+    uint64_t size = next_block(std::max({needed, wanted, disk_->size(file)}));
     try {
-      disk_->allocate(file_, size);
+      disk_->allocate(file, size);
     } catch (const DiskFailed&) {  // a full disk may have room for this group
-      size = next_block(std::max(needed, disk_->size(file_)));
-      disk_->allocate(file_, size);
+      size = next_block(std::max(needed, disk_->size(file)));
+      disk_->allocate(file, size);
     }
-    at_ = 0;
-    write_head(number_, first);
-    disk_->sync_folder();
-    ++syncs;
-    size_ = size;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    busy_.push_back({name, first});
+    BlockHead head{};
+    head.number = number_, head.use = random_number(), head.first = first, head.size = size;
+    write_block(file, head, 0);
+    disk_->rename(name, segment_name(number_));
+    prepared_ = {file, segment_name(number_), head.use, size};
   } catch (...) {
-    end();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (renamed) free_.push_back(name);  // whatever it contains
+    if (file >= 0) {
+      disk_->close(file);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      free_.push_back(std::move(name));
+    }
     throw;
   }
-  ++number_;
+  disk_->sync_folder();
+  ++syncs;
+}
+
+// The log goes on in another segment as soon as a mark in this one says so. A segment that no mark names was never
+// used.
+void Journal::next_segment(uint64_t first, uint64_t needed) {
+  if (prepared_.file >= 0 && prepared_.size < needed) {  // more came while the disk refused
+    disk_->rename(prepared_.name, free_name(number_));
+    disk_->close(std::exchange(prepared_.file, -1));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(free_name(number_));
+  }
+  if (prepared_.file < 0) prepare(first, needed);
+  if (file_ >= 0) {
+    BlockHead mark{};
+    mark.number = number_here_, mark.use = prepared_.use, mark.first = first, mark.size = size_, mark.next = number_;
+    write_block(file_, mark, at_);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    busy_.push_back({prepared_.name, first});
+  }
+  end();
+  file_ = std::exchange(prepared_.file, -1);
+  use_ = prepared_.use, size_ = prepared_.size, at_ = kBlock, is_new_ = false;
+  number_here_ = number_++;
 }
 
 void Journal::end() noexcept {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../store/blocks.h"
+#include "../verdict.h"
 #include "disk.h"
 #include "segment.h"
 
@@ -56,7 +57,10 @@ struct Entry {
   uint64_t sequence = 0;
   store::Block memory;
   size_t begin = 0, length = 0, capacity = 0;  // capacity: of the body
-  size_t facts = 0;                            // what of the body its leaf has as it is (segment.h)
+  size_t facts = 0;                            // so much of the body is in the chain (segment.h)
+  size_t outcome = 0;                          // where in the body an answer's outcome is
+  std::shared_ptr<Judgement> later;            // what a device will say of it; none: it is known
+  bool scales = false;                         // how that changes it (verdict.h)
   std::shared_ptr<Blob> blob;
   std::unique_ptr<Entry> next;
 };
@@ -71,8 +75,7 @@ class Journal {
     std::string folder;          // for messages
     uint64_t folder_id = 0;      // its random number
     uint64_t sequence = 0;       // of the last record that is on the disk
-    Tree tree;                   // over all up to it; if it is not known, one begins here
-    bool hash_payloads = false;  // records' leaves have the SHA-256 of their numbers
+    Chain chain;                 // over all up to it; if it is not known, one begins here
     uint64_t number = 0;         // of the next segment
     uint64_t segment_bytes = 0;  // the largest size of a segment
     struct Busy {                // a segment that a recovery needs: its name and first record
@@ -80,7 +83,7 @@ class Journal {
       uint64_t first;
     };
     std::vector<Busy> busy;               // in order
-    std::vector<std::string> free;        // files of segments that are not needed any more
+    std::vector<std::string> free;        // files that wait to be used again, by names that say so
     uint64_t place = 0, number_here = 0;  // in the last busy segment, where the log goes on; 0: in a new one
   };
   Journal(std::unique_ptr<Disk> disk, Start start);
@@ -105,7 +108,8 @@ class Journal {
   // Writes what is queued and ends the thread. Waits at most `seconds`, or without a limit if it is negative. Returns
   // whether the thread has ended. Any thread may call it, and again.
   bool close(double seconds);
-  // No recovery will need the records up to this one: their segments are used again.
+  // No recovery will need the records up to this one: their segments are marked free, and used again. Throws
+  // DiskFailed. Only one thread at a time calls this.
   void release(uint64_t sequence);
   std::string give_up();  // the name of a file that waits to be used again, and now does not; empty: there is none
   std::string failure() const;
@@ -129,9 +133,12 @@ class Journal {
  private:
   void work() noexcept;
   void write(const std::vector<Entry*>& group);
-  void continue_segment(uint64_t first);
+  void open_segment();
+  void begin_life(uint64_t first);
+  void prepare(uint64_t first, uint64_t needed);
   void next_segment(uint64_t first, uint64_t needed);
-  void write_head(uint64_t number, uint64_t first);
+  void write_block(int file, BlockHead head, uint64_t at);
+  void write_end() noexcept;
   void end() noexcept;
   std::string refusal() const;
 
@@ -163,10 +170,15 @@ class Journal {
   uint64_t number_, place_, number_here_;
   std::string here_;
   int file_ = -1;
-  const bool hash_payloads_;
+  bool is_new_ = true;  // this life has written nothing to the segment yet
   uint64_t use_ = 0, at_ = 0, size_ = 0;
-  Tree tree_, tree_next_;  // over what is on the disk; and with the group that is being written
+  Chain chain_, chain_next_;  // over what is on the disk; and with the group that is being written
   std::vector<Root> found_;
+  struct Prepared {  // the next segment: its head is on the disk, and no mark names it yet
+    int file = -1;
+    std::string name;
+    uint64_t use = 0, size = 0;
+  } prepared_;
 };
 
 }  // namespace fastagg::log

@@ -9,19 +9,31 @@ namespace fastagg::log {
 namespace {
 
 constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "hand_on", "answer", "close_round",
-                                        "forget", "lr",          "expire",   "row"};
+                                        "forget", "lr",          "expire",   "row",     "lost"};
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
 constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
-constexpr size_t kDecidedAt = 16;  // of the facts
+
+// The outcome, as it lies in a record.
+#pragma pack(push, 1)
+struct Outcome {
+  uint8_t known, applied;
+  int64_t version;
+  double step_size;
+};
+struct OutcomeOfAnswer : Outcome {
+  double weight, norm;
+};
+#pragma pack(pop)
+static_assert(sizeof(Outcome) == 18 && sizeof(OutcomeOfAnswer) == 34);
 
 [[noreturn]] void damaged(const std::string& text) {
   throw Refusal(Why::kDamaged, "a record that cannot be read: " + text);
 }
 
-class Bytes {
+class Body {
  public:
-  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+  Body(const uint8_t* data, size_t size) : data_(data), size_(size) {}
   template <typename T>
   T read() {
     T value;
@@ -55,7 +67,7 @@ void put_client(Entry& to, const ClientId& client, int64_t version) {
   }
 }
 
-ClientId read_client(Bytes& from, int64_t* version) {
+ClientId read_client(Body& from, int64_t* version) {
   const auto kind = from.read<uint8_t>();
   if (kind > 2) damaged("a client's id of an unknown kind");
   ClientId client;
@@ -72,17 +84,14 @@ ClientId read_client(Bytes& from, int64_t* version) {
   return client;
 }
 
-void read_answer(Bytes& from, Operation& to) {
+void read_answer(Body& from, Operation& to) {
   to.share = from.read<double>();
   to.incarnation = from.read<uint64_t>();
-  to.known = from.read<uint8_t>() != 0;
-  to.decided.applied = from.read<uint8_t>() != 0;
-  to.decided.version = from.read<int64_t>();
-  to.decided.step_size = from.read<double>();
-  to.decided.weight = from.read<double>();
-  to.decided.norm = from.read<double>();
-  // Earlier versions of fastagg wrote zeros for an outcome that a device decided later. No outcome has them: without a
-  // step, its step size is NaN.
+  const auto said = from.read<OutcomeOfAnswer>();
+  to.known = said.known != 0;
+  to.decided = {said.applied != 0, said.version, said.step_size, said.weight, said.norm};
+  // Format 3 has zeros for an outcome that a device decided later. No outcome has them: without a step, its step size
+  // is NaN.
   if (to.decided.version == 0 && to.decided.step_size == 0.0) to.known = false;
   const auto flagged = from.read<uint32_t>();
   const uint32_t count = flagged & (kInFile - 1);
@@ -119,7 +128,7 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
   if (kind == 0 || kind >= kKinds) damaged("this version of fastagg does not know its kind, " + std::to_string(kind));
   Operation found;
   found.kind = static_cast<Kind>(kind);
-  Bytes from(body, length);
+  Body from(body, length);
   switch (found.kind) {
     case kIncarnation: {
       found.version = from.read<int64_t>();
@@ -128,30 +137,47 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
       found.incarnation = static_cast<uint64_t>(number);
       break;
     }
-    case kCloseRound: break;
+    case kCloseRound:
+      if (found.known = from.left() > 0; found.known) {  // format 3 has nothing
+        const auto said = from.read<Outcome>();
+        found.decided = {said.applied != 0, said.version, said.step_size, 0.0, 0.0};
+      }
+      break;
+    case kLost:
+      while (from.left() > 0) found.slots.push_back(from.read<int64_t>());
+      break;
     case kRate: found.rate = from.read<double>(); break;
     case kAnswer:
     case kRow:
       found.client = read_client(from, &found.version);
       read_answer(from, found);
       break;
+    case kExpire:
+      if (from.left() > sizeof found.version) from.take(1 + sizeof found.client.number);  // format 3 has a client
+      found.version = from.read<int64_t>();
+      break;
     default:
       found.client = read_client(from, &found.version);
-      if (sends(found.kind) && from.left() > 0) found.task = from.read<int64_t>();
+      if (sends(found.kind)) found.task = from.read<int64_t>();
       if (found.task < 0) damaged("a task's id below zero");
   }
   return found;
 }
 
 Queued record_of(Journal& journal, const Operation& operation) {
-  Queued entry = journal.entry(operation.kind, client_bytes(operation.client) + sizeof operation.task);
-  if (operation.kind == kIncarnation) {
-    entry->put(operation.version, operation.incarnation);
-  } else if (operation.kind == kRate) {
-    entry->put(operation.rate);
-  } else if (operation.kind != kCloseRound) {
-    put_client(*entry, operation.client, operation.version);
-    if (sends(operation.kind)) entry->put(operation.task);
+  const size_t lost = operation.slots.size() * sizeof(int64_t);
+  Queued entry =
+      journal.entry(operation.kind, client_bytes(operation.client) + sizeof(Outcome) + sizeof operation.task + lost);
+  const Decided& decided = operation.decided;
+  switch (operation.kind) {
+    case kIncarnation: entry->put(operation.version, operation.incarnation); break;
+    case kRate: entry->put(operation.rate); break;
+    case kExpire: entry->put(operation.version); break;
+    case kCloseRound: entry->put(Outcome{1, decided.applied, decided.version, decided.step_size}); break;
+    case kLost: entry->put_bytes(operation.slots.data(), lost); break;
+    default:
+      put_client(*entry, operation.client, operation.version);
+      if (sends(operation.kind)) entry->put(operation.task);
   }
   return entry;
 }
@@ -166,8 +192,9 @@ Queued record_of_answer(Journal& journal, Operation& operation) {
   const size_t padding = aligned ? (kAligned - (kRecordHead + own) % kAligned) % kAligned : 0;
   Queued entry = journal.entry(operation.kind, own + padding + data);
   put_client(*entry, operation.client, operation.version);
-  entry->put(operation.share, operation.incarnation, static_cast<uint8_t>(operation.known), uint8_t{0}, int64_t{0}, 0.0,
-             0.0, 0.0, static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
+  entry->put(operation.share, operation.incarnation);
+  entry->outcome = entry->length;
+  entry->put(OutcomeOfAnswer{}, static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
   if (aligned) entry->put(static_cast<uint8_t>(kPadding), uint8_t{0}, static_cast<uint64_t>(padding));
   for (const Part& part : operation.parts) entry->put(part.role, part.dtype, part.count);
   if (operation.streamed) {
@@ -187,12 +214,21 @@ Queued record_of_answer(Journal& journal, Operation& operation) {
 }
 
 void decide(Entry& entry, const Operation& operation) {
-  const Decided said = operation.known ? operation.decided : Decided{};
-  uint8_t* at = entry.body() + client_bytes(operation.client) + kDecidedAt;
-  *at++ = operation.known, *at++ = said.applied;
-  std::memcpy(at, &said.version, 8);
-  const double numbers[] = {said.step_size, said.weight, said.norm};
-  std::memcpy(at + 8, numbers, sizeof numbers);
+  const Decided& said = operation.decided;
+  OutcomeOfAnswer outcome{};
+  if (operation.known) outcome = {{1, said.applied, said.version, said.step_size}, said.weight, said.norm};
+  std::memcpy(entry.body() + entry.outcome, &outcome, sizeof outcome);
+}
+
+void settle(Entry& entry) {
+  const Verdict verdict = entry.later->wait();
+  OutcomeOfAnswer outcome;
+  std::memcpy(&outcome, entry.body() + entry.outcome, sizeof outcome);
+  Decided decided{outcome.applied != 0, outcome.version, outcome.step_size, outcome.weight, 0.0};
+  apply(verdict, entry.scales, decided);
+  outcome = {{1, decided.applied, decided.version, decided.step_size}, decided.weight, decided.norm};
+  std::memcpy(entry.body() + entry.outcome, &outcome, sizeof outcome);
+  entry.later.reset();
 }
 
 }  // namespace fastagg::log

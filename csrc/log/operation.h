@@ -1,5 +1,5 @@
 // An operation is what changed a server: the log writes it, a recovery and the other ranks of a group execute it. This
-// file has its bytes.
+// file has its bytes; docs/log-format.md has the table.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,7 @@ enum Kind : uint8_t {
   kRate,    // the learning rate
   kExpire,  // tasks of versions below one
   kRow,     // an answer, as the encoded row that its update became
+  kLost,    // rows on a disk that were damaged: their clients begin anew
   kKinds
 };
 const char* name_of(Kind kind);
@@ -55,7 +56,7 @@ struct Part {
   size_t nbytes() const { return role == kRowRole || role == kPadding ? count : count * bytes_of(dtype); }
 };
 
-// The outcome of an answer.
+// The outcome of an answer, or of a round's end, which has no weight and no norm.
 struct Decided {
   bool applied = false;
   int64_t version = 0;     // afterwards
@@ -74,11 +75,13 @@ struct Operation {
   ClientId client;
   int64_t version = -1;      // that was sent or answered; -1: none; kIncarnation: the first of it
   uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
-  int64_t task = 0;          // kDispatch, kHandOn: its id; 0: not known yet, or of a log of an older version
+  int64_t task = 0;          // kDispatch, kHandOn: its id; 0: not known yet
   double rate = 0.0;
+  std::vector<int64_t> slots;  // kLost
   // Of an answer:
   double share = 1.0;  // in a mean; a sum's weight
-  bool known = true;   // whether the outcome was decided when the call returned; otherwise a device decided it later
+  bool known = true;   // whether the outcome is; otherwise only a device knew it, or the log is of an older version
+  bool again = false;  // it is given once more, as an answer to a new task: its outcome may be another one
   Decided decided;
   std::vector<Part> parts;
   std::optional<Streamed> streamed;
@@ -92,8 +95,9 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length);
 // The record of an operation without parts.
 Queued record_of(Journal& journal, const Operation& operation);
 // The record of an answer, with memory for its parts, where each part's `data` then points; `decide` writes the
-// outcome.
+// outcome. If a device has not said all of it, `entry.later` has what it will say, and `settle` waits for that.
 Queued record_of_answer(Journal& journal, Operation& operation);
 void decide(Entry& entry, const Operation& operation);
+void settle(Entry& entry);
 
 }  // namespace fastagg::log

@@ -10,199 +10,255 @@ namespace fastagg::log {
 namespace {
 
 constexpr char kSegmentMagic[] = "FASTAGGJ", kRecordMagic[] = "FAGR";
-constexpr size_t kHeadFields = 12;  // magic and CRC come before them
-constexpr size_t kTreeAt = 48;
+constexpr size_t kHashed = 12, kHashedOfRecord = 8;  // magic and CRC come before what a CRC is of
 
-template <typename T>
-T read(const uint8_t* at) {
-  T value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
+uint32_t crc_of(const void* data, size_t size) {
+  return cpu::crc32c(static_cast<const uint8_t*>(data), static_cast<int64_t>(size), 0, false);
 }
 
-uint32_t crc_of(const uint8_t* data, size_t size, uint32_t before = 0) {
-  return cpu::crc32c(data, static_cast<int64_t>(size), before, false);
+[[noreturn]] void damaged(const std::string& text) { throw Refusal(Why::kDamaged, text); }
+
+std::optional<Record> record_in(const Bytes& bytes, size_t at) {
+  if (at > bytes.size || bytes.size - at < kRecordHead || std::memcmp(bytes.data + at, kRecordMagic, 4) != 0)
+    return std::nullopt;
+  RecordHead head;
+  std::memcpy(&head, bytes.data + at, sizeof head);
+  if (head.length > bytes.size - at - kRecordHead || head.facts > head.length) return std::nullopt;
+  if (crc_of(bytes.data + at + kHashedOfRecord, kRecordHead - kHashedOfRecord + head.length) != head.crc)
+    return std::nullopt;
+  const size_t end = at + kRecordHead + head.length;
+  return Record{head, bytes.data + at + kRecordHead, 0, at, end + gap_of(end), bytes.owner};
 }
 
-size_t fields_of(uint32_t format) { return (format == 1 ? 40 : format == 2 ? kTreeAt + 8 : kBlock) - kHeadFields; }
-
-size_t next_block(size_t at) { return (at + kBlock - 1) / kBlock * kBlock; }
-
-std::optional<Record> record_in(const uint8_t* data, size_t size, size_t at, bool checked) {
-  if (at > size || size - at < kRecordHead || std::memcmp(data + at, kRecordMagic, 4) != 0) return std::nullopt;
-  const uint8_t* head = data + at;
-  RecordHead found{read<uint64_t>(head + 8),
-                   read<uint64_t>(head + 16),
-                   read<uint64_t>(head + 24),
-                   read<uint64_t>(head + 32),
-                   head[40],
-                   head[41] != 0,
-                   read<uint32_t>(head + 44),
-                   read<uint32_t>(head + 4)};
-  if (found.length > size - at - kRecordHead) return std::nullopt;
-  if (checked && crc_of(head + 8, kRecordHead - 8 + found.length) != found.crc) return std::nullopt;
-  const size_t end = at + kRecordHead + found.length;
-  return Record{found, head + kRecordHead, 0, at, end + gap_of(end)};
+// Calls `act` with each good record from `at` on, wherever it lies, until that says true. Returns whether it did.
+template <typename Act>
+bool any_record(const Bytes& bytes, size_t at, Act act) {
+  for (at = (at + 7) / 8 * 8; at + kRecordHead <= bytes.size; at += 8) {
+    const auto found = record_in(bytes, at);
+    if (!found) continue;
+    if (act(*found)) return true;
+    at = found->end - 8;
+  }
+  return false;
 }
 
 }  // namespace
 
-// All numbers are little endian, as on all supported processors.
-void put_head(const SegmentHead& head, uint8_t* block) {
-  std::memset(block, 0, kBlock);
-  std::memcpy(block, kSegmentMagic, 8);
-  std::memcpy(block + 12, &head.format, 4);
-  const uint64_t numbers[] = {head.number, head.use, head.first, head.folder, head.before.base};
-  std::memcpy(block + 16, numbers, sizeof numbers);
-  for (size_t i = 0; i < head.before.peaks(); ++i)
-    std::memcpy(block + kSegmentHead + i * sizeof(Digest), head.before.peak(i).data(), sizeof(Digest));
-  const uint32_t crc = crc_of(block + kHeadFields, fields_of(kFormat));
-  std::memcpy(block + 8, &crc, 4);
+void Chain::add(const uint8_t* record) noexcept {
+  RecordHead head;
+  std::memcpy(&head, record, sizeof head);
+  digest = cpu::Sha256().add(digest.data(), digest.size()).add(record, kRecordHead + head.facts).digest();
 }
 
-std::optional<SegmentHead> head_at(const uint8_t* data, size_t size, size_t at) {
-  if (at > size || size - at < kSegmentHead || std::memcmp(data + at, kSegmentMagic, 8) != 0) return std::nullopt;
-  const uint8_t* head = data + at;
-  SegmentHead found;
-  found.format = read<uint32_t>(head + 12);
-  const size_t fields = fields_of(found.format);
-  if (fields > size - at - kHeadFields) return std::nullopt;
-  if (crc_of(head + kHeadFields, fields) != read<uint32_t>(head + 8)) return std::nullopt;
-  found.number = read<uint64_t>(head + 16);
-  found.use = read<uint64_t>(head + 24);
-  found.first = read<uint64_t>(head + 32);
-  if (found.format == 1) return found;
-  found.folder = read<uint64_t>(head + 40);
-  const auto base = read<uint64_t>(head + kTreeAt);
-  if (found.format == 2 || base >= found.first) return found;
-  found.before = Tree::restored(base, found.first - 1 - base, head + kSegmentHead);
+Chain BlockHead::chain() const {
+  Chain found;
+  found.known = format >= kFormat && base < first, found.base = base;
+  std::memcpy(found.digest.data(), digest, sizeof digest);
   return found;
 }
 
-void put_head(const RecordHead& head, uint8_t* record) {
-  std::memset(record, 0, kRecordHead);
-  std::memcpy(record, kRecordMagic, 4);
-  const uint64_t numbers[] = {head.use, head.sequence, head.synced, head.length};
-  std::memcpy(record + 8, numbers, sizeof numbers);
-  record[40] = head.kind;
-  record[41] = head.hashed;
-  std::memcpy(record + 44, &head.facts, 4);
-  const uint32_t crc = crc_of(record + 8, kRecordHead - 8 + head.length);
-  std::memcpy(record + 4, &crc, 4);
+void BlockHead::set(const Chain& before) {
+  base = before.base;
+  std::memcpy(digest, before.digest.data(), sizeof digest);
 }
 
-std::vector<uint8_t> bound_of(const uint8_t* record) {
-  const auto length = read<uint64_t>(record + 32);
-  const uint64_t facts = std::min<uint64_t>(read<uint32_t>(record + 44), length);
-  std::vector<uint8_t> bound(record, record + kRecordHead + facts);
-  if (record[41] == 0) return bound;
-  const Digest rest = cpu::Sha256().add(record + kRecordHead + facts, length - facts).digest();
-  bound.insert(bound.end(), rest.begin(), rest.end());
-  return bound;
+void put_head(BlockHead head, uint8_t* block) {
+  std::memset(block, 0, kBlock);
+  std::memcpy(head.magic, kSegmentMagic, sizeof head.magic);
+  head.format = kFormat;
+  std::memcpy(block, &head, sizeof head);
+  const uint32_t crc = crc_of(block + kHashed, kBlock - kHashed);
+  std::memcpy(block + offsetof(BlockHead, crc), &crc, sizeof crc);
 }
 
-Digest leaf_of(const uint8_t* record) {
-  static constexpr uint8_t kLeaf = 0;
-  const std::vector<uint8_t> bound = bound_of(record);
-  return cpu::Sha256().add(&kLeaf, 1).add(bound.data(), bound.size()).digest();
+std::optional<BlockHead> head_at(const uint8_t* data, size_t size, size_t at) {
+  if (at > size || size - at < kBlock || std::memcmp(data + at, kSegmentMagic, 8) != 0) return std::nullopt;
+  BlockHead head;
+  std::memcpy(&head, data + at, sizeof head);
+  if (crc_of(data + at + kHashed, kBlock - kHashed) != head.crc) return std::nullopt;
+  if (head.format < kFormat) head.next = 0;  // earlier formats have something else there
+  return head;
 }
 
-std::optional<SegmentHead> head_from_records(const uint8_t* data, size_t size, uint64_t number, uint64_t sequence) {
-  SegmentHead head;
-  head.number = number;
-  bool beyond = false;
-  for (size_t at = kBlock; at + kRecordHead <= size; at += 8) {
-    const auto found = record_in(data, size, at, true);
-    if (!found) continue;
-    if (head.first == 0) head.use = found->head.use, head.first = found->head.sequence;
-    beyond = beyond || (found->head.use == head.use && found->head.sequence > sequence);
-    at = found->end - 8;
+void put_head(RecordHead head, uint8_t* record) {
+  std::memcpy(head.magic, kRecordMagic, sizeof head.magic);
+  std::memcpy(record, &head, sizeof head);
+  const uint32_t crc = crc_of(record + kHashedOfRecord, kRecordHead - kHashedOfRecord + head.length);
+  std::memcpy(record + offsetof(RecordHead, crc), &crc, sizeof crc);
+}
+
+std::vector<Record> records_in(const Bytes& bytes) {
+  std::vector<Record> found;
+  any_record(bytes, 0, [&](const Record& record) {
+    found.push_back(record);
+    return false;
+  });
+  return found;
+}
+
+// -- the files
+
+Reader::Reader(const std::vector<File>& files, Load load, const After& after)
+    : load_(std::move(load)), after_(after), wanted_(after.sequence + 1) {
+  take_files(files);
+  if (!segments_.empty()) seek();
+}
+
+// Finds the segment that holds the first wanted record, or the one before it.
+void Reader::take_files(const std::vector<File>& files) {
+  std::vector<std::pair<size_t, std::string>> bad;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const File& file = files[i];
+    const auto head = head_at(file.block.data(), file.block.size(), 0);
+    if (head && (head->format < kOldest || head->format > kFormat))
+      damaged(file.name + ": a journal of format " + std::to_string(head->format) +
+              "; this version reads formats 3 and 4");
+    if (head && after_.folder != 0 && head->folder != after_.folder)
+      damaged(file.name + ": this segment is of another folder's log: move it away");
+    std::string wrong;
+    if (!head) {
+      wrong = "its head is damaged";
+    } else if (head->number != file.number || head->next != 0) {
+      wrong = "its head is that of another segment";
+    } else if (head->format >= kFormat && head->size > file.size) {
+      wrong = "it is cut: it had " + std::to_string(head->size) + " bytes, and has " + std::to_string(file.size);
+    }
+    if (wrong.empty()) {
+      segments_.push_back({file.name, file.number, file.size, i, *head});
+    } else {
+      bad.emplace_back(i, wrong);
+    }
   }
-  return beyond ? std::optional<SegmentHead>(head) : std::nullopt;
+  if (after_.old) drop_unused(files, bad);
+  size_t first = 0;
+  while (first + 1 < segments_.size() && segments_[first + 1].head.first < wanted_) ++first;
+  // what lies before the segment that is begun with is not needed
+  for (const auto& [i, wrong] : bad)
+    if (segments_.empty() || files[i].number > segments_[first].number || segments_[first].head.first > wanted_)
+      damaged(files[i].name + ", byte 0: " + wrong);
+  if (segments_.empty()) {
+    if (last() > 0 || after_.end > 0)
+      damaged("the log is missing; it had come to record " + std::to_string(std::max(last(), after_.end)));
+    return;
+  }
+  if (segments_[first].head.first > wanted_)
+    damaged(segments_[first].name + ": the log begins with record " + std::to_string(segments_[first].head.first) +
+            ", and the checkpoint ends with " + std::to_string(last()) + ": what was between is missing");
+  enter(first);
 }
 
-Reader::Reader(std::vector<Segment> segments, uint64_t sequence, uint64_t folder, std::optional<Digest> root)
-    : segments_(std::move(segments)), folder_(folder), wanted_(sequence + 1) {
-  for (const Segment& one : segments_)
-    if (folder_ != 0 && one.head.folder != 0 && one.head.folder != folder_)
-      throw Refusal(Why::kDamaged, one.name + ": this segment is of another folder's log: move it away");
-  if (segments_.empty()) return;
-  if (segments_.front().head.first > wanted_)
-    throw Refusal(Why::kDamaged, segments_.front().name + ": the journal begins with record " +
-                                     std::to_string(segments_.front().head.first) + ", and the checkpoint ends with " +
-                                     std::to_string(sequence) + ": what was between is missing");
-  size_t first = 0;
-  while (first + 1 < segments_.size() && segments_[first + 1].head.first <= wanted_) ++first;
-  enter(first);
-  seek();
-  if (root && tree_.known && tree_.root() != *root)
-    throw Refusal(Why::kDamaged, here().name + ": the records up to " + std::to_string(sequence) +
-                                     " are not those of the checkpoint: it is of another past of this folder, or a "
-                                     "record was changed: move one of them away");
+// In format 3 a segment that waits to be used again looks like any other, and a crash may leave it without a head of
+// its own. It has no record that is wanted.
+void Reader::drop_unused(const std::vector<File>& files, std::vector<std::pair<size_t, std::string>>& bad) {
+  const auto is_unused = [&](const std::pair<size_t, std::string>& one) {
+    const Bytes bytes = load_(one.first);
+    for (size_t at = 0; at < bytes.size; at += kBlock)
+      if (const auto head = head_at(bytes.data, bytes.size, at); head && head->first > wanted_) return false;
+    return !any_record(bytes, 0, [&](const Record& record) { return record.head.sequence >= wanted_; });
+  };
+  bad.erase(std::remove_if(bad.begin(), bad.end(), is_unused), bad.end());
 }
+
+Bytes& Reader::held() {
+  if (held_.data == nullptr) held_ = load_(here().file);
+  return held_;
+}
+
+std::string Reader::where(size_t at) const { return here().name + ", byte " + std::to_string(at); }
+
+// -- records
 
 void Reader::enter(size_t segment) {
+  if (segment != segment_) held_ = {};
   segment_ = segment;
   use_ = here().head.use;
-  at_ = kBlock;
+  at_ = kBlock, tail_ = 0, is_head_ = false;
 }
 
-std::optional<Record> Reader::record_at(size_t segment, size_t at, bool checked) const {
-  auto found = record_in(segments_[segment].data, segments_[segment].size, at, checked);
-  if (found) found->segment = segment;
+std::optional<Record> Reader::record_at(size_t at) {
+  auto found = record_in(held(), at);
+  if (found && (found->head.use != use_ || found->head.sequence != wanted_)) found.reset();
+  if (found) found->segment = segment_;
   return found;
 }
 
-// A head of a later life that begins with the wanted record.
+// A head or a mark of this log, if one lies there.
+std::optional<BlockHead> Reader::own_head(const Bytes& bytes, const Segment& segment, size_t at) const {
+  auto head = head_at(bytes.data, bytes.size, at);
+  const bool ours = head && head->format == segment.head.format && head->number == segment.number &&
+                    (after_.folder == 0 || head->folder == after_.folder);
+  return ours ? head : std::nullopt;
+}
+
+// A head or a mark that begins with the wanted record.
 bool Reader::pass_head(size_t at) {
-  const auto head = head_at(here().data, here().size, at);
-  if (!head || head->format < 2 || head->number != here().head.number || head->first != wanted_) return false;
-  if (folder_ != 0 && head->folder != folder_) return false;
-  if (tree_.known && head->before.known && head->before != tree_) return false;
-  if (!tree_.known) tree_ = head->before;
-  use_ = head->use;
+  const auto head = own_head(held(), here(), at);
+  if (!head || head->first != wanted_) return false;
+  if (!chain_.agrees(head->chain()))
+    damaged(where(at) + ": what came before was something else: it is of another past of this folder");
+  if (!chain_.known) chain_ = head->chain();
   go_to(at + kBlock);
+  use_ = head->use;
+  if (!is_head_) tail_ = at, is_head_ = true;
+  if (head->next != 0) {
+    mark_ = {segment_, at};
+    follow(*head);
+  }
   return true;
 }
 
+// Goes to the segment that a mark names.
+void Reader::follow(const BlockHead& mark) {
+  const auto found =
+      std::find_if(segments_.begin(), segments_.end(), [&](const Segment& one) { return one.number == mark.next; });
+  if (found == segments_.end())
+    damaged(here().name + ": the log goes on in segment " + std::to_string(mark.next) + ", which is missing");
+  if (found->head.first != wanted_ || found->head.use != mark.use || !chain_.agrees(found->head.chain()))
+    damaged(found->name +
+            ": what came before this segment was something else: it is of another past of this folder: "
+            "move it away");
+  enter(static_cast<size_t>(found - segments_.begin()));
+  passed_ += kBlock;
+}
+
 // Goes to the first wanted record, in the middle of a segment: over heads and over records, by their own lengths. On
-// the way the tree over what is passed becomes known.
+// the way the digest of what is passed becomes known.
 void Reader::seek() {
-  Tree tree = here().head.before;
-  if (here().head.first == wanted_) tree_ = tree;
-  if (here().head.first >= wanted_) return;
-  uint64_t expected = here().head.first;
-  for (size_t at = kBlock; at < here().size; at += kBlock) {
-    const auto head = head_at(here().data, here().size, at);
-    if (head && head->format >= 2 && head->number == here().head.number && head->first <= wanted_ &&
-        (folder_ == 0 || head->folder == folder_)) {
-      use_ = head->use;
+  const uint64_t wanted = wanted_;
+  wanted_ = here().head.first, chain_ = here().head.chain();
+  bool reached = wanted_ == wanted;
+  const Bytes& bytes = held();
+  for (size_t at = kBlock; at < bytes.size && !reached; at += kBlock)
+    if (const auto head = own_head(bytes, here(), at); head && head->first <= wanted && head->next == 0) {
+      use_ = head->use, wanted_ = head->first, chain_ = head->chain();
       at_ = at + kBlock;
-      tree = head->before;
-      expected = head->first;
     }
+  reached = wanted_ == wanted;
+  if (!reached) {
+    any_record(bytes, at_, [&](const Record& record) {
+      const uint64_t sequence = record.head.sequence;
+      if (record.head.use != use_ || sequence > wanted) return record.head.use == use_;
+      reached = sequence + 1 >= wanted;
+      if (sequence == wanted) {
+        at_ = record.begin;
+        return true;
+      }
+      if (sequence != wanted_) chain_.known = false;  // one between is damaged, and nobody needs it
+      if (chain_.known) chain_.add(record.body - kRecordHead);
+      wanted_ = sequence + 1, at_ = record.end;
+      return reached;
+    });
   }
-  for (size_t at = at_; at + kRecordHead <= here().size; at += 8) {
-    if (std::memcmp(here().data + at, kRecordMagic, 4) != 0) continue;
-    if (read<uint64_t>(here().data + at + 8) != use_) continue;
-    const auto sequence = read<uint64_t>(here().data + at + 16);
-    if (sequence > wanted_) break;
-    if (sequence == wanted_) {
-      at_ = at;
-      break;
-    }
-    const auto found = record_at(segment_, at);
-    if (!found) continue;
-    if (tree.known && sequence == expected) {
-      tree.add(leaf_of(here().data + at));
-    } else {
-      tree.known = false;
-    }
-    expected = sequence + 1;
-    at_ = found->end;  // where the log ends, if nothing is wanted behind it
-    at = found->end - 8;
-  }
-  if (expected == wanted_) tree_ = tree;
+  if (!reached)
+    damaged(where(at_) + ": the log ends with record " + std::to_string(wanted_ - 1) +
+            ", and a checkpoint says that it had come to record " + std::to_string(std::max(after_.end, wanted - 1)));
+  if (wanted_ != wanted) chain_.known = false;
+  wanted_ = wanted;
+  if (!chain_.agrees(after_.chain))
+    damaged(here().name + ": the records up to " + std::to_string(last()) +
+            " are not those of the checkpoint: it is of another past of this folder, or a record was changed: move one "
+            "of them away");
+  if (!chain_.known) chain_ = after_.chain;
 }
 
 void Reader::go_to(size_t at) {
@@ -211,101 +267,80 @@ void Reader::go_to(size_t at) {
 }
 
 Record Reader::take(const Record& record) {
-  use_ = record.head.use;
+  if (tail_ == 0 || is_head_ || record.head.synced != synced_) tail_ = record.begin;
+  synced_ = record.head.synced, is_head_ = false;
   go_to(record.end);
-  wanted_ = record.head.sequence + 1;
-  if (tree_.known) tree_.add(leaf_of(record.body - kRecordHead));
+  ++wanted_;
+  if (chain_.known) chain_.add(record.body - kRecordHead);
   return record;
 }
 
 std::optional<Record> Reader::next() {
-  if (segments_.empty()) return std::nullopt;
-  const auto good = [&](size_t at) {
-    auto found = record_at(segment_, at);
-    if (found && (found->head.use != use_ || found->head.sequence != wanted_)) found.reset();
-    return found;
-  };
-  if (const auto found = good(at_)) return take(*found);
-  const size_t block = next_block(at_);
-  if (const auto found = good(block)) return take(*found);
-  if (pass_head(block)) return next();
-  if (segment_ + 1 < segments_.size() && segments_[segment_ + 1].head.first == wanted_) {
-    const SegmentHead& head = segments_[segment_ + 1].head;
-    if (tree_.known && head.before.known && head.before != tree_)
-      throw Refusal(Why::kDamaged, segments_[segment_ + 1].name +
-                                       ": what came before this segment was something else: it is of another past of "
-                                       "this folder: move it away");
-    if (!tree_.known) tree_ = head.before;
+  while (!segments_.empty()) {
+    if (const auto found = record_at(at_)) return take(*found);
+    const size_t block = next_block(at_);
+    if (const auto found = record_at(block)) return take(*found);
+    if (pass_head(block) || pass_head(block + kBlock)) continue;  // behind the damaged end of a process is nothing else
+    const bool has_marks = here().head.format >= kFormat;
+    if (has_marks || segment_ + 1 >= segments_.size() || segments_[segment_ + 1].head.first != wanted_) {
+      check_end();
+      break;
+    }
+    const Segment& next = segments_[segment_ + 1];
+    if (!chain_.known) chain_ = next.head.chain();
     enter(segment_ + 1);
     passed_ += kBlock;
-    return next();
   }
   return std::nullopt;
+}
+
+// The wanted record is not there. Throws if it must have been: what proves that lies behind it.
+void Reader::check_end() {
+  std::vector<uint64_t> uses;  // of lives whose unacknowledged records may still lie behind the end
+  for (size_t at = 0; at < at_; at += kBlock)
+    if (const auto head = own_head(held(), here(), at)) uses.push_back(head->use);
+  bool bad = false;
+  uint64_t count = 0;
+  for (size_t i = segment_; i < segments_.size(); ++i) {
+    const bool is_here = i == segment_;
+    const Bytes bytes = is_here ? held() : load_(segments_[i].file);
+    for (size_t at = is_here ? next_block(at_) : 0; at < bytes.size; at += kBlock)
+      if (const auto head = own_head(bytes, segments_[i], at)) bad = bad || head->first > wanted_;
+    any_record(bytes, is_here ? at_ : 0, [&](const Record& record) {
+      const RecordHead& head = record.head;
+      if (head.sequence < wanted_) return false;
+      count += head.sequence > wanted_;
+      bad = bad || !is_here || head.synced >= wanted_ || std::find(uses.begin(), uses.end(), head.use) == uses.end();
+      return false;
+    });
+  }
+  if (bad)
+    damaged(where(at_) + ": record " + std::to_string(wanted_) + " is damaged, and it was on the disk; " +
+            std::to_string(count) + " good records lie behind it");
+  if (last() < after_.end)
+    damaged(where(at_) + ": the log ends with record " + std::to_string(last()) +
+            ", and a checkpoint says that it had come to record " + std::to_string(after_.end));
 }
 
 // Of what is there, all but one field are those of the next record, or of a head before it. A file that is used again
 // has older records and heads, with other numbers.
-bool Reader::is_torn() const {
+bool Reader::is_torn() {
   if (segments_.empty()) return false;
-  const uint8_t* data = here().data;
-  for (const size_t at : {at_, next_block(at_)}) {
-    if (at > here().size || here().size - at < kSegmentHead) continue;
-    const int record = (std::memcmp(data + at, kRecordMagic, 4) == 0) + (read<uint64_t>(data + at + 8) == use_) +
-                       (read<uint64_t>(data + at + 16) == wanted_);
-    const int head =
-        (std::memcmp(data + at, kSegmentMagic, 8) == 0) + (read<uint64_t>(data + at + 16) == here().head.number) +
-        (read<uint64_t>(data + at + 32) == wanted_) + (folder_ == 0 || read<uint64_t>(data + at + 40) == folder_);
-    if (record >= 2 || head >= 3) return true;
+  const Bytes& bytes = held();
+  for (const size_t at : {at_, static_cast<size_t>(next_block(at_))}) {
+    if (at > bytes.size || bytes.size - at < sizeof(BlockHead)) continue;
+    RecordHead record;
+    BlockHead head;
+    std::memcpy(&record, bytes.data + at, sizeof record);
+    std::memcpy(&head, bytes.data + at, sizeof head);
+    const int of_record = (std::memcmp(record.magic, kRecordMagic, sizeof record.magic) == 0) + (record.use == use_) +
+                          (record.sequence == wanted_);
+    const int of_head = (std::memcmp(head.magic, kSegmentMagic, sizeof head.magic) == 0) +
+                        (head.number == here().number) + (head.first == wanted_) +
+                        (after_.folder == 0 || head.folder == after_.folder);
+    if (of_record >= 2 || of_head >= 3) return true;
   }
   return false;
-}
-
-// The head at `at`, of the segment itself or of a life in it, if it begins behind the wanted record. It proves that all
-// records before it were on the disk.
-std::optional<SegmentHead> Reader::later_head(size_t segment, size_t at) const {
-  const Segment& in = segments_[segment];
-  if (at == 0) return in.head.first > wanted_ ? std::optional<SegmentHead>(in.head) : std::nullopt;
-  auto head = head_at(in.data, in.size, at);
-  const bool ours = head && head->format >= 2 && head->number == in.head.number && head->first > wanted_ &&
-                    (folder_ == 0 || head->folder == folder_);
-  return ours ? head : std::nullopt;
-}
-
-std::optional<Reader::Lost> Reader::skip_lost() {
-  if (segments_.empty()) return std::nullopt;
-  Lost lost{wanted_, 0, std::nullopt};
-  for (const size_t at : {at_, next_block(at_)}) {
-    const auto found = record_at(segment_, at, false);
-    if (!lost.claimed && found && found->head.use == use_ && found->head.sequence == wanted_) lost.claimed = found;
-  }
-  std::optional<Record> first;  // good, and behind the wanted one
-  const auto go_on = [&](size_t segment, size_t at, uint64_t use, uint64_t sequence, const Tree& tree) {
-    if (segment != segment_) segment_ = segment, at_ = 0;
-    go_to(at);
-    use_ = use, tree_ = tree;
-    lost.count = sequence - wanted_;
-    wanted_ = sequence;
-    return lost;
-  };
-  for (size_t segment = segment_; segment < segments_.size(); ++segment) {
-    const Segment& in = segments_[segment];
-    for (size_t at = segment == segment_ ? at_ / 8 * 8 : 0; at + kRecordHead <= in.size; at += 8) {
-      if (at % kBlock == 0) {
-        if (const auto head = later_head(segment, at); head) {
-          if (first) return go_on(first->segment, first->begin, first->head.use, first->head.sequence, Tree());
-          return go_on(segment, at + kBlock, head->use, head->first, head->before);
-        }
-      }
-      if (segment != segment_ || std::memcmp(in.data + at, kRecordMagic, 4) != 0) continue;
-      const auto found = record_at(segment, at);
-      if (!found || found->head.use != use_ || found->head.sequence <= wanted_) continue;
-      if (!first) first = found;
-      if (found->head.synced >= wanted_)
-        return go_on(first->segment, first->begin, first->head.use, first->head.sequence, Tree());
-      at = found->end - 8;
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace fastagg::log

@@ -1,121 +1,172 @@
-// The format of a log's files: records one after the other, in segments that are used again.
+// The bytes of a log's files, and what reads them. docs/log-format.md is the format: its tables are the structs of this
+// file, and its rules are what `Reader` does.
 //
-//   head     a block of 4,096 bytes: magic, CRC of what follows, format, number, use, first, folder, base, peaks
-//   record   magic, CRC of what follows, use, sequence, synced, length, kind, hashed, facts | body | zeros up to 8
-//   bytes
-//
-// A head begins a segment, and every life of a server in it: `number` is the segment's place in the chain, `use` a
-// random number that the records behind the head repeat, `first` the sequence number of the first of them. `folder` is
-// a random number of the folder; `base` and `peaks` are the tree over all records before the head (tree.h), so that a
-// segment of another folder or of another past is recognised. Format 2 has a weaker digest in place of the tree, which
-// is not read. Format 1 has no folder and one head a file. `facts` says how many bytes of the body a record's leaf has
-// as they are; `hashed`, whether it has the SHA-256 of the others.
-//
-// Records are written in groups. Each group begins on a new block, so no block is written again after it was synced. A
+// Records are written in groups. Each group begins on a new block, and no block is written again after it was synced. A
 // torn write can therefore damage only records that were not acknowledged. A record also says up to which record all
 // were on the disk when it was written. So a bad record that must have been there is told from one that need not.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "tree.h"
+#include "../cpu/sha256.h"
 
 namespace fastagg::log {
 
-constexpr size_t kBlock = 4096, kRecordHead = 48, kSegmentHead = 64;
-constexpr uint32_t kFormat = 3;  // that is written; 1 and 2 are read, too
+constexpr size_t kBlock = 4096;
+constexpr uint32_t kFormat = 4, kOldest = 3;  // that is written, and the oldest that is read
 
-struct SegmentHead {
-  uint32_t format = kFormat;
-  uint64_t number = 0, use = 0, first = 0, folder = 0;
-  Tree before;
+// The digest of a history: SHA-256 of the digest before it, the record's head, and the body's first bytes, which say
+// what happened. The numbers behind them are bound by the CRC in the head.
+struct Chain {
+  bool known = false;  // whether the digest is that of all records after `base`
+  uint64_t base = 0;
+  Digest digest{};
+
+  static Chain from(uint64_t base) { return {true, base, {}}; }
+  void add(const uint8_t* record) noexcept;
+  bool agrees(const Chain& other) const {
+    return !known || !other.known || (base == other.base && digest == other.digest);
+  }
 };
+
+// The beginning of a block; zeros fill the rest. All numbers are little endian, as on all supported processors.
+struct BlockHead {
+  char magic[8];
+  uint32_t crc;  // of all that follows in the block
+  uint32_t format;
+  uint64_t number;  // the segment's
+  uint64_t use;     // random, of the records behind it; of a mark: that of the segment in which the log goes on
+  uint64_t first;   // the number of the first of these records
+  uint64_t folder;  // random, the folder's
+  uint64_t base;    // of the chain
+  uint64_t size;    // of the file
+  uint8_t digest[sizeof(Digest)];  // of the records after `base` and before `first`
+  uint64_t next;  // 0: a life of a server begins here; otherwise the log goes on in the segment of this number
+
+  Chain chain() const;
+  void set(const Chain& before);
+};
+static_assert(sizeof(BlockHead) == 104);
 
 struct RecordHead {
-  uint64_t use = 0, sequence = 0, synced = 0, length = 0;
-  uint8_t kind = 0;
-  bool hashed = false;
-  uint32_t facts = 0, crc = 0;  // crc: of all other fields and the body
+  char magic[4];
+  uint32_t crc;  // of all that follows in the head, and the body
+  uint64_t use, sequence;
+  uint64_t synced;  // all records up to it were on the disk
+  uint64_t length;  // of the body
+  uint8_t kind;
+  uint8_t zeros[3];
+  uint32_t facts;  // so many bytes of the body are in the chain; at most its length
 };
+static_assert(sizeof(RecordHead) == 48);
+constexpr size_t kRecordHead = sizeof(RecordHead);
 
 constexpr size_t gap_of(size_t size) { return (8 - size % 8) % 8; }
+constexpr uint64_t next_block(uint64_t at) { return (at + kBlock - 1) / kBlock * kBlock; }
 
-// Writes a head into a block of zeros.
-void put_head(const SegmentHead& head, uint8_t* block);
+// Writes a whole block: sets magic, CRC and format.
+void put_head(BlockHead head, uint8_t* block);
 // The head at `at`, of any format, if its CRC is right.
-std::optional<SegmentHead> head_at(const uint8_t* data, size_t size, size_t at);
+std::optional<BlockHead> head_at(const uint8_t* data, size_t size, size_t at);
+// Writes a record's head: sets magic and CRC. Its body lies behind it already.
+void put_head(RecordHead head, uint8_t* record);
 
-// The head of a segment whose own is damaged, by the records in it. None: it has no good record beyond `sequence`, so
-// it is a file that was about to be used again.
-std::optional<SegmentHead> head_from_records(const uint8_t* data, size_t size, uint64_t number, uint64_t sequence);
-
-// Writes a record's head. Its body lies behind it already.
-void put_head(const RecordHead& head, uint8_t* record);
-
-// What of a record its leaf is the hash of, behind 0x00: its head, its facts, and the hash of the rest or nothing.
-std::vector<uint8_t> bound_of(const uint8_t* record);
-// The same, hashed.
-Digest leaf_of(const uint8_t* record);
+struct Bytes {
+  const uint8_t* data = nullptr;
+  size_t size = 0;
+  std::shared_ptr<void> owner;
+};
 
 struct Record {
   RecordHead head;
   const uint8_t* body;
   size_t segment;     // which of the reader's
   size_t begin, end;  // in it
+  std::shared_ptr<void> owner;
 };
 
-// Reads the records of a chain of segments in order.
+// All good records in a file, of any use, whatever lies between them.
+std::vector<Record> records_in(const Bytes& bytes);
+
+// Reads the records of a log in order. One segment is in memory at a time.
 class Reader {
  public:
+  struct File {
+    std::string name;  // for messages
+    uint64_t number, size;
+    std::vector<uint8_t> block;  // the first one
+  };
+  // What is known of the log besides its files.
+  struct After {
+    uint64_t sequence = 0;  // wanted are the records after this one
+    uint64_t folder = 0;    // 0: any
+    Chain chain;            // of all records up to it
+    uint64_t end = 0;       // the log had come to this record, at least
+    bool old = false;       // no life has written format 4 yet: a file without a head may be one to be used again
+  };
   struct Segment {
-    const uint8_t* data;
-    size_t size;
     std::string name;
-    SegmentHead head;
+    uint64_t number, size;
+    size_t file;  // which of those that were given
+    BlockHead head;
   };
-  // Wanted are the records after `sequence`. `root`: the digest of all up to it, if somebody has kept it.
-  // Throws Refusal, kDamaged: the chain begins too late, or a segment belongs to another folder or another past.
-  Reader(std::vector<Segment> segments, uint64_t sequence, uint64_t folder, std::optional<Digest> root = std::nullopt);
+  using Load = std::function<Bytes(size_t file)>;  // all of a file
 
-  // The next record. None: the log ends here, or records are lost: damaged although they were on the disk.
+  // The files are in the order of their numbers. Throws Refusal, kDamaged, and what `load` throws.
+  Reader(const std::vector<File>& files, Load load, const After& after);
+
+  // The next record. None: the log ends here. Throws Refusal, kDamaged: a record or a segment was on the disk, and is
+  // damaged or missing; or the log ends too early.
   std::optional<Record> next();
-  // After `next` gave none: goes on behind lost records, if there are any. The log then goes on with `next`.
-  struct Lost {
-    uint64_t first, count;
-    std::optional<Record> claimed;  // what the first of them says of itself, if that is plausible; it is not checked
-  };
-  std::optional<Lost> skip_lost();
 
   // Whether something that was a record or a head, and is none, lies where the log ends. A crash may leave it.
-  bool is_torn() const;
+  bool is_torn();
 
   uint64_t last() const { return wanted_ - 1; }  // the number of the last record that was read
-  const Tree& tree() const { return tree_; }     // over all records up to it
+  const Chain& chain() const { return chain_; }  // over all records up to it
   uint64_t passed() const { return passed_; }    // bytes of the files between the checkpoint and here
   // Where the log ends, for a writer that goes on: the segment and the place in it.
   size_t segment() const { return segment_; }
   size_t place() const { return at_; }
+  // What alone may not be on the disk yet: the last group of records, or the heads behind it, begin at `tail` (`place`:
+  // there is none); and the last mark that was followed, in this segment, and its place there.
+  size_t tail() const { return tail_ == 0 ? at_ : tail_; }
+  const std::optional<std::pair<size_t, size_t>>& mark() const { return mark_; }
   const std::vector<Segment>& segments() const { return segments_; }
 
  private:
   const Segment& here() const { return segments_[segment_]; }
-  std::optional<Record> record_at(size_t segment, size_t at, bool checked = true) const;
-  std::optional<SegmentHead> later_head(size_t segment, size_t at) const;
+  Bytes& held();
+  std::string where(size_t at) const;
+  void take_files(const std::vector<File>& files);
+  void drop_unused(const std::vector<File>& files, std::vector<std::pair<size_t, std::string>>& bad);
+  std::optional<Record> record_at(size_t at);
+  std::optional<BlockHead> own_head(const Bytes& bytes, const Segment& segment, size_t at) const;
   bool pass_head(size_t at);
   void enter(size_t segment);
+  void follow(const BlockHead& mark);
   void seek();
   void go_to(size_t at);
   Record take(const Record& record);
+  void check_end();
 
+  Load load_;
+  After after_;
   std::vector<Segment> segments_;
-  uint64_t folder_, wanted_;
-  Tree tree_;
-  size_t segment_ = 0, at_ = 0;
-  uint64_t use_ = 0, passed_ = 0;
+  uint64_t wanted_;
+  Chain chain_;
+  size_t segment_ = 0, at_ = 0, tail_ = 0;
+  uint64_t use_ = 0, synced_ = 0, passed_ = 0;
+  bool is_head_ = false;  // at `tail_`
+  std::optional<std::pair<size_t, size_t>> mark_;
+  Bytes held_;  // of `segment_`
 };
 
 }  // namespace fastagg::log

@@ -17,6 +17,9 @@ def doctor(
     path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="From fastagg.open, or from server.save.")],
     replay: Annotated[bool, typer.Option(help="Also execute the log again, on a server in memory.")] = False,
     check: Annotated[bool, typer.Option(help="Compare all cached updates with their checksums, not 1 GB.")] = False,
+    salvage: Annotated[
+        Path | None, typer.Option(metavar="NEW", help="Take what can be read of a damaged folder to a new one.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report whether a server's folder or file is whole.
@@ -27,6 +30,8 @@ def doctor(
 
     from fastagg.durable.doctor import examine
 
+    if salvage is not None:
+        return _salvage(path, salvage, as_json)
     found = examine(path, replay=replay, check=check)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -38,12 +43,28 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _salvage(path: Path, to: Path, as_json: bool) -> None:
+    import json
+
+    from fastagg.durable.salvage import salvage
+
+    found = salvage(path, to)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(f"{to}: version {found['version']:,}")
+    print(f"  the same   up to record {found['last']}: {found['problem'] or 'nothing is damaged'}")
+    print(f"  behind it  {found['taken']:,} answers were given in again, as new ones")
+    for problem in found["refused"]:
+        print(f"  PROBLEM    {problem}")
+
+
 @command()
 def audit(
     path: Annotated[Path, typer.Argument(metavar="FOLDER", help="From fastagg.open, or a copy of one.")],
     start: Annotated[int | None, typer.Option("--from", metavar="N", help="Begin with this checkpoint.")] = None,
     receipts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Receipts of fastagg.sign, one JSON object a line.")
+        Path | None, typer.Option(metavar="FILE", help="Receipts: record and digest, one JSON object a line.")
     ] = None,
     modules: Annotated[
         list[str] | None, typer.Option("--import", metavar="MODULE", help="Import this first: it registers a rule.")
@@ -100,5 +121,7 @@ def _lines(found: Plain) -> Iterator[tuple[str, str]]:
         yield "recovery", f"fastagg.open(path, make) would {told['would']}: from the checkpoint of"
         counts = ", ".join(f"{count:,} {name}" for name, count in told["replays"].items()) or "none"
         yield "", f"record {told['checkpoint']}, then {told['bytes']:,} bytes of records: {counts}"
+        if told["torn"]:
+            yield "", f"{told['torn']}: behind record {told['last']} lies what a crash left, or was damaged"
     for problem in found["problems"]:
         yield "PROBLEM", problem

@@ -47,15 +47,15 @@ def audit(
     Args:
         path: a folder of :func:`fastagg.open`, or a copy of one. The server may be running.
         start: the number of the checkpoint to begin with; None: the oldest.
-        receipts: receipts with a digest, or what :func:`fastagg.sign` made of them.
+        receipts: receipts with a digest, or dictionaries with their ``record`` and ``digest``.
         make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
 
     Returns:
         Plain data: ``same`` (whether all agrees), ``problem`` (the first thing that does not, or None), ``where`` (its
         file and byte, if it has one), ``start``, ``last`` (numbers of the first checkpoint and the last record),
-        ``counts`` (operations by kind), ``version``, and the roots: ``digest`` of the records after number ``base``
+        ``counts`` (operations by kind), ``version``, and two hashes: ``digest`` of the records after number ``base``
         (None: they are of an older format) and ``model``, the SHA-256 of the parameters. Two audits of one history
-        have the same roots, on any processor.
+        have the same ones, on any processor.
 
     Raises:
         CheckpointError: no checkpoint is there, or the server cannot be made from it. ConfigError: ``make`` makes
@@ -105,12 +105,12 @@ def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callab
         run.whole()
     except (_Differs, FastaggError, OSError) as error:
         problem, where = str(error), run.where
-    tree = run.tree
+    chain = run.chain
     return {
         "path": str(disk.path), "same": problem is None, "problem": problem, "where": where, "start": begin.sequence,
         "last": run.last, "counts": run.counts, "version": server.version,
-        "digest": tree.root.hex() if tree is not None and tree.known else None,
-        "base": tree.base if tree is not None and tree.known else None, "model": model_digest(server.flat),
+        "digest": chain.digest.hex() if chain.known else None,
+        "base": chain.base if chain.known else None, "model": model_digest(server.flat),
     }  # fmt: skip
 
 
@@ -121,31 +121,24 @@ class _Audit(Replay):
         super().__init__(server, disk, held)
         self.begin, self.wanted = begin, wanted
         self.last = begin.sequence
-        self.tree: Native = None
+        self.chain: Native = begin.chain
         self.reader: Native = None
         self.where: str | None = None  # the file and the byte that were read last
 
     def whole(self) -> None:
         """Execute all. What seems to be damaged is read again first: a running server may have been writing it."""
         self._read()
-        while (record := self.reader.next() or self._again()) is not None:
+        while (record := self._next()) is not None:
             self._at(record.place)
             self.one(record)
-            self.last, self.tree = record.sequence, self.reader.tree
+            self.last, self.chain = record.sequence, self.reader.chain
             self._compare_digest()
             if record.sequence in self.found.checkpoints:
                 self.check_checkpoint(read_checkpoint(self.disk, record.sequence))
-        self._at(self.reader.end)
-        if self.reader.is_torn:
-            raise _Differs(
-                f"what is behind record {self.last} is damaged, or does not follow from the records before it; if the "
-                "server was killed, it may be an answer that was never acknowledged"
-            )
+        self._at(self.reader.end[:2])
         beyond = [record for record in self.wanted if record > self.last]
         if beyond:
             raise _Differs(f"the log ends with record {self.last}, and there is a receipt of record {max(beyond)}")
-        for segment in self.reader.segments:
-            self._check_head(segment)
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Compare a checkpoint with the server, which has executed all before it."""
@@ -153,13 +146,11 @@ class _Audit(Replay):
         said = checkpoint.manifest
         if "model" in said and said["model"] != model_digest(checkpoint.state["flat"]):
             raise _Differs(f"{name}: its model is not the one whose hash it has")
-        if checkpoint.digest and self.tree is not None and self.tree.known and self.tree.root != checkpoint.digest:
+        if _differ(self.chain, checkpoint.chain):
             raise _Differs(f"{name}: the records before it were others: one of them was changed, or the checkpoint was")
         if checkpoint is self.begin:
             return
-        # A state of an older version has other names.
-        names = _COMPARED if checkpoint.digest else _COMPARED[:3]
-        here, there = (_parts(state, names) for state in (self.server.state_dict(copy=False), checkpoint.state))
+        here, there = (_parts(state, _COMPARED) for state in (self.server.state_dict(copy=False), checkpoint.state))
         differ = [key for key in {**here, **there} if not _equal(here.get(key), there.get(key))]
         if differ:
             raise _Differs(f"{name}: it is not what the log leads to: {', '.join(differ[:5])}")
@@ -167,42 +158,34 @@ class _Audit(Replay):
     def _read(self) -> None:
         """Begin to read behind the last record that was executed."""
         after = self.begin._replace(sequence=self.last)
-        if self.tree is not None:
-            known = self.tree.root.hex() if self.tree.known else ""
-            after = after._replace(manifest={**self.begin.manifest, "digest": known})
+        if self.chain.known:
+            log = {"base": self.chain.base, "digest": self.chain.digest.hex(), "end": self.last}
+            after = after._replace(manifest={**self.begin.manifest, "log": log})
         self.reader = read_log(self.disk, self.found, after)
-        self.tree = self.reader.tree
+        self.chain = self.reader.chain
 
     def _at(self, place: tuple[int, int]) -> None:
         if self.reader.segments:
             self.where = f"{self.found.segments[self.reader.segments[place[0]][0]]}, byte {place[1]}"
 
-    def _again(self) -> Native:
-        self._at(self.reader.end)
-        torn = self.reader.is_torn
-        lost = self.reader.skip_lost()
-        if lost is None and not torn:
-            return None
-        self.found = contents(self.disk)
-        self._read()
-        record = self.reader.next()
-        if record is None and lost is not None:
-            raise _Differs(f"record {lost[0]}: damaged, and it was on the disk")
-        return record
+    def _next(self) -> Native:
+        try:
+            return self.reader.next()
+        except CheckpointError:  # a running server may have been writing what was read
+            self._at(self.reader.end[:2])
+            self.found = contents(self.disk)
+            self._read()
+            return self.reader.next()
 
     def _compare_digest(self) -> None:
         said = self.wanted.get(self.last)
-        if said is not None and self.tree.known and said != self.tree.root.hex():
+        if said is not None and self.chain.known and said != self.chain.digest.hex():
             raise _Differs(f"record {self.last}: the receipt's digest is another: a record up to it was changed")
 
-    def _check_head(self, segment: tuple[int, int, int, int]) -> None:
-        number, _, folder, form = segment
-        if form > 1 and folder == 0:
-            self.where = f"{self.found.segments[number]}, byte 0"
-            raise _Differs(f"{self.found.segments[number]}: its head is damaged")
 
-    def _pass_over(self, first: int, count: int, why: str, operation: Native, *, is_whole: bool) -> None:
-        raise _Differs(f"record {first}: {why}")
+def _differ(one: Native, other: Native) -> bool:
+    """Whether two digests are of the same records, and differ."""
+    return bool(one.known and other.known and (one.base, one.digest) != (other.base, other.digest))
 
 
 def _parts(state: State, names: tuple[str, ...]) -> dict[str, Any]:

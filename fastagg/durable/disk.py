@@ -118,7 +118,15 @@ class Disk:
         while size and (part := os.pread(file, min(size, 1 << 30), offset)):
             parts.append(part)
             size, offset = size - len(part), offset + len(part)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_of(self, name: str) -> bytes:
+        """Read a whole file, by its name. A page that cannot be read is an error, and not the end of the process."""
+        file = self.open(name, write=False)
+        try:
+            return self.read(file, self.size(file), 0)
+        finally:
+            self.close(file)
 
     def view(self, file: int) -> Bytes:
         """Return the whole file as a buffer. The system reads its pages when they are used, and owns them."""

@@ -17,7 +17,7 @@ from fastagg.durable.folder import (
     read_checkpoint,
     read_log,
 )
-from fastagg.durable.recovery import Lost, Replay, load_into
+from fastagg.durable.recovery import Replay, load_into
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
 from fastagg.storage import tiered
@@ -107,7 +107,7 @@ def _checkpoints(
             oldest = oldest or newest
             one |= _summary(newest.state)
             wrong = _rows(newest.state, check)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             wrong = [str(error)]
         problems += wrong
         found.append({**one, "healthy": not wrong})
@@ -129,9 +129,6 @@ def _log(
     except (FastaggError, OSError) as error:
         problems.append(str(error))
         would = "be refused"
-    problems += [f"{disk.path}: {lost}" for lost in walk.lost]
-    if walk.lost and would == "go on":
-        would = f"go on without {sum(lost.records for lost in walk.lost)} records"
     whole = reader
     if reader is not None and oldest is not newest:
         whole = _before(disk, held, oldest, newest, problems) or reader
@@ -141,11 +138,12 @@ def _log(
     return {
         "segments": [{"name": held.segments[number], "first": first, "bytes": sizes[number]}
                      for number, first, _, _ in chain],
-        "unused": [name for number, name in held.segments.items() if number not in used],
+        "unused": [name for number, name in held.segments.items() if number not in used] + held.free,
         "recovery": {
             "checkpoint": newest.sequence, "replays": walk.counts,
             "bytes": 0 if reader is None else reader.passed,
             "last": newest.sequence if reader is None else reader.last, "would": would, "replayed": replay,
+            "torn": _torn(disk, held, reader),
         },
     }  # fmt: skip
 
@@ -154,15 +152,23 @@ def _before(disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, 
     """Read the log from the oldest checkpoint on, which an opening needs if the newest is damaged. Report what is wrong
     up to the newest. Return the reader, or None."""
     only = f"only {checkpoint_name(oldest.sequence)} needs it"
-    walk: Replay = _Walk(disk, held)
+    reader = None
     try:
         reader = read_log(disk, held, oldest)
-        walk.all(reader)
+        _Walk(disk, held).all(reader)
     except (FastaggError, OSError) as error:
-        problems.append(f"{error} ({only})")
-        return None
-    problems += [f"{disk.path}: {lost} ({only})" for lost in walk.lost if lost.first <= newest.sequence]
+        if reader is None or reader.last < newest.sequence:  # the other way reports what comes behind
+            problems.append(f"{error} ({only})")
+        return reader
     return reader
+
+
+def _torn(disk: Disk, held: Contents, reader: Any) -> str | None:
+    """Where behind the last record lies what is none. A crash leaves such records, which were not acknowledged."""
+    if reader is None or not reader.is_torn:
+        return None
+    segment, place, _ = reader.end
+    return f"{held.segments[reader.segments[segment][0]]}, byte {place}"
 
 
 class _Walk(Replay):
@@ -173,9 +179,6 @@ class _Walk(Replay):
 
     def _execute(self, operation: Any, record: Any, update: Any) -> None:
         """Nothing is executed."""
-
-    def _pass_over(self, first: int, count: int, why: str, operation: Any, *, is_whole: bool) -> None:
-        self.lost.append(Lost(first, count, why))
 
 
 def server_of(newest: Checkpoint, what: str) -> Any:

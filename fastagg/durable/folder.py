@@ -2,7 +2,8 @@
 
 lock                        locked by the process that has the folder open
 checkpoint-<sequence>/      a whole state, up to and including this record
-journal-<number>            segments of the log, in order (csrc/log/segment.h)
+journal-<number>            segments of the log, in order (docs/log-format.md)
+free-<number>               a file that waits to be one, whatever is in it
 upload-<number>             an update that was streamed in; a record of the log refers to it, and no other one ever
 reserve-<number>            room for a checkpoint that is written while the disk is full
 *.partial                   unfinished files, which are never read
@@ -26,8 +27,10 @@ from fastagg.storage.pieces import DTYPES, Pieces, tensor_in
 
 LOCK = "lock"
 PARTIAL = ".partial"
+BLOCK = 4096  # of a head
 _CHECKPOINT = re.compile(r"checkpoint-(\d{20})")
 _SEGMENT = re.compile(r"journal-(\d{12})")
+_FREE = re.compile(r"free-(\d{12})")
 _UPLOAD = re.compile(r"upload-(\d{12})")
 _RESERVE = re.compile(r"reserve-(\d{3})")
 
@@ -52,6 +55,7 @@ class Contents(NamedTuple):
 
     checkpoints: list[int]  # by their sequence numbers, oldest first
     segments: dict[int, str]  # number -> name, in order
+    free: list[str]
     uploads: dict[int, str]
     reserves: list[str]
     leftovers: list[str]
@@ -63,6 +67,7 @@ def contents(disk: Disk) -> Contents:
     return Contents(
         [int(m[1]) for m in map(_CHECKPOINT.fullmatch, names) if m],
         {int(m[1]): m[0] for m in map(_SEGMENT.fullmatch, names) if m},
+        [name for name in names if _FREE.fullmatch(name)],
         {int(m[1]): m[0] for m in map(_UPLOAD.fullmatch, names) if m},
         [name for name in names if _RESERVE.fullmatch(name)],
         [name for name in names if name.endswith(PARTIAL)],
@@ -82,9 +87,15 @@ class Checkpoint(NamedTuple):
         return int(self.manifest.get("folder", 0))
 
     @property
-    def digest(self) -> bytes:
-        """The digest of the log's records up to it (csrc/log/tree.h). Empty: the checkpoint is older than these."""
-        return bytes.fromhex(self.manifest.get("digest", ""))
+    def chain(self) -> Native:
+        """The digest of the log's records up to it (csrc/log/segment.h). Not known: a log of format 3 had another."""
+        said = self.manifest.get("log")
+        return native.log.Chain(int(said["base"]), bytes.fromhex(said["digest"])) if said else native.log.Chain()
+
+    @property
+    def log_end(self) -> int:
+        """The log had come to this record, at least, when it was written."""
+        return int(self.manifest.get("log", {}).get("end", self.sequence))
 
     @property
     def uploads(self) -> dict[int, int]:
@@ -109,7 +120,8 @@ def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
     try:
         if int(manifest["sequence"]) != sequence or not isinstance(manifest["made"], dict):
             raise ValueError("it is of another record")
-        assert found.folder_id >= 0 and found.uploads is not None and len(found.digest) in (0, 32)
+        assert found.folder_id >= 0 and found.uploads is not None and found.log_end >= sequence
+        assert found.chain.known or "log" not in manifest
         assert found.next_upload >= 0
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{disk.path / name}: the checkpoint is damaged: {error!s:.200}") from error
@@ -122,30 +134,48 @@ def model_digest(flat: Tensor) -> str:
     return sha256(raw.at(held.data_ptr(), held.nbytes)).hexdigest()
 
 
+def segment_name(number: int) -> str:
+    """Return the name of a segment of the log."""
+    return f"journal-{number:012d}"
+
+
+def free_name(name: str) -> str:
+    """Return the name that a segment has when nobody needs it any more."""
+    return name.replace("journal-", "free-")
+
+
 def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
     """Return a reader of the log's records after a checkpoint (csrc/log/segment.h).
 
     Raises:
-        CheckpointError: the log begins too late, or a segment belongs to another folder or another past of this one.
+        CheckpointError: the log begins too late, ends too early, or a segment is damaged, or belongs to another folder
+            or another past of this one. OSError: the system refuses to read.
     """
-    files = [(str(disk.path / name), number, disk.view_of(name)) for number, name in found.segments.items()]
-    return native.log.Reader(files, sequence=after.sequence, folder=after.folder_id, root=after.digest)
+    names = list(found.segments.values())
+    files = []
+    for number, name in found.segments.items():
+        file = disk.open(name, write=False)
+        try:
+            files.append((str(disk.path / name), number, disk.size(file), disk.read(file, BLOCK, 0)))
+        finally:
+            disk.close(file)
+    return native.log.Reader(
+        files, lambda index: disk.read_of(names[index]), sequence=after.sequence, folder=after.folder_id,
+        chain=after.chain, end=max(after.log_end, *found.checkpoints), old="log" not in after.manifest,
+    )  # fmt: skip
 
 
 def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]) -> Pieces:
     """Return an update that was streamed into a file: its number, bytes, checksum and type are in the record.
 
     Raises:
-        CheckpointError: the file is missing or damaged.
+        CheckpointError: the file is missing or damaged. OSError: the system refuses to read it.
     """
     number, nbytes, crc, code = streamed
     name = found.uploads.get(number)
     if name is None:
         raise CheckpointError(f"{disk.path / upload_name(number)}: the upload is missing")
-    try:
-        held = memoryview(disk.view_of(name))[:nbytes]
-    except OSError as error:
-        raise CheckpointError(f"{disk.path / name}: the upload cannot be read: {error}") from error
+    held = memoryview(bytearray(disk.read_of(name)))[:nbytes]
     if len(held) != nbytes or raw.crc32c([held]) != crc:
         raise CheckpointError(f"{disk.path / name}: the upload is damaged")
     if not (code < len(DTYPES) and nbytes % DTYPES[code].itemsize == 0):

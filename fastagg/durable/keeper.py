@@ -9,7 +9,6 @@ import time
 from collections import deque
 from typing import Any
 
-from fastagg._build import native
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import PARTIAL, checkpoint_name, contents, model_digest, reserve_name
@@ -66,6 +65,7 @@ class Keeper:
     Args:
         made: the settings that the folder was begun with.
         folder_id: the folder's random number.
+        base: the digest of the log is of the records after this one.
         kept: sequence numbers of the checkpoints that are there, oldest first.
         keep: how many checkpoints stay.
         every: bytes of the log and of uploads after which one is written.
@@ -73,12 +73,20 @@ class Keeper:
 
     def __init__(
         self, disk: Disk, parts: Parts, running: Running, uploads: Uploads, *, made: dict[str, Any], folder_id: int,
-        kept: list[int], keep: int, every: int,
+        base: int, kept: list[int], keep: int, every: int,
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
-        self.made, self.folder_id, self.kept, self.keep, self.every = made, folder_id, kept, keep, every
+        self.made, self.folder_id, self.base, self.kept, self.keep, self.every = (
+            made,
+            folder_id,
+            base,
+            kept,
+            keep,
+            every,
+        )
         self.history = 0  # of the oldest checkpoints, which stay with all of the log behind them
         self.journal: Any = None
+        self.has_lost = False  # rows on a disk turned out to be damaged while the folder was opened
         self._due = every
         self._requests: deque[_Request] = deque()
         self._full, self._again = False, 0.0  # the disk refused an upload; when to write a checkpoint because of it
@@ -96,8 +104,8 @@ class Keeper:
         self.journal, self._room = journal, room
         self.uploads.refused = self.full
         self.clear()
-        lost = self.running.extension.state.on_loss(self.soon)
-        self._due = 0 if lost else max(0, self.every - replayed)
+        self.has_lost = self.running.extension.state.on_loss(self.soon)
+        self._due = 0 if self.has_lost else max(0, self.every - replayed)
         self._thread = threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True)
         self._thread.start()
 
@@ -240,12 +248,12 @@ class Keeper:
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, **uploads}
 
         def told() -> dict[str, Any]:
-            if self.journal is None:
-                digest = native.log.Tree(0).root
-            else:
+            end, digest = sequence, bytes(32)
+            if self.journal is not None:
                 self.wait(sequence)  # its digest is known then
-                digest = self.journal.digest(sequence)
-            return {**more, "digest": "" if digest is None else digest.hex(), "model": model_digest(cut.state["flat"])}
+                end, digest = self.journal.durable, self.journal.digest(sequence)
+            log = {"base": self.base, "digest": digest.hex(), "end": end}
+            return {**more, "log": log, "model": model_digest(cut.state["flat"])}
 
         try:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):

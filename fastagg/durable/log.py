@@ -15,7 +15,7 @@ import torch
 from fastagg._build import native
 from fastagg._types import Native, Plain, State
 from fastagg.durable import trees
-from fastagg.durable.disk import Disk
+from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import checkpoint_name
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.uploads import StoredUpload, Uploads
@@ -80,7 +80,8 @@ class Log:
     def whole_state(self) -> State:
         """Return the state at one moment, from a new checkpoint: nobody waits for a copy of it."""
         name = checkpoint_name(self.keeper.checkpoint())
-        found = trees.read(self._disk, name, trees.read_manifest(self._disk, name))
+        with named(self.folder / name):
+            found = trees.read(self._disk, name, trees.read_manifest(self._disk, name))
         if not isinstance(found, dict):
             raise CheckpointError(f"{self.folder / name}: the checkpoint is damaged")
         return found

@@ -16,10 +16,10 @@ from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents
+from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents, free_name
 from fastagg.durable.keeper import EVERY, ROOM, Keeper
 from fastagg.durable.log import Durability, Log, begin_journal
-from fastagg.durable.recovery import End, Recovered, check_made, made_of, no_server, recover
+from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError, ConfigError
 from fastagg.rules.names import words
@@ -29,6 +29,7 @@ from fastagg.server.watching import Watch
 from fastagg.storage.tiered import Tiered
 
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
+_CHUNK = 16 << 20  # bytes that are read at a time
 _SLOW = 1.0  # an answer that takes so many seconds is reported
 CUT = re.compile(r"cut-(\d{6})")  # a folder of a server in slices (fastagg/shards/logs.py)
 _log = logging.getLogger("fastagg")
@@ -43,7 +44,6 @@ def open(
     checkpoint_every: int = EVERY,
     check: bool = False,
     keep_history: bool = False,
-    hash_payloads: bool = False,
 ) -> Server:
     """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
     the server is restored bit for bit: from its last checkpoint and all later records of its log.
@@ -62,11 +62,12 @@ def open(
         check: compare all cached updates on a disk (:class:`fastagg.Tiered`) with their checksums, and not a sample
             of 1 GB. Damaged ones are given up, and an error in the log names their clients.
         keep_history: also keep the folder's first checkpoint and all of the log, for :func:`fastagg.audit`.
-        hash_payloads: bind updates' numbers to the history's digest by SHA-256, not by CRC-32C (``docs/audit.md``).
 
     Raises:
         Busy: another process, or another server of this process, has the folder open.
-        CheckpointError: the folder is damaged, or could not be written. Nothing has changed.
+        CheckpointError: the folder is damaged, or could not be read or written. Nothing has changed.
+            ``fastagg doctor`` says more, and ``fastagg doctor --salvage NEW`` takes what is readable behind a damaged
+            record to a new folder.
         ConfigError: a setting is refused, or ``make`` makes a server that differs from the folder's.
 
     Example:
@@ -94,8 +95,8 @@ def open(
         if not found.checkpoints:  # new, or of a server in slices
             made = make()
             if type(made) is Server and made._group is not None:
-                if keep_history or hash_payloads:
-                    raise ConfigError("keep_history, hash_payloads: not for a server in slices; leave them out")
+                if keep_history:
+                    raise ConfigError("keep_history: not for a server in slices; leave it out")
                 return made._group.open(made, disk, durability, keep=keep, checkpoint_every=checkpoint_every)
             with named(path):
                 names = disk.names()
@@ -103,7 +104,7 @@ def open(
                 raise ConfigError(f"{path}: it is of a server in slices; let make() return fastagg.sharded(...)")
             make = partial(_identity, made)
         return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check,
-                       keep_history=keep_history, hash_payloads=hash_payloads)  # fmt: skip
+                       keep_history=keep_history)  # fmt: skip
     except BaseException:
         disk.leave()
         raise
@@ -127,8 +128,8 @@ def lock(disk: Disk) -> None:
 
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT, check: bool = False, keep_history: bool = False, hash_payloads: bool = False,
-    is_locked: bool = False, until: End | None = None, log_of: Callable[..., Log] = Log,
+    segment: int = SEGMENT, check: bool = False, keep_history: bool = False,
+    is_locked: bool = False, until: int | None = None, log_of: Callable[..., Log] = Log,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``.
 
@@ -149,7 +150,7 @@ def open_on(
         if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
             raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
         keeper.history = int(keep_history)
-        start |= {"segment_bytes": segment, "hash_payloads": hash_payloads}
+        start |= {"segment_bytes": segment}
         journal = begin_journal(disk, start, durability, server.max_waiting)
         log = log_of(disk, journal, keeper, keeper.uploads, durability)
         keeper.start(journal, replayed, min(segment, ROOM))
@@ -159,6 +160,8 @@ def open_on(
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.
         if not is_new and until is None:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
+            if keeper.has_lost:  # the log alone would not lead to this state
+                keeper.checkpoint()
         weakref.finalize(server, _abandoned, log)
         return server
     except BaseException:
@@ -179,7 +182,7 @@ class _Opened(NamedTuple):
 
 
 def _opened(
-    disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool, until: End | None
+    disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool, until: int | None
 ) -> _Opened:  # fmt: skip
     found = contents(disk)
     if not found.checkpoints:
@@ -194,25 +197,24 @@ def _opened(
     past = recover(disk, found, server_for, check=check, until=until)
     server = past.server
     server._running.follow_rate()
-    for lost in past.lost:
-        _log.error("%s: %s", disk.path, lost)
     if until is not None:
         found = _cut(disk, found, past)
     start = _start(disk, found, past)
-    for name in start.pop("needed"):  # the last writes of a killed process may be in memory only
-        file = disk.open(name)
-        try:
-            disk.sync(file)
-        finally:
-            disk.close(file)
-    disk.sync_folder()  # so may the name of the segment in which the log goes on
+    _make_durable(disk, start.pop("needed"), start.pop("unsure"))
+    unused = _unused(found, start)
+    for name in unused:
+        disk.rename(name, free_name(name))
+    start["free"] = [*found.free, *map(free_name, unused)]
+    # So may the name of the segment in which the log goes on. A segment that no mark names must not come back.
+    disk.sync_folder()
     _tidy(disk, found, past)
     before = max((*found.uploads, *past.uploads, past.checkpoint.next_upload))
     uploads = Uploads(past.uploads, 1 + before)
     kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
     keeper = Keeper(
         disk, server._parts, server._running, uploads, made=past.checkpoint.manifest["made"],
-        folder_id=start["folder_id"], kept=kept, keep=keep, every=every,
+        folder_id=start["folder_id"], base=start["chain"].base if start["chain"].known else start["sequence"],
+        kept=kept, keep=keep, every=every,
     )  # fmt: skip
     engine.limit(server._engine, server._parts.settings)
     _log.info(
@@ -231,13 +233,13 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     disk.sync_folder("..")
     folder_id = engine.new_incarnation()
     keeper = Keeper(
-        disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id, kept=[],
-        keep=keep, every=every,
+        disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id, base=0,
+        kept=[], keep=keep, every=every,
     )  # fmt: skip
     keeper.write()  # the checkpoint from which the log continues
     start = {
-        "folder_id": folder_id, "sequence": 0, "tree": native.log.Tree(0), "number": 1, "busy": [], "free": [],
-        "place": 0, "number_here": 0,
+        "folder_id": folder_id, "sequence": 0, "chain": native.log.Chain(0, bytes(32)), "number": 1, "busy": [],
+        "free": found.free, "place": 0, "number_here": 0,
     }  # fmt: skip
     return _Opened(server, keeper, start, 0, True)
 
@@ -261,26 +263,38 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
     oldest = next(sequence for sequence in found.checkpoints if sequence not in past.damaged)
     reader = past.reader
     chain = reader.segments  # (number, first record, folder, format)
-    last, place = reader.end
+    last, place, tail = reader.end
     whole = chain[: last + 1]
     after = [first for _, first, _, _ in whole[1:]] + [2**63]  # the first record of the next segment
     busy = [(found.segments[number], first) for (number, first, _, _), end in zip(whole, after, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
-    goes_on = bool(whole) and whole[-1][3] >= 2  # behind a new head; segments of format 1 have one head
+    goes_on = bool(whole) and whole[-1][3] >= 4  # behind a new head
+    # what the last process wrote last, by the names of the files: where it begins and ends
+    unsure = {found.segments[whole[-1][0]]: (tail, place)} if whole else {}
+    if reader.mark is not None:
+        segment, at = reader.mark
+        unsure[found.segments[chain[segment][0]]] = at, at + BLOCK
     known = [folder for _, _, folder, _ in reversed(chain) if folder]
     return {
         "folder_id": past.checkpoint.folder_id or (known[0] if known else engine.new_incarnation()),
-        "sequence": reader.last, "tree": reader.tree, "number": 1 + max(found.segments, default=0), "busy": busy,
-        "free": [name for name in found.segments.values() if name not in names],
+        "sequence": reader.last, "chain": reader.chain, "number": 1 + max(found.segments, default=0), "busy": busy,
         "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
+        "unsure": unsure,
     }  # fmt: skip
+
+
+def _unused(found: Contents, start: Plain) -> list[str]:
+    """Return the segments that no checkpoint needs any more, or that no record ever came to."""
+    numbers = [number for number, name in found.segments.items() if name in dict(start["busy"])]
+    last = max(numbers, default=0)
+    return [name for number, name in found.segments.items() if not numbers or not numbers[0] <= number <= last]
 
 
 def _cut(disk: Disk, found: Contents, past: Recovered) -> Contents:
     """Remove what the log holds behind the last record that was read, so that no later opening takes it for a part of
     what comes now. Return what is left."""
-    last, place = past.reader.end
+    last, place, _ = past.reader.end
     chain = [found.segments[number] for number, *_ in past.reader.segments]
     for name in reversed(chain[last + 1 :]):
         disk.remove(name)
@@ -294,6 +308,21 @@ def _cut(disk: Disk, found: Contents, past: Recovered) -> Contents:
         finally:
             disk.close(file)
     return contents(disk)
+
+
+def _make_durable(disk: Disk, names: set[str], unsure: dict[str, tuple[int, int]]) -> None:
+    """Sync what a killed process has written, which may be in memory only. If a sync of its last group of records, or
+    of a mark, had failed, the system takes it for written: so it is written again, with the same bytes at the same
+    place."""
+    for name in names:
+        at, end = unsure.get(name, (0, 0))
+        file = disk.open(name)
+        try:
+            while at < end:
+                at = disk.write(file, [disk.read(file, min(end - at, _CHUNK), at)], at)
+            disk.sync(file)
+        finally:
+            disk.close(file)
 
 
 def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:

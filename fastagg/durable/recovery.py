@@ -1,15 +1,14 @@
 """Restores a server from its folder: the newest undamaged checkpoint, then all operations of the log after it.
 
-An operation that is lost costs that operation, never the folder: what can be read of it is followed, and the loss is
-reported.
+A record that is damaged, or cannot be executed, ends the recovery: what came behind it depends on it. What the machine
+refuses now, an open file or a page of the disk, says nothing of a record: it ends the recovery as it is.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fastagg import _checks
@@ -25,36 +24,10 @@ from fastagg.durable.folder import (
     read_log,
     read_upload,
 )
-from fastagg.errors import CheckpointError, ConfigError, FastaggError
+from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.settings import FREE
-
-_log = logging.getLogger("fastagg")
-
-
-class Lost(NamedTuple):
-    """Operations that could not be executed again."""
-
-    first: int  # the number of the first of them
-    records: int
-    why: str
-
-    def __str__(self) -> str:
-        which = (
-            f"record {self.first}" if self.records == 1 else f"records {self.first} to {self.first + self.records - 1}"
-        )
-        return f"{which}: lost: {self.why}"
-
-
-class End(NamedTuple):
-    """What the logs of all slices have (fastagg/shards/logs.py): records up to ``last``, but for the ``lost`` ones."""
-
-    last: int
-    lost: Sequence[tuple[int, int]] = ()  # the first one's number, and how many
-
-    def has_lost(self, record: int) -> bool:
-        return any(first <= record < first + count for first, count in self.lost)
 
 
 class Recovered(NamedTuple):
@@ -66,27 +39,27 @@ class Recovered(NamedTuple):
     replayed: dict[str, int]  # the number of operations by kind
     uploads: dict[int, int]  # number -> the record that refers to it
     streamed: int  # the bytes of those that were executed
-    lost: list[Lost]
     damaged: list[int]  # checkpoints that could not be read, by their numbers
 
 
 def recover(
-    disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False, until: End | None = None
+    disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False, until: int | None = None
 ) -> Recovered:  # fmt: skip
     """Restore the server that ``make`` makes for a checkpoint, without limits of tasks. ``check``: look at all rows on
     a disk, not at a sample.
 
     Args:
-        until: what is executed; None: all that can be. A slice's server executes what all slices have, or is refused.
+        until: the last record that is executed, which all slices have; None: all.
 
     Raises:
-        CheckpointError: the folder is damaged. ConfigError: ``make`` makes a server that differs from the folder's.
+        CheckpointError: the folder is damaged. OSError, CacheError: the system refuses to read or write something.
+            ConfigError: ``make`` makes a server that differs from the folder's.
     """
     checkpoint, damaged = newest(disk, found)
     reader = read_log(disk, found, checkpoint)
     server = make(checkpoint)
     if isinstance(cache := checkpoint.state["direction"].get("cache"), dict):
-        cache["check"] = check
+        cache["later"] = True  # the log says which rows were given up, and when
     try:
         load_into(server, checkpoint.state)
     except (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError) as error:
@@ -96,21 +69,21 @@ def recover(
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     replay = Replay(server, disk, found)
     replay.all(reader, until)
-    own = [lost for lost in replay.lost if until is not None and not until.has_lost(lost.first)]
-    if until is not None and (own or reader.last < until.last):  # it is beyond only where it passed over lost records
-        why = "; ".join(map(str, own)) or f"its log ends with record {reader.last}, expected {until.last}"
-        raise CheckpointError(f"{disk.path}: {why}")
+    server._running.extension.state.look(all=check)
+    if until is not None and reader.last < until:
+        raise CheckpointError(f"{disk.path}: its log ends with record {reader.last}, expected {until}")
     return Recovered(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
-        replay.streamed, replay.lost, damaged,
+        replay.streamed, damaged,
     )  # fmt: skip
 
 
 def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
-    """Return the newest undamaged checkpoint, and the numbers of newer ones, which are damaged.
+    """Return the newest undamaged checkpoint, and the numbers of newer ones, which are damaged. One whose place on the
+    disk cannot be read now is neither: an older one does as well.
 
     Raises:
-        CheckpointError: every checkpoint is damaged.
+        CheckpointError: every checkpoint is damaged. OSError: the system refuses something else.
     """
     wrong: list[str] = []
     damaged: list[int] = []
@@ -120,30 +93,30 @@ def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
         except CheckpointError as error:
             wrong.append(str(error))
             damaged.append(sequence)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            wrong.append(f"{disk.path / checkpoint_name(sequence)}: {error}")
     raise CheckpointError("; ".join(wrong) or f"{disk.path}: no checkpoint is in it")
 
 
-def end_of(disk: Disk) -> End:
-    """Return the last record of a folder's log, and which behind its newest whole checkpoint are damaged.
+def end_of(disk: Disk) -> int:
+    """Return the last record of a folder's log.
 
     Raises:
-        CheckpointError: no checkpoint is whole.
+        CheckpointError: no checkpoint is whole, or the log is damaged.
     """
     found = contents(disk)
-    manifest = None
     for sequence in reversed(found.checkpoints):
-        with contextlib.suppress(CheckpointError):
+        try:
             manifest = trees.read_manifest(disk, checkpoint_name(sequence))
-            break
-    if manifest is None:
-        raise CheckpointError(f"{disk.path}: no whole checkpoint is in it")
-    reader = read_log(disk, found, Checkpoint(sequence, manifest, {}))
-    lost: list[tuple[int, int]] = []
-    while True:
-        if reader.next() is None:
-            if (skipped := reader.skip_lost()) is None:
-                return End(int(reader.last), lost)
-            lost.append((int(skipped[0]), int(skipped[1])))
+        except CheckpointError:
+            continue
+        reader = read_log(disk, found, Checkpoint(sequence, manifest, {}))
+        while reader.next() is not None:
+            pass
+        return int(reader.last)
+    raise CheckpointError(f"{disk.path}: no whole checkpoint is in it")
 
 
 def load_into(server: Server, state: State) -> None:
@@ -202,7 +175,6 @@ class Replay:
         counts: how many were executed, by kind.
         uploads: files that they refer to -> the record's number.
         streamed: the bytes of these files.
-        lost: what could not be executed.
     """
 
     def __init__(self, server: Any, disk: Disk, found: Contents) -> None:
@@ -210,29 +182,16 @@ class Replay:
         self.counts: dict[str, int] = {}
         self.uploads: dict[int, int] = {}
         self.streamed = 0
-        self.lost: list[Lost] = []
 
-    def all(self, reader: Native, until: End | None = None) -> None:
-        """Execute all operations that a reader gives, or what all slices have.
+    def all(self, reader: Native, until: int | None = None) -> None:
+        """Execute all operations that a reader gives, or up to the record ``until``.
 
         Raises:
-            CheckpointError: an operation would have another outcome than it had: the server's rule is another one.
+            CheckpointError: a record is damaged, cannot be executed, or would have another outcome than it had.
+            OSError, CacheError: the system refuses to read or write something.
         """
-        while until is None or reader.last < until.last:
-            record = reader.next()
-            if record is not None and until is not None and until.has_lost(record.sequence):
-                self._pass_over(record.sequence, 1, "damaged in another slice", None, is_whole=False)
-                continue
-            if record is not None:
-                self.one(record)
-                continue
-            skipped = reader.skip_lost()
-            if skipped is None:
-                return
-            first, count, claimed = skipped
-            # All slices pass over it alike, so what one of them could still read of it does not count.
-            said = None if claimed is None or until is not None else claimed.operation
-            self._pass_over(first, count, "damaged, and it was on the disk", said, is_whole=False)
+        while (until is None or reader.last < until) and (record := reader.next()) is not None:
+            self.one(record)
 
     def one(self, record: Native) -> None:
         """Execute one."""
@@ -246,17 +205,13 @@ class Replay:
                 self.streamed += operation.streamed[1]
                 update = read_upload(self.disk, self.found, operation.streamed)
             self._execute(operation, record, update)
-        except ConfigError as error:
-            raise CheckpointError(f"{self.disk.path}: record {record.sequence} of the log: {error}") from error
+        except CacheError:
+            raise
         except FastaggError as error:
-            self._pass_over(record.sequence, 1, str(error), operation, is_whole=True)
-            return
+            raise CheckpointError(
+                f"{self.disk.path}: record {record.sequence} of the log cannot be executed: {error}"
+            ) from error
         self.counts[operation.kind] = self.counts.get(operation.kind, 0) + 1
 
     def _execute(self, operation: Native, record: Native, update: Native) -> None:
         self.server._engine.execute(operation, record.body, update)
-
-    def _pass_over(self, first: int, count: int, why: str, operation: Native, *, is_whole: bool) -> None:
-        with contextlib.suppress(FastaggError):  # what a damaged record says may be wrong, too
-            self.server._engine.pass_over(operation, is_whole)
-        self.lost.append(Lost(first, count, why))

@@ -146,7 +146,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
     """Read what :meth:`Writer.finish` wrote in addition to the tensors.
 
     Raises:
-        CheckpointError: it is damaged, or has another format.
+        CheckpointError: it is damaged, or has another format. OSError: the system refuses to read it.
     """
     path = disk.path / folder / MANIFEST
     try:
@@ -160,7 +160,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
         if said["crc32c"] != raw.crc32c([text]) or said["bytes"] != len(text):
             raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
         found: Plain = json.loads(text)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
     if found.get("format") != FORMAT:
         raise CheckpointError(f"{path}: checkpoint folder of format {found.get('format')!r}; this reads {FORMAT}")
@@ -171,7 +171,8 @@ def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] |
     """Return the state that a manifest describes. Its tensors are views of the file.
 
     Raises:
-        CheckpointError: a checksum is wrong, or the file does not match the manifest.
+        CheckpointError: a checksum is wrong, or the file does not match the manifest. OSError: the system refuses to
+            read it.
     """
     path = disk.path / folder / TENSORS
     try:
@@ -179,7 +180,15 @@ def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] |
         return restored(manifest["state"], tensors)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+    except (
+        FileNotFoundError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
 

@@ -12,7 +12,6 @@ from the last record that every log has. Whoever was acknowledged has a record i
 from __future__ import annotations
 
 import json
-import logging
 import re
 import time
 from collections.abc import Callable
@@ -23,11 +22,11 @@ import torch
 
 from fastagg._types import Native
 from fastagg.durable.disk import Disk
-from fastagg.durable.folder import PARTIAL, checkpoint_name, contents, read_checkpoint
+from fastagg.durable.folder import PARTIAL, checkpoint_name, read_checkpoint
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.log import Durability, Log
 from fastagg.durable.opening import CUT, lock, open_on
-from fastagg.durable.recovery import End, end_of, load_into, made_of, recover
+from fastagg.durable.recovery import end_of, load_into, made_of
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, NotDurable, RankLost
 from fastagg.model import Piece
@@ -40,7 +39,6 @@ from fastagg.shards.norms import Norms
 if TYPE_CHECKING:
     from fastagg.shards.group import Group
 
-_log = logging.getLogger("fastagg")
 _SLICE = re.compile(r"slice-(\d{15})-(\d{15})")
 _LOOK = 0.01  # seconds between two looks at whether all disks have a record
 
@@ -117,7 +115,7 @@ class Opening:
         Raises:
             CheckpointError: the folder is damaged, or ranks see different folders. Busy: it is open already.
         """
-        number, until = self._newest(), End(0)
+        number, until = self._newest(), 0
         try:
             if number == 0:
                 number = self._begin(1)
@@ -125,12 +123,9 @@ class Opening:
                 slices = self._slices(number)
                 mine = slices[self.link.rank :: self.link.size]  # this rank's own, if their number is the same
                 until = self._common_end(number, mine)
-                if until.lost:
-                    self._without(number, slices, until)
-                elif slices != self.group.bounds:
+                if slices != self.group.bounds:
                     self._recut(number, slices, mine, until)
-                if until.lost or slices != self.group.bounds:
-                    number, until = self._begin(number + 1), End(0)
+                    number, until = self._begin(number + 1), 0
                 self._clear(number)
             with self.link.working():
                 make, log_of = partial(_itself, self.server), partial(SliceLog, self.group)
@@ -145,39 +140,17 @@ class Opening:
         assert isinstance(log, SliceLog)
         return log, begins
 
-    def _common_end(self, number: int, mine: list[Range]) -> End:
+    def _common_end(self, number: int, mine: list[Range]) -> int:
         """Return what all slices' logs have. Nobody else writes to them from here on."""
         for one in mine:
             self._locked[one] = Disk(self._path(number, one))
             lock(self._locked[one])
         with self.link.working():
             ends = [end_of(self._locked[one]) for one in mine]
-        return End(*json.loads(self.link.settle(json.dumps(ends).encode(), _common)))
-
-    def _without(self, number: int, slices: list[Range], until: End) -> None:
-        """Go on without records that are damaged in a slice's log. As in a folder of one server, each costs one answer.
-
-        The old cut stays as it is until the new one is whole: which of its checkpoints have the record is known then.
-        """
-        lost = ", ".join(str(first) if count == 1 else f"{first} to {first + count - 1}" for first, count in until.lost)
-        if slices != self.group.bounds:
-            raise CheckpointError(
-                f"{self.disk.path}: records {lost} of a slice's log are damaged; open it once with {len(slices)} "
-                "ranks, as it was written, and then with another number"
-            )
-        with self.link.working():
-            disk = self._locked.pop(self.mine)
-            try:
-                found = contents(disk)
-                before = [sequence for sequence in found.checkpoints if sequence < until.lost[0][0]]
-                past = recover(disk, found._replace(checkpoints=before), lambda _: self.server, until=until)
-            finally:
-                disk.leave()
-        for one in past.lost:
-            _log.error("%s: %s", disk.path, one)
+        return int(self.link.settle(json.dumps(ends).encode(), _common))
 
     def _open(
-        self, number: int, bounds: Range, make: Callable[[], Server], durability: Durability, until: End,
+        self, number: int, bounds: Range, make: Callable[[], Server], durability: Durability, until: int,
         log_of: Callable[..., Log] = Log,
     ) -> Server:  # fmt: skip
         held = self._locked.pop(bounds, None)
@@ -223,7 +196,7 @@ class Opening:
             folder = Disk(self.disk.path / (name + PARTIAL) / _name_of(self.mine), create=True)
             keeper = Keeper(
                 folder, self.server._parts, self.server._running, Uploads({}, 1), made=made_of(self.server),
-                folder_id=engine.new_incarnation(), kept=[], keep=self.settings["keep"],
+                folder_id=engine.new_incarnation(), base=0, kept=[], keep=self.settings["keep"],
                 every=self.settings["checkpoint_every"],
             )  # fmt: skip
             keeper.write()
@@ -237,7 +210,7 @@ class Opening:
         self.link.settle()
         return number
 
-    def _recut(self, number: int, slices: list[Range], mine: list[Range], until: End) -> None:
+    def _recut(self, number: int, slices: list[Range], mine: list[Range], until: int) -> None:
         """Go on with another number of ranks: each restores some of the old slices and writes a checkpoint of them, and
         takes its own slice from all that overlap it."""
         for bounds in mine:
@@ -249,7 +222,7 @@ class Opening:
         with self.link.working():
             found = [one for one in slices if one[0] < self.mine[1] and self.mine[0] < one[1]]
             parts = [
-                states.Part(*one, read_checkpoint(Disk(self._path(number, one)), until.last).state) for one in found
+                states.Part(*one, read_checkpoint(Disk(self._path(number, one)), until).state) for one in found
             ]  # fmt: skip
             state = states.slice_of(parts, *self.mine, self.server._running.extension.state.sliced)
             config = {**state["config"], "origin": self.mine[0]}
@@ -272,8 +245,5 @@ def _itself(server: Server) -> Server:
 
 
 def _common(all: list[bytes]) -> bytes:
-    """Return the least end of all logs, and what up to there is lost in any of them."""
-    ends = [End(*one) for rank in all for one in json.loads(rank)]
-    last = min(end.last for end in ends)
-    lost = sorted({(first, min(count, last + 1 - first)) for end in ends for first, count in end.lost if first <= last})
-    return json.dumps(End(last, lost)).encode()
+    """Return the least end of all logs."""
+    return str(min(end for rank in all for end in json.loads(rank))).encode()

@@ -164,27 +164,49 @@ class TieredRows:
 
     def load_state_dict(self, state: State) -> list[int]:
         """Inverse of :meth:`state_dict`, for rows that were not used yet. Return the clients whose rows are damaged:
-        they have none now. :data:`SAMPLE` bytes are looked at, or with ``state["check"]`` all.
+        they have none now. :data:`SAMPLE` bytes are looked at, or with ``state["later"]`` none: :meth:`look` follows.
 
         Raises:
             CheckpointError: the folder does not have these rows any more, or none is whole. CacheError: it is in use.
         """
-        lost = self.damaged(state, all=state.get("check", False))
+        lost = self._beyond(state) if state.get("later") else self.damaged(state, all=False)
         given = _plain(state)
         if lost:
             with_row = given["slots"] >= 0
             whole = ~np.isin(np.flatnonzero(with_row), lost)
             if not whole.any():
-                raise CheckpointError(
-                    f"{self.folder / ROWS}: none of its {len(whole)} cached updates is whole: put back the file that "
-                    "belongs to the checkpoint"
-                )
+                raise self._none_is_whole(len(whole))
             given["sums"] = given["sums"].reshape(len(whole), -1)[whole].ravel()
             given["slots"] = np.where(np.isin(np.arange(len(with_row)), lost), -1, given["slots"])
         _once_more(lambda: self.native.load(given))
         self._id = state["id"]
         self._write([state["number"]])
         return lost
+
+    def look(self, *, all: bool) -> list[int]:
+        """Return the clients whose rows are damaged now, as :meth:`damaged` does.
+
+        Raises:
+            CheckpointError: none is whole. CacheError: the disk refuses.
+        """
+        cut = self.native.cut()
+        lost: list[int] = self.native.damaged(cut, 1 << 62 if all else SAMPLE)
+        if lost and len(lost) == np.count_nonzero(cut["slots"] >= 0):
+            raise self._none_is_whole(len(lost))
+        return lost
+
+    def _beyond(self, state: State) -> list[int]:
+        """The clients whose rows lie behind the end of the file."""
+        self.check(state)
+        stride = native.engine.Tiers.stride(self.setting.format, self.size)
+        there = os.stat(self.folder / ROWS).st_size // stride
+        return [int(client) for client in np.flatnonzero(_plain(state)["slots"] >= there)]
+
+    def _none_is_whole(self, count: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self.folder / ROWS}: none of its {count} cached updates is whole: put back the file that belongs to the "
+            "checkpoint"
+        )
 
     def check(self, state: State) -> None:
         """Whether the folder has the rows of this :meth:`state_dict`.

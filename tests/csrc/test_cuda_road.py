@@ -6,6 +6,7 @@ The emulated device does the work of a stream at once or only when somebody must
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 import signal
@@ -13,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support import log_page
 from torch import Tensor
 
 import fastagg
@@ -406,3 +409,25 @@ def test_updates_from_the_host(size: int) -> None:
                 mine[:] = np.nan  # it is the sender's again
             found.append(server.flat.clone())
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("rule", ["ASGD", "FedBuff"])
+def test_a_deferred_outcome_is_written_to_the_log_when_it_is_known(rule: str, tmp_path: Path) -> None:
+    """One of the updates is not finite, which only the device finds out."""
+    make = partial(RULES[rule], validate="deferred")
+    with emulated():
+        with fastagg.open(tmp_path / "a", make) as server:
+            receipts = []
+            for turn in range(7):
+                server.dispatch(turn)
+                sent = update_of(turn) if turn != 3 else torch.full((SIZE,), float("inf"))
+                receipts.append(server.receive(turn, sent))
+            flat = server.flat.cpu()
+        found = [one for one in log_page.read(tmp_path / "a") if "norm" in one]
+        for one, receipt in zip(found, receipts, strict=True):
+            said = (one["known"], one["applied"], one["after"], one["weight"], one["norm"])
+            assert str(said) == str((1, int(receipt.applied), receipt.version, receipt.weight, receipt.update_norm))
+        assert [math.isfinite(one["norm"]) for one in found] == [receipt.kept for receipt in receipts]
+        assert not receipts[3].kept and receipts[4].kept
+        with fastagg.open(tmp_path / "a", make) as server:
+            assert torch.equal(server.flat.cpu(), flat)

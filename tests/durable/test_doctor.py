@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fastagg
+from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
+from fastagg.durable.opening import open_on
+from fastagg.durable.salvage import salvage
 
 
 def make() -> fastagg.Server:
@@ -49,9 +54,10 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
     segment.write_bytes(whole)
     for replay in (False, True):
         told = examine(tmp_path / "a", replay=replay)
-        assert not told["healthy"] and "record 12: lost" in told["problems"][0]
-        assert told["recovery"]["would"] == "go on without 1 records"
-    fastagg.open(tmp_path / "a", make).close()
+        assert not told["healthy"] and "record 12 is damaged, and it was on the disk" in told["problems"][0]
+        assert told["recovery"]["would"] == "be refused"
+    with pytest.raises(fastagg.CheckpointError, match="record 12 is damaged"):
+        fastagg.open(tmp_path / "a", make)
     data = bytearray((tmp_path / "one").read_bytes())
     data[data.index(b"version")] ^= 1  # between its members there are bytes that mean nothing
     (tmp_path / "one").write_bytes(data)
@@ -79,7 +85,9 @@ def test_it_reads_what_only_the_older_checkpoint_needs(tmp_path: Path) -> None:
         segment.write_bytes(damaged)
         told = examine(tmp_path / "a")
         assert told["healthy"] == healthy and told["recovery"]["would"] == "go on"
-    assert "record 15: lost" in told["problems"][0] and "only checkpoint-00000000000000000012" in told["problems"][0]
+    assert (
+        "record 15 is damaged" in told["problems"][0] and "only checkpoint-00000000000000000012" in told["problems"][0]
+    )
 
 
 def test_it_can_be_what_a_process_imports_first(tmp_path: Path) -> None:
@@ -104,3 +112,87 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"nothing")
     assert runner.invoke(app, ["doctor", str(tmp_path / "file")]).exit_code == 1
     assert runner.invoke(app, ["doctor", str(tmp_path / "none")]).exit_code == 2
+
+
+# -- salvage -----------------------------------------------------------------------------------------------------------
+
+RULES: dict[str, Callable[[], fastagg.Server]] = {
+    "FedBuff": make,
+    "ASGD": lambda: fastagg.ASGD(torch.zeros(50), lr=1.0),
+    "ACE int8": lambda: fastagg.ACE(torch.zeros(50), lr=0.5, num_clients=6, cache="int8", warmup="partial"),
+    "FedAvg": lambda: fastagg.FedAvg(
+        {"w": torch.zeros(50), "bn.running_mean": torch.zeros(3)}, clients_per_round=2, weighting="samples"
+    ),
+}
+
+
+def answered(server: fastagg.Server, client: int) -> None:
+    task = server.dispatch(client)
+    sent: Any = torch.full((50,), 1.0 + client)
+    if "bn" in str(server.layout.spec()):
+        sent = {"w": sent, "bn.running_mean": torch.full((3,), float(client))}
+    server.receive(client, sent, task.version, num_samples=2 + client)
+
+
+def at_record(path: Path, number: int) -> tuple[Path, int]:
+    """The segment and the place of a record."""
+    for segment in sorted(path.glob("journal-*")):
+        data = segment.read_bytes()
+        for at in range(0, len(data), 8):
+            if data[at : at + 4] == b"FAGR" and int.from_bytes(data[at + 16 : at + 24], "little") == number:
+                return segment, at
+    raise AssertionError(number)
+
+
+@pytest.mark.parametrize("place", ["a record", "a head"])
+@pytest.mark.parametrize("name", RULES)
+def test_salvage_takes_what_is_readable_to_a_new_folder(name: str, place: str, tmp_path: Path) -> None:
+    """The state before the damage, and the answers behind it as new ones: what a server does that had no others."""
+    lost, clients = 4, [0, 1, 2, 3, 4, 0, 1, 2]
+    with open_on(Disk(tmp_path / "a", create=True), RULES[name], "arrival", segment=1 << 15) as server:
+        for client in clients:
+            answered(server, client)
+    segment, at = at_record(tmp_path / "a", 2 * lost + 2)  # each answer has a dispatch before it
+    data = bytearray(segment.read_bytes())
+    if place == "a head":
+        at = 0
+    data[at + 60] ^= 1
+    segment.write_bytes(data)
+    before = contents(tmp_path / "a")
+    with pytest.raises(fastagg.CheckpointError):
+        fastagg.open(tmp_path / "a", RULES[name])
+    found = salvage(tmp_path / "a", tmp_path / "b")
+    if place == "a record":
+        assert "is damaged" in found["problem"] and found["last"] == 2 * lost + 1
+        expected, taken = [client for k, client in enumerate(clients) if k != lost], len(clients) - lost - 1
+    else:
+        assert found["last"] == 0 and "its head is damaged" in found["problem"]
+        expected, taken = clients, len(clients)
+    assert found["refused"] == [] and found["taken"] == taken
+    assert {key: held for key, held in contents(tmp_path / "a").items() if "lock" not in key} == {
+        key: held for key, held in before.items() if "lock" not in key
+    }
+    usual = RULES[name]()
+    for client in expected:
+        answered(usual, client)
+    with fastagg.open(tmp_path / "b", RULES[name]) as server:
+        assert server.version == usual.version == found["version"]
+        torch.testing.assert_close(server.flat, usual.flat)
+    with pytest.raises(fastagg.CheckpointError, match="empty folder"):
+        salvage(tmp_path / "a", tmp_path / "b")
+
+
+def test_the_command_salvages(tmp_path: Path) -> None:
+    runner = pytest.importorskip("typer.testing").CliRunner()
+    from fastagg.cli.app import app
+
+    with fastagg.open(tmp_path / "a", make) as server:
+        for client in range(4):
+            answered(server, client)
+    segment, at = at_record(tmp_path / "a", 4)
+    data = bytearray(segment.read_bytes())
+    data[at + 60] ^= 1
+    segment.write_bytes(data)
+    done = runner.invoke(app, ["doctor", str(tmp_path / "a"), "--salvage", str(tmp_path / "b")])
+    assert done.exit_code == 0 and "2 answers were given in again" in done.stdout
+    assert runner.invoke(app, ["doctor", str(tmp_path / "b"), "--replay"]).exit_code == 0

@@ -135,26 +135,6 @@ def _everybody_reads_all(patch: pytest.MonkeyPatch) -> None:
         _around(module, "read_log", _reads_all)(patch)
 
 
-def _names_unsynced(patch: pytest.MonkeyPatch) -> None:
-    """The next sync of names after an opening has read everything is left out."""
-    left_out: list[Any] = []
-
-    def start(begin: Any) -> Any:
-        return lambda disk, *given: (left_out.extend([disk] * 2), begin(disk, *given))[1]
-
-    def sync_folder(sync: Any) -> Any:
-        def one(self: Machine, name: str = ".") -> None:
-            if self in left_out:
-                left_out.remove(self)
-            else:
-                sync(self, name)
-
-        return one
-
-    _around(opening, "_start", start)(patch)
-    _around(Machine, "sync_folder", sync_folder)(patch)
-
-
 class Seen:
     """A journal, some of whose answers are others."""
 
@@ -178,11 +158,6 @@ def _start_anew(start: Any) -> Any:
 
 def _uncounted(start: Any) -> Any:
     return lambda self, journal, replayed, room: start(self, journal, 0, room)
-
-
-def _short_lives(patch: pytest.MonkeyPatch) -> None:
-    _around(opening, "_start", _start_anew)(patch)
-    _around(Keeper, "start", _uncounted)(patch)
 
 
 def _under_a_lock(checkpoint: Any) -> Any:
@@ -290,23 +265,29 @@ MUTANTS = {
     "a failed sync is taken for a good one": Mutant(
         _put(Machine, "sync", _deaf_sync), ("failed_sync",), says="sync failed|failed sync"),
     "a checkpoint is not synced before it has its name": Mutant(_no_sync("checkpoint-"), ("checkpoint", "power")),
-    "the log is not synced": Mutant(_no_sync("journal-"), ("power",), says="lost|never was|missing"),
+    "the log is not synced": Mutant(_no_sync("journal-"), ("power",), says="lost|never was|missing|damaged"),
     "uploads are not synced": Mutant(_no_sync("upload-"), ("chunks", "power")),
     "names are not synced": Mutant(_put(Machine, "sync_folder", lambda self, name=".": None), ("power",)),
     "what a killed process wrote is taken for synced": Mutant(
         _around(opening, "_start", lambda start: lambda *given: {**start(*given), "needed": set()}),
         ("kill_and_power",), says="lost|never was"),
-    "names of a killed process are taken for synced": Mutant(_names_unsynced, ("kill", "kill_and_power")),
     "flush() does not wait": Mutant(_put(Log, "flush", lambda self: None), ("flush", "dispatch", "power")),
     "receipts do not wait": Mutant(
         _around(opening, "begin_journal", lambda begin: lambda disk, start, mode, most: begin(
             disk, start, "none", most)), says="not on the disk|lost"),
     "a record is in its checkpoint and in the log behind it": Mutant(
-        _keeper_sees(last=lambda journal: max(0, journal.last - 1)), ("checkpoint", "kill"), says="never was|doctor"),
+        _keeper_sees(
+            last=lambda journal: max(0, journal.last - 1),
+            digest=lambda journal: lambda sequence: journal.digest(sequence + 1) or bytes(32),
+        ),
+        ("checkpoint", "kill"), says="never was|doctor|not those"),
     "a checkpoint does not wait for its log": Mutant(
         _keeper_sees(wait=lambda journal: lambda sequence: None), ("dispatch", "checkpoint", "power")),
-    "every life begins a segment, and counts its bytes from zero": Mutant(
-        _short_lives, ("close", "kill"), says="bytes"),
+    "a life begins a segment, and no mark names it": Mutant(
+        _around(opening, "_start", _start_anew), ("close", "kill"), says="damaged"),
+    "the tail of a killed process is not written again": Mutant(
+        _around(opening, "_make_durable", lambda write: lambda disk, names, unsure: write(disk, names, {})),
+        ("failed_sync", "flush", "power"), says="lost|never was|damaged"),
     "a life does not count the bytes that it replayed": Mutant(
         _around(Keeper, "start", _uncounted), ("close", "kill"), says="bytes"),
     "all incarnations are the same": Mutant(

@@ -31,7 +31,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_folder_of_format_1_goes_on_in_format_3(name: str, old: Path) -> None:
+def test_a_folder_of_format_3_opens_and_goes_on(name: str, old: Path) -> None:
     told = examine(old / name, replay=True)
     assert told["healthy"], told["problems"]
     assert told["recovery"]["would"] == "go on" and len(told["segments"]) > 1

@@ -186,11 +186,9 @@ def test_a_sync_that_fails_ends_acknowledgements_until_the_folder_is_opened_agai
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_byte_that_changes_is_refused_or_reported_or_changes_nothing(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_byte_that_changes_is_refused_or_changes_nothing(name: str) -> None:
     disk, states, make = record(name, 2)
-    rng, refused, lost = random.Random(3), 0, 0
+    rng, refused = random.Random(3), 0
     nodes = [node for name, node in disk.names_of.items() if name != "lock" and not name.startswith("reserve-")]
     for _ in range(60):
         left = disk.after(len(disk.steps), rng, 512)
@@ -198,14 +196,11 @@ def test_a_byte_that_changes_is_refused_or_reported_or_changes_nothing(
         used = len(bytes(data).rstrip(b"\0"))
         for _ in range(rng.choice((1, 1, 50))):
             data[rng.randrange(used)] ^= 1 << rng.randrange(8)
-        caplog.clear()
         try:
             found = fingerprint(open_on(left, make, "arrival", segment=16384))
         except fastagg.CheckpointError as error:
             refused += 1
             assert len(str(error)) < 500
         else:
-            reported = ": lost: " in caplog.text
-            assert found in states or reported
-            lost += reported
-    assert refused + lost > 5 and lost
+            assert found == states[-1], "the server was closed: nothing that it said is lost"
+    assert refused > 5

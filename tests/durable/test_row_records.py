@@ -150,7 +150,7 @@ def test_a_record_is_as_small_as_its_row(cache: str, tmp_path: Path) -> None:
         found = lengths(tmp_path / "a")
         assert len(found) == 6
         assert max(found) <= BYTES[cache] * size + HEAD
-        assert inside.journal(server).written < 6 * (BYTES[cache] * size + HEAD + 2 * BLOCK)
+        assert inside.journal(server).written < 6 * (BYTES[cache] * size + HEAD + 4 * BLOCK)
 
 
 def test_fp32_rows_and_rules_that_need_the_update_keep_it(tmp_path: Path) -> None:
@@ -336,43 +336,35 @@ def rewritten(path: Path, change: Callable[[bytearray], None]) -> None:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_record_that_lies_costs_its_answer(lie: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_lies_stops_the_opening(lie: str, tmp_path: Path) -> None:
     make = maker("partial", size=300)
-    with opened(tmp_path / "a", make) as server:
+    with opened(tmp_path / "b", make) as server:
         server.dispatch(0)
-        before = server.flat.clone()
         server.receive(0, torch.ones(300))
+        shutil.copytree(tmp_path / "b", tmp_path / "a")  # as after kill -9: nothing behind it vouches for it
     path = next((tmp_path / "a").glob("journal-*"))
     rewritten(path, lambda body: None)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    opened(tmp_path / "b", make).close()
-    assert "lost" not in caplog.text
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+    opened(tmp_path / "c", make).close()
     rewritten(path, LIES[lie])
-    try:
-        with opened(tmp_path / "a", make) as server:
-            assert "record 2: lost: " in caplog.text or lie == "an outcome that nobody knew"
-            assert torch.equal(server.flat, before) or lie == "an outcome that nobody knew"
-            server.dispatch(0)
-            assert server.receive(0, torch.ones(300)).applied
-    except fastagg.CheckpointError as error:  # another outcome than the rule's: the rule may be another one
-        assert "the outcome differs" in str(error) and lie in ("another weight", "no step")
+    with pytest.raises(fastagg.CheckpointError, match="record 2 of the log cannot be executed"):
+        opened(tmp_path / "a", make)
 
 
-def test_a_bf16_row_that_is_not_finite_costs_its_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bf16_row_that_is_not_finite_stops_the_opening(tmp_path: Path) -> None:
     make = maker("partial", "bf16", size=300)
     with opened(tmp_path / "a", make) as server:
         server.dispatch(0)
         server.receive(0, torch.ones(300))
     rewritten(next((tmp_path / "a").glob("journal-*")), at(90, 0x80, 0x7F))
-    with opened(tmp_path / "a", make) as server:
-        assert "not finite" in caplog.text and server.steps == 0
+    with pytest.raises(fastagg.CheckpointError, match="not finite"):
+        opened(tmp_path / "a", make)
 
 
-def test_a_damaged_row_before_good_records_costs_its_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_row_before_good_records_stops_the_opening(tmp_path: Path) -> None:
     make = maker("partial")
     with opened(tmp_path / "a", make) as server:
         play(server, 0, 6)
-        version = server.version
     path = min((tmp_path / "a").glob("journal-*"))
     held = bytearray(path.read_bytes())
     starts = [k for k in range(0, len(held), 8) if held[k : k + 4] == b"FAGR"]
@@ -380,13 +372,13 @@ def test_a_damaged_row_before_good_records_costs_its_answer(tmp_path: Path, capl
     held[long[2] + RECORD_HEAD + 700] ^= 16
     path.write_bytes(held)
     sequence = int.from_bytes(held[long[2] + 16 : long[2] + 24], "little")
-    assert f"record {sequence}: lost: damaged" in examine(tmp_path / "a")["problems"][0]
-    with opened(tmp_path / "a", make) as server:
-        assert server.version == version and caplog.text.count(": lost: ") == 1
+    assert f"record {sequence} is damaged, and it was on the disk" in examine(tmp_path / "a")["problems"][0]
+    with pytest.raises(fastagg.CheckpointError, match=f"record {sequence} is damaged"):
+        opened(tmp_path / "a", make)
 
 
 @pytest.mark.skipif(not native.cuda_emulated, reason="needs a build that emulates CUDA")
-def test_a_device_records_updates_and_refuses_rows_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_records_updates_and_refuses_rows_by_name(tmp_path: Path) -> None:
     make = maker("partial")
     with emulated():
         with opened(tmp_path / "there", make) as server:
@@ -398,8 +390,8 @@ def test_a_device_records_updates_and_refuses_rows_by_name(tmp_path: Path, caplo
     with opened(tmp_path / "here", make) as server:
         play(server, 0, 4)
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    with emulated(), opened(tmp_path / "copy", make) as server:
-        assert "open the folder with a server on the CPU" in caplog.text and server.steps == 0
+    with emulated(), pytest.raises(fastagg.CheckpointError, match="open the folder with a server on the CPU"):
+        opened(tmp_path / "copy", make)
     with opened(tmp_path / "here", make) as server:
         server.checkpoint()
         state = server.flat.clone()

@@ -33,22 +33,21 @@ std::string hex(const Digest& digest) {
   return text;
 }
 
-// In the order of their numbers.
-std::vector<log::Reader::Segment> segments(const std::string& folder, std::vector<std::vector<uint8_t>>& bytes) {
+// The bytes of all segments. There is no other file.
+std::vector<std::vector<uint8_t>> segments(const std::string& folder) {
   DIR* const opened = opendir(folder.c_str());
   CHECK(opened != nullptr);
-  while (const dirent* const entry = readdir(opened)) {
-    if (entry->d_name[0] == '.') continue;
-    std::ifstream file(folder + "/" + entry->d_name, std::ios::binary);
+  std::vector<std::string> names;
+  while (const dirent* const entry = readdir(opened))
+    if (entry->d_name[0] != '.') names.push_back(entry->d_name);
+  closedir(opened);
+  std::sort(names.begin(), names.end());
+  std::vector<std::vector<uint8_t>> bytes;
+  for (const std::string& name : names) {
+    std::ifstream file(folder + "/" + name, std::ios::binary);
     bytes.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   }
-  closedir(opened);
-  std::vector<log::Reader::Segment> found;
-  for (const auto& one : bytes)
-    if (const auto head = log::head_at(one.data(), one.size(), 0))
-      found.push_back({one.data(), one.size(), "segment", *head});
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.head.number < b.head.number; });
-  return found;
+  return bytes;
 }
 
 void execute(Engine& engine, const log::Operation& operation) {
@@ -75,14 +74,19 @@ struct Found {
 };
 
 Found audit(const std::string& folder, Rule rule) {
-  std::vector<std::vector<uint8_t>> bytes;
-  log::Reader reader(segments(folder, bytes), 0, kFolder);
+  const std::vector<std::vector<uint8_t>> bytes = segments(folder);
+  std::vector<log::Reader::File> files;
+  for (const auto& one : bytes)
+    files.push_back({"segment", files.size() + 1, one.size(), {one.begin(), one.begin() + log::kBlock}});
+  log::Reader::After after;
+  after.folder = kFolder;
+  log::Reader reader(files, [&](size_t i) { return log::Bytes{bytes[i].data(), bytes[i].size(), nullptr}; }, after);
   Server server(rule, kSize);
   while (const auto record = reader.next())
     execute(*server.engine, log::read(record->head.kind, record->body, record->head.length));
-  CHECK(reader.last() == 2 * kAnswers && !reader.is_torn() && !reader.skip_lost());
+  CHECK(reader.last() == 2 * kAnswers && !reader.is_torn());
   const std::vector<float> model = server.model();
-  return {model, "rule " + std::to_string(static_cast<int>(rule)) + ": " + hex(reader.tree().root()) + " " +
+  return {model, "rule " + std::to_string(static_cast<int>(rule)) + ": " + hex(reader.chain().digest) + " " +
                      hex(cpu::Sha256().add(model.data(), model.size() * sizeof(float)).digest())};
 }
 
@@ -93,7 +97,7 @@ std::vector<float> write(const std::string& folder, Rule rule) {
   CHECK(opened >= 0);
   log::Journal::Start start;
   start.folder = folder, start.folder_id = kFolder, start.number = 1, start.segment_bytes = 1 << 22;
-  start.tree = log::Tree::from(0);
+  start.chain = log::Chain::from(0);
   const auto journal = log::Journal::begin(std::make_unique<log::SystemDisk>(opened), start);
   Server server(rule, kSize);
   Engine& engine = *server.engine;

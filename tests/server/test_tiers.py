@@ -410,6 +410,10 @@ def test_damage_between_two_runs_is_found_at_open(
     (flip(rows, *lost) if how == "flips" else cut(rows, max(slots) // 2))(state)
     named = "".join(examine(tmp_path / "state")["problems"])
     assert all(f"client {client}'s row is damaged" in named for client in lost)
+    if logged and rule == "ACED":  # who is in the sum decides what an answer behind it does
+        with pytest.raises(fastagg.CheckpointError, match="of the log cannot be executed: the outcome differs"):
+            fastagg.open(tmp_path / "state", made)
+        return
     with fastagg.open(tmp_path / "state", made) as again:
         assert f"the rows of {len(lost)} clients are damaged and given up: {', '.join(map(str, lost))}." in caplog.text
         assert again.tiers()["lost"] == len(lost) and again.version == version

@@ -105,7 +105,12 @@ class LossyDisk(Disk):
         return bytearray(self.data[self.open_files[file]])
 
     def sync(self, file: int) -> None:
-        self.fail("sync")
+        try:
+            self.fail("sync")
+        except OSError:  # the system takes what was written for synced, and never writes it
+            with self._one:
+                self.steps.append(("dropped", self.open_files[file]))
+            raise
         with self._one:
             self.steps.append(("sync", self.open_files[file]))
 
@@ -167,6 +172,9 @@ class LossyDisk(Disk):
             elif kind == "sync":
                 for offset, new in unsynced.pop(step[1], ()):
                     _put(synced.setdefault(step[1], bytearray()), offset, new)
+            elif kind == "dropped":  # but for what had come to the disk by then
+                for offset, new in unsynced.pop(step[1], ()):
+                    _tear(synced.setdefault(step[1], bytearray()), offset, new, rng, sector)
             elif kind == "sync folder":
                 _apply(pending, names, folders)
                 pending = []

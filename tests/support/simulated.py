@@ -33,7 +33,7 @@ from support.lossy import LossyDisk
 from support.presets import PRESETS, model, update
 
 SIZE, CLIENTS, KEEP = 40, 3, 2
-EVERY, SEGMENT = 40_000, 16_384  # bytes of log for a checkpoint, and of a segment
+EVERY, SEGMENT = 40_000, 32_768  # bytes of log for a checkpoint, and of a segment
 LEASE = 1e6  # seconds of the fake clock
 LEAST = 1 << 14  # bytes that a log may take besides
 Op = Callable[[fastagg.Server, int | None], Any]  # the second one: the task's incarnation, for the server alone
@@ -322,7 +322,7 @@ class Life:
         waiting = len(self.disk.files("upload-")) - len(self._log.keeper.uploads.recorded())
         if waiting > len(self.tasks):
             raise Wrong(f"{waiting} files of uploads for {len(self.tasks)} tasks")
-        if self.disk.nbytes() > (1 + len(self._log.keeper.kept)) * (EVERY + 2 * SEGMENT) + LEAST:
+        if self.disk.nbytes() > (1 + len(self._log.keeper.kept)) * (EVERY * 4 // 3 + 2 * SEGMENT) + LEAST:
             raise Wrong(f"{self.disk.nbytes()} bytes of disk")
 
     @property

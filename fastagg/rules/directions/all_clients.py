@@ -173,6 +173,10 @@ class TieredState(SumState):
         if lost:
             self.native.give_up(lost)
 
+    def look(self, *, all: bool) -> None:
+        if lost := self.rows.look(all=all):
+            self.native.give_up(lost)
+
     def on_loss(self, tell: Callable[[], object]) -> bool:
         self.rows.after_loss = tell
         return self.tiers()["lost"] > 0

@@ -115,6 +115,9 @@ class DirectionState:
         """What happened to rows on tiers; empty if there are none."""
         return {}
 
+    def look(self, *, all: bool) -> None:
+        """Give up rows on tiers that are damaged now. ``all``: look at all of them, and not at a sample."""
+
     def on_loss(self, tell: Callable[[], object]) -> bool:
         """Call this whenever rows on tiers are given up from now on. Return whether some were already."""
         return False

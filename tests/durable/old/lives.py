@@ -25,6 +25,7 @@ MAKE: dict[str, Callable[[], fastagg.Server]] = {
     "ACE": lambda: fastagg.ACE(numbers(0, SIZE, 22), lr=0.1, num_clients=4, cache="int8", warmup="partial"),
     "FADAS": lambda: fastagg.FADAS(_with_statistics(), lr=0.01, buffer_size=2, delay_threshold=2),
     "AsyncFedED": lambda: fastagg.AsyncFedED(numbers(0, SIZE, 22), lam=1.0, eps=1.0),
+    "Calls": lambda: fastagg.FedBuff(numbers(0, SIZE, 22), buffer_size=9),
 }
 
 
@@ -44,6 +45,22 @@ def play(server: fastagg.Server, numbered: range) -> None:
                 "bn.num_batches_tracked": torch.tensor(number),
             }  # fmt: skip
         server.receive(client, given, num_samples=2)
+        if server.config()["direction"].get("size") == 9:
+            _other_calls(server, number)
+
+
+def _other_calls(server: fastagg.Server, number: int) -> None:
+    """A name and a number beyond 63 bits, an update in chunks, the end of a round, and tasks that end."""
+    for client in ("ünïcode", 2**63 + number):
+        server.dispatch(client)
+    with server.receiving("ünïcode") as upload:
+        upload.write(update(number, SIZE).float().numpy().tobytes())
+    server.receive(2**63 + number, update(number, SIZE))
+    server.close_round()
+    server.dispatch(7)
+    server.hand_on(server.dispatch(8), 9)
+    server.forget(8) if number % 2 else server.expire(before=2)
+    server.lr = 1.0 / (1 + number)
 
 
 def found(server: fastagg.Server) -> dict[str, Any]:

@@ -10,15 +10,26 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as in pytest
 
 import torch.distributed as dist
 
 import fastagg
-from support.presets import model
-from support.sharded.damaged import make, play
+from support.presets import model, update
 from support.sharded.ranks import SIZE, command, sharded, start
+
+CLIENTS = 4
+
+
+def make(piece: Any) -> fastagg.Server:
+    return fastagg.ASGD(piece, lr=0.5)
+
+
+def play(server: fastagg.Server, number: int) -> None:
+    server.dispatch(number % CLIENTS)
+    server.receive(number % CLIENTS, update(number, SIZE))
 
 
 def full(full: Path, seen: Path) -> None:

@@ -1,0 +1,111 @@
+"""Takes what can be read of a damaged folder to a new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from fastagg import _checks
+from fastagg._build import native
+from fastagg._types import Native, Plain
+from fastagg.durable import opening
+from fastagg.durable.disk import Disk, named
+from fastagg.durable.doctor import server_of
+from fastagg.durable.folder import Checkpoint, Contents, contents, read_log, read_upload
+from fastagg.durable.recovery import Replay, check_made, load_into, made_of, newest
+from fastagg.errors import CheckpointError, FastaggError
+from fastagg.server import engine
+from fastagg.server.server import Server
+
+
+def salvage(
+    path: str | os.PathLike[str], to: str | os.PathLike[str], *, make: Callable[[], Server] | None = None
+) -> Plain:
+    """Make a new folder ``to`` of what can be read in a damaged one, which stays as it is. Its server has the state up
+    to the first record that is damaged or cannot be executed. What is readable behind it is given in again: each answer
+    is dispatched anew, so it counts without delay, with weight 1, and its outcome may be another one than it had.
+
+    Args:
+        make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
+
+    Returns:
+        Plain data: ``problem`` (why the log ended, or None), ``last`` (the last record before it), ``taken`` (answers
+        behind it that count), ``refused`` (why others do not), ``version``.
+
+    Raises:
+        CheckpointError: no checkpoint is whole, or ``to`` is no empty folder.
+    """
+    path, to = _checks.path("path", path), _checks.path("to", to)
+    with named(to):
+        if to.exists() and os.listdir(to):
+            raise CheckpointError(f"{to}: expected a new or an empty folder")
+    with named(path):
+        disk = Disk(path)
+        try:
+            return _salvaged(disk, to, make)
+        finally:
+            disk.leave()
+
+
+def _salvaged(disk: Disk, to: os.PathLike[str], make: Callable[[], Server] | None) -> Plain:
+    held = contents(disk)
+    begin, _ = newest(disk, held)
+    if make is None:
+        server = server_of(begin, "salvage")
+    else:
+        server = make()
+        check_made(disk, dict(begin.manifest["made"]), made_of(server))
+        load_into(server, begin.state)
+    problem, last = _replayed(server, disk, held, begin)
+    engine.limit(server._engine, server._parts.settings)
+    taken, refused = 0, []
+    with opening.open(to, lambda: server, "none") as new:
+        for record in _behind(disk, held, last):
+            try:
+                taken += _given_again(new, disk, held, record)
+            except (FastaggError, OSError) as error:
+                refused.append(f"record {record.sequence}: {error}")
+        new.checkpoint()
+        return {
+            "path": str(disk.path), "to": str(to), "problem": problem, "last": last, "taken": taken,
+            "refused": refused, "version": new.version,
+        }  # fmt: skip
+
+
+def _replayed(server: Server, disk: Disk, held: Contents, begin: Checkpoint) -> tuple[str | None, int]:
+    """Execute the log as far as it goes. Return why it ended, and with which record."""
+    reader: Native = None
+    try:
+        reader = read_log(disk, held, begin)
+        Replay(server, disk, held).all(reader)
+    except CheckpointError as error:
+        return str(error), begin.sequence if reader is None else int(reader.last)
+    return None, int(reader.last)
+
+
+def _behind(disk: Disk, held: Contents, last: int) -> Iterator[Native]:
+    """Yield all good records behind one, in order, whatever has become of what lies between them."""
+    for name in held.segments.values():
+        records = {record.sequence: record for record in native.log.records_in(disk.read_of(name))}
+        for record in (records[sequence] for sequence in sorted(records) if sequence > last):
+            last = record.sequence
+            yield record
+
+
+def _given_again(new: Server, disk: Disk, held: Contents, record: Native) -> bool:
+    """Give an answer in again, and set a learning rate. Tasks that were sent are not known any more."""
+    operation = record.operation
+    if operation is None:
+        raise CheckpointError(record.wrong)
+    if operation.kind == "lr":
+        new.lr = operation.rate
+    if operation.kind not in ("answer", "row"):
+        return False
+    update = None if operation.streamed is None else read_upload(disk, held, operation.streamed)
+    task = new.dispatch(operation.client)
+    try:
+        new._engine.execute(operation.again(task.version, task.incarnation), record.body, update)
+    except FastaggError:
+        new.forget(operation.client, task.version)
+        raise
+    return True

@@ -1,0 +1,100 @@
+"""A decoder of a folder's log, written from docs/log-format.md alone. It uses nothing of the package."""
+
+from __future__ import annotations
+
+import json
+import struct
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from support.crc import crc32c
+
+BLOCK = 4096
+SIZES = (4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8)
+OUTCOME = "known", "applied", "after", "step_size", "weight", "norm"
+PLAIN = {1: ("<qQ", ("version", "incarnation")), 5: ("<BBqd", OUTCOME[:4]), 7: ("<d", ("lr",)), 8: ("<q", ("version",))}
+HEAD = "format", "number", "use", "first", "folder", "base", "size", "digest", "next"
+ANSWER = "share", "incarnation", *OUTCOME, "n"
+
+
+def head_at(data: bytes, at: int) -> dict[str, Any] | None:
+    block = data[at : at + BLOCK]
+    if len(block) < BLOCK or block[:8] != b"FASTAGGJ" or crc32c(block[12:]) != struct.unpack_from("<I", block, 8)[0]:
+        return None
+    return dict(zip(HEAD, struct.unpack_from("<IQQQQQQ32sQ", block, 12), strict=True))
+
+
+def record_at(data: bytes, at: int) -> dict[str, Any] | None:
+    if data[at : at + 4] != b"FAGR":
+        return None
+    crc, use, sequence, _, length, kind, facts = struct.unpack_from("<IQQQQB3xI", data, at + 4)
+    body = data[at + 48 : at + 48 + length]
+    if len(body) < length or facts > length or crc32c(data[at + 8 : at + 48] + body) != crc:
+        return None
+    end, bound = (at + 48 + length + 7) // 8 * 8, data[at : at + 48 + facts]
+    return {"use": use, "sequence": sequence, "kind": kind, "body": body, "end": end, "bound": bound}
+
+
+def client_in(body: bytes) -> tuple[int | str, int, int]:
+    if body[0] == 1:
+        length, version = struct.unpack_from("<Hq", body, 1)
+        return body[11 : 11 + length].decode(), version, 11 + length
+    return *struct.unpack_from("<qq" if body[0] == 0 else "<Qq", body, 1), 17
+
+
+def fields(kind: int, body: bytes) -> dict[str, Any]:
+    if kind in PLAIN:
+        return dict(zip(PLAIN[kind][1], struct.unpack(PLAIN[kind][0], body), strict=True))
+    if kind == 10:
+        return {"slots": list(struct.unpack(f"<{len(body) // 8}q", body))}
+    client, version, at = client_in(body)
+    found: dict[str, Any] = {"client": client, "version": version}
+    if kind not in (4, 9):
+        return {**found, "task": struct.unpack_from("<q", body, at)[0]} if kind in (2, 3) else found
+    found |= zip(ANSWER, struct.unpack_from("<dQBBqdddI", body, at), strict=True)
+    count = found.pop("n")
+    parts = [struct.unpack_from("<BBQ", body, at + 54 + 10 * k) for k in range(count & 0x7FFFFFFF)]
+    at += 54 + 10 * len(parts)
+    if count >> 31:
+        found["upload"], at = struct.unpack_from("<QQIB", body, at), at + 21
+    found["parts"] = []
+    for role, dtype, count in parts:
+        at = (at + 7) // 8 * 8
+        size = count if role in (4, 6) else count * SIZES[dtype]
+        if role != 6:
+            found["parts"].append((role, dtype, count, body[at : at + size]))
+        at += size
+    return found
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    texts = [path.read_bytes() for path in sorted(folder.glob("checkpoint-*[0-9]/manifest.json"))]
+    manifests = [json.loads(text.partition(b"\n")[2]) for text in texts]
+    last, log = manifests[-1]["sequence"], manifests[-1]["log"]
+    data = {int(path.name[8:]): path.read_bytes() for path in sorted(folder.glob("journal-*"))}
+    heads = {number: head_at(held, 0) for number, held in data.items()}
+    number = [number for number, head in heads.items() if head and head["first"] <= max(last, 1)][-1]
+    for behind, head in heads.items():
+        assert behind < number or (head and head["number"] == behind and head["size"] <= len(data[behind]))
+    at, wanted, digest, use = BLOCK, heads[number]["first"], heads[number]["digest"], heads[number]["use"]
+    found: list[dict[str, Any]] = []
+    while True:
+        block = (at + BLOCK - 1) // BLOCK * BLOCK
+        good = [one for one in (record_at(data[number], at), record_at(data[number], block))
+                if one and (one["use"], one["sequence"]) == (use, wanted)]  # fmt: skip
+        marks = [one for one in map(head_at, [data[number]] * 2, (block, block + BLOCK))
+                 if one and (one["number"], one["first"], one["digest"]) == (number, wanted, digest)]  # fmt: skip
+        if good:
+            digest, at, wanted = sha256(digest + good[0]["bound"]).digest(), good[0]["end"], wanted + 1
+            if good[0]["sequence"] > last:
+                found.append({**good[0], **fields(good[0]["kind"], good[0]["body"]), "digest": digest})
+            assert good[0]["sequence"] != last or digest.hex() == log["digest"]
+        elif marks:
+            use, at = marks[0]["use"], (block if head_at(data[number], block) else block + BLOCK) + BLOCK
+            if marks[0]["next"]:
+                number, at = marks[0]["next"], BLOCK
+                assert (heads[number]["use"], heads[number]["first"], heads[number]["digest"]) == (use, wanted, digest)
+        else:
+            assert wanted > max(one["log"]["end"] for one in manifests)
+            return found
