@@ -191,7 +191,8 @@ def _source(rows: Sequence[Row], name: str) -> str:
 def name_of(case: str) -> str:
     """Return a case's name for readers: an arrival is an update there."""
     words = case.replace("flush", "full buffer").replace("rows", "cache")
-    return f"{words.removeprefix('arrival ')}, whole update" if words.startswith("arrival ") else words
+    whole = words.startswith("arrival ")
+    return f"{words.removeprefix('arrival ')}, whole update" if whole else words.replace(" arrival", "'s update")
 
 
 def full(rows: Sequence[Row]) -> str:
