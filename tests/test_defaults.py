@@ -32,7 +32,7 @@ MAKERS = {
     "randn", "randperm", "scalar_tensor", "tensor", "zeros",
 }  # fmt: skip
 # Whose memory native code never sees (an installed package carries the bench), or which soon leave the package.
-FREE = ("_bench/", "reference/", "shards/", "sim/data/", "integrations/")
+FREE = ("_bench/", "reference/", "sim/data/", "integrations/")
 
 
 def makes_memory(source: str) -> Iterator[tuple[int, str]]:

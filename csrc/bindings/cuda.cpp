@@ -112,8 +112,6 @@ void bind_functions(py::module_& m) {
         "Numbers of 8 bytes that a judge of so many elements needs.");
   m.def("judge_counters", &cuda::judge_counters, arg("size"),
         "From where in its scratch numbers are 0 before the first judge.");
-  m.def("judge_groups", &cuda::judge_groups, arg("size"),
-        "Where in its scratch a judge leaves the sums of the groups.");
   m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), by_name, arg("scratch"), arg("verdict"),
         arg("where"));
   m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("partial"), arg("out"), arg("where"));

@@ -212,10 +212,6 @@ void bind_log(py::module_& m) {
       .def_property(
           "max_waiting", [](const Journal& one) { return one.max_waiting.load(); },
           [](Journal& one, int64_t most) { one.max_waiting = most; })
-      .def_property(
-          "elsewhere", [](const Journal& one) { return one.elsewhere.load(); },
-          [](Journal& one, uint64_t sequence) { one.elsewhere = sequence; })
-      .def_property_readonly("everywhere", &Journal::everywhere)
       .def("check", &Journal::check)
       .def("wait", &Journal::wait)
       .def("wait_written", &Journal::wait_written)

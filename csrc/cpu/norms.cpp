@@ -11,7 +11,7 @@
 namespace fastagg::cpu {
 namespace {
 
-using Sums = GroupSums;
+using Sums = std::array<double, 3>;
 
 double total_of_groups(const std::vector<Sums>& groups, size_t which) {
   return fastagg::total_of_groups(groups.size(), [&](size_t g) { return groups[g][which]; });
@@ -104,9 +104,7 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
 
 }  // namespace
 
-std::vector<GroupSums> squares_by_group(const Update& update) { return group_sums(update, 1, 4, squares_of_strand); }
-
-double sum_squares(const Update& update) { return total_of_groups(squares_by_group(update), 0); }
+double sum_squares(const Update& update) { return total_of_groups(group_sums(update, 1, 4, squares_of_strand), 0); }
 
 double absorb(const Update& update, const Update& copy) {
   const auto take = [&](int64_t at, int64_t count, double* out) {
@@ -146,7 +144,7 @@ void copy(const Update& update, const Update& to) {
   for_each_part(update.size, 8, [&](int64_t begin, int64_t end) { copy_range(update, to, begin, end - begin); });
 }
 
-std::vector<GroupSums> distances_by_group(const Update& update, const float* x, const float* base, bool wants_inner) {
+Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
   const Kernels& table = kernels();
   const int64_t ahead = tuning().prefetch;
   const auto sums = [&](const float* values, int64_t at, int64_t count, double* out) {
@@ -155,11 +153,7 @@ std::vector<GroupSums> distances_by_group(const Update& update, const float* x, 
     table.apart(of_update.padded(values, count, n), of_x.padded(x + at, count, n), of_base.padded(base + at, count, n),
                 wants_inner, n, ahead, out);
   };
-  return group_sums(update, wants_inner ? 3 : 2, 12, sums);
-}
-
-Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
-  const std::vector<Sums> groups = distances_by_group(update, x, base, wants_inner);
+  const std::vector<Sums> groups = group_sums(update, wants_inner ? 3 : 2, 12, sums);
   return {total_of_groups(groups, 1), total_of_groups(groups, 0), wants_inner ? total_of_groups(groups, 2) : 0.0};
 }
 

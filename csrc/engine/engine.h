@@ -29,7 +29,7 @@
 namespace fastagg::engine {
 
 struct Settings {
-  int64_t size = 0, origin = 0;          // of the model's vector (plan.h)
+  int64_t size = 0;                      // of the model's vector
   int64_t clients = -1;                  // ids are 0..clients-1; negative: any
   double clip_norm = 0.0;                // of an update; 0: none
   bool weighs_by_samples = false;        // whether an update's weight in a mean is its client's number of samples
@@ -128,8 +128,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::vector<Waiting>& waiting() const { return waiting_; }
   void load_waiting(std::vector<Waiting> waiting) { waiting_ = std::move(waiting); }
 
-  // From now on every operation that is no answer is added to this list, too, for the other ranks of a group.
-  void tell(std::vector<log::Operation>* to) { told_ = to; }
   // From now on every operation is written to this log.
   void attach(std::shared_ptr<log::Journal> journal) { log_ = std::move(journal); }
   const std::shared_ptr<log::Journal>& journal() const { return log_; }
@@ -209,14 +207,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   double share_of(const Arrival& arrival) const;
   store::Vector kept_now() const;
   void check_log() const;
-  // What is written down of an operation: made before it changes anything, added to the log and the list with the
-  // change.
-  struct Note {
-    log::Queued entry;
-    std::optional<log::Operation> told;
-  };
-  Note note(const log::Operation& operation);
-  void add(Note note) noexcept;
+  // What is written down of an operation: made before it changes anything, added to the log with the change.
+  log::Queued note(const log::Operation& operation) const;
+  void add(log::Queued note) noexcept;
 
   Settings settings_;
   std::shared_ptr<DirectionState> direction_;
@@ -227,7 +220,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Extension> extension_;
   std::shared_ptr<log::Journal> log_;
   std::shared_ptr<store::RowCut> cut_;
-  std::vector<log::Operation>* told_ = nullptr;
   store::Vector model_;
   store::Owner state_;
   double model_bound_ = 0.0;

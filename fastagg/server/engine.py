@@ -40,7 +40,6 @@ class Parts(NamedTuple):
     settings: ServerSettings
     layout: Layout
     device: torch.device
-    norms: object  # of whole vectors, where this is a slice of one that other processes have the rest of; else None
 
     @property
     def on_host(self) -> bool:
@@ -84,17 +83,17 @@ class Running:
 def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     """Return a new server with this model. The engine owns ``flat`` from now on."""
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
-    seed, origin = settings["seed"], settings["origin"]
+    seed = settings["seed"]
     runner, held = _on_host() if parts.on_host else _on_device(parts.device, layout.size)
-    state = direction.start(Material(layout.size, parts.device, seed, origin, layout.buffer_size, held))
+    state = direction.start(Material(layout.size, parts.device, seed, layout.buffer_size, held))
     extension = Extension(
         direction, optimizer, parts.staleness, layout, state, statistics, device=parts.device, on_host=parts.on_host,
-        clip_norm=settings["clip_norm"], defers=parts.defers, seed=seed, norms=parts.norms,
+        clip_norm=settings["clip_norm"], defers=parts.defers, seed=seed,
     )  # fmt: skip
     clients = parts.num_clients
     engine = native.engine.Engine(
         settings=native.engine.Settings(
-            size=layout.size, origin=origin, clients=-1 if clients is None else clients,
+            size=layout.size, clients=-1 if clients is None else clients,
             clip_norm=settings["clip_norm"] or 0.0, max_samples=settings["max_samples"] or 1e30,
             local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] == "samples",
             largest_model=_largest(layout, flat),
@@ -231,7 +230,7 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     extension.state.load_state_dict(state["direction"])
     held_sum = state["direction"].get("acc")
     if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
-        extension.state.native.bound_sum(extension.norms.inspect(held_sum).norm)
+        extension.state.native.bound_sum(ops.inspect(held_sum).norm)
     extension.policy.load_state_dict(state["staleness"])
     tasks = dict(state["tasks"])
     if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):

@@ -38,7 +38,6 @@ pytestmark = [
 
 # Vectors that end inside a row, a scale block, a block and a strand.
 SIZES = st.one_of(st.integers(0, 40), st.integers(100, 1300), st.integers(2000, 9000))
-ORIGINS = st.sampled_from([0, ops.GROUP, 77 * ops.GROUP, 2**40 * ops.GROUP])
 
 
 class Side(NamedTuple):
@@ -141,10 +140,10 @@ ADAPTIVE = [name for name in ops.OPTIMIZERS if name != "sgd"]
 @KINDS
 @READERS
 @FEW
-@example(5123, "amsgrad", 0, 0)
-@given(SIZES, st.sampled_from(ADAPTIVE), ORIGINS, st.integers(0, 2**31))
+@example(5123, "amsgrad", 0)
+@given(SIZES, st.sampled_from(ADAPTIVE), st.integers(0, 2**31))
 def test_step_with_moments_in_8_bits(
-    sides: tuple[Side, Side], kind: str, pieced: bool, size: int, optimizer: str, origin: int, seed: int
+    sides: tuple[Side, Side], kind: str, pieced: bool, size: int, optimizer: str, seed: int
 ) -> None:
     """Several steps, since units change; one of them a jump by many powers of two, some of zero, one that overflows."""
     rng = np.random.default_rng(seed)
@@ -163,7 +162,7 @@ def test_step_with_moments_in_8_bits(
                 given_pieces = [offset(side.put(piece), shift) for piece in pieces]
                 ops.step_(
                     here["x"], given_pieces, optimizer=optimizer, lr=0.1, gain=0.9, weight=0.7, scale=0.3,
-                    origin=origin, rounding=(seed, step), **DECAYS[step % 4], **held, **extra,
+                    rounding=(seed, step), **DECAYS[step % 4], **held, **extra,
                 )  # fmt: skip
             results.append([here["x"], held])
     same(*results)
@@ -194,9 +193,9 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "amsgrad", "amsgrad in 8 bits", "yogi in 8 bits", None])
 @READERS
 @FEW
-@example(5123, False, 0, 1)
-@example(5123, True, 0, 2)
-@given(SIZES, st.booleans(), ORIGINS, st.integers(0, 2**31))
+@example(5123, False, 1)
+@example(5123, True, 2)
+@given(SIZES, st.booleans(), st.integers(0, 2**31))
 def test_cached_step(
     sides: tuple[Side, Side],
     format: str,
@@ -204,7 +203,6 @@ def test_cached_step(
     pieced: bool,
     size: int,
     calibrated: bool,
-    origin: int,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -244,7 +242,7 @@ def test_cached_step(
                 ops.cached_step_(
                     here["x"] if optimizer else None, [side.put(piece) for piece in update],
                     cache=cache, write=write, read=read, client=max(client, 0),
-                    arrival=i, gain=gain, sum=total, sum_scale=scale, origin=origin,
+                    arrival=i, gain=gain, sum=total, sum_scale=scale,
                     write_cache=caches[1] if apart[i] else None,
                     terms=term_lists[i] if optimizer or not calibrated else (), **other, **steps_with,
                 )  # fmt: skip

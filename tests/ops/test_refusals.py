@@ -169,7 +169,6 @@ def test_structs_that_lack_something() -> None:
         "pieces": (lambda: native.Update([(0, 4, 0)]), "address of zero"),
         "size": (lambda: native.Update([(64, -4, 0)]), "negative"),
         "dtype": (lambda: native.Update([(64, 4, 3)]), "unknown dtype 3"),
-        "origin": (lambda: native.Update([(64, 4, 0)], origin=1024), "multiple of 65536"),
     }.values():
         refused(call, words)
 
@@ -376,12 +375,6 @@ def test_seeds_of_a_sketch_out_of_range(seed: int) -> None:
 @pytest.mark.parametrize("before", [-1, 2**32])
 def test_checksums_out_of_range(before: int) -> None:
     refused(lambda: ops.crc32c(vector(D, 0), before), "crc32c: expected a checksum")
-
-
-@pytest.mark.parametrize("origin", [-65536, 2**64])
-def test_origins_out_of_range(origin: int) -> None:
-    x = vector(D, 0)
-    refused(lambda: ops.step_(x, vector(D, 1), optimizer="sgd", lr=0.1, origin=origin), "origin: expected", x)
 
 
 def test_models_to_fold_that_do_not_go_together() -> None:
