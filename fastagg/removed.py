@@ -16,7 +16,7 @@ _EDGE = (
     "FLARE's own BuffModelManager adds up the updates of edge devices; a fastagg server that does the same is on "
     "docs/integrations/coming-from.md"
 )
-_PARTS = "a model above one host's memory is cut into parts of whole tensors, one fastagg.Server each; docs/scaling.md says how"
+_PARTS = "a model above one host's memory is cut into parts of whole tensors, one Server each: docs/scaling.md"
 _MEMORY = "server.memory() says what a server holds, and docs/performance/scaling.md what ends first"
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 

@@ -583,21 +583,13 @@ void bring(const Server& server, Arrival& arrival) {
   if (!extra.is_none()) arrival.extra = owner_of(extra);
 }
 
-// Returns the task, if the operation sends one; else None.
-py::object execute(Server& server, const log::Operation& operation, const py::object& body, const py::object& update) {
+void execute(Server& server, const log::Operation& operation, const py::object& body, const py::object& update) {
   Arrival arrival;
   const bool answers = operation.kind == log::kAnswer || operation.kind == log::kRow;
   if (answers) arrival = arrival_of(server, operation, body, update);
   if (server.device >= 0 && operation.kind == log::kAnswer && !arrival.is_whole()) bring(server, arrival);
-  py::object made = answers ? py::none() : new_task(server), control = control_of(server);
-  std::optional<engine::Task> task;
-  {
-    const Released released(answers && server.is_long());
-    task = server.engine->execute(operation, &arrival);
-  }
-  if (!task) return py::none();
-  const py::object client = to_python(task->client);
-  return filled(server, std::move(made), client, std::move(*task), std::move(control));
+  const Released released(answers && server.is_long());
+  server.engine->execute(operation, &arrival);
 }
 
 // -- settings and state
@@ -829,7 +821,7 @@ void bind_engine(py::module_& m) {
             server.engine->limit({lease, max_delay, open_per_client, clients});
           },
           by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
-      .def("execute", &execute, arg("operation"), arg("body") = py::none(), arg("update") = py::none())
+      .def("execute", &execute, arg("operation"), arg("body"), arg("update"))
       .def("attach",
            [](Server& server, py::object journal) {
              server.log = py::cast<std::shared_ptr<log::Journal>>(journal);

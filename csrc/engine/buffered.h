@@ -42,7 +42,7 @@ class Buffered : public DirectionState {
 
   double total() const { return total_; }
   const store::Vector& acc() const { return acc_; }
-  // After loading: a bound of the sum's elements. That of the whole model's sum, where this is a slice.
+  // After loading: a bound of the sum's elements.
   void bound_sum(double bound) { acc_bound_ = bound; }
   void fields(Archive& archive) override;
 

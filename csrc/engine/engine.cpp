@@ -298,9 +298,9 @@ size_t Engine::together(const Arrival* arrivals, size_t count) const {
   return found;
 }
 
-// -- recovery, and other ranks ---------------------------------------------------------------------------------------
+// -- recovery --------------------------------------------------------------------------------------------------------
 
-std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* answer) {
+void Engine::execute(const log::Operation& operation, Arrival* answer) {
   const Inside inside(gate);
   Arrival end;
   end.kind = Arrival::kClose;
@@ -310,11 +310,11 @@ std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* an
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
       if (operation.known) end.decided = &operation.decided;
       if (step(&end, 1, false) == 0) throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
-      return std::nullopt;
+      return;
     case log::kAnswer:
-    case log::kRow: step(answer, 1, false); return std::nullopt;
-    case log::kLost: give_up(operation.slots); return std::nullopt;
-    default: return apply(operation).task;
+    case log::kRow: step(answer, 1, false); return;
+    case log::kLost: give_up(operation.slots); return;
+    default: apply(operation);
   }
 }
 

@@ -86,10 +86,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool close_round(Receipt* receipt, bool if_due = false);
   // Whether the round has had enough updates for long enough.
   bool is_due();
-  // Executes an operation of a log or of another rank; `answer` is the arrival of one that is an answer. Throws Refusal
-  // with nothing changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
-  // Returns the task, if it sends one.
-  std::optional<Task> execute(const log::Operation& operation, Arrival* answer);
+  // Executes an operation of a log; `answer` is the arrival of one that is an answer. Throws Refusal with nothing
+  // changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
+  void execute(const log::Operation& operation, Arrival* answer);
   // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
   void limit(const Limits& limits);
 

@@ -44,7 +44,7 @@ class Ledger {
   }
 
   Limits limits;
-  double skew = 0.0;        // seconds by which this clock is ahead; for tests
+  double skew = 0.0;                                             // seconds by which this clock is ahead; for tests
   double given_time = std::numeric_limits<double>::quiet_NaN();  // at which leases are compared, in a test; NaN: now
   double own_time() const;                                       // seconds, by this process' clock
 

@@ -50,7 +50,8 @@ def open(
 
     Args:
         path: the folder. It is created if it does not exist.
-        make: a function that makes the server, with the settings with which the folder was made. Limits (``lease``, ``max_...``) may change from one opening to the next.
+        make: a function that makes the server, with the settings with which the folder was made. Limits (``lease``,
+            ``max_...``) may change from one opening to the next.
         durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: only an update that made
             a step waits for the disk, with all updates before it. ``none``: nobody waits, and a crash loses the updates
             of the last fraction of a second. ``receipt.durable`` tells whether an update is on the disk, and

@@ -195,7 +195,6 @@ class Extension:
     def _apart(self, found: Native, apart: Distances) -> tuple[float | None, float]:
         _refuse_non_finite(apart.finite)
         found.norm = apart.norm
-        found.measure(apart.norm, apart.moved, apart.inner)
         product = apart.moved * apart.norm
         return apart.moved, apart.inner / product if product > 0.0 else 0.0
 
