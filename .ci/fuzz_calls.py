@@ -114,9 +114,6 @@ def bindings() -> Callable[[bytes], None]:
         lambda given, size, x: ops.gather(given.update(size), x),
         lambda given, size, x: ops.accumulate_(x, given.update(size), given.number(), fresh=given.one([True, False])),
         lambda given, size, x: ops.distances(given.update(size), x, given.tensor(size)),
-        lambda given, size, x: ops.sketch(
-            given.update(size), given.one([0, 1023, 1024, 5000]), given.one([0, -1, 2**70])
-        ),
     )
 
     def one(data: bytes) -> None:

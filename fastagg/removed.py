@@ -17,6 +17,7 @@ _EDGE = (
     "docs/integrations/coming-from.md"
 )
 _PARTS = "a model above one host's memory is cut into parts of whole tensors, one Server each: docs/scaling.md"
+_EXACT = "versions are kept while a client may answer them, and distances are exact (fastagg.ops.distances)"
 _MEMORY = "server.memory() says what a server holds, and docs/performance/scaling.md what ends first"
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
@@ -55,11 +56,13 @@ REMOVED: dict[str, str] = {
     "fastagg.SharedVector": "numpy.memmap is memory that all processes of a host see, and server.receive() takes it",
     "fastagg.Slice": _PARTS,
     "fastagg.sharded": _PARTS,
+    "fastagg.ops.sketch": _EXACT,
     "origin=": _PARTS,
+    "sketch=": _EXACT,
 }
 
 # A setting that left -> the value that it must have had, in a folder or a checkpoint, for it to be opened.
-SETTINGS: dict[str, object] = {"origin": 0}
+SETTINGS: dict[str, object] = {"origin": 0, "sketch": None}
 
 
 def remaining(settings: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -38,6 +38,30 @@ def test_a_setting_of_a_call() -> None:
         fastagg.FedBuff(torch.zeros(2), origin=0)  # type: ignore[call-arg]
 
 
+def test_a_setting_of_a_rule() -> None:
+    with pytest.raises(fastagg.ConfigError, match=r"the setting 'sketch' is gone: .*distances"):
+        fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0, sketch=1024)  # type: ignore[call-arg]
+    with pytest.raises(fastagg.ConfigError, match=r"the setting 'sketch' is gone: .*distances"):
+        fastagg.Euclidean(sketch=1024)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("k", [None, 1024])
+def test_a_rule_of_a_checkpoint(k: int | None) -> None:
+    def asked() -> fastagg.Server:
+        return fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0)
+
+    state = asked().state_dict()
+    state["config"]["staleness"]["sketch"], state["staleness"] = k, {}
+    server = asked()
+    if k is None:
+        assert server_from(state).staleness == server.staleness
+        server.load_state_dict(state)
+        return
+    for load in (server_from, server.load_state_dict):
+        with pytest.raises(fastagg.CheckpointError, match=r"sketch=1024, which is gone: .*distances"):
+            load(state)
+
+
 def stored(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A state as an older version wrote it, and the settings that its folder was made with."""
     state = make().state_dict()

@@ -740,10 +740,10 @@ void bind_engine(py::module_& m) {
            arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
            arg("folds"), arg("defers"), arg("staleness"));
   py::class_<engine::Extension::Asks>(m, "Asks").def(
-      py::init([](bool prepare, bool step, bool statistics, bool bounds, bool keep) {
-        return engine::Extension::Asks{prepare, step, statistics, bounds, keep};
+      py::init([](bool prepare, bool step, bool statistics, bool bounds) {
+        return engine::Extension::Asks{prepare, step, statistics, bounds};
       }),
-      by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"), arg("keep"));
+      by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"));
   py::class_<Parsed>(m, "Answer")
       .def_readwrite("samples", &Parsed::samples)
       .def_readwrite("reported", &Parsed::reported)

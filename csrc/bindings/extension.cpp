@@ -221,11 +221,6 @@ class PythonExtension : public Extension {
     return {of_model, {m, v}};
   }
 
-  store::Vector keep() override {
-    const Holds held;
-    return vector_of(call("keep")());
-  }
-
  private:
   py::object call(const char* method) const { return object().attr(method); }
 

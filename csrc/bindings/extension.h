@@ -8,7 +8,6 @@
 //     step(direction, model, lr, round)  (the new model, moves)
 //     statistics(given, outcome)    the model's new statistics, which become its attribute `held`; None: they stay
 //     bounds(model, moments)        bounds of elements: (of the model, of first and of second moments)
-//     keep()                        what is kept with a version, a tensor
 //
 // Moves are [(object, attribute or index, value)], with all values made already; the commit assigns them.
 #pragma once

@@ -66,11 +66,6 @@ std::vector<bool> fold(const std::vector<std::tuple<const Update*, Address, floa
 
 bool nearly(const Update& update, Address x) { return cpu::nearly(update, at(x)); }
 
-void sketch(const Update& update, int64_t k, uint64_t seed, Address out) {
-  py::gil_scoped_release release;
-  cpu::sketch(update, k, seed, at(out));
-}
-
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, Address out) {
   if (first < 0 || count < 0 || first + count > update.size) throw Refused("copy: outside the update");
   py::gil_scoped_release release;
@@ -219,7 +214,6 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("exact_norm", &exact_norm, arg("terms"), arg("size"));
   m.def("fold", &fold, arg("models"), by_name, arg("acc"), arg("out"));
   m.def("nearly", &nearly, arg("update"), arg("x"));
-  m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("out"));
   m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));
   m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));
   m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("first"), arg("last"),

@@ -93,11 +93,6 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 // for an update that is zero there or not finite.
 bool nearly(const Update& update, const float* x);
 
-// A random linear map to k numbers that keeps norms: E|sketch(u)|^2 = |u|^2, with a relative deviation of sqrt(2/k).
-// Each block of 1,024 elements is added, with random signs, to k buckets on a circle, from a random bucket on. So two
-// elements of one block never share a bucket, and two of different blocks do with probability 1/k. k >= 1024.
-void sketch(const Update& update, int64_t k, uint64_t seed, float* out);
-
 // A client's model after training, and the model it started from. If base is null, `model` is the difference itself.
 struct Trained {
   Update model;

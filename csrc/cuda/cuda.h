@@ -96,9 +96,6 @@ int64_t judge_counters(int64_t size);
 void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
            Verdict* also, const Where& where);
 
-// `partial` holds min(32, blocks)*(k + 1024) floats.
-void sketch(const Update& update, int64_t k, uint64_t seed, float* partial, float* out, const Where& where);
-
 // Logits, [rows, classes].
 struct Logits {
   const float* values;

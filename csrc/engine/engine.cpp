@@ -49,7 +49,7 @@ void Engine::add(log::Queued note) noexcept {
 
 store::Vector Engine::kept_now() const {
   if (!settings_.keeps_versions) return {};
-  return extension_ && extension_->asks.keep ? extension_->keep() : model_;
+  return model_;
 }
 
 // What an operation does that is no answer.

@@ -36,11 +36,11 @@ struct Settings {
   double max_samples = kHeaviest;        // a larger number counts as this
   double largest_model = kLargestModel;  // what the model's own types hold
   int32_t local_steps = 0;               // of a task by default; 0: none are told
-  bool keeps_versions = false;  // with every version that a client may answer: the model, or what the extension keeps
-  bool ordered = false;         // a round's result does not depend on the order of its updates
-  bool closes_early = false;    // `close_round` steps along what has come
-  bool folds = false;           // trained models may be added several at a time, in one pass
-  bool defers = false;          // kernels obey the device's verdict, for which nobody waits
+  bool keeps_versions = false;           // every one that a client may answer
+  bool ordered = false;                  // a round's result does not depend on the order of its updates
+  bool closes_early = false;             // `close_round` steps along what has come
+  bool folds = false;                    // trained models may be added several at a time, in one pass
+  bool defers = false;                   // kernels obey the device's verdict, for which nobody waits
   Staleness staleness;
 };
 

@@ -70,7 +70,6 @@ class Extension {
     bool step = false;        // the optimizer is the extension's
     bool statistics = false;  // the model has running statistics
     bool bounds = false;      // it measures vectors: they are on a device
-    bool keep = false;        // something is kept with a version in place of the model
   };
   Asks asks;
 
@@ -86,7 +85,6 @@ class Extension {
   // The statistics after these updates, in order, made a step ("step"), an empty one ("drop") or none ("keep").
   virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& given, const char* outcome) = 0;
   virtual Bounds bounds(const store::Vector& model, const OptimizerState& optimizer) = 0;
-  virtual store::Vector keep() = 0;
 };
 
 }  // namespace fastagg::engine

@@ -691,7 +691,7 @@ class Server:
         """Bytes of the server's state, by part.
 
         The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` and
-        ``distillation`` are separate), ``versions`` (kept for open tasks, or their sketches), ``clients`` (the ledger
+        ``distillation`` are separate), ``versions`` (kept for open tasks), ``clients`` (the ledger
         of tasks), ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``."""
         with self._engine.reading:
             parts = engine.nbytes(self._running)

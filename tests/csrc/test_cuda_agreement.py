@@ -170,7 +170,7 @@ def test_step_with_moments_in_8_bits(
 
 @given(SIZES, st.integers(0, 2**31))
 def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
-    """accumulate, gather, difference, norms and sketches."""
+    """accumulate, gather, difference and norms."""
     rng = np.random.default_rng(seed)
     vectors = [numbers(rng, size) for _ in range(4)]
     pieces = cut(rng, vectors[3], int(rng.integers(1, 600 if seed % 5 == 0 else 5)))
@@ -185,7 +185,7 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
             flat = ops.gather(update, torch.empty_like(x))
             apart = ops.difference(x, base, torch.empty_like(x))
             norm = ops.inspect(update)
-            results.append([tuple(seen), tuple(plain), sums, flat, apart, tuple(norm), ops.sketch(update, 1500, seed)])
+            results.append([tuple(seen), tuple(plain), sums, flat, apart, tuple(norm)])
     same(*results)
 
 
@@ -334,22 +334,6 @@ def test_norms_of_long_updates(sides: tuple[Side, Side], size: int) -> None:
     same(*results)
 
 
-def test_a_sketch_does_not_know_where_its_update_begins(sides: tuple[Side, Side]) -> None:
-    cpu, gpu = sides
-    update = numbers(np.random.default_rng(1), 5000)
-    found = torch.empty(1500, device=gpu.device)
-    with gpu.on():
-        there = gpu.put(update)
-        partial = torch.empty(32 * (1500 + 1024), device=gpu.device)
-        on = place(gpu.device)
-        native.cuda.sketch(
-            update_of(as_pieces(there), 3 * ops.GROUP), k=1500, seed=7, partial=partial.data_ptr(),
-            out=found.data_ptr(), where=where(on),
-        )  # fmt: skip
-    with cpu.on():
-        same(found.cpu(), ops.sketch(update, 1500, 7))
-
-
 def test_what_a_launch_refuses(sides: tuple[Side, Side]) -> None:
     _, gpu = sides
     with gpu.on():
@@ -357,7 +341,9 @@ def test_what_a_launch_refuses(sides: tuple[Side, Side]) -> None:
         at = where(place(gpu.device))
         pieces = as_pieces([x[i : i + 1] for i in range(201)])
         with pytest.raises(ConfigError, match="200 pieces"):
-            native.cuda.sketch(update_of(pieces), k=1024, seed=0, partial=0, out=x.data_ptr(), where=at)
+            against = native.cuda.Against(x=0, base=0, inner=False)
+            rules = native.cuda.Rules(clip_norm=0.0, lam=0.0, eps=1.0, gamma_max=0.0)
+            native.cuda.judge(update_of(pieces), against, rules, scratch=0, verdict=0, where=at)
         with pytest.raises(ConfigError, match="no slot 2"):
             native.cuda.read_row(cache.native, slot=2, out=x.data_ptr(), where=at)
         with pytest.raises(ConfigError, match="last <= 2"):

@@ -285,7 +285,7 @@ void run_passes(const Place& place, Hash& hash) {
   Random random(static_cast<uint64_t>(place.size));
   const int64_t n = place.size;
   const Arrival one(n, place.how, random), other(n, kPieces, random);
-  Floats acc(n), out(n), x(n), base(n), buckets(1500);
+  Floats acc(n), out(n), x(n), base(n);
   for (Floats* given : {&acc, &x, &base}) fill(*given, random);
   cpu::accumulate(one.update, nullptr, 0.7f, out.data());
   hash.values(out);
@@ -308,10 +308,6 @@ void run_passes(const Place& place, Hash& hash) {
   for (const bool inner : {false, true}) {
     const cpu::Distances found = cpu::distances(one.update, x.data(), base.data(), inner);
     for (const double number : {found.moved, found.update, found.inner}) hash.value(number);
-  }
-  for (const int64_t k : {int64_t{1024}, int64_t{1500}}) {
-    cpu::sketch(one.update, k, 0x123456789ABCDEFull, buckets.data());
-    hash.values(buckets);
   }
   const int64_t item = one.update.pieces[0].dtype == kFloat32 ? 4 : 2;
   if (place.how != kPieces) {

@@ -273,7 +273,6 @@ def test_addresses_go_by_name() -> None:
     at, update = x.data_ptr(), native.Update([(x.data_ptr(), D, 0)])
     for call in (
         lambda: native.fold([(update, 0, 1.0)], at, at),
-        lambda: native.sketch(update, 1024, 0, at),
         lambda: native.copy(update, 0, D, 4, at),
         lambda: native.crc32c(update, [4 * D], 0, False),
         lambda: native.recompute_sum(rows().native, at, at, 0, 1, 1),
@@ -352,7 +351,7 @@ def _count(arguments: str) -> int:
 def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
     found = list(_signatures(native))
     names = {name for name, _ in found}
-    assert {"fold", "sketch", "Rows.__init__", "Update.one", "engine.Optimizer.__init__"} <= names
+    assert {"fold", "Rows.__init__", "Update.one", "engine.Optimizer.__init__"} <= names
     counts = {name: _count(arguments) for name, arguments in found}
     assert counts["recompute_sum"] == 6 and counts["Rows.__init__"] == 5 and counts["fold"] == 3
     # These take everything by name, so that nothing can be mixed up.
@@ -365,11 +364,6 @@ def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
 
 
 # ── numbers that the extension could not take ───────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_seeds_of_a_sketch_out_of_range(seed: int) -> None:
-    refused(lambda: ops.sketch(vector(D, 0), 1024, seed), "sketch: expected a seed")
 
 
 @pytest.mark.parametrize("before", [-1, 2**32])
