@@ -83,8 +83,6 @@ def bindings() -> Callable[[bytes], None]:
         more: dict[str, Any] = {}
         if given.whole(0, 3) == 0:
             more[given.one(["acc", "base", "out", "units", "verdict"])] = given.tensor(size)
-        if given.whole(0, 3) == 0:
-            more["origin"] = given.one([-1, 1, 65536, 2**62, 2**64])
         ops.step_(
             x, given.update(size), optimizer=optimizer, lr=given.number(), gain=given.number(), weight=given.number(),
             betas=(given.number(), given.number()), eps=given.number(), **moments, **more,
