@@ -264,7 +264,7 @@ def extras(session: nox.Session) -> None:
     servers = [f"tests/server/test_{name}.py" for name in ("http_example", "queue_example", "watching")]
     session.run(*PYTEST, *servers, "tests/clients")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
-    session.run(*PYTEST, "tests/sim/test_engines.py", "tests/sharded/test_leaves_example.py")
+    session.run(*PYTEST, "tests/sim/test_engines.py", "tests/server/test_leaves_example.py")
 
 
 @target("nightly", "wheel")

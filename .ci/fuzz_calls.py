@@ -83,8 +83,6 @@ def bindings() -> Callable[[bytes], None]:
         more: dict[str, Any] = {}
         if given.whole(0, 3) == 0:
             more[given.one(["acc", "base", "out", "units", "verdict"])] = given.tensor(size)
-        if given.whole(0, 3) == 0:
-            more["origin"] = given.one([-1, 1, 65536, 2**62, 2**64])
         ops.step_(
             x, given.update(size), optimizer=optimizer, lr=given.number(), gain=given.number(), weight=given.number(),
             betas=(given.number(), given.number()), eps=given.number(), **moments, **more,
@@ -114,9 +112,6 @@ def bindings() -> Callable[[bytes], None]:
         lambda given, size, x: ops.gather(given.update(size), x),
         lambda given, size, x: ops.accumulate_(x, given.update(size), given.number(), fresh=given.one([True, False])),
         lambda given, size, x: ops.distances(given.update(size), x, given.tensor(size)),
-        lambda given, size, x: ops.sketch(
-            given.update(size), given.one([0, 1023, 1024, 5000]), given.one([0, -1, 2**70])
-        ),
     )
 
     def one(data: bytes) -> None:

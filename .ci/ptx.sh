@@ -44,11 +44,11 @@ PY
 architectures=("${@:-80}")
 for architecture in "${architectures[@]}"; do compare "$architecture"; done
 export PYTHONPATH=$build/${architectures[0]}/package FASTAGG_TEST_EXTENSION=$build/${architectures[0]}/package
-plants=("judge.ptx:mask:0=reading or judge" "judge.ptx:narrow:4=reading or judge" "sketch.ptx:lane:0=reading"
+plants=("judge.ptx:mask:0=reading or judge" "judge.ptx:narrow:4=reading or judge" "judge.ptx:lane:8=reading or judge"
   "step.ptx:fused:20=test_step" "cached_step.ptx:mask:17=cached_step")
 if (($# > 0)); then
-  plants+=("judge.ptx:lane:8=reading or judge" "rows.ptx:mask:3=sums" "rows.ptx:narrow:7=sums" "sketch.ptx:mask:0=reading"
-    "sketch.ptx:narrow:0=reading" "step.ptx:mask:20=test_step" "step.ptx:fused:81=test_step" "step.ptx:lane:5=8_bits"
+  plants+=("rows.ptx:mask:3=sums" "rows.ptx:narrow:7=sums"
+    "step.ptx:mask:20=test_step" "step.ptx:fused:81=test_step" "step.ptx:lane:5=8_bits"
     "cached_step.ptx:narrow:17=cached_step" "cached_step.ptx:lane:12=cached_step")
 fi
 python .ci/ptx_plants.py tests/csrc/test_cuda_agreement.py "${plants[@]}"

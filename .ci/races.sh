@@ -26,7 +26,6 @@ part_of() { # FILE: what of fastagg_races runs its kernels
     norms.cuh) echo norms ;;
     moments.cuh) echo steps ;;
     cached_step.cu) echo rows ;;
-    sketch.cu) echo sketches ;;
     distill.cu) echo distillation ;;
     *) echo "$1 has barriers: which part of fastagg_races runs them?" >&2; exit 1 ;;
   esac

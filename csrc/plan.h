@@ -31,9 +31,6 @@ struct Piece {
 struct Update {
   std::vector<Piece> pieces;
   int64_t size = 0;
-  // Where this update, and every vector of the step, begins in the whole model's vector: whole groups of 65,536. Random
-  // numbers are keyed by an element's place in the whole, so that a slice has the bits of the whole.
-  int64_t origin = 0;
 
   void add(const void* data, int64_t count, Dtype dtype) {
     if (count > 0) pieces.push_back({data, size, count, dtype});

@@ -30,7 +30,6 @@ def _import_everything() -> None:
 _RENAMED = {
     "OtherLife": ("StaleIncarnation", "it has this name now"),
     "DurableServer": ("Server", "a server of fastagg.open is a fastagg.Server that has a folder"),
-    "ShardedServer": ("Server", "a server of fastagg.sharded is a fastagg.Server that has a group"),
 }
 
 

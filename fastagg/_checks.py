@@ -65,8 +65,9 @@ def shown(value: object) -> str:
 def no_attribute(owner: object, name: str) -> AttributeError:
     """Return the error about an attribute that an object of ours, or the package itself, does not have."""
     what, near = f"{type(owner).__name__!r} object", ""
-    if isinstance(owner, ModuleType) and (instead := REMOVED.get(f"{owner.__name__}.{name}")):
-        return AttributeError(f"{owner.__name__}.{name} is gone: {instead}", name=name, obj=None)
+    whose = owner.__name__ if isinstance(owner, ModuleType) else f"fastagg.{type(owner).__name__}"
+    if instead := REMOVED.get(f"{whose}.{name}"):
+        return AttributeError(f"{whose}.{name} is gone: {instead}", name=name, obj=None)
     if not name.startswith("_"):
         near = meant(name, [known for known in dir(owner) if not known.startswith("_")])
     if isinstance(owner, ModuleType):

@@ -9,6 +9,7 @@ from typing import NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from fastagg import _checks
 from fastagg.errors import WrongArguments
+from fastagg.removed import REMOVED
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,6 +74,8 @@ def _wrong(
     settings, _, named, positional, needed = known
     for key in given:
         if key not in settings and key not in positional:
+            if instead := REMOVED.get(f"{key}="):
+                return f"the setting {key!r} is gone: {instead}", ""
             names = settings.union(positional)
             elsewhere = "" if _checks.nearest(key, names, guess=False) else place(key)
             return elsewhere or _checks.unknown("setting", key, names), ""

@@ -12,10 +12,7 @@ __all__ = [
     "FastaggError",
     "MissingDependency",
     "NonFiniteUpdate",
-    "NotDelivered",
     "NotDurable",
-    "NotSharded",
-    "RankLost",
     "Reentered",
     "RunFailed",
     "ShapeMismatch",
@@ -110,18 +107,6 @@ class NotDurable(FastaggError, RuntimeError):
 
 class CacheError(FastaggError, OSError):
     """The disk that has the cached updates is full or fails, or another server uses it. Nothing has changed."""
-
-
-class RankLost(FastaggError, RuntimeError):
-    """A rank of a sharded server died, stopped or could not follow. The others cannot continue without its slice."""
-
-
-class NotSharded(ConfigError, AttributeError):
-    """A sharded server does not have this method of :class:`fastagg.Server`, or does not have it on this rank."""
-
-
-class NotDelivered(FastaggError, LookupError):
-    """A rank does not hold its slice of an answer. Nothing has changed; repeat the call after delivering the slice."""
 
 
 class CheckpointError(FastaggError, ValueError):

@@ -389,7 +389,6 @@ def AsyncFedED(
     local_steps: int = 10,
     max_local_steps: int | None = None,
     gamma_max: float | None = None,
-    sketch: int | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
     """Steps and numbers of local steps that depend on Euclidean staleness: the AsyncFedED paper, Algorithm 1.
@@ -399,7 +398,7 @@ def AsyncFedED(
     keeps only versions that a client may still answer.
 
     Args:
-        lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch: see :class:`fastagg.Euclidean`.
+        lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max: see :class:`fastagg.Euclidean`.
 
     Example:
         >>> server = fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0)
@@ -409,7 +408,7 @@ def AsyncFedED(
         >>> server.receive("ann", torch.ones(2)).applied
         True
     """
-    policy = Euclidean(lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max, sketch)
+    policy = Euclidean(lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max)
     return Server(params, Single(), SGD(1.0), policy, **server)
 
 

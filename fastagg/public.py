@@ -17,6 +17,7 @@ from fastagg.distill import Distillation as Distillation
 from fastagg.durable.audit import audit as audit
 from fastagg.durable.opening import open as open
 from fastagg.errors import *  # noqa: F403
+from fastagg.leaves import Leaf as Leaf
 from fastagg.model import Layout as Layout
 from fastagg.presets import *  # noqa: F403
 from fastagg.registry import register as register
@@ -31,11 +32,7 @@ from fastagg.server.loading import load as load
 from fastagg.server.server import Server as Server
 from fastagg.server.settings import ServerSettings as ServerSettings
 from fastagg.server.watching import watch as watch
-from fastagg.shards.group import Slice as Slice
-from fastagg.shards.group import sharded as sharded
-from fastagg.shards.leaves import Leaf as Leaf
 from fastagg.storage.cache import ClientCache as ClientCache
-from fastagg.storage.shared import SharedVector as SharedVector
 from fastagg.storage.tiered import Tiered as Tiered
 
 __version__ = build_info()["version"]

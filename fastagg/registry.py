@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from fastagg import _checks, _keywords
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, MissingPart
+from fastagg.removed import remaining
 
 if TYPE_CHECKING:  # the registry must not import parts
     from fastagg.rules.directions import Direction
@@ -137,6 +138,7 @@ def part(kind: str, settings: Mapping[str, object]) -> Any:
             f"call fastagg.register({name}) before load()"
         )
     known = [field.name for field in fields(found) if field.init]
+    given = remaining(given, known)
     for key in given:
         if key not in known:
             raise ConfigError(f"{kind} {name}: {_checks.unknown('setting', key, known)}")

@@ -1,6 +1,13 @@
 """What left the package, and what to use instead: names as they were written, commands, and words of
 recipes. Kept for one release."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastagg.errors import ConfigError
+
 _COMPARE = (
     "let fastagg.watch(server, times='times.csv') write how long your clients take, and compare rules on that: "
     '`fastagg compare RECIPES --set \'delay={name="measured",file="times.csv"}\'`; docs/choosing.md says which'
@@ -9,6 +16,8 @@ _EDGE = (
     "FLARE's own BuffModelManager adds up the updates of edge devices; a fastagg server that does the same is on "
     "docs/integrations/coming-from.md"
 )
+_PARTS = "a model above one host's memory is cut into parts of whole tensors, one Server each: docs/scaling.md"
+_EXACT = "versions are kept while a client may answer them, and distances are exact (fastagg.ops.distances)"
 _MEMORY = "server.memory() says what a server holds, and docs/performance/scaling.md what ends first"
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
@@ -33,4 +42,45 @@ REMOVED: dict[str, str] = {
     'name = "resnet18"': 'write name = "resnet:resnet18"' + _PAPERS,
     'name = "shakespeare"': 'write name = "shakespeare:load"' + _PAPERS,
     'name = "transformer"': 'write name = "transformer:classifier"' + _PAPERS,
+    "fastagg.NotDelivered": _PARTS,
+    "fastagg.NotSharded": _PARTS,
+    "fastagg.RankLost": _PARTS,
+    "fastagg.Server.deliver": _PARTS,
+    "fastagg.Server.follow": _PARTS,
+    "fastagg.Server.load": "fastagg.load(path) makes a server from a file, and fastagg.open(path, make) from a folder",
+    "fastagg.Server.origin": _PARTS,
+    "fastagg.Server.rank": _PARTS,
+    "fastagg.Server.slices": _PARTS,
+    "fastagg.Server.traffic": _PARTS,
+    "fastagg.ShardedServer": _PARTS,
+    "fastagg.SharedVector": "numpy.memmap is memory that all processes of a host see, and server.receive() takes it",
+    "fastagg.Slice": _PARTS,
+    "fastagg.sharded": _PARTS,
+    "fastagg.ops.sketch": _EXACT,
+    "origin=": _PARTS,
+    "sketch=": _EXACT,
 }
+
+# A setting that left -> the value that it must have had, in a folder or a checkpoint, for it to be opened.
+SETTINGS: dict[str, object] = {"origin": 0, "sketch": None}
+
+
+def remaining(settings: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return what was stored of a server's or a rule's settings, without those that left.
+
+    Args:
+        known: the settings that it has now. One of these is nothing that left: it is a rule's of somebody else.
+
+    Raises:
+        ConfigError: one that left was in use.
+    """
+    gone = {name: value for name, value in settings.items() if name in SETTINGS and name not in known}
+    for name, value in gone.items():
+        if value != SETTINGS[name]:
+            raise ConfigError(f"it was made with {name}={value!r:.150}, which is gone: {REMOVED[name + '=']}")
+    now = known if isinstance(known, Mapping) else {}  # has the rules' settings, too
+    return {
+        name: remaining(value, now[name]) if isinstance(value, dict) and isinstance(now.get(name), dict) else value
+        for name, value in settings.items()
+        if name not in gone
+    }

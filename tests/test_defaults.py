@@ -32,7 +32,7 @@ MAKERS = {
     "randn", "randperm", "scalar_tensor", "tensor", "zeros",
 }  # fmt: skip
 # Whose memory native code never sees (an installed package carries the bench), or which soon leave the package.
-FREE = ("_bench/", "reference/", "shards/", "sim/data/", "integrations/")
+FREE = ("_bench/", "reference/", "sim/data/", "integrations/")
 
 
 def makes_memory(source: str) -> Iterator[tuple[int, str]]:
@@ -99,7 +99,6 @@ def of_ops() -> Iterator[tuple[str, Any]]:
     from fastagg import ops, reference
     from fastagg.storage import memory
     from fastagg.storage.cache import ClientCache
-    from fastagg.storage.pieces import as_pieces
 
     u, x, base = vector(1), vector(2), vector(3)
     own = lambda: memory.empty(D).copy_(x)  # noqa: E731
@@ -110,8 +109,6 @@ def of_ops() -> Iterator[tuple[str, Any]]:
     yield "difference", ops.difference(u, base, memory.empty(D))
     yield "distances", ops.distances(u, x, base, inner=True)
     yield "crc32c", ops.crc32c(u)
-    yield "sketch", ops.sketch(u, 1024, 7)
-    yield "sketch's", reference.sketch(as_pieces(u), 1024, 7)
     unit = ops.exact_unit(100.0)
     total = ops.accumulate_exact_(ops.ExactSum.of(D), u, 1 / unit, fresh=True)
     whole = ops.read_exact(total)

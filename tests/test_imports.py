@@ -35,7 +35,7 @@ ORDER = (
     ("distill",),
     ("rules",),
     ("server",),
-    ("shards", "durable"),
+    ("leaves", "durable"),
     ("presets",),
     ("public",),
     ("fastagg",),  # all public names, when the first is asked for

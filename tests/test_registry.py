@@ -90,7 +90,7 @@ def test_every_part_in_the_public_surface_is_registered_and_no_other() -> None:
         ("direction", fastagg.Single(kind="gradient")),
         ("optimizer", fastagg.AMSGrad(0.1, (0.5, 0.6), moments="8bit")),
         ("staleness", fastagg.DelayAdaptive(3, "lipschitz", 2.5)),
-        ("staleness", fastagg.Euclidean(sketch=1024)),
+        ("staleness", fastagg.Euclidean(lam=2.0, gamma_max=9.0)),
     ],
 )
 def test_a_part_is_made_again_from_what_describes_it(kind: str, part: Any) -> None:

@@ -111,7 +111,6 @@ def test_a_hash_sees_everything_a_run_leaves() -> None:
         "ACE, int8": {"flat", "sum", "rows", "scales"},
         "CA2FL, int4": {"flat", "sum", "rows", "scales"},
         "FedAC": {"flat", "moment m", "moment v", "control"},
-        "AsyncFedED, sketched": {"flat", "sketch"},
     }.items():
         held = tensors(played(name, 3000))
         before = hash_of(held)

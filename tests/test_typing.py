@@ -31,7 +31,7 @@ import fastagg
 
 model: dict[str, object] = {}
 server: fastagg.Server = fastagg.FADAS(model, lr=0.1, delay_rule="reciprocal", seed=3, weighting="samples")
-fastagg.FADAS(model, clip_norm=1.0, buffers="keep", validate="deferred", origin=65536, device="cuda", num_clients=3)
+fastagg.FADAS(model, clip_norm=1.0, buffers="keep", validate="deferred", device="cuda", num_clients=3)
 fastagg.FedAsync(model, policy="hinge", a=1.0, b=2)
 fastagg.DelayAdaptiveASGD(model, lr=0.1, delay_threshold=3, stale="lipschitz", lipschitz=2.0)
 fastagg.ACE(model, lr=0.1, num_clients=3, cache="int8", warmup="partial", mode="client", weighting="samples")

@@ -14,7 +14,6 @@ from torch import Tensor
 from fastagg import ClientCache, ops
 
 ROWS = 4  # rows that really exist; what an arrival reads and writes does not depend on their number
-NUMBERS = 4096  # of a sketch
 Make = Callable[[Problem], Callable[..., object]]  # what changes its first argument: (target, update, *others)
 
 
@@ -243,11 +242,6 @@ def _of_distances() -> list[Candidate]:
     ]
 
 
-def _sketch(problem: Problem) -> Built:
-    update = problem.vector("update", huge)
-    return Built(lambda: ops.sketch(update, NUMBERS), None)
-
-
 CASES = [
     *STEPS,
     Case("ca2fl arrival", 20, _of_ca2fl, lr=0.1),
@@ -258,5 +252,4 @@ CASES = [
         floor=(0.5, "torch eager in place", 0.7),
     ),
     # A random linear map of an update to so many numbers that keeps norms, in one read. No other server has it.
-    Case("sketch", 4, lambda: [Candidate("fastagg", _sketch, 1)], reads=True),
 ]  # fmt: skip

@@ -48,12 +48,6 @@ void judge(const Update& update, const cuda::Against& against, const cuda::Rules
   cuda::judge(update, against, rules, at<double>(scratch), at<cuda::Verdict>(verdict), nullptr, where);
 }
 
-void sketch(const Update& update, int64_t k, uint64_t seed, Address partial, Address out, const cuda::Where& where) {
-  check(update);
-  if (k < kBlock) throw Refused("sketch: expected at least " + std::to_string(kBlock) + " numbers");
-  cuda::sketch(update, k, seed, at(partial), at(out), where);
-}
-
 cuda::Logits logits_of(Address values, const Batch& batch) { return {at(values), batch.first, batch.second}; }
 
 cuda::Targets targets_of(const Targets& given) {
@@ -112,11 +106,8 @@ void bind_functions(py::module_& m) {
         "Numbers of 8 bytes that a judge of so many elements needs.");
   m.def("judge_counters", &cuda::judge_counters, arg("size"),
         "From where in its scratch numbers are 0 before the first judge.");
-  m.def("judge_groups", &cuda::judge_groups, arg("size"),
-        "Where in its scratch a judge leaves the sums of the groups.");
   m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), by_name, arg("scratch"), arg("verdict"),
         arg("where"));
-  m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("partial"), arg("out"), arg("where"));
   m.def("soft_targets", &soft_targets, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"), arg("where"));
   m.def("distill", &distill, by_name, arg("logits"), arg("batch"), arg("targets"), arg("out"), arg("where"));
 }

@@ -100,13 +100,6 @@ std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& s
   return std::make_shared<Calibrated>(sign, setting, rows, seed, at(sum), at(acc), std::move(resummation));
 }
 
-// The format and the bytes of the rows that a log keeps in place of updates, or None.
-py::object coded_row_of(const DirectionState& direction) {
-  const Rows row = direction.coded_row();
-  if (row.size == 0) return py::none();
-  return py::make_tuple(format_facts(row.format).name, row.packed_bytes());
-}
-
 // -- rows on a disk
 
 std::shared_ptr<Tiers> make_tiers(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
@@ -243,10 +236,10 @@ void bind_directions(py::module_& m) {
 #endif
   bind_rows(m);
   py::class_<Resummation, std::shared_ptr<Resummation>>(m, "Resummation")
-      .def(py::init([](const Rows& rows, int64_t origin, std::shared_ptr<store::Memory> memory, py::object owner) {
-             return std::make_shared<Resummation>(rows, origin, std::move(memory), owner_of(std::move(owner)));
+      .def(py::init([](const Rows& rows, std::shared_ptr<store::Memory> memory, py::object owner) {
+             return std::make_shared<Resummation>(rows, std::move(memory), owner_of(std::move(owner)));
            }),
-           arg("rows"), by_name, arg("origin"), arg("memory"), arg("owner"))
+           arg("rows"), by_name, arg("memory"), arg("owner"))
       .def("nbytes", &Resummation::nbytes)
       .def("state", [](Resummation& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
       .def("load", [](Resummation& one, const py::dict& state) {
@@ -256,24 +249,22 @@ void bind_directions(py::module_& m) {
   py::class_<DirectionState, std::shared_ptr<DirectionState>>(m, "Direction")
       .def("check", [](const DirectionState& one, int64_t client, int64_t start,
                        int64_t now) { one.check(ClientId::of(client), start, now); })
-      .def_property_readonly("coded_row", &coded_row_of)
       .def("state", [](DirectionState& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
       .def("load", [](DirectionState& one,
                       const py::dict& state) { load(state, [&](Archive& archive) { one.fields(archive); }); })
       .def("nbytes", &DirectionState::nbytes)
       .def_property_readonly("room", &DirectionState::room)
-      .def("closes_before", &DirectionState::closes_before)
       .def_property_readonly("immediate", &DirectionState::immediate);
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
   py::class_<Buffered::Setting>(m, "BufferedSetting")
       .def(py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
-                       std::pair<double, double> exact, double divisor, int64_t size, int64_t origin) {
-             return Buffered::Setting{capacity, synchronous, size,        origin,       closes_first,
-                                      at_least, grace,       exact.first, exact.second, divisor};
+                       std::pair<double, double> exact, double divisor, int64_t size) {
+             return Buffered::Setting{capacity, synchronous, size,         closes_first, at_least,
+                                      grace,    exact.first, exact.second, divisor};
            }),
            by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
-           arg("exact"), arg("divisor"), arg("size"), arg("origin"));
+           arg("exact"), arg("divisor"), arg("size"));
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
       .def(py::init([](double sign, const Buffered::Setting& setting, std::shared_ptr<store::Memory> memory) {
              return std::make_shared<Buffered>(sign, setting, std::move(memory));

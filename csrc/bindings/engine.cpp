@@ -28,13 +28,12 @@ using py::arg;
 // An engine, and the Python objects that its results are made with.
 struct Server {
   std::shared_ptr<Engine> engine;  // whoever is not inside its gate reads it through now()
-  int64_t size, origin;
+  int64_t size;
   py::object layout, task_type, receipt_type;
   bool has_control;
   std::optional<Reader> reader;  // of the forms that are read here
   py::object journal = py::none();
   std::shared_ptr<log::Journal> log;  // the same
-  std::vector<log::Operation> told;
   // Called after answers that took more than so many seconds, with these seconds, those of waiting for the disk, which
   // are not among them, and the delays of the answers that counted.
   py::object tell = py::none();
@@ -216,7 +215,6 @@ bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arri
   if (!server.reader || !usual) return false;
   const Reader::Found found = server.reader->read(given[1], arrays, arrival);
   if (found == Reader::Found::kNo) return false;
-  arrival.update.origin = server.origin;
   if (server.device >= 0) {
     // Python looks for a model where a difference is expected, joins many pieces, sends much, and copies for a log.
     constexpr int64_t kMostSent = int64_t{1} << 18;
@@ -360,20 +358,20 @@ struct Parsed {
   bool is_difference = false;  // of a trained model from its base: it is added as a model is, and not measured
 };
 
-Arrival arrival_of(const Server& server, const Parsed& parsed) {
+Arrival arrival_of(const Parsed& parsed) {
   Arrival arrival;
   arrival.client = id_of(parsed.client);
   arrival.version = version_of(parsed.version, arrival.client);
   arrival.incarnation = incarnation_of(parsed.incarnation);
   arrival.task = task_id_of(parsed.task);
   arrival.offset = offset_of(parsed.offset);
-  arrival.update = update_of(parsed.update.attr("native"), server.origin);
+  arrival.update = update_of(parsed.update.attr("native"));
   arrival.owner = owner_of(parsed.update);
   arrival.samples = parsed.samples;
   arrival.reported = parsed.reported;
   arrival.control = vector_of(parsed.control);
   if (!parsed.extra.is_none()) arrival.extra = owner_of(parsed.extra);
-  if (!parsed.on_host.is_none()) arrival.on_host = update_of(parsed.on_host.attr("native"), arrival.update.origin);
+  if (!parsed.on_host.is_none()) arrival.on_host = update_of(parsed.on_host.attr("native"));
   arrival.blob = parsed.blob;
   arrival.is_private = parsed.is_private;
   arrival.still = parsed.still;
@@ -397,7 +395,7 @@ py::list receive_parsed(Server& server, const std::vector<const Parsed*>& answer
   std::vector<Arrival> arrivals;
   std::vector<py::object> clients;
   for (const Parsed* one : answers) {
-    arrivals.push_back(arrival_of(server, *one));
+    arrivals.push_back(arrival_of(*one));
     clients.push_back(one->client);
   }
   return receive_all(server, arrivals, clients);
@@ -504,7 +502,6 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   arrival.is_private = true;
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
   arrival.owner = std::make_shared<store::Owner>(owner_of(body));
-  arrival.update.origin = settings.origin;
   if (!(std::isfinite(operation.share) && operation.share >= 0.0))
     damaged("the update's weight is no number of at least 0");
   auto reported = std::make_shared<engine::Reported>();
@@ -536,13 +533,9 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
       std::memcpy(&arrival.offset, part.data, sizeof arrival.offset);
       if (arrival.offset < 0) damaged("an offset below zero");
     } else if (part.role == log::kMeasured) {
-      if (part.nbytes() != sizeof(engine::Measured))
-        damaged("what was measured of the whole update is not three numbers");
-      std::memcpy(&arrival.measured.emplace(), part.data, part.nbytes());
-      const auto good = [](double number) { return std::isfinite(number); };
-      if (!(arrival.measured->norm >= 0.0 && arrival.measured->moved >= 0.0 && good(arrival.measured->norm) &&
-            good(arrival.measured->moved) && good(arrival.measured->inner)))
-        damaged("what was measured of the whole update is no number");
+      damaged(
+          "it is of a slice of a model, and servers in slices are gone: a model that is too large for one host is "
+          "cut into parts, one server each");
     } else if (part.role == log::kRowRole) {
       arrival.row = part.data, arrival.row_nbytes = part.count, arrival.format = part.dtype;
     }
@@ -553,7 +546,7 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
     arrival.kind = Arrival::kRow;
     arrival.norm = operation.decided.norm;
   } else if (!update.is_none()) {
-    arrival.update = update_of(update.attr("native"), settings.origin);
+    arrival.update = update_of(update.attr("native"));
     arrival.owner = owner_of(update);
   }
   const auto& pieces = arrival.update.pieces;
@@ -585,34 +578,18 @@ void bring(const Server& server, Arrival& arrival) {
   const py::object reported = arrival.reported ? py::cast(arrival.reported) : py::none();
   const py::tuple found = python_of(*server.engine->extension()).attr("brought")(pieces, reported);
   const py::object there = found[0], extra = found[1];
-  arrival.update = update_of(there.attr("native"), server.origin);
+  arrival.update = update_of(there.attr("native"));
   arrival.owner = owner_of(there);
   if (!extra.is_none()) arrival.extra = owner_of(extra);
 }
 
-// Returns the task, if the operation sends one; else None.
-py::object execute(Server& server, const log::Operation& operation, const py::object& body, const py::object& update) {
+void execute(Server& server, const log::Operation& operation, const py::object& body, const py::object& update) {
   Arrival arrival;
   const bool answers = operation.kind == log::kAnswer || operation.kind == log::kRow;
   if (answers) arrival = arrival_of(server, operation, body, update);
   if (server.device >= 0 && operation.kind == log::kAnswer && !arrival.is_whole()) bring(server, arrival);
-  py::object made = answers ? py::none() : new_task(server), control = control_of(server);
-  std::optional<engine::Task> task;
-  {
-    const Released released(answers && server.is_long());
-    task = server.engine->execute(operation, &arrival);
-  }
-  if (!task) return py::none();
-  const py::object client = to_python(task->client);
-  return filled(server, std::move(made), client, std::move(*task), std::move(control));
-}
-
-// Operations that are no answers and were executed since the last call, for the other ranks of a group.
-py::list take_told(Server& server) {
-  py::list found;
-  for (log::Operation& one : server.told) found.append(py::cast(std::move(one)));
-  server.told.clear();
-  return found;
+  const Released released(answers && server.is_long());
+  server.engine->execute(operation, &arrival);
 }
 
 // -- settings and state
@@ -639,7 +616,7 @@ std::shared_ptr<Server> make_server(const engine::Settings& settings, std::share
   if (!extension.is_none()) given = extension_of(extension, asks, settings.size);
   server->engine = std::make_shared<Engine>(settings, std::move(direction), optimizer, seed, std::move(memory),
                                             std::move(runner), std::move(given), vector_of(flat));
-  server->size = settings.size, server->origin = settings.origin;
+  server->size = settings.size;
   server->layout = python["layout"];
   server->task_type = python["task"];
   server->receipt_type = python["receipt"];
@@ -702,7 +679,7 @@ void load_waiting(Server& server, const py::list& entries) {
     one.brings.start = one.brings.now = server.engine->ledger().now;
     one.brings.gain = py::cast<double>(entry["gain"]), one.brings.weight = py::cast<double>(entry["weight"]);
     one.brings.share = py::cast<double>(entry["share"]), one.brings.norm = py::cast<double>(entry["norm"]);
-    one.update = update_of(py::object(entry["update"]).attr("native"), server.origin);
+    one.update = update_of(py::object(entry["update"]).attr("native"));
     one.owner = owner_of(entry["update"]);
     if (!entry["reported"].is_none()) one.reported = py::cast<std::shared_ptr<engine::Reported>>(entry["reported"]);
     all.push_back(std::move(one));
@@ -752,21 +729,21 @@ void bind_engine(py::module_& m) {
            arg("bias_correction") = false, arg("coded") = false, arg("eps_root") = 0.0, arg("weight_decay") = 0.0,
            arg("decoupled_weight_decay") = false, arg("initial") = 0.0);
   py::class_<Settings>(m, "Settings")
-      .def(py::init([](int64_t size, int64_t origin, int64_t clients, double clip_norm, double max_samples,
-                       double largest_model, int32_t local_steps, bool weighs_by_samples, bool keeps_versions,
-                       bool ordered, bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
-             return Settings{size,         origin,        clients,     clip_norm,      weighs_by_samples,
-                             max_samples,  largest_model, local_steps, keeps_versions, ordered,
-                             closes_early, folds,         defers,      staleness};
+      .def(py::init([](int64_t size, int64_t clients, double clip_norm, double max_samples, double largest_model,
+                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,
+                       bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
+             return Settings{size,          clients,     clip_norm,      weighs_by_samples, max_samples,
+                             largest_model, local_steps, keeps_versions, ordered,           closes_early,
+                             folds,         defers,      staleness};
            }),
-           by_name, arg("size"), arg("origin"), arg("clients"), arg("clip_norm"), arg("max_samples"),
-           arg("largest_model"), arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"),
-           arg("closes_early"), arg("folds"), arg("defers"), arg("staleness"));
+           by_name, arg("size"), arg("clients"), arg("clip_norm"), arg("max_samples"), arg("largest_model"),
+           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
+           arg("folds"), arg("defers"), arg("staleness"));
   py::class_<engine::Extension::Asks>(m, "Asks").def(
-      py::init([](bool prepare, bool step, bool statistics, bool bounds, bool agree, bool keep) {
-        return engine::Extension::Asks{prepare, step, statistics, bounds, agree, keep};
+      py::init([](bool prepare, bool step, bool statistics, bool bounds) {
+        return engine::Extension::Asks{prepare, step, statistics, bounds};
       }),
-      by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"), arg("agree"), arg("keep"));
+      by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"));
   py::class_<Parsed>(m, "Answer")
       .def_readwrite("samples", &Parsed::samples)
       .def_readwrite("reported", &Parsed::reported)
@@ -844,9 +821,7 @@ void bind_engine(py::module_& m) {
             server.engine->limit({lease, max_delay, open_per_client, clients});
           },
           by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
-      .def("execute", &execute, arg("operation"), arg("body") = py::none(), arg("update") = py::none())
-      .def("tell", [](Server& server) { server.engine->tell(&server.told); })
-      .def("take_told", &take_told)
+      .def("execute", &execute, arg("operation"), arg("body"), arg("update"))
       .def("attach",
            [](Server& server, py::object journal) {
              server.log = py::cast<std::shared_ptr<log::Journal>>(journal);
@@ -924,15 +899,9 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("expired", [ledger](Server& server) { return ledger(server).expired(); })
       .def_property_readonly("oldest_task", [ledger](Server& server) { return ledger(server).oldest_task(); })
       .def_property_readonly("ledger_nbytes", [ledger](Server& server) { return ledger(server).nbytes(); })
-      .def("incarnation_of",
-           [ledger](Server& server, int64_t version) { return ledger(server).incarnation_of(version); })
       .def_property(
           "skew", [ledger](Server& server) { return ledger(server).skew; },
           [ledger](Server& server, double skew) { ledger(server).skew = skew; })
-      .def_property(
-          "given_time", [ledger](Server& server) { return ledger(server).given_time; },
-          [ledger](Server& server, double time) { ledger(server).given_time = time; })
-      .def_property_readonly("own_time", [ledger](Server& server) { return ledger(server).own_time(); })
       .def("tasks",
            [ledger](Server& server) {
              return saved(ledger(server).state(), server.engine->settings().clients >= 0, server.size);

@@ -95,7 +95,6 @@ class Moves : public engine::Change {
 // What Python returns from `prepare`.
 struct Answered {
   std::optional<double> norm, weight, share, reported_norm;
-  engine::Measured measured;
   bool drops = false, waits = false, unclipped = false;
   int32_t next_steps = 0;
   py::object update = py::none();  // Pieces to step along
@@ -111,7 +110,6 @@ struct Asked {
   double norm, share;
   py::object reported, extra;
   bool is_sum;
-  std::optional<engine::Measured> measured;
   // Python's objects of these are made when they are asked for
   Update numbers;
   store::Owner owner;
@@ -159,7 +157,6 @@ class PythonExtension : public Extension {
                 py::none(),
                 extra_of(arrival.extra.get()),
                 arrival.kind == engine::Arrival::kSum,
-                arrival.measured,
                 arrival.update,
                 arrival.copy ? arrival.copy : arrival.owner,
                 question.model,
@@ -173,12 +170,11 @@ class PythonExtension : public Extension {
     Findings findings;
     findings.norm = said.norm, findings.weight = said.weight, findings.share = said.share;
     findings.reported_norm = said.reported_norm;
-    findings.measured = said.measured;
     findings.drops = said.drops, findings.waits = said.waits, findings.unclipped = said.unclipped;
     findings.next_steps = said.next_steps;
     findings.verdict = reinterpret_cast<const void*>(said.verdict);
     findings.finishes = !said.finish.is_none();
-    if (!said.update.is_none()) findings.update = update_of(said.update.attr("native"), arrival.update.origin);
+    if (!said.update.is_none()) findings.update = update_of(said.update.attr("native"));
     findings.owner = owner_of(py::make_tuple(said.update, said.owner));
     if (findings.finishes || !said.moves.is_none()) findings.change = std::make_unique<Moves>(said.moves, said.finish);
     return findings;
@@ -225,16 +221,6 @@ class PythonExtension : public Extension {
     return {of_model, {m, v}};
   }
 
-  void agree() override {
-    const Holds held;
-    call("agree")();
-  }
-
-  store::Vector keep() override {
-    const Holds held;
-    return vector_of(call("keep")());
-  }
-
  private:
   py::object call(const char* method) const { return object().attr(method); }
 
@@ -260,9 +246,8 @@ std::shared_ptr<Extension> extension_of(py::object object, const Extension::Asks
 
 py::handle python_of(const Extension& extension) { return static_cast<const PythonExtension&>(extension).object(); }
 
-Update update_of(const py::handle& pieces, int64_t origin) {
+Update update_of(const py::handle& pieces) {
   Update update;
-  update.origin = origin;
   for (const py::handle piece : pieces) {
     const auto [address, count, dtype] = py::cast<std::tuple<uintptr_t, int64_t, int>>(piece);
     update.add(reinterpret_cast<const void*>(address), count, static_cast<Dtype>(dtype));
@@ -296,10 +281,6 @@ void bind_extension(py::module_& m) {
       .def_readwrite("weight", &Answered::weight)
       .def_readwrite("share", &Answered::share)
       .def_readwrite("reported_norm", &Answered::reported_norm)
-      .def(
-          "measure",
-          [](Answered& one, double norm, double moved, double inner) { one.measured = {norm, moved, inner}; },
-          py::arg("norm"), py::arg("moved"), py::arg("inner"))
       .def_readwrite("drops", &Answered::drops)
       .def_readwrite("waits", &Answered::waits)
       .def_readwrite("unclipped", &Answered::unclipped)
@@ -331,11 +312,6 @@ void bind_extension(py::module_& m) {
              return std::make_tuple(found.moved, found.update, found.inner);
            })
       .def_property_readonly("has_base", [](const Asked& one) { return static_cast<bool>(one.kept); })
-      .def_property_readonly("measured",
-                             [](const Asked& one) -> py::object {
-                               if (!one.measured) return py::none();
-                               return py::make_tuple(one.measured->norm, one.measured->moved, one.measured->inner);
-                             })
       .def_readonly("reported", &Asked::reported)
       .def_readonly("extra", &Asked::extra)
       .def_readonly("is_sum", &Asked::is_sum);

@@ -1,4 +1,4 @@
-// The engine's one way into Python: rules that are written there, other ranks, and state that lives there.
+// The engine's one way into Python: rules that are written there, and state that lives there.
 //
 // The object has these methods (fastagg/server/extension.py). Each may raise, and then nothing has changed:
 //
@@ -8,8 +8,6 @@
 //     step(direction, model, lr, round)  (the new model, moves)
 //     statistics(given, outcome)    the model's new statistics, which become its attribute `held`; None: they stay
 //     bounds(model, moments)        bounds of elements: (of the model, of first and of second moments)
-//     agree()                       returns when the other ranks are ready, too
-//     keep()                        what is kept with a version, a tensor
 //
 // Moves are [(object, attribute or index, value)], with all values made already; the commit assigns them.
 #pragma once
@@ -30,7 +28,7 @@ std::shared_ptr<engine::Extension> extension_of(py::object object, const engine:
 // The object that it was made with.
 py::handle python_of(const engine::Extension& extension);
 // Python's pieces (address, elements, type) of an update, which `owner` holds.
-Update update_of(const py::handle& pieces, int64_t origin);
+Update update_of(const py::handle& pieces);
 
 void bind_extension(py::module_& m);
 

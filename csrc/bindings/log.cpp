@@ -174,16 +174,6 @@ py::dict described(const Operation& operation) {
   return found;
 }
 
-Operation operation_of(const std::string& kind, const py::object& client, int64_t version, uint64_t incarnation,
-                       double rate, int64_t task) {
-  Operation made;
-  for (int one = 1; one < kKinds; ++one)
-    if (kind == name_of(static_cast<Kind>(one))) made.kind = static_cast<Kind>(one);
-  if (!client.is_none()) made.client = id_of(client);
-  made.version = version, made.incarnation = incarnation, made.rate = rate, made.task = task;
-  return made;
-}
-
 }  // namespace
 
 void bind_log(py::module_& m) {
@@ -212,10 +202,6 @@ void bind_log(py::module_& m) {
       .def_property(
           "max_waiting", [](const Journal& one) { return one.max_waiting.load(); },
           [](Journal& one, int64_t most) { one.max_waiting = most; })
-      .def_property(
-          "elsewhere", [](const Journal& one) { return one.elsewhere.load(); },
-          [](Journal& one, uint64_t sequence) { one.elsewhere = sequence; })
-      .def_property_readonly("everywhere", &Journal::everywhere)
       .def("check", &Journal::check)
       .def("wait", &Journal::wait)
       .def("wait_written", &Journal::wait_written)
@@ -256,14 +242,7 @@ void bind_log(py::module_& m) {
       .def_property_readonly("digest", [](const Chain& one) { return bytes_of(one.digest); });
 
   py::class_<Operation>(m, "Operation")
-      .def(py::init(&operation_of), arg("kind"), by_name, arg("client") = py::none(), arg("version") = -1,
-           arg("incarnation") = 0, arg("rate") = 0.0, arg("task") = 0)
       .def_property_readonly("kind", [](const Operation& one) { return name_of(one.kind); })
-      .def_property_readonly("client", [](const Operation& one) { return to_python(one.client); })
-      .def_readonly("version", &Operation::version)
-      .def_readonly("incarnation", &Operation::incarnation)
-      .def_readonly("rate", &Operation::rate)
-      .def_readonly("task", &Operation::task)
       .def("describe", &described)
       .def("again",
            [](const Operation& one, int64_t version, uint64_t incarnation) {

@@ -66,29 +66,6 @@ std::vector<bool> fold(const std::vector<std::tuple<const Update*, Address, floa
 
 bool nearly(const Update& update, Address x) { return cpu::nearly(update, at(x)); }
 
-py::array_t<double> group_sums(const Update& update, Address x, Address base, bool inner) {
-  std::vector<cpu::GroupSums> groups;
-  const size_t used = x == 0 ? 1 : inner ? 3 : 2;
-  {
-    const Released released(update.size >= kWorthReleasing);
-    groups = x == 0 ? cpu::squares_by_group(update) : cpu::distances_by_group(update, at(x), at(base), inner);
-  }
-  py::array_t<double> out({used, groups.size()});
-  for (size_t k = 0; k < used; ++k)
-    for (size_t g = 0; g < groups.size(); ++g) out.mutable_at(k, g) = groups[g][k];
-  return out;
-}
-
-double total_of(const py::array_t<double, py::array::c_style | py::array::forcecast>& groups) {
-  const double* sums = groups.data();
-  return total_of_groups(static_cast<size_t>(groups.size()), [&](size_t g) { return sums[g]; });
-}
-
-void sketch(const Update& update, int64_t k, uint64_t seed, Address out) {
-  py::gil_scoped_release release;
-  cpu::sketch(update, k, seed, at(out));
-}
-
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, Address out) {
   if (first < 0 || count < 0 || first + count > update.size) throw Refused("copy: outside the update");
   py::gil_scoped_release release;
@@ -237,9 +214,6 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("exact_norm", &exact_norm, arg("terms"), arg("size"));
   m.def("fold", &fold, arg("models"), by_name, arg("acc"), arg("out"));
   m.def("nearly", &nearly, arg("update"), arg("x"));
-  m.def("group_sums", &group_sums, arg("update"), by_name, arg("x") = 0, arg("base") = 0, arg("inner") = false);
-  m.def("total", &total_of, arg("groups"));
-  m.def("sketch", &sketch, arg("update"), by_name, arg("k"), arg("seed"), arg("out"));
   m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));
   m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));
   m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("first"), arg("last"),

@@ -112,8 +112,7 @@ enum class Road { kCpu, kCuda, kReference };
 // The update of a call, and the vectors that belong to it. While it exists, the memory does.
 class Given {
  public:
-  explicit Given(PyObject* from, int64_t origin = 0) {
-    update.origin = origin;
+  explicit Given(PyObject* from) {
     if (from == nullptr) from = Py_None;
     if (read(from)) return;
     update.pieces.clear();
@@ -122,7 +121,7 @@ class Given {
     owners_.clear();
     pieces_ = call("fastagg.storage.pieces", "as_pieces", py::handle(from));
     only_plain("update");
-    update = update_of(py::cast<Pieces>(pieces_.attr("native")), origin);
+    update = update_of(py::cast<Pieces>(pieces_.attr("native")));
     device_ = pieces_.attr("device");
     on_host_ = py::cast<std::string>(device_.attr("type")) == "cpu";
   }
@@ -199,7 +198,7 @@ class Given {
     if (update.pieces.size() > cuda::kMostPieces) {
       if (!pieces_) pieces_ = call("fastagg.storage.pieces", "Pieces", py::cast(owners_));
       pieces_ = call("fastagg.ops.place", "on_device", pieces_);
-      update = update_of(py::cast<Pieces>(pieces_.attr("native")), update.origin);
+      update = update_of(py::cast<Pieces>(pieces_.attr("native")));
     }
 #endif
     return Road::kCuda;
@@ -260,16 +259,6 @@ class Given {
 void apart(const char* name, const float* a, const char* other, const float* b, int64_t size) {
   if (a != b && a < b + size && b < a + size)
     throw Refused(std::string(name) + " overlaps " + other + " without being " + other);
-}
-
-int64_t origin_of(PyObject* given) {
-  if (given == nullptr) return 0;
-  int overflow = 0;
-  const long long found = PyLong_AsLongLongAndOverflow(given, &overflow);
-  if (found == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
-  if (overflow != 0 || found < 0 || found % kGroup != 0 || found >= int64_t{1} << 62)
-    throw Refused("origin: expected a multiple of " + std::to_string(kGroup) + ", got " + text_of(given));
-  return found;
 }
 
 // -- optimizers
@@ -402,13 +391,13 @@ PyObject* perform_step(Given& all, Road road, Direction direction, const Optimiz
       });
 }
 
-// step(x, update, gain, weight, acc, scale, base, out, verdict, origin, and the optimizer's settings)
+// step(x, update, gain, weight, acc, scale, base, out, verdict, and the optimizer's settings)
 PyObject* step(const Arguments& given) {
-  Given all(given[1], origin_of(given[9]));
+  Given all(given[1]);
   PyObject* const x = given[0];
   PyObject* const target = given[7] == nullptr ? x : given[7];
   OptimizerSettings settings{};
-  for (size_t i = 0; i < kSettings; ++i) settings[i] = given[static_cast<Py_ssize_t>(i) + 10];
+  for (size_t i = 0; i < kSettings; ++i) settings[i] = given[static_cast<Py_ssize_t>(i) + 9];
   const Optimizer optimizer = optimizer_of(all, x, target, settings);
   Direction direction;
   direction.gain = number(given[2], 1.0);
@@ -448,14 +437,14 @@ std::vector<std::pair<int64_t, float>> terms_of(PyObject* given) {
 }
 
 // cached_step(x, update, cache, write, read, client, arrival, gain, sum, entering, leaving, sum_scale, terms, acc,
-// fresh, weight, acc_scale, out, verdict, origin, write_cache, optimizer's keywords)
+// fresh, weight, acc_scale, out, verdict, write_cache, optimizer's keywords)
 PyObject* cached_step(const Arguments& given) {
-  Given all(given[1], origin_of(given[19]));
+  Given all(given[1]);
   const int64_t size = all.update.size;
   PyObject* const x = given[0];
   PyObject* const target = given[17] == nullptr ? x : given[17];
   Optimizer optimizer;
-  if (x != nullptr) optimizer = optimizer_of(all, x, target, settings_of(given[21]));
+  if (x != nullptr) optimizer = optimizer_of(all, x, target, settings_of(given[20]));
   Direction direction;
   direction.gain = number(given[7], 1.0);
   float* const acc = all.vector_or_null("acc", given[13]);
@@ -464,7 +453,7 @@ PyObject* cached_step(const Arguments& given) {
   sum = {
       all.vector_or_null("sum", given[8]), single(given[9], 1.0), single(given[10], 1.0), single(given[11], 1.0), {}};
   if (given[8] != nullptr) all.apart("sum", sum.values, false);
-  PyObject *const cache = given[2], *const other = given[20];
+  PyObject *const cache = given[2], *const other = given[19];
   const int64_t write = whole("write", given[3], -1), read = whole("read", given[4], -1);
   const auto terms = terms_of(given[12]);
   if (cache == nullptr && (write >= 0 || read >= 0 || !terms.empty()))

@@ -80,8 +80,7 @@ PyObject* task_named(PyObject* self, void*) {
 
 PyObject* durable_of(PyObject* self, void*) {
   const ReceiptObject* const one = receipt_of(self);
-  return PyBool_FromLong(one->log != nullptr && one->value.sequence > 0 &&
-                         one->log->everywhere() >= one->value.sequence);
+  return PyBool_FromLong(one->log != nullptr && one->value.sequence > 0 && one->log->durable >= one->value.sequence);
 }
 
 // The digest of the log up to the answer's record, as hexadecimal digits; None: it is not on the disk, or forgotten.

@@ -18,16 +18,8 @@ void add_piece(Update& update, Address address, int64_t size, int dtype) {
   update.add(at<const void>(address), size, static_cast<Dtype>(dtype));
 }
 
-Update make_update(int64_t origin) {
-  if (origin < 0 || origin % kGroup != 0)
-    throw Refused("origin: expected a multiple of " + std::to_string(kGroup) + ", got " + std::to_string(origin));
+Update make_one(Address address, int64_t size, int dtype) {
   Update update;
-  update.origin = origin;
-  return update;
-}
-
-Update make_one(Address address, int64_t size, int dtype, int64_t origin) {
-  Update update = make_update(origin);
   add_piece(update, address, size, dtype);
   return update;
 }
@@ -65,8 +57,8 @@ py::dict facts_of_formats(List<Each...>) {
 
 }  // namespace
 
-Update update_of(const Pieces& pieces, int64_t origin) {
-  Update update = make_update(origin);
+Update update_of(const Pieces& pieces) {
+  Update update;
   update.pieces.reserve(pieces.size());
   for (const auto& [address, size, dtype] : pieces) add_piece(update, address, size, dtype);
   return update;
@@ -115,11 +107,10 @@ void bind_structs(py::module_& m) {
   m.attr("group") = kGroup;
 
   py::class_<Update>(m, "Update")
-      .def(py::init(&update_of), arg("pieces"), by_name, arg("origin") = 0)
+      .def(py::init(&update_of), arg("pieces"))
       // Makes an update of one piece without a list. It is the usual case, and saves a microsecond.
-      .def_static("one", &make_one, arg("address"), arg("size"), arg("dtype"), arg("origin"))
-      .def_readonly("size", &Update::size)
-      .def_readonly("origin", &Update::origin);
+      .def_static("one", &make_one, arg("address"), arg("size"), arg("dtype"))
+      .def_readonly("size", &Update::size);
   py::class_<Rows>(m, "Rows")
       .def(py::init(&rows_of), by_name, arg("format"), arg("size"), arg("slots"), arg("data"), arg("scales"))
       .def_readonly("size", &Rows::size)

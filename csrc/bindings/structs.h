@@ -40,7 +40,7 @@ int named(const std::string& name, List<Each...>, const char* what) {
 
 int optimizer_named(const std::string& name);                   // its place in Optimizers
 using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
-Update update_of(const Pieces& pieces, int64_t origin);
+Update update_of(const Pieces& pieces);
 
 using Batch = std::pair<int64_t, int64_t>;                       // of logits: rows, classes
 using Targets = std::tuple<Address, Address, Address, int64_t>;  // the teachers' probs, labels, entropy, and their rows

@@ -93,17 +93,6 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 // for an update that is zero there or not finite.
 bool nearly(const Update& update, const float* x);
 
-// The sums of each group (reduce.h), which add up to the totals, in the order update, moved, inner. For a slice of the
-// model they are the same numbers as for the whole.
-using GroupSums = std::array<double, 3>;
-std::vector<GroupSums> squares_by_group(const Update& update);
-std::vector<GroupSums> distances_by_group(const Update& update, const float* x, const float* base, bool wants_inner);
-
-// A random linear map to k numbers that keeps norms: E|sketch(u)|^2 = |u|^2, with a relative deviation of sqrt(2/k).
-// Each block of 1,024 elements is added, with random signs, to k buckets on a circle, from a random bucket on. So two
-// elements of one block never share a bucket, and two of different blocks do with probability 1/k. k >= 1024.
-void sketch(const Update& update, int64_t k, uint64_t seed, float* out);
-
 // A client's model after training, and the model it started from. If base is null, `model` is the difference itself.
 struct Trained {
   Update model;

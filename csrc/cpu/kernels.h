@@ -129,9 +129,6 @@ struct Kernels {
   // total += weight*row, added in double
   void (*add_exactly[RowFormats::kCount])(double* total, Row row, float weight, int64_t n, int64_t ahead);
   void (*settle)(const double* total, float* sum, int64_t n);
-  // Adds a block, with random signs, to consecutive buckets from a random place on. There are k buckets and one block's
-  // length more.
-  void (*sketch)(const float* in, const RandomKey& key, int64_t block, int64_t k, float* buckets, int64_t n);
   // Sums over at most one strand (math/reduce.h): of update^2; or of (x - base)^2 and, if `inner`, of (x -
   // base)*update. n is a multiple of 128; the caller pads with zeros.
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);

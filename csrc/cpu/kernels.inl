@@ -108,7 +108,6 @@ constexpr Kernels made() {
   to.settle_fixed = settle_fixed_block;
   to.random_words = random_words_block;
   to.settle = settle_block;
-  to.sketch = sketch_block;
   to.squares = squares_strand;
   to.copy_squares = copy_squares_strand;
   to.apart = apart_strand;

@@ -1,4 +1,4 @@
-// Norms and sketches of an arriving update. They decide whether, and how far, the model moves.
+// Norms of an arriving update. They decide whether, and how far, the model moves.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -11,7 +11,7 @@
 namespace fastagg::cpu {
 namespace {
 
-using Sums = GroupSums;
+using Sums = std::array<double, 3>;
 
 double total_of_groups(const std::vector<Sums>& groups, size_t which) {
   return fastagg::total_of_groups(groups.size(), [&](size_t g) { return groups[g][which]; });
@@ -104,9 +104,7 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
 
 }  // namespace
 
-std::vector<GroupSums> squares_by_group(const Update& update) { return group_sums(update, 1, 4, squares_of_strand); }
-
-double sum_squares(const Update& update) { return total_of_groups(squares_by_group(update), 0); }
+double sum_squares(const Update& update) { return total_of_groups(group_sums(update, 1, 4, squares_of_strand), 0); }
 
 double absorb(const Update& update, const Update& copy) {
   const auto take = [&](int64_t at, int64_t count, double* out) {
@@ -146,7 +144,7 @@ void copy(const Update& update, const Update& to) {
   for_each_part(update.size, 8, [&](int64_t begin, int64_t end) { copy_range(update, to, begin, end - begin); });
 }
 
-std::vector<GroupSums> distances_by_group(const Update& update, const float* x, const float* base, bool wants_inner) {
+Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
   const Kernels& table = kernels();
   const int64_t ahead = tuning().prefetch;
   const auto sums = [&](const float* values, int64_t at, int64_t count, double* out) {
@@ -155,44 +153,8 @@ std::vector<GroupSums> distances_by_group(const Update& update, const float* x, 
     table.apart(of_update.padded(values, count, n), of_x.padded(x + at, count, n), of_base.padded(base + at, count, n),
                 wants_inner, n, ahead, out);
   };
-  return group_sums(update, wants_inner ? 3 : 2, 12, sums);
-}
-
-Distances distances(const Update& update, const float* x, const float* base, bool wants_inner) {
-  const std::vector<Sums> groups = distances_by_group(update, x, base, wants_inner);
+  const std::vector<Sums> groups = group_sums(update, wants_inner ? 3 : 2, 12, sums);
   return {total_of_groups(groups, 1), total_of_groups(groups, 0), wants_inner ? total_of_groups(groups, 2) : 0.0};
-}
-
-void sketch(const Update& update, int64_t k, uint64_t seed, float* out) {
-  // The number of parts is fixed. One thread sums each part in order, and the parts are added in order. So the bits do
-  // not depend on the number of threads.
-  constexpr int64_t kParts = 32;
-  const int64_t blocks = (update.size + kBlock - 1) / kBlock;
-  const int64_t parts = std::min(kParts, blocks);
-  // a block that begins near the end of the circle runs over it and is folded back below
-  const int64_t length = k + kBlock;
-  const std::unique_ptr<float[]> partial(new float[static_cast<size_t>(parts * length)]);  // each part clears its own
-  const Kernels& table = kernels();
-  const RandomKey key{seed, 0, 0xFFFFFFFFu};
-  auto part = [&](int64_t index) {
-    const int64_t first = blocks * index / parts, last = blocks * (index + 1) / parts;
-    Reader reader(update, table, first * kBlock);
-    float* buckets = partial.get() + index * length;
-    std::fill_n(buckets, length, 0.0f);
-    for (int64_t block = first; block < last; ++block) {
-      const int64_t at = block * kBlock, n = std::min(kBlock, update.size - at);
-      table.sketch(reader.block(at, n), key, block, k, buckets, n);
-    }
-  };
-  if (parts > 0) parallel(parts, update.size * 8, part);
-  std::vector<double> totals(static_cast<size_t>(k), 0.0);
-  for (int64_t p = 0; p < parts; ++p) {
-    const float* buckets = partial.get() + p * length;
-    for (int64_t bucket = 0; bucket < k; ++bucket) totals[static_cast<size_t>(bucket)] += buckets[bucket];
-    for (int64_t bucket = 0; bucket < kBlock; ++bucket)  // folds back what ran over the end of the circle
-      totals[static_cast<size_t>(bucket)] += buckets[k + bucket];
-  }
-  for (int64_t bucket = 0; bucket < k; ++bucket) out[bucket] = static_cast<float>(totals[static_cast<size_t>(bucket)]);
 }
 
 }  // namespace fastagg::cpu

@@ -211,22 +211,3 @@ void settle_block(const double* total, float* sum, int64_t n) {
   FASTAGG_NO_CARRY
   for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<float>(total[i]);
 }
-
-// The sketch of one block. Philox calls 0 to 7 give one bit for every element: its sign. Call 8 gives the place in the
-// circle of k buckets where the block begins. Bit i%32 of word i/32 belongs to element i. A vector's lanes extract
-// their bits at once.
-void sketch_block(const float* in, const RandomKey& key, int64_t block, int64_t k, float* buckets, int64_t n) {
-  constexpr int64_t kCallsOfBlock = 16;  // nine are used; rounded up to whole vectors
-  uint32_t words[4 * kCallsOfBlock];
-  philox_words<kCallsOfBlock>(key, block, words, nullptr);
-  const auto of_element = [&](int64_t i) { return words[i / 32 % 4 * kCallsOfBlock + i / 128] >> (i % 32); };
-  float* out = buckets + ((words[8] * static_cast<uint64_t>(k)) >> 32);
-  U bit;
-  for (int64_t lane = 0; lane < kFloats; ++lane) bit[lane] = 1u << lane;
-  int64_t i = 0;
-  for (; i + kFloats <= n; i += kFloats) {
-    const U minus = (U)(((U{} + of_element(i)) & bit) != 0) & 0x80000000u;
-    put_vector(vector_at<F>(out + i) + (F)(vector_at<U>(in + i) ^ minus), out + i);
-  }
-  for (; i < n; ++i) out[i] += float_from_bits(bits_of(in[i]) ^ (of_element(i) << 31));
-}

@@ -178,8 +178,7 @@ class Step {
       block.x = x.values;
       block.x_out = out.values;
     }
-    const int64_t first = (update_.origin + at) / kScaleBlock;
-    table_.coded[optimizer_.kind](block, optimizer_.hyper, optimizer_.moments.key, first);
+    table_.coded[optimizer_.kind](block, optimizer_.hyper, optimizer_.moments.key, at / kScaleBlock);
     if (rest > 0) std::memcpy(run.out, out.values, bytes);
   }
 
@@ -200,8 +199,7 @@ class Step {
     const float* ask = optimizer_.steps() ? run.x + kBlock : values + kBlock;
     alignas(64) uint32_t words[4 * kCalls];
     if (facts_.random && write.data != nullptr)
-      table_.random_words(direction_.row.key, (update_.origin + at) / kBlock, words,
-                          tuning().prefetch != 0 ? values + kBlock : nullptr);
+      table_.random_words(direction_.row.key, at / kBlock, words, tuning().prefetch != 0 ? values + kBlock : nullptr);
     if (direction_.kind == kCalibrated) {
       calibrated(run, read, write, words, ask, at);
       return;

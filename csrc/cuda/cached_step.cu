@@ -21,7 +21,6 @@ struct Along {
   double gain;
   Row read, write;
   RandomKey key;
-  int64_t first_block;  // its number in the whole model; keys the rounding
   float* sum;
   float entering, leaving, dither, sum_scale;
   const float* acc;
@@ -121,7 +120,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
   }
   if (!steps) return;
   if constexpr (Coded)
-    optimize_coded(optimizer, held, whole, begin, size, c.first_block * kScaleBlocks + index, d, x);
+    optimize_coded(optimizer, held, whole, begin, size, index, d, x);
   else
     optimize_plain(optimizer, held, whole, begin, size, d, x);
 }
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const float gain = judged(c.gain, verdict);
   Dice dice{};
   const auto rolled = [&](int64_t block) {
-    if (Format::kRandom && c.write.data != nullptr) dice = roll(c.key, c.first_block + block);
+    if (Format::kRandom && c.write.data != nullptr) dice = roll(c.key, block);
   };
   for_each_scale_block<Reader>(source, aligned, rolled, [&](bool whole, Reader& reader, int64_t begin, int j) {
     cached_block<Format, Coded>(reader, dice, whole, source.size, begin, j, c, terms, optimizer, gain, keep);
@@ -166,7 +165,6 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
   along.read = row.read;
   along.write = row.write;
   along.key = row.key;
-  along.first_block = update.origin / kBlock;
   along.sum = sum.values;
   along.entering = sum.entering;
   along.leaving = sum.leaving;

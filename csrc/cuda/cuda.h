@@ -93,13 +93,8 @@ struct Against {
 // graphs of them, do not disturb each other. `also`: pinned memory of the host that gets the verdict, too; or null.
 int64_t judge_scratch(int64_t size);
 int64_t judge_counters(int64_t size);
-// Where in the scratch a judge leaves the sums of the groups: a row of groups for each of the verdict's first three.
-int64_t judge_groups(int64_t size);
 void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
            Verdict* also, const Where& where);
-
-// `partial` holds min(32, blocks)*(k + 1024) floats.
-void sketch(const Update& update, int64_t k, uint64_t seed, float* partial, float* out, const Where& where);
 
 // Logits, [rows, classes].
 struct Logits {

@@ -32,8 +32,6 @@ int64_t judge_scratch(int64_t size) {
   return sums_of(groups) + (counters_of(groups) + 1) / 2;
 }
 
-int64_t judge_groups(int64_t size) { return groups_of(size) * kSums * kGroupStrands; }
-
 int64_t judge_counters(int64_t size) { return sums_of(groups_of(size)); }
 
 void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,

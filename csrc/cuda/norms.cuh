@@ -166,7 +166,7 @@ template <typename Then>
 void reduce(const Update& update, const Against& against, double* memory, const Then& then, const Where& where) {
   const DeviceGuard guard(where.device);
   const int64_t groups = groups_of(update.size);
-  const Scratch scratch{memory, memory + judge_groups(update.size),
+  const Scratch scratch{memory, memory + groups * kSums * kGroupStrands,
                         reinterpret_cast<unsigned*>(memory + sums_of(groups))};
   const Shape shape(grid(groups * kParts, where.device, 32), kPartThreads);
   read_with(update, [&](auto with, const auto& source) {

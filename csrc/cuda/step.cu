@@ -114,14 +114,13 @@ __device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t b
 template <DirectionKind Direct, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
     coded_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Along along, Optimizer optimizer,
-                 int64_t first_index, const Verdict* verdict) {
+                 const Verdict* verdict) {
   const bool keep = kept(verdict);
   const Factors by = factors_of(along, verdict);
   for_each_scale_block<Reader>(
       source, aligned, [](int64_t) {},
       [&](bool whole, Reader& reader, int64_t begin, int) {
-        coded_rows<Direct>(reader, whole, begin, source.size, along, by, optimizer, first_index + begin / kScaleBlock,
-                           keep);
+        coded_rows<Direct>(reader, whole, begin, source.size, along, by, optimizer, begin / kScaleBlock, keep);
       });
 }
 
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <typename Reader>
 using StepKernel = void (*)(typename Reader::From, bool, Along, Optimizer, const Verdict*);
 template <typename Reader>
-using CodedKernel = void (*)(typename Reader::From, bool, Along, Optimizer, int64_t, const Verdict*);
+using CodedKernel = void (*)(typename Reader::From, bool, Along, Optimizer, const Verdict*);
 
 template <typename Reader, typename... Kinds>
 StepKernel<Reader> step_kernel_for(List<Kinds...>, int kind, DirectionKind direct) {
@@ -190,7 +189,7 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
     using Reader = typename decltype(with)::Reader;
     if (optimizer.moments.coded())
       launch_obeying("server step", where, blocks, coded_kernel_for<Reader>(direction.kind), source, aligned, along,
-                     optimizer, update.origin / kScaleBlock, where.verdict);
+                     optimizer, where.verdict);
     else
       launch_obeying("server step", where, blocks,
                      step_kernel_for<Reader>(Optimizers{}, optimizer.kind, direction.kind), source, aligned, along,

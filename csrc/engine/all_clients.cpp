@@ -229,7 +229,6 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
 void AllClients::step_along_sum(Runner& runner, const Update& update, const Optimizer& optimizer) {
   mean_.pieces.clear();  // which keeps its memory
   mean_.size = 0;
-  mean_.origin = update.origin;
   mean_.add(sum_, update.size, kFloat32);
   Direction along;
   along.gain = sign_ / total_value_;

@@ -18,11 +18,6 @@
 
 namespace fastagg::engine {
 
-// An update's norm, how far the model has moved since it was trained, and the inner product of both; 0: not asked for.
-struct Measured {
-  double norm = 0.0, moved = 0.0, inner = 0.0;
-};
-
 struct Receipt {
   bool applied = false;
   int64_t version = 0, delay = 0;
@@ -73,8 +68,6 @@ struct Arrival {
   bool in_host = false;                      // it lies in the host's memory, and kernels run on a device
   std::shared_ptr<Judgement> later;          // out: what the device will say of it, if nobody has waited
 
-  // Of a slice, in a recovery: what all slices' ranks found of the whole update.
-  std::optional<Measured> measured;
   const log::Decided* decided = nullptr;  // in a recovery: the outcome that was
   Receipt receipt;                        // out
 

@@ -119,7 +119,6 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   if (updates.empty() || settles(given_)) {  // the step is along the sum itself
     direction.weight = unit / divisor();
     sum_ = {};
-    sum_.origin = setting_.origin;
     sum_.add(folded().data, setting_.size, kFloat32);
     return runner.step(sum_, direction, optimizer);
   }

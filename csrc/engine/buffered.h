@@ -13,7 +13,7 @@ class Buffered : public DirectionState {
   struct Setting {
     int64_t capacity;
     bool synchronous;
-    int64_t size, origin;       // of the vector (plan.h)
+    int64_t size;               // of the vector
     bool closes_first = false;  // a sum for which the round has no room ends it, and begins the next one
     int64_t at_least = 0;
     double grace = 0.0;
@@ -42,7 +42,7 @@ class Buffered : public DirectionState {
 
   double total() const { return total_; }
   const store::Vector& acc() const { return acc_; }
-  // After loading: a bound of the sum's elements. That of the whole model's sum, where this is a slice.
+  // After loading: a bound of the sum's elements.
   void bound_sum(double bound) { acc_bound_ = bound; }
   void fields(Archive& archive) override;
 

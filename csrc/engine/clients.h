@@ -15,7 +15,7 @@ class Clients {
  public:
   int64_t find(const ClientId& id) const;  // its place; -1: it has none
   ClientId at(int64_t place) const;
-  // Tells clients apart that have had the same place. It depends on the order of calls alone, so all ranks have the
+  // Tells clients apart that have had the same place. It depends on the order of calls alone, so a replay has the
   // same.
   int64_t token(int64_t place) const;
   // A mark of a client, by its id or its place: not 0, and few clients share one.

@@ -39,23 +39,17 @@ void Engine::check_log() const {
   if (log_) log_->check();
 }
 
-Engine::Note Engine::note(const log::Operation& operation) {
-  Note made;
-  if (log_) made.entry = log::record_of(*log_, operation);
-  if (told_ == nullptr) return made;
-  told_->reserve(told_->size() + 2);
-  made.told = operation;
-  return made;
+log::Queued Engine::note(const log::Operation& operation) const {
+  return log_ ? log::record_of(*log_, operation) : log::Queued{};
 }
 
-void Engine::add(Note note) noexcept {
-  if (note.entry) log_->push(std::move(note.entry));
-  if (note.told) told_->push_back(std::move(*note.told));
+void Engine::add(log::Queued note) noexcept {
+  if (note) log_->push(std::move(note));
 }
 
 store::Vector Engine::kept_now() const {
   if (!settings_.keeps_versions) return {};
-  return extension_ && extension_->asks.keep ? extension_->keep() : model_;
+  return model_;
 }
 
 // What an operation does that is no answer.
@@ -66,7 +60,7 @@ Engine::Applied Engine::apply(const log::Operation& operation) {
     case log::kDispatch:
     case log::kHandOn: found.task = send(operation); break;
     case log::kForget: {
-      Note made = note(operation);
+      log::Queued made = note(operation);
       if (operation.version < 0) {
         ledger_.forget(operation.client);
       } else {
@@ -77,20 +71,20 @@ Engine::Applied Engine::apply(const log::Operation& operation) {
       break;
     }
     case log::kExpire: {
-      Note made = note(operation);
+      log::Queued made = note(operation);
       found.ended = ledger_.expire_before(operation.version);
       add(std::move(made));
       break;
     }
     case log::kRate: {
       if (!std::isfinite(operation.rate)) throw Refusal(Why::kDamaged, "a learning rate that is no number");
-      Note made = note(operation);
+      log::Queued made = note(operation);
       optimizer_.settings.lr = operation.rate;
       add(std::move(made));
       break;
     }
     case log::kIncarnation: {
-      Note made = note(operation);
+      log::Queued made = note(operation);
       ledger_.begin_incarnation(operation.version, operation.incarnation);
       add(std::move(made));
       break;
@@ -120,7 +114,7 @@ Task Engine::send(const log::Operation& operation) {
   direction_->before_sending(operation.version);
   log::Operation named = operation;
   named.task = task.id;
-  Note made = note(named);
+  log::Queued made = note(named);
   direction_->sent(ledger_.send(client, operation.version, task.local_steps, kept, task.id), operation.version);
   shared_ = true;
   add(std::move(made));
@@ -132,7 +126,7 @@ int64_t Engine::end_overdue(int64_t most) {
   for (int64_t seen = 0; seen != most; ++seen) {
     const auto one = ledger_.overdue();
     if (!one) break;
-    Note task, client;
+    log::Queued task, client;
     log::Operation ended;
     ended.kind = log::kForget, ended.client = one->client, ended.version = one->version;
     if (one->ends) task = note(ended);
@@ -196,7 +190,7 @@ void Engine::give_up(std::vector<int64_t> slots) {
   for (int64_t also = 0; also >= 0;) {
     log::Operation operation;
     operation.kind = log::kLost, operation.slots = slots;
-    Note made = note(operation);
+    log::Queued made = note(operation);
     also = direction_->give_up(slots);
     if (also < 0) {
       add(std::move(made));
@@ -256,8 +250,8 @@ void Engine::close_before(Arrival& arrival) {
   Given given;
   given.arrival = &arrival;
   find(given);
-  const bool here = runner_->at_once() && !(extension_ && extension_->asks.agree);
-  if (here && !std::isfinite(squares_of(arrival))) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  if (runner_->at_once() && !std::isfinite(squares_of(arrival)))
+    throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   Arrival end;
   end.kind = Arrival::kClose;
   step(&end, 1, false);
@@ -304,9 +298,9 @@ size_t Engine::together(const Arrival* arrivals, size_t count) const {
   return found;
 }
 
-// -- recovery, and other ranks ---------------------------------------------------------------------------------------
+// -- recovery --------------------------------------------------------------------------------------------------------
 
-std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* answer) {
+void Engine::execute(const log::Operation& operation, Arrival* answer) {
   const Inside inside(gate);
   Arrival end;
   end.kind = Arrival::kClose;
@@ -316,11 +310,11 @@ std::optional<Task> Engine::execute(const log::Operation& operation, Arrival* an
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
       if (operation.known) end.decided = &operation.decided;
       if (step(&end, 1, false) == 0) throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
-      return std::nullopt;
+      return;
     case log::kAnswer:
-    case log::kRow: step(answer, 1, false); return std::nullopt;
-    case log::kLost: give_up(operation.slots); return std::nullopt;
-    default: return apply(operation).task;
+    case log::kRow: step(answer, 1, false); return;
+    case log::kLost: give_up(operation.slots); return;
+    default: apply(operation);
   }
 }
 

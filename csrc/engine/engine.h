@@ -29,18 +29,18 @@
 namespace fastagg::engine {
 
 struct Settings {
-  int64_t size = 0, origin = 0;          // of the model's vector (plan.h)
+  int64_t size = 0;                      // of the model's vector
   int64_t clients = -1;                  // ids are 0..clients-1; negative: any
   double clip_norm = 0.0;                // of an update; 0: none
   bool weighs_by_samples = false;        // whether an update's weight in a mean is its client's number of samples
   double max_samples = kHeaviest;        // a larger number counts as this
   double largest_model = kLargestModel;  // what the model's own types hold
   int32_t local_steps = 0;               // of a task by default; 0: none are told
-  bool keeps_versions = false;  // with every version that a client may answer: the model, or what the extension keeps
-  bool ordered = false;         // a round's result does not depend on the order of its updates
-  bool closes_early = false;    // `close_round` steps along what has come
-  bool folds = false;           // trained models may be added several at a time, in one pass
-  bool defers = false;          // kernels obey the device's verdict, for which nobody waits
+  bool keeps_versions = false;           // every one that a client may answer
+  bool ordered = false;                  // a round's result does not depend on the order of its updates
+  bool closes_early = false;             // `close_round` steps along what has come
+  bool folds = false;                    // trained models may be added several at a time, in one pass
+  bool defers = false;                   // kernels obey the device's verdict, for which nobody waits
   Staleness staleness;
 };
 
@@ -86,10 +86,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool close_round(Receipt* receipt, bool if_due = false);
   // Whether the round has had enough updates for long enough.
   bool is_due();
-  // Executes an operation of a log or of another rank; `answer` is the arrival of one that is an answer. Throws Refusal
-  // with nothing changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
-  // Returns the task, if it sends one.
-  std::optional<Task> execute(const log::Operation& operation, Arrival* answer);
+  // Executes an operation of a log; `answer` is the arrival of one that is an answer. Throws Refusal with nothing
+  // changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
+  void execute(const log::Operation& operation, Arrival* answer);
   // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
   void limit(const Limits& limits);
 
@@ -128,8 +127,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::vector<Waiting>& waiting() const { return waiting_; }
   void load_waiting(std::vector<Waiting> waiting) { waiting_ = std::move(waiting); }
 
-  // From now on every operation that is no answer is added to this list, too, for the other ranks of a group.
-  void tell(std::vector<log::Operation>* to) { told_ = to; }
   // From now on every operation is written to this log.
   void attach(std::shared_ptr<log::Journal> journal) { log_ = std::move(journal); }
   const std::shared_ptr<log::Journal>& journal() const { return log_; }
@@ -209,14 +206,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   double share_of(const Arrival& arrival) const;
   store::Vector kept_now() const;
   void check_log() const;
-  // What is written down of an operation: made before it changes anything, added to the log and the list with the
-  // change.
-  struct Note {
-    log::Queued entry;
-    std::optional<log::Operation> told;
-  };
-  Note note(const log::Operation& operation);
-  void add(Note note) noexcept;
+  // What is written down of an operation: made before it changes anything, added to the log with the change.
+  log::Queued note(const log::Operation& operation) const;
+  void add(log::Queued note) noexcept;
 
   Settings settings_;
   std::shared_ptr<DirectionState> direction_;
@@ -227,7 +219,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Extension> extension_;
   std::shared_ptr<log::Journal> log_;
   std::shared_ptr<store::RowCut> cut_;
-  std::vector<log::Operation>* told_ = nullptr;
   store::Vector model_;
   store::Owner state_;
   double model_bound_ = 0.0;

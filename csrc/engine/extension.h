@@ -1,4 +1,4 @@
-// What a host language may do within a step, typed: rules that are written in it, other ranks, and state that it keeps.
+// What a host language may do within a step, typed: rules that are written in it, and state that it keeps.
 // There is one implementation, in csrc/bindings. All of it runs before anything has changed; what it wants to change
 // comes back as a `Change`, which the commit carries out.
 #pragma once
@@ -27,7 +27,6 @@ class Change {
 struct Findings {
   std::optional<double> norm;  // of the update; NaN: a device will know it
   std::optional<double> weight, share, reported_norm;
-  Measured measured;              // for the log of a slice
   bool drops = false;             // the update is counted as answered and changes nothing
   bool waits = false;             // it changes only what `change` keeps
   bool unclipped = false;         // it is clipped already
@@ -70,9 +69,7 @@ class Extension {
     bool prepare = false;     // for every update; otherwise only for one with a control variate or something extra
     bool step = false;        // the optimizer is the extension's
     bool statistics = false;  // the model has running statistics
-    bool bounds = false;      // it measures vectors: they are on a device, or slices
-    bool agree = false;       // there are other ranks
-    bool keep = false;        // something is kept with a version in place of the model
+    bool bounds = false;      // it measures vectors: they are on a device
   };
   Asks asks;
 
@@ -88,8 +85,6 @@ class Extension {
   // The statistics after these updates, in order, made a step ("step"), an empty one ("drop") or none ("keep").
   virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& given, const char* outcome) = 0;
   virtual Bounds bounds(const store::Vector& model, const OptimizerState& optimizer) = 0;
-  virtual void agree() = 0;
-  virtual store::Vector keep() = 0;
 };
 
 }  // namespace fastagg::engine

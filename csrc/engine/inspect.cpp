@@ -45,9 +45,8 @@ std::vector<log::Part> parts_of(const Update& update) {
   return parts;
 }
 
-Update update_at(const std::vector<log::Part>& parts, int64_t origin) {
+Update update_at(const std::vector<log::Part>& parts) {
   Update update;
-  update.origin = origin;
   for (const log::Part& part : parts)
     if (part.role == log::kParameters)
       update.add(part.data, static_cast<int64_t>(part.count), static_cast<Dtype>(part.dtype));
@@ -135,7 +134,6 @@ void Engine::inspect(Given& given) {
     check_row(given, as_row ? row : Rows{});
     given.brings.row = arrival.row;
     arrival.update.size = settings_.size;
-    arrival.update.origin = settings_.origin;
   }
   const Update& logged = here ? arrival.update : arrival.on_host;
   if (log_) {
@@ -163,7 +161,7 @@ void Engine::inspect(Given& given) {
   }
   if (!here) {
     if (log_) {
-      const Update copy = update_at(operation.parts, settings_.origin);
+      const Update copy = update_at(operation.parts);
       cpu::copy(logged, copy);
       if (arrival.in_host) arrival.update = copy;  // what the device is sent is what the record holds
     }
@@ -175,7 +173,7 @@ void Engine::inspect(Given& given) {
   // An extension and an ordered round keep what they read, and the record's memory is used again.
   const bool into_record = given.record && !as_row && !arrival.blob, kept = prepared || settings_.ordered;
   const double squares = absorb(arrival, into_record && !kept ? &operation : nullptr);
-  if (into_record && kept) cpu::copy(arrival.update, update_at(operation.parts, settings_.origin));
+  if (into_record && kept) cpu::copy(arrival.update, update_at(operation.parts));
   if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   given.norm = std::sqrt(squares);
 }
@@ -189,8 +187,6 @@ void Engine::describe_rest(const Arrival& arrival, log::Operation& to) const {
   if (arrival.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(settings_.size)});
   if (arrival.kind == Arrival::kSum) to.parts.push_back({log::kUpdates, log::kInt64, 1});
   if (arrival.offset >= 0) to.parts.push_back({log::kOffset, log::kInt64, 1});
-  if (extension_ && extension_->asks.agree)
-    to.parts.push_back({log::kMeasured, log::kInt64, sizeof(Measured) / sizeof(int64_t)});
 }
 
 void Engine::copy_rest(const Arrival& arrival, const log::Operation& to) const {
@@ -259,7 +255,7 @@ double Engine::absorb(Arrival& arrival, log::Operation* record) {
     const auto* at = static_cast<const uint8_t*>(memory.get());
     for (log::Part& part : parts) part.data = at, at += part.nbytes() + log::gap_of(part.nbytes());
   }
-  const Update copy = update_at(record != nullptr ? record->parts : parts, settings_.origin);
+  const Update copy = update_at(record != nullptr ? record->parts : parts);
   double squares = 0.0;
   if (arrival.is_whole()) {
     void* const to = const_cast<void*>(copy.pieces.front().data);
@@ -307,8 +303,6 @@ void Engine::prepare(Given& given) {
     given.findings =
         extension_->prepare({arrival, given.task, ledger_.now, given.norm, brings.share, model_, given.base});
     const Findings& found = given.findings;
-    if (const log::Part* const part = given.operation.part(log::kMeasured))
-      std::memcpy(const_cast<uint8_t*>(part->data), &found.measured, sizeof found.measured);
     given.norm = found.norm.value_or(given.norm);
     brings.share = found.share.value_or(brings.share);
     if (found.update) arrival.update = *found.update;

@@ -44,11 +44,9 @@ class Ledger {
   }
 
   Limits limits;
-  double skew = 0.0;  // seconds by which this clock is ahead; for tests
-  // The time at which leases are compared, for ledgers in several processes that must end the same tasks, and for
-  // replays. NaN: this process' clock.
-  double given_time = std::numeric_limits<double>::quiet_NaN();
-  double own_time() const;  // seconds, by this process' clock
+  double skew = 0.0;                                             // seconds by which this clock is ahead; for tests
+  double given_time = std::numeric_limits<double>::quiet_NaN();  // at which leases are compared, in a test; NaN: now
+  double own_time() const;                                       // seconds, by this process' clock
 
   int64_t now = 0;      // the version t: counts all steps of the model, also those that left it unchanged
   int64_t steps = 0;    // the optimizer's steps

@@ -158,7 +158,6 @@ void OnCuda::bring(const Unread& unread) {
     at += static_cast<size_t>(piece.size) * sizeof(float);
   }
   Update there;
-  there.origin = update.origin;
   unread.owner = nullptr;
   if (bytes <= kFew && !unread.stays) {
     there.add(pinned, update.size, kFloat32);

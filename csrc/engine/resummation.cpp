@@ -13,9 +13,8 @@ __extension__ typedef unsigned __int128 Wide;
 
 }  // namespace
 
-Resummation::Resummation(const Rows& rows, int64_t origin, std::shared_ptr<store::Memory> memory, store::Owner owner)
+Resummation::Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner)
     : rows_(rows),
-      first_block_(origin / kBlock),
       blocks_((rows.size + kBlock - 1) / kBlock),
       cycle_(kResummationCycle * rows.slots),
       memory_(std::move(memory)),
@@ -33,7 +32,7 @@ void Resummation::make_room(int64_t shadows) {
 
 // Multiples of the golden ratio, less whole numbers, fill a cycle evenly however few of them there are.
 bool Resummation::begins(int64_t block, int64_t arrival) const {
-  const uint64_t place = static_cast<uint64_t>(first_block_ + block) * 0x9E3779B97F4A7C15ull;
+  const uint64_t place = static_cast<uint64_t>(block) * 0x9E3779B97F4A7C15ull;
   const auto turn = static_cast<int64_t>((static_cast<Wide>(place) * static_cast<uint64_t>(cycle_)) >> 64);
   return turn == arrival % cycle_;
 }

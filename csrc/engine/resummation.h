@@ -3,8 +3,8 @@
 //
 // Every block of 1,024 elements is added up once in four arrivals per row, 16 rows at an arrival, into a shadow in
 // double; when all rows are in it, it becomes the block of the sum. A row that changes meanwhile changes the shadow,
-// too. When a block's turn comes follows from its place in the whole model and the number of rows alone, so a slice
-// does what the whole does; and the turns lie evenly over the arrivals, however many blocks there are.
+// too. When a block's turn comes follows from its place and the number of rows alone, and the turns lie evenly over the
+// arrivals, however many blocks there are.
 //
 // Read at an arrival: a quarter of a row and what it takes to follow the row that changed, a 128th. Kept: an eighth of
 // a byte per parameter, in memory that grows and does not move.
@@ -24,7 +24,7 @@ constexpr int64_t kResummationCycle = 4;  // updates per row in which every bloc
 class Resummation {
  public:
   // `memory`: where the rows are. `owner` keeps them alive.
-  Resummation(const Rows& rows, int64_t origin, std::shared_ptr<store::Memory> memory, store::Owner owner);
+  Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner);
 
   // Before anything changes: room for what this arrival begins.
   void plan(int64_t arrival);
@@ -51,7 +51,7 @@ class Resummation {
   void make_room(int64_t shadows);
 
   Rows rows_;
-  int64_t first_block_, blocks_, cycle_;
+  int64_t blocks_, cycle_;
   std::shared_ptr<store::Memory> memory_;
   store::Owner owner_;
   std::vector<store::Vector> arenas_;  // of shadows

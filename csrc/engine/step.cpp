@@ -156,14 +156,10 @@ bool Engine::fold(Step& step) {
   return true;
 }
 
-// Calls the planned kernels. Nothing has changed until all that they need is ready and the other ranks agree.
+// Calls the planned kernels. Nothing has changed until all that they need is ready.
 template <typename Act>
 void Engine::run(Act act) {
-  const bool asks = extension_ && extension_->asks.agree;
-  if (runner_->at_once()) {
-    if (asks) extension_->agree();
-    return act();
-  }
+  if (runner_->at_once()) return act();
   try {
     runner_->obey(given_.front().findings.verdict);
     act();
@@ -171,7 +167,6 @@ void Engine::run(Act act) {
     // What only this step may be the last to hold.
     runner_->hold(model_.owner);
     for (const Given& one : given_) runner_->hold(one.base.owner);
-    if (asks) extension_->agree();
     runner_->launch();
   } catch (...) {
     runner_->forget();
@@ -188,8 +183,7 @@ bool Engine::may_read_once(const Given& given) const {
   return settings_.size >= kWorthReadingOnce && direction_->sets_aside() && given.counts && !arrival.is_private &&
          arrival.base == nullptr && !arrival.is_whole() &&
          (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) && runner_->at_once() && !log_ &&
-         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step() &&
-         !(extension_ && extension_->asks.agree);
+         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step();
 }
 
 // Calls the planned kernel, and checks what it has read before anything counts.
@@ -298,8 +292,6 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     if (!fold(step)) return 0;
   } else if (step.takes && !first.once) {
     run([&] { direction_->run(*runner_, updates_, step.kernel); });
-  } else if (extension_ && extension_->asks.agree) {
-    extension_->agree();
   }
   finish(step);
 

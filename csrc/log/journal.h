@@ -118,15 +118,12 @@ class Journal {
   std::atomic<Mode> mode{Mode::kNone};
   std::atomic<int64_t> max_waiting{std::numeric_limits<int64_t>::max()};
   std::atomic<uint64_t> durable, syncs{0}, groups{0}, written{0}, pending{0};
-  // Of a slice: up to which record all other ranks' logs are on their disks.
-  std::atomic<uint64_t> elsewhere{std::numeric_limits<uint64_t>::max()};
   std::atomic<int64_t> waiting{0};
   uint64_t last() const { return last_; }
   // The digest of all records up to this one, if it is on the disk and remembered: an answer's is for a while.
   std::optional<Digest> digest(uint64_t sequence) const;
   // The last record's digest will be remembered until the next call. The caller holds the server's lock.
   void mark() noexcept;
-  uint64_t everywhere() const { return std::min<uint64_t>(durable, elsewhere); }
 
   static double waited();  // the seconds that the calling thread has waited so far
 

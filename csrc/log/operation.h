@@ -1,4 +1,4 @@
-// An operation is what changed a server: the log writes it, a recovery and the other ranks of a group execute it. This
+// An operation is what changed a server: the log writes it, a recovery executes it. This
 // file has its bytes; docs/log-format.md has the table.
 #pragma once
 
@@ -30,8 +30,7 @@ const char* name_of(Kind kind);
 
 // What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
 // row's format, its count bytes), of how many updates a sum is made, nothing (it aligns what comes behind it), or an
-// offset in a sender's log. `kMeasured`: of a slice, what was measured of the whole update (engine/arrival.h), as the
-// bits of three doubles.
+// offset in a sender's log. `kMeasured` is reserved: older versions wrote it into the logs of slices of a model.
 enum Role : uint8_t {
   kParameters,
   kBuffers,

@@ -27,7 +27,7 @@ from fastagg.durable.recovery import Replay, check_made, load_into, made_of
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.server.server import Server
 
-_COMPARED = "version", "steps", "flat", "moments", "direction", "staleness"  # parts of a state
+_COMPARED = "version", "steps", "flat", "moments", "direction"  # parts of a state
 
 
 class _Differs(Exception):

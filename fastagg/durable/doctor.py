@@ -77,7 +77,7 @@ def examine_on(disk: Disk, *, replay: bool = False, check: bool = False) -> dict
         what = (
             "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt"
             if ran
-            else ("of a server in slices; look at the folders in its newest cut" if slices else "another folder")
+            else ("of a server in slices, which are gone" if slices else "another folder")
         )
         raise CheckpointError(f"{disk.path}: no folder of fastagg.open(path, make): it is {what}")
     problems: list[str] = []

@@ -7,7 +7,6 @@ import os
 import re
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from fastagg.durable.log import Durability, Log, begin_journal
 from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError, ConfigError
+from fastagg.removed import REMOVED
 from fastagg.rules.names import words
 from fastagg.server import engine
 from fastagg.server.server import Server
@@ -31,7 +31,7 @@ from fastagg.storage.tiered import Tiered
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
 _CHUNK = 16 << 20  # bytes that are read at a time
 _SLOW = 1.0  # an answer that takes so many seconds is reported
-CUT = re.compile(r"cut-(\d{6})")  # a folder of a server in slices (fastagg/shards/logs.py)
+_CUT = re.compile(r"cut-(\d{6})")  # of the servers in slices that older versions made
 _log = logging.getLogger("fastagg")
 
 
@@ -50,9 +50,8 @@ def open(
 
     Args:
         path: the folder. It is created if it does not exist.
-        make: a function that makes the server, or a sharded one (:func:`fastagg.sharded`; all its ranks call this
-            together, and :meth:`fastagg.Server.close` at the end), with the settings with which the folder was made.
-            Limits (``lease``, ``max_...``) may change from one opening to the next.
+        make: a function that makes the server, with the settings with which the folder was made. Limits (``lease``,
+            ``max_...``) may change from one opening to the next.
         durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: only an update that made
             a step waits for the disk, with all updates before it. ``none``: nobody waits, and a crash loses the updates
             of the last fraction of a second. ``receipt.durable`` tells whether an update is on the disk, and
@@ -90,28 +89,11 @@ def open(
             )
         disk = Disk(path, create=True)
     try:
-        with named(path):
-            found = contents(disk)
-        if not found.checkpoints:  # new, or of a server in slices
-            made = make()
-            if type(made) is Server and made._group is not None:
-                if keep_history:
-                    raise ConfigError("keep_history: not for a server in slices; leave it out")
-                return made._group.open(made, disk, durability, keep=keep, checkpoint_every=checkpoint_every)
-            with named(path):
-                names = disk.names()
-            if any(map(CUT.fullmatch, names)):
-                raise ConfigError(f"{path}: it is of a server in slices; let make() return fastagg.sharded(...)")
-            make = partial(_identity, made)
         return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check,
                        keep_history=keep_history)  # fmt: skip
     except BaseException:
         disk.leave()
         raise
-
-
-def _identity(server: Server) -> Server:
-    return server
 
 
 def lock(disk: Disk) -> None:
@@ -129,36 +111,31 @@ def lock(disk: Disk) -> None:
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
     segment: int = SEGMENT, check: bool = False, keep_history: bool = False,
-    is_locked: bool = False, until: int | None = None, log_of: Callable[..., Log] = Log,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``.
 
     Args:
         segment: the bytes of the largest segment of the log.
-        is_locked: whether the caller has locked it. It is unlocked with the server's end, or if the opening fails.
-        until: go on from there, and remove all later records: the logs of other slices do not have them.
-        log_of: makes the server's log.
     """
     _checks.whole("keep", keep, least=1)
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
     journal = keeper = None
     try:
-        if not is_locked:
-            lock(disk)
+        lock(disk)
         with named(disk.path):
-            server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check, until)
+            server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check)
         if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
             raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
         keeper.history = int(keep_history)
         start |= {"segment_bytes": segment}
         journal = begin_journal(disk, start, durability, server.max_waiting)
-        log = log_of(disk, journal, keeper, keeper.uploads, durability)
+        log = Log(disk, journal, keeper, keeper.uploads, durability)
         keeper.start(journal, replayed, min(segment, ROOM))
         watch = server._watch or Watch()  # `make` may have it watched
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.
-        if not is_new and until is None:
+        if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
             if keeper.has_lost:  # the log alone would not lead to this state
                 keeper.checkpoint()
@@ -181,9 +158,7 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(
-    disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool, until: int | None
-) -> _Opened:  # fmt: skip
+def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool) -> _Opened:
     found = contents(disk)
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
@@ -194,11 +169,9 @@ def _opened(
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
         return server
 
-    past = recover(disk, found, server_for, check=check, until=until)
+    past = recover(disk, found, server_for, check=check)
     server = past.server
     server._running.follow_rate()
-    if until is not None:
-        found = _cut(disk, found, past)
     start = _start(disk, found, past)
     _make_durable(disk, start.pop("needed"), start.pop("unsure"))
     unused = _unused(found, start)
@@ -225,6 +198,8 @@ def _opened(
 
 
 def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+    if any(map(_CUT.fullmatch, disk.names())):
+        raise CheckpointError(f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['fastagg.sharded']}")
     server = _made(make, keep)
     for name in (*found.segments.values(), *(name for name in found.leftovers if not name.endswith(PARTIAL))):
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
@@ -248,8 +223,6 @@ def _made(make: Callable[[], Server], keep: int) -> Server:
     server = make()
     if type(server) is not Server or server._log is not None:
         raise no_server(server)
-    if server._group is not None:
-        raise ConfigError("make: the folder is of a server that is not in slices; let make() return such a one")
     cache = getattr(server.direction, "cache", None)
     if isinstance(cache, Tiered) and cache.keep < keep:
         raise ConfigError(
@@ -289,25 +262,6 @@ def _unused(found: Contents, start: Plain) -> list[str]:
     numbers = [number for number, name in found.segments.items() if name in dict(start["busy"])]
     last = max(numbers, default=0)
     return [name for number, name in found.segments.items() if not numbers or not numbers[0] <= number <= last]
-
-
-def _cut(disk: Disk, found: Contents, past: Recovered) -> Contents:
-    """Remove what the log holds behind the last record that was read, so that no later opening takes it for a part of
-    what comes now. Return what is left."""
-    last, place, _ = past.reader.end
-    chain = [found.segments[number] for number, *_ in past.reader.segments]
-    for name in reversed(chain[last + 1 :]):
-        disk.remove(name)
-    for name in chain[last : last + 1]:
-        file = disk.open(name)
-        try:
-            size = disk.size(file)
-            disk.truncate(file, place)
-            disk.truncate(file, size)
-            disk.sync(file)
-        finally:
-            disk.close(file)
-    return contents(disk)
 
 
 def _make_durable(disk: Disk, names: set[str], unsure: dict[str, tuple[int, int]]) -> None:

@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 
 from fastagg import _checks
 from fastagg._types import Native, Plain, State
-from fastagg.durable import trees
 from fastagg.durable.disk import Disk
 from fastagg.durable.folder import (
     Checkpoint,
     Contents,
     checkpoint_name,
-    contents,
     read_checkpoint,
     read_log,
     read_upload,
 )
 from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError
+from fastagg.removed import remaining
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.settings import FREE
@@ -42,14 +41,9 @@ class Recovered(NamedTuple):
     damaged: list[int]  # checkpoints that could not be read, by their numbers
 
 
-def recover(
-    disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False, until: int | None = None
-) -> Recovered:  # fmt: skip
+def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False) -> Recovered:
     """Restore the server that ``make`` makes for a checkpoint, without limits of tasks. ``check``: look at all rows on
     a disk, not at a sample.
-
-    Args:
-        until: the last record that is executed, which all slices have; None: all.
 
     Raises:
         CheckpointError: the folder is damaged. OSError, CacheError: the system refuses to read or write something.
@@ -68,10 +62,8 @@ def recover(
         path = disk.path / checkpoint_name(checkpoint.sequence)
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     replay = Replay(server, disk, found)
-    replay.all(reader, until)
+    replay.all(reader)
     server._running.extension.state.look(all=check)
-    if until is not None and reader.last < until:
-        raise CheckpointError(f"{disk.path}: its log ends with record {reader.last}, expected {until}")
     return Recovered(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
         replay.streamed, damaged,
@@ -100,25 +92,6 @@ def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
     raise CheckpointError("; ".join(wrong) or f"{disk.path}: no checkpoint is in it")
 
 
-def end_of(disk: Disk) -> int:
-    """Return the last record of a folder's log.
-
-    Raises:
-        CheckpointError: no checkpoint is whole, or the log is damaged.
-    """
-    found = contents(disk)
-    for sequence in reversed(found.checkpoints):
-        try:
-            manifest = trees.read_manifest(disk, checkpoint_name(sequence))
-        except CheckpointError:
-            continue
-        reader = read_log(disk, found, Checkpoint(sequence, manifest, {}))
-        while reader.next() is not None:
-            pass
-        return int(reader.last)
-    raise CheckpointError(f"{disk.path}: no whole checkpoint is in it")
-
-
 def load_into(server: Server, state: State) -> None:
     """Give a server a checkpoint's state, and no limits of tasks, so that the log can be executed."""
     if "lr" in state["config"]["optimizer"]:
@@ -145,6 +118,10 @@ def check_made(disk: Disk, was: Plain, now: Plain) -> None:
         ConfigError: one differs.
     """
     was, now = ({**made, "direction": _without_free(made.get("direction"))} for made in (was, now))
+    try:
+        was = remaining(was, now)
+    except ConfigError as error:
+        raise ConfigError(f"{disk.path}: {error}") from None
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise ConfigError(
@@ -183,14 +160,14 @@ class Replay:
         self.uploads: dict[int, int] = {}
         self.streamed = 0
 
-    def all(self, reader: Native, until: int | None = None) -> None:
-        """Execute all operations that a reader gives, or up to the record ``until``.
+    def all(self, reader: Native) -> None:
+        """Execute all operations that a reader gives.
 
         Raises:
             CheckpointError: a record is damaged, cannot be executed, or would have another outcome than it had.
             OSError, CacheError: the system refuses to read or write something.
         """
-        while (until is None or reader.last < until) and (record := reader.next()) is not None:
+        while (record := reader.next()) is not None:
             self.one(record)
 
     def one(self, record: Native) -> None:

@@ -32,7 +32,7 @@ class Snapshot:
         self.running = running
         state = engine.whole(parts, running, rows=False)
         state["flat"] = running.engine.flat  # the next step does not write over this version
-        for part in ("moments", "direction", "staleness"):
+        for part in ("moments", "direction"):
             state[part] = checkpoint.cloned(state[part])
         self.state = state
         self.cache: Native = getattr(running.extension.state, "cache", None)

@@ -80,14 +80,6 @@ class Taken(NamedTuple):
     state: State
 
 
-class Piece(NamedTuple):
-    """A slice of a model whose slices are stepped together. A server of a slice starts from it."""
-
-    flat: Tensor  # fp32, 1-D
-    origin: int  # where it begins in the whole: a multiple of 65,536
-    norms: object  # norms of whole vectors: `inspect`, `distances`, `largest` and `agree` (shards/norms.py)
-
-
 class Layout:
     """The mapping between a model's own form and the flat vector.
 

@@ -25,7 +25,6 @@ from fastagg.ops.update import (
     fold,
     gather,
     inspect,
-    sketch,
 )
 from fastagg.ops.verdict import judge
 
@@ -64,7 +63,6 @@ __all__ = [
     "recompute_sum_",
     "settle_rows_",
     "sgd_",
-    "sketch",
     "soft_targets",
     "step_",
     "yogi_",

@@ -46,7 +46,6 @@ def cached_step_(
     acc_scale: float = 1.0,
     out: Tensor | None = None,
     verdict: Tensor | None = None,
-    origin: int = 0,
     write_cache: ClientCache | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
@@ -77,7 +76,6 @@ def cached_step_(
         out: output for the new model. None writes it to ``x``.
         verdict: result of :func:`fastagg.ops.judge`, on CUDA. Its gain and weight are multiplied into ``gain``. If it
             rejects the update, the row does not change, or becomes zero if there was none.
-        origin: index of the first element in the whole model, a multiple of 65,536. A slice has the bits of the whole.
         write_cache: the cache of slot ``write``, if it is not ``cache``. Its rows have the same format and length.
         optimizer: the optimizer's keywords, as in :func:`step_`.
 
@@ -89,14 +87,14 @@ def cached_step_(
     """
     done: Tensor | None = native.ops.cached_step(
         x, update, cache, write, read, client, arrival, gain, sum, entering, leaving, sum_scale, terms, acc, fresh,
-        weight, acc_scale, out, verdict, origin, write_cache, optimizer,
+        weight, acc_scale, out, verdict, write_cache, optimizer,
     )  # fmt: skip
     if done is not NotImplemented:
         return done
     return reference.cached_step_(
         x, as_pieces(update), cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
         entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
-        acc_scale=acc_scale, out=out, origin=origin, write_cache=write_cache, **optimizer,
+        acc_scale=acc_scale, out=out, write_cache=write_cache, **optimizer,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.storage.pieces import Pieces
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> its moments; csrc/math/optimizers.h
-GROUP = native.group  # elements: the unit of slices of a model and of reductions
+GROUP = native.group  # elements: the unit of reductions
 MOMENT_BLOCK = native.scale_block  # elements that share a unit; csrc/math/moments.h
 
 Update = Tensor | np.ndarray | Sequence[Arrays] | Pieces
@@ -71,17 +71,11 @@ def apart_from(name: str, out: Tensor, pieces: Pieces, same: bool = True) -> Non
         own += 4 * size
 
 
-def update_of(pieces: Pieces, origin: int = 0) -> native.Update:
-    """The update in the form that kernels take.
-
-    Raises:
-        ConfigError: ``origin`` is not a multiple of 65,536, or out of range.
-    """
-    if not -(2**62) < origin < 2**62:  # the extension checks the rest
-        raise ConfigError(f"origin: expected a multiple of {GROUP} below 2^62, got {origin}")
+def update_of(pieces: Pieces) -> native.Update:
+    """The update in the form that kernels take."""
     if len(pieces.native) == 1:
-        return native.Update.one(*pieces.native[0], origin)
-    return native.Update(pieces.native, origin=origin)
+        return native.Update.one(*pieces.native[0])
+    return native.Update(pieces.native)
 
 
 def coded(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:

@@ -33,7 +33,6 @@ def step_(
     base: Tensor | None = None,
     out: Tensor | None = None,
     verdict: Tensor | None = None,
-    origin: int = 0,
     eps_root: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
@@ -65,7 +64,6 @@ def step_(
         out: output for the new model, [d]. None writes it to ``x``. It must not overlap ``x`` partly.
         verdict: result of :func:`fastagg.ops.judge`, on CUDA. Its gain and weight are multiplied into ``gain`` and
             ``weight``. An update that it rejects counts as zero (with ``base``, D is zero).
-        origin: index of the first element in the whole model, a multiple of 65,536. A slice has the bits of the whole.
         eps_root: added to the (corrected) second moment, under the root.
         weight_decay: the optimizer is given ``D - weight_decay*x`` for ``D``; or, with ``decoupled_weight_decay``,
             ``(1 - lr*weight_decay)*x`` for ``x``.
@@ -77,7 +75,7 @@ def step_(
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
     done = _step(
-        x, update, gain, weight, acc, scale, base, out, verdict, origin, optimizer, lr, m, v, vhat, betas, eps,
+        x, update, gain, weight, acc, scale, base, out, verdict, optimizer, lr, m, v, vhat, betas, eps,
         correction, units, rounding, eps_root, weight_decay, decoupled_weight_decay,
     )  # fmt: skip
     if done is not NotImplemented:
@@ -85,7 +83,7 @@ def step_(
     return reference.step_(
         x, as_pieces(update), optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
         correction=correction, units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale,
-        base=base, out=out, origin=origin, eps_root=eps_root, weight_decay=weight_decay,
+        base=base, out=out, eps_root=eps_root, weight_decay=weight_decay,
         decoupled_weight_decay=decoupled_weight_decay,
     )  # fmt: skip
 

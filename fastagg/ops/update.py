@@ -13,9 +13,8 @@ from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, ShapeMismatch
 from fastagg.ops.checks import Update, address, apart, update_of, vector
-from fastagg.ops.place import CPU, on_cuda, on_device, place, where
+from fastagg.ops.place import on_cuda
 from fastagg.ops.verdict import judge
-from fastagg.storage import memory
 from fastagg.storage.pieces import as_pieces
 
 
@@ -74,43 +73,6 @@ def distances_from(sums: tuple[float, float, float]) -> Distances:
     moved, norm, product = sums
     finite = math.isfinite(norm)
     return Distances(finite, math.sqrt(moved), math.sqrt(norm) if norm >= 0 else norm, product)
-
-
-def sketch(update: Update, k: int, seed: int = 0) -> Tensor:
-    """A random linear map of the update to ``k`` numbers that keeps norms, in one read (4 bytes per parameter).
-
-    ``E|sketch(u)|^2 = |u|^2`` over seeds, with relative deviation about ``sqrt(2/k)``. The map is linear, so the sketch
-    of a difference is the difference of the sketches.
-
-    Args:
-        update: d elements.
-        k: length of the sketch, >= 1024.
-        seed: the seed of the map, 0 <= seed < 2^64.
-
-    Returns:
-        [k] fp32, on the CPU.
-
-    Raises:
-        ConfigError: ``k`` is below 1024, or ``seed`` is out of range.
-    """
-    if k < 1024:
-        raise ConfigError(f"sketch: expected at least 1024 numbers, got {k}")
-    if not 0 <= seed < 2**64:
-        raise ConfigError(f"sketch: expected a seed of 0 to 2^64 - 1, got {seed}")
-    pieces = as_pieces(update)
-    on = place(pieces.device)
-    if on is None:
-        return reference.sketch(pieces, k, seed).to(torch.float32)
-    out = memory.empty(k, pieces.device)
-    if on is CPU:
-        native.sketch(update_of(pieces), k=k, seed=seed, out=out.data_ptr())
-    else:
-        partial = memory.empty(32 * (k + 1024), pieces.device)
-        there = on_device(pieces)
-        native.cuda.sketch(
-            update_of(there), k=k, seed=seed, partial=partial.data_ptr(), out=out.data_ptr(), where=where(on)
-        )
-    return out.cpu()
 
 
 def gather(update: Update, out: Tensor) -> Tensor:

@@ -1,17 +1,16 @@
-"""Decisions from an update's norms, computed on its device: the verdict. And the sums of which norms are made."""
+"""Decisions from an update's norms, computed on its device: the verdict."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch
-from fastagg.ops.checks import GROUP, Update, address, update_of, vector
-from fastagg.ops.place import CPU, Cuda, on_device, place, where
+from fastagg.ops.checks import Update, address, update_of, vector
+from fastagg.ops.place import CPU, on_device, place, where
 from fastagg.storage import memory
-from fastagg.storage.pieces import Pieces, as_pieces
+from fastagg.storage.pieces import as_pieces
 
 _NUMBERS = 6  # of a verdict
 
@@ -51,59 +50,14 @@ def judge(
     on = place(pieces.device)
     if on is CPU or on is None:
         raise ConfigError(f"judge: for updates on a CUDA device, got one on {pieces.device}")
-    _check_against("judge", pieces, x, base)
-    if lam is not None and x is None:
-        raise ConfigError("judge: x and base belong together, and lam needs them")
-    rules = native.cuda.Rules(clip_norm=clip_norm or 0.0, lam=lam or 0.0, eps=eps, gamma_max=gamma_max or 0.0)
-    return _judged(on, pieces, x, base, inner, rules)[0]
-
-
-def group_sums(
-    update: Update, x: Tensor | None = None, base: Tensor | None = None, *, inner: bool = False
-) -> np.ndarray:
-    """Compute the sums of groups of 65,536 elements, of which norms are made (csrc/math/reduce.h).
-
-    ``native.total`` of a row is the sum over the whole update. A process that has only a slice of an update can send
-    its groups' sums to one that adds them all. They have the same bits on every device.
-
-    Args:
-        update: d elements, on the CPU or on a CUDA device.
-        x, base, inner: as in :func:`judge`.
-
-    Returns:
-        [rows, groups] fp64, on the host: ``|update|^2``; with ``x`` also ``|x - base|^2``; with ``inner`` also
-        ``(x - base).update``.
-
-    Raises:
-        ConfigError: there are no kernels for the update's device, or ``x`` comes without ``base``.
-        ShapeMismatch, DTypeMismatch: ``x`` or ``base`` is refused.
-    """
-    pieces = as_pieces(update)
-    on = place(pieces.device)
-    if on is None:
-        raise ConfigError(f"group_sums: for updates on the CPU or on a CUDA device, got one on {pieces.device}")
-    _check_against("group_sums", pieces, x, base)
-    if on is CPU:
-        return native.group_sums(update_of(pieces), x=address(x), base=address(base), inner=inner)
-    scratch = _judged(on, pieces, x, base, inner, native.cuda.Rules(clip_norm=0.0, lam=0.0, eps=1.0, gamma_max=0.0))[1]
-    groups, first = -(-pieces.size // GROUP), native.cuda.judge_groups(pieces.size)
-    rows = 1 if x is None else 3 if inner else 2
-    sums: np.ndarray = scratch[first : first + rows * groups].view(rows, groups).cpu().numpy()
-    return sums
-
-
-def _check_against(op: str, pieces: Pieces, x: Tensor | None, base: Tensor | None) -> None:
     for name, given in (("x", x), ("base", base)):
         if given is not None:
             vector(name, given, pieces.size, pieces.device)
     if (x is None) != (base is None):
-        raise ConfigError(f"{op}: x and base belong together")
-
-
-def _judged(
-    on: Cuda, pieces: Pieces, x: Tensor | None, base: Tensor | None, inner: bool, rules: native.cuda.Rules
-) -> tuple[Tensor, Tensor]:
-    """Launch a judge. Return the verdict and what the launch has left in its scratch."""
+        raise ConfigError("judge: x and base belong together")
+    if lam is not None and x is None:
+        raise ConfigError("judge: x and base belong together, and lam needs them")
+    rules = native.cuda.Rules(clip_norm=clip_norm or 0.0, lam=lam or 0.0, eps=eps, gamma_max=gamma_max or 0.0)
     numbers = _NUMBERS + native.cuda.judge_scratch(pieces.size)
     found = memory.empty(numbers, pieces.device, torch.float64)
     verdict, scratch = found[:_NUMBERS], found[_NUMBERS:]
@@ -113,7 +67,7 @@ def _judged(
     native.cuda.judge(
         update_of(there), against, rules, scratch=scratch.data_ptr(), verdict=verdict.data_ptr(), where=where(on)
     )
-    return verdict, scratch
+    return verdict
 
 
 def check_verdict(verdict: Tensor | None, device: torch.device) -> None:

@@ -9,7 +9,6 @@ from fastagg.reference.cached import add_rows_, cached_step_, read_row, recomput
 from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.exact import exact_terms
 from fastagg.reference.rows import decode, encode, random_bits
-from fastagg.reference.sketch import sketch
 from fastagg.reference.step import accumulate_, distances, fold, gather, step_, sum_squares
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "read_row",
     "recompute_sum_",
     "settle_rows_",
-    "sketch",
     "soft_targets",
     "step_",
     "sum_squares",

@@ -80,7 +80,6 @@ def cached_step_(
     weight: float = 1.0,
     acc_scale: float = 1.0,
     out: Tensor | None = None,
-    origin: int = 0,
     write_cache: ClientCache | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
@@ -94,7 +93,7 @@ def cached_step_(
         old = read_row(cache, read)
     if cache is not None and write >= 0:
         into = cache if write_cache is None else write_cache
-        bits = random_bits(cache.seed, arrival, client, cache.size, origin).to(cache.device)
+        bits = random_bits(cache.seed, arrival, client, cache.size).to(cache.device)
         data, scales = encode(given, bits, cache.format)
         into.data[write].copy_(data)
         into.scales[write].copy_(scales)
@@ -118,7 +117,7 @@ def cached_step_(
         if x is None:
             return out
         assert sum is not None
-        return step_(x, _direction(sum_scale * sum.to(_F64)), out=out, origin=origin, **optimizer)
+        return step_(x, _direction(sum_scale * sum.to(_F64)), out=out, **optimizer)
     c = weight * (given.to(_F64) - old.to(_F64)) + (0.0 if fresh else acc.to(_F64))
     if x is None:
         acc.copy_(c)
@@ -127,7 +126,7 @@ def cached_step_(
     d = sum_scale * sum.to(_F64) + acc_scale * c
     if terms:
         add(rows())
-    return step_(x, _direction(d), out=out, origin=origin, **optimizer)
+    return step_(x, _direction(d), out=out, **optimizer)
 
 
 def _direction(d: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ _CUT, _CALLS, _SERVER, _MASK = 20, 16, 0xFFFFFFFF, 0xFFFFFFFF
 _LEAST_FIELD = 27  # a unit's smallest exponent field: 2^-100
 
 
-def random_bits(seed: int, step: int, size: int, origin: int = 0) -> dict[str, Tensor]:
+def random_bits(seed: int, step: int, size: int) -> dict[str, Tensor]:
     """Return 20 random bits for each of ``size`` elements (whole blocks), int64: for ``m``, and for ``v`` and
     ``vhat``."""
     blocks = size // BLOCK
-    block = (origin // BLOCK + torch.arange(blocks, dtype=torch.int64, device="cpu")).repeat_interleave(_CALLS)
+    block = torch.arange(blocks, dtype=torch.int64, device="cpu").repeat_interleave(_CALLS)
     call = torch.arange(_CALLS, dtype=torch.int64, device="cpu").repeat(blocks)
     fixed = torch.ones_like(call)
     counter = (block & _MASK, ((block >> 32 << 7) | call) & _MASK, fixed * _SERVER, fixed * (step & _MASK))

@@ -34,10 +34,10 @@ def _product(x: int, y: Tensor) -> tuple[Tensor, Tensor]:
     return rest >> 16, ((rest & 0xFFFF) << 16) | (part & 0xFFFF)
 
 
-def random_bits(seed: int, arrival: int, client: int, size: int, origin: int = 0) -> Tensor:
-    """Return 16 random bits for each of ``size`` elements of a row from ``origin`` on, int64 in 0..65535."""
+def random_bits(seed: int, arrival: int, client: int, size: int) -> Tensor:
+    """Return 16 random bits for each of ``size`` elements of a row, int64 in 0..65535."""
     blocks = -(-size // 1024)
-    block = (origin // 1024 + torch.arange(blocks, dtype=torch.int64, device="cpu")).repeat_interleave(_CALLS)
+    block = torch.arange(blocks, dtype=torch.int64, device="cpu").repeat_interleave(_CALLS)
     call = torch.arange(_CALLS, dtype=torch.int64, device="cpu").repeat(blocks)
     fixed = torch.ones_like(call)
     counter = (block & _MASK, ((block >> 32 << 7) | call) & _MASK, fixed * client, fixed * (arrival & _MASK))

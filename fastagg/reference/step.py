@@ -82,7 +82,6 @@ def step_(
     scale: float = 1.0,
     base: Tensor | None = None,
     out: Tensor | None = None,
-    origin: int = 0,
     eps_root: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
@@ -95,7 +94,7 @@ def step_(
     if units is not None:
         codes = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
         along = {"gain": gain, "weight": weight, "acc": acc, "scale": scale, "base": base, "out": out}
-        return _coded_step(x, update, codes, units, (*rounding, origin), how, along)
+        return _coded_step(x, update, codes, units, rounding, how, along)
     x64 = x.to(_F64)
     d = as_pieces(update).flat(_F64)
     if base is not None:
@@ -169,7 +168,7 @@ def _coded_step(
     update: Tensor | list[Tensor] | Pieces,
     codes: dict[str, Tensor],
     units: Tensor,
-    rounding: tuple[int, int, int],
+    rounding: tuple[int, int],
     how: dict[str, Any],
     along: dict[str, Any],
 ) -> Tensor:
@@ -184,7 +183,7 @@ def _coded_step(
     step_(rest, rest.to(torch.float32), **how, **{name: values[size:] for name, values in held.items()})
     for row, name in enumerate(("m", "vhat" if "vhat" in held else "v")[: len(units)]):
         units[row].copy_(units_of(held[name].to(torch.float32), SPANS[name]))
-    bits = {key: drawn.to(x.device) for key, drawn in random_bits(rounding[0], rounding[1], whole, rounding[2]).items()}
+    bits = {key: drawn.to(x.device) for key, drawn in random_bits(*rounding, whole).items()}
     for name, code in codes.items():
         signed = name == "m"
         code.copy_(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from fastagg import _checks
-from fastagg._types import Arrays, Move, Plain, State
+from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.rules.names import Rule
 from fastagg.storage.later import Later
@@ -31,7 +31,6 @@ class Facts(NamedTuple):
     norm: float  # Euclidean norm of the update, before clipping
     moved: float | None  # |x_t - x_s|, if the policy measures it
     local_steps: int | None = None  # number of local steps that the client was told
-    kept: Arrays = None  # what the policy stored with that version
     share: float = 1.0  # the client's number of samples with weighting="samples"
 
 
@@ -58,16 +57,6 @@ class Staleness:
     def measures(self) -> bool:
         return False
 
-    def check(self, steps_along_updates: bool) -> None:
-        """Refuse directions and optimizers that do not work with this policy.
-
-        Args:
-            steps_along_updates: whether every step is a multiple of one update (Single into SGD).
-
-        Raises:
-            ConfigError: the parts do not work together.
-        """
-
     def weight(self, delay: int) -> float:
         """Factor on an update that is ``delay`` versions old."""
         return 1.0
@@ -76,8 +65,8 @@ class Staleness:
         """Learning rate of a step whose updates have these delays."""
         return lr
 
-    def start(self, size: int, seed: int) -> StalenessState:
-        """The state of a server with ``size`` parameters."""
+    def start(self) -> StalenessState:
+        """What it knows in a running server."""
         return StalenessState(self)
 
 
@@ -92,36 +81,22 @@ class Ledger(Protocol):
 
 
 class StalenessState:
-    """The state of a policy in a running server. Most policies have no state.
-
-    The state changes only when an update is applied. ``moves`` returns these changes.
+    """A policy in a running server.
 
     Attributes:
         local_steps: the first number of local steps of a client. None if the policy does not set it.
         looks: whether :meth:`weigh` is called for every update. Otherwise only the policy's ``weight`` is.
-        reads_update: whether it reads :attr:`Facts.update` or :attr:`Facts.kept`, and not only what was measured.
     """
 
     local_steps: int | None = None
     looks = False
-    reads_update = True
 
     def __init__(self, policy: Staleness) -> None:
         self.policy = policy
 
-    def keep(self) -> Arrays:
-        """Extra data to keep with the current version while a client may answer it."""
-        return None
-
     def weigh(self, facts: Facts) -> Weighed:
         """The weight of an update, for policies that use more than its delay."""
         return Weighed(self.policy.weight(facts.delay))
-
-    def moves(self, facts: Facts, step_size: float) -> list[Move]:
-        """The changes to make when the model steps by ``step_size`` (negative for gradients) along the clipped update.
-
-        Each is (object, attribute, value)."""
-        return []
 
     def rules(self) -> Plain:
         """Settings for :func:`fastagg.ops.judge`, if the device computes the weight."""
@@ -132,17 +107,6 @@ class StalenessState:
 
     def settle(self, client: int | str, ledger: Ledger) -> None:
         """Apply the device's verdicts of a client's earlier answers."""
-
-    def nbytes(self) -> int:
-        """Bytes of tensors held."""
-        return 0
-
-    def state_dict(self) -> State:
-        """Plain data and tensors."""
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg._types import Plain, State, Tree
-from fastagg.errors import CheckpointError
+from fastagg.errors import CheckpointError, ConfigError
 from fastagg.model import Layout
+from fastagg.removed import remaining
 
 FORMAT = 3
 _BYTES_PER_CLIENT = 32  # bytes per client of the ledger and a book, for clients that were never heard of
@@ -93,9 +94,10 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str]) -> No
             f"the checkpoint is of another model: {theirs.size} parameters in {len(theirs.entries)} arrays, "
             f"this server has {layout.size} in {len(layout.entries)}"
         )
-    begins = state["config"].get("origin", 0)
-    if begins != config["origin"]:  # two slices of a model may have the same number of parameters
-        raise CheckpointError(f"the checkpoint's origin is {begins}, this server's is {config['origin']}")
+    try:
+        remaining(state["config"], config)
+    except ConfigError as error:
+        raise CheckpointError(f"the checkpoint: {error}") from error
     for key, name in names.items():
         if name != config[key]["name"]:
             raise CheckpointError(f"the checkpoint's {key} is {name}, this server's is {config[key]['name']}")

@@ -40,7 +40,6 @@ class Parts(NamedTuple):
     settings: ServerSettings
     layout: Layout
     device: torch.device
-    norms: object  # of whole vectors, where this is a slice of one that other processes have the rest of; else None
 
     @property
     def on_host(self) -> bool:
@@ -84,21 +83,21 @@ class Running:
 def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     """Return a new server with this model. The engine owns ``flat`` from now on."""
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
-    seed, origin = settings["seed"], settings["origin"]
+    seed = settings["seed"]
     runner, held = _on_host() if parts.on_host else _on_device(parts.device, layout.size)
-    state = direction.start(Material(layout.size, parts.device, seed, origin, layout.buffer_size, held))
+    state = direction.start(Material(layout.size, parts.device, seed, layout.buffer_size, held))
     extension = Extension(
         direction, optimizer, parts.staleness, layout, state, statistics, device=parts.device, on_host=parts.on_host,
-        clip_norm=settings["clip_norm"], defers=parts.defers, seed=seed, norms=parts.norms,
+        clip_norm=settings["clip_norm"], defers=parts.defers,
     )  # fmt: skip
     clients = parts.num_clients
     engine = native.engine.Engine(
         settings=native.engine.Settings(
-            size=layout.size, origin=origin, clients=-1 if clients is None else clients,
+            size=layout.size, clients=-1 if clients is None else clients,
             clip_norm=settings["clip_norm"] or 0.0, max_samples=settings["max_samples"] or 1e30,
             local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] == "samples",
             largest_model=_largest(layout, flat),
-            keeps_versions=extension.keeps_model or extension.policy.keep() is not None,
+            keeps_versions=extension.keeps_model,
             ordered=settings["deterministic"], closes_early=direction.buffered and not state.asks,
             folds=_folds(parts, extension), defers=parts.defers, staleness=_native_staleness(parts.staleness),
         ),
@@ -171,7 +170,7 @@ def state_of(running: Running, *, rows: bool = True) -> State:
     ids, offset = tasks.pop("ids"), tasks.pop("offset")
     return {
         "version": engine.version, "steps": engine.steps, "tasks": tasks, "ids": ids, "offset": offset,
-        "staleness": extension.policy.state_dict(), "flat": engine.model, "moments": moments_of(running),
+        "flat": engine.model, "moments": moments_of(running),
         "buffers": extension.held.state_dict(), "direction": as_tensors(extension.state.state_dict(rows=rows)),
         "round": [_waiting(entry, extension.held) for entry in engine.waiting], "lives": engine.incarnations,
     }  # fmt: skip
@@ -231,13 +230,11 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     extension.state.load_state_dict(state["direction"])
     held_sum = state["direction"].get("acc")
     if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
-        extension.state.native.bound_sum(extension.norms.inspect(held_sum).norm)
-    extension.policy.load_state_dict(state["staleness"])
+        extension.state.native.bound_sum(ops.inspect(held_sum).norm)
     tasks = dict(state["tasks"])
     if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
         raise CheckpointError("the checkpoint is damaged: it has two versions")
-    own = owned if extension.keeps_model else torch.Tensor.clone
-    held = {int(version): own(kept) for version, kept in tasks["versions"].items() if kept is not None}
+    held = {int(version): owned(kept) for version, kept in tasks["versions"].items() if kept is not None}
     named = {"ids": state.get("ids"), "offset": state.get("offset", -1)}
     engine.load_tasks({**tasks, **named, "versions": held})
     for first, number in state.get("lives", ()):
@@ -262,10 +259,9 @@ def _load_moments(running: Running, theirs: dict[str, Tensor], device: torch.dev
 def finite(running: Running) -> bool:
     """Return whether all numbers in the state are finite."""
     engine, extension = running.engine, running.extension
-    policy = [value for value in extension.policy.state_dict().values() if isinstance(value, Tensor)]
     moments = [moment for moment in moments_of(running).values() if moment.is_floating_point()]
     held = extension.state.finite() and extension.held.finite()
-    held = held and all(bool(torch.isfinite(tensor).all()) for tensor in (*policy, *moments))
+    held = held and all(bool(torch.isfinite(tensor).all()) for tensor in moments)
     return held and all(ops.inspect(vector).finite for vector in (engine.model, *engine.kept))
 
 
@@ -278,7 +274,7 @@ def nbytes(running: Running) -> dict[str, int]:
     own = sum(tensor.nbytes for tensor in extension.own.values())
     return {
         "model": engine.model.numel() * 4, "moments": engine.moments_nbytes + own, **held,
-        "versions": sum(kept.values()) + extension.policy.nbytes(), "clients": engine.ledger_nbytes,
+        "versions": sum(kept.values()), "clients": engine.ledger_nbytes,
         "buffers": extension.held.nbytes(),
     }  # fmt: skip
 

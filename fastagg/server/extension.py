@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,42 +57,30 @@ class Extension:
 
     def __init__(
         self, direction: Direction, optimizer: Optimizer, staleness: Staleness, layout: Layout, state: DirectionState,
-        held: Statistics, *, device: torch.device, on_host: bool, clip_norm: float | None, defers: bool, seed: int,
-        norms: Any,
+        held: Statistics, *, device: torch.device, on_host: bool, clip_norm: float | None, defers: bool,
     ) -> None:  # fmt: skip
         self.direction, self.optimizer, self.staleness, self.layout = direction, optimizer, staleness, layout
         self.state, self.held, self.device, self.on_host = state, held, device, on_host
         self.clip_norm, self.defers = clip_norm, defers
-        self.policy = staleness.start(layout.size, seed)
-        self.norms: Any = ops if norms is None else norms
+        self.policy = staleness.start()
         self.measures = staleness.measures or direction.measures
         self.keeps_model = direction.needs_base or self.measures
-        self.always = self.measures or self.policy.looks or state.asks or norms is not None
+        self.always = self.measures or self.policy.looks or state.asks
         # whether Python reads the numbers of updates and models, and not only what was measured of them
-        self.reads_update = not on_host or norms is not None or state.asks or self.policy.reads_update
+        self.reads_update = not on_host or state.asks
         self.own: dict[str, Tensor] = {}  # the state of a user's own optimizer
 
     def asks(self) -> Native:
         """Return which methods the engine calls."""
         return native.engine.Asks(
             prepare=self.always, step=self.optimizer.has_own_step, statistics=self.layout.has_buffers,
-            bounds=not self.on_host or self.norms is not ops, agree=self.norms is not ops,
-            keep=not self.keeps_model and self.policy.keep() is not None,
+            bounds=not self.on_host,
         )  # fmt: skip
 
     @property
     def control(self) -> Tensor | None:
         """A task's control variate (FedAC)."""
         return getattr(self.state, "control", None)
-
-    def keep(self) -> Tensor:
-        """Return what is kept with a version in place of the model."""
-        kept: Tensor = self.policy.keep()
-        return kept
-
-    def agree(self) -> None:
-        """Wait until all ranks have planned their step. Otherwise none makes it."""
-        self.norms.agree()
 
     def weight(self, delay: int) -> float | None:
         """Return the weight of an update, by a user's own rule."""
@@ -104,12 +91,8 @@ class Extension:
         return self.staleness.rate(lr, delays)
 
     def bounds(self, model: Tensor, moments: dict[str, Tensor]) -> tuple[float, float, float]:
-        """Return bounds of the elements of a version, of first and of second moments. On a slice they are the whole
-        model's."""
-        found = [largest(model, self.norms), *bounds_of(moments, self.norms)]
-        if self.norms is not ops:
-            found = [self.norms.largest(bound) for bound in found]
-        return found[0], found[1], found[2]
+        """Return bounds of the elements of a version, of first and of second moments."""
+        return largest(model), *bounds_of(moments)
 
     def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, OnDevice | None]:
         """Return an answer of a log as it came to the device: the update there, and what the engine does not read."""
@@ -172,14 +155,12 @@ class Extension:
         moved, cosine = self._measure(found, update, asked, base)
         norm, clip = found.norm, self.clip_norm
         gain = 1.0 if clip is None or norm <= clip else clip / norm
-        kept = asked.kept if self.reads_update and not self.keeps_model else None
-        facts = Facts(asked.client, asked.version, delay, update, gain, norm, moved, told, kept)
+        facts = Facts(asked.client, asked.version, delay, update, gain, norm, moved, told)
         if not self._weigh(found, facts):
             return found
         if self.state.asks:
             self._ask_direction(found, facts, asked, base, cosine)
             found.reported_norm = norm
-        self._ask_policy(found, facts)
         return found
 
     def _measure(
@@ -187,32 +168,25 @@ class Extension:
     ) -> tuple[float | None, float]:
         """Measure the update's norm; if a rule needs them, return how far the model has moved, and the cosine of
         both."""
-        if self.measures and not self.reads_update and asked.has_base:
-            return self._apart(found, distances_from(asked.distances(self.direction.measures)))
-        if self.measures and base is not None:
-            return self._apart(found, self._measured(update, asked, base))
-        if self.on_host and self.norms is ops:  # the engine has measured it
+        if self.measures and asked.has_base:
+            apart = self._distances(update, asked, base)
+        elif self.on_host:  # the engine has measured it
             found.norm = asked.norm
             return None, 0.0
-        self._apart(found, self._measured(update, asked, None))
-        return None, 0.0
-
-    def _measured(self, update: Pieces | None, asked: Native, base: Tensor | None) -> Distances:
-        if asked.measured is not None:  # in the log of a slice: what was measured of the whole
-            norm, moved, inner = asked.measured
-            return Distances(True, moved, norm, inner)
-        if base is not None:
-            found: Distances = self.norms.distances(update, asked.model, base, inner=self.direction.measures)
-            return found
-        seen = self.norms.inspect(update)
-        return Distances(seen.finite, 0.0, seen.norm, 0.0)
-
-    def _apart(self, found: Native, apart: Distances) -> tuple[float | None, float]:
+        else:
+            assert update is not None
+            seen = ops.inspect(update)
+            apart = Distances(seen.finite, 0.0, seen.norm, 0.0)
         _refuse_non_finite(apart.finite)
         found.norm = apart.norm
-        found.measure(apart.norm, apart.moved, apart.inner)
         product = apart.moved * apart.norm
         return apart.moved, apart.inner / product if product > 0.0 else 0.0
+
+    def _distances(self, update: Pieces | None, asked: Native, base: Tensor | None) -> Distances:
+        if self.on_host:
+            return distances_from(asked.distances(self.direction.measures))
+        assert update is not None and base is not None
+        return ops.distances(update, asked.model, base, inner=self.direction.measures)
 
     def _weigh(self, found: Native, facts: Facts) -> bool:
         if not self.policy.looks:
@@ -240,12 +214,6 @@ class Extension:
         )  # fmt: skip
         self.state.before(arrival, found)
 
-    def _ask_policy(self, found: Native, facts: Facts) -> None:
-        if self.policy.looks and self.direction.single:
-            lr = self.staleness.rate(self.optimizer.lr, [facts.delay])
-            moves = self.policy.moves(facts, lr * found.weight * self.direction.sign)
-            found.moves = [*(found.moves or ()), *moves]
-
     def _let_device_judge(self, found: Native, facts: Facts, asked: Native, base: Tensor | None) -> None:
         """Let the device decide. The host does not wait for it."""
         x, measured = (asked.model, base) if self.measures else (None, None)
@@ -261,21 +229,21 @@ class Extension:
         found.owner = verdict
 
 
-def bounds_of(moments: dict[str, Tensor], norms: Any) -> tuple[float, float]:
-    """Return the largest magnitudes that elements of ``m`` and of ``v`` can have, ``norms`` having ``inspect``."""
+def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
+    """Return the largest magnitudes that elements of ``m`` and of ``v`` can have."""
     if "units" in moments:
         # The largest codes mean less than these multiples of a block's unit (csrc/math/moments.h).
         rows = moments["units"].view(2 if "v" in moments else 1, -1)
         units = [float(row.max()) if row.numel() else 0.0 for row in rows]
         return 2.0**17 * units[0], 2.0**33 * units[-1] if "v" in moments else 0.0
     names = ("m",), ("v", "vhat")
-    found = [max([norms.inspect(moments[n]).norm for n in group if n in moments], default=0.0) for group in names]
+    found = [max([ops.inspect(moments[n]).norm for n in group if n in moments], default=0.0) for group in names]
     return found[0], found[1]
 
 
-def largest(vector: Tensor, norms: Any) -> float:
+def largest(vector: Tensor) -> float:
     """Return a bound of a vector's elements: its norm, which is fast to compute, or the largest element."""
-    norm: float = norms.inspect(vector).norm
+    norm = ops.inspect(vector).norm
     return norm if norm < 1e37 else float(vector.abs().max())
 
 

@@ -12,6 +12,7 @@ from fastagg.distill import Distillation
 from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.model import Layout, Taken
 from fastagg.ops.place import on_cuda
+from fastagg.removed import remaining
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
 from fastagg.server.settings import RULES
@@ -64,7 +65,7 @@ def server_from(state: State, device: torch.device | str | None = None, distill:
         if isinstance(cache, dict) and not on_cuda(devices.choose(device, {})):  # the server may have been on a device
             config["direction"] = {**config["direction"], "cache": {**cache, "device": None}}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
-        known = {name: value for name, value in config.items() if name in RULES}
+        known = {name: value for name, value in remaining(config, RULES).items() if name in RULES}
         return Server(Taken(layout, state), **parts, **known, device=device)
     except (CheckpointError, CacheError):
         raise

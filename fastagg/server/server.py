@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Native
-from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, NotSharded
-from fastagg.model import Layout, Parsed, Piece, Taken
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
+from fastagg.model import Layout, Parsed, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
 from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
@@ -32,7 +32,6 @@ from fastagg.storage import devices
 if TYPE_CHECKING:
     from fastagg.durable.log import Log
     from fastagg.server.watching import Watch
-    from fastagg.shards.group import Collected, Group, Slice, Tell
 
 Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
@@ -46,8 +45,7 @@ class Server:
     call of the same thread (from a rule of your own, a finalizer or a signal handler) raises
     :class:`fastagg.Reentered`, if it would change the server.
 
-    :func:`fastagg.open` makes a server that keeps itself in a folder: it has a log. :func:`fastagg.sharded` makes one
-    whose model is divided into slices: it has a group.
+    :func:`fastagg.open` makes a server that keeps itself in a folder: it has a log.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(2), fastagg.Buffer(2), fastagg.Yogi(lr=0.01), fastagg.Polynomial(a=0.5))
@@ -73,9 +71,6 @@ class Server:
         direction = _part("direction", direction, Direction, Single())
         optimizer = _part("optimizer", optimizer, Optimizer, SGD())
         staleness = _part("staleness", staleness, Staleness, Constant())
-        norms = None
-        if isinstance(params, Piece):
-            params, settings["origin"], norms = params
         given = complete(settings)
         if direction.clients is not None and given["num_clients"] not in (None, direction.clients):
             raise ConfigError(
@@ -89,7 +84,7 @@ class Server:
         else:
             how = None if isinstance(given["buffers"], str) else given["buffers"]
             layout = Layout.of(params, buffers=how, tied=given["tied"])
-        self._parts = Parts(direction, optimizer, staleness, given, layout, device, norms)
+        self._parts = Parts(direction, optimizer, staleness, given, layout, device)
         if taken:
             self._running = engine.loaded(
                 self._parts, params.state, Statistics.of(given["buffers"], layout, *layout.blank(device))
@@ -99,7 +94,6 @@ class Server:
             statistics = Statistics.of(given["buffers"], layout, model.buffers, model.counters)
             self._running = engine.start(self._parts, model.flat, statistics)
         self._log: Log | None = None
-        self._group: Group | None = None
         self._watch: Watch | None = None
         self._engine = self._running.engine
         self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
@@ -129,7 +123,7 @@ class Server:
     @property
     def layout(self) -> Layout:
         """The mapping between the model and its flat vector."""
-        return self._parts.layout if self._group is None else self._group.layout
+        return self._parts.layout
 
     @property
     def num_clients(self) -> int | None:
@@ -153,10 +147,7 @@ class Server:
     @lr.setter
     def lr(self, rate: float) -> None:
         optimizer = dataclasses.replace(self.optimizer, lr=rate)
-        if self._group is None:
-            self._engine.lr = rate
-        else:
-            self._group.set_rate(rate)
+        self._engine.lr = rate
         self._running.extension.optimizer = optimizer
 
     @property
@@ -175,7 +166,6 @@ class Server:
         deterministic: bool
         validate: Validate
         seed: int
-        origin: int
         lease: float | None
         max_delay: int | None
         max_open_per_client: int | None
@@ -190,7 +180,7 @@ class Server:
             raise _checks.no_attribute(self, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
-        """A server without a folder and without a group."""
+        """A server without a folder."""
         taken = Taken(self._parts.layout, self.state_dict())
         settings: Any = {**self._parts.settings, "device": self.device}
         return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
@@ -238,7 +228,7 @@ class Server:
             UnknownClient: the id is refused, or the task's own client is unknown.
             UnknownVersion: the task's own client no longer holds it.
         """
-        handed: Dispatch = self._act("hand_on")(check_task(task), client)
+        handed: Dispatch = self._engine.hand_on(check_task(task), client)
         return handed
 
     def forget(self, client: Client, version: int | None = None) -> None:
@@ -252,7 +242,7 @@ class Server:
             UnknownClient: the client was never sent a model.
             UnknownVersion: the client has no open task of that version.
         """
-        self._act("forget")(client, version)
+        self._engine.forget(client, version)
 
     def expire(self, before: int | None = None) -> int:
         """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
@@ -271,12 +261,7 @@ class Server:
         """
         if before is not None:
             _checks.whole("before", before, least=0, most=engine.MOST)
-        return int(self._act("expire")(before))
-
-    def _act(self, method: str) -> Any:
-        """The engine's method, for all ranks of a group."""
-        act = getattr(self._engine, method)
-        return act if self._group is None else self._group.leading(method, act)
+        return int(self._engine.expire(before))
 
     @property
     def incarnation(self) -> int:
@@ -391,9 +376,6 @@ class Server:
         self, said: Said, update: Any, num_samples: float | None, kind: Kind | None = None, control: Any = None
     ) -> Receipt:
         """:meth:`receive` an update that only Python can read."""
-        if self._group is not None:
-            self._answers.refuse_other_kind(kind or getattr(update, "kind", None))
-            return _taken(self._group.receive(said, update, num_samples, control))
         answer = self._answers.of(self._answers.parse(update, kind), said, num_samples, control)
         return _taken(self._answers.receive([answer])[0])
 
@@ -446,8 +428,6 @@ class Server:
                 raise admission.named(error, self.layout, update) from None
 
         with self._refusing():
-            if self._group is not None:
-                return self._group.receiving(said, num_samples, dtype)
             start, task = self._engine.find(*said)  # the update is for this task, whatever comes meanwhile
             self._answers.refuse_other_kind(kind)
             admission.share(num_samples, self._parts.settings["weighting"])
@@ -494,7 +474,7 @@ class Server:
     def _several(self, answers: Sequence[Sent], begin: int) -> list[Outcome]:
         """Take some answers, at least one."""
         try:
-            if self._group is None and (found := self._receive_many(answers, begin)):
+            if found := self._receive_many(answers, begin):
                 return list(found)
             # only Python can read this one, or it is refused
             client, update, version, num_samples, task, offset = (*answers[begin], *[None] * 4)[:6]
@@ -552,8 +532,6 @@ class Server:
                 what = "tuples (task, trained, num_samples) or (task, trained, num_samples, offset)"
                 raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
             check_task(answer[0])
-        if self._group is not None:
-            raise self._group.lacks("receive_models")
         return self._receive_models(answers, differences, measures=True)
 
     def _receive_models(
@@ -610,8 +588,6 @@ class Server:
         try:
             self._answers.check_sum(partial)
             said = Said(client, version, task, offset, incarnation)
-            if self._group is not None:
-                return self._group.receive_partial(said, partial)
             answer = self._answers.of_sum(partial, said)
             return _taken(self._answers.receive([answer])[0])
         except FastaggError as error:
@@ -641,8 +617,7 @@ class Server:
             >>> server.close_round(), server.version  # b and c did not answer in time
             (1.0, 1)
         """
-        close = self._engine.close_round if self._group is None else self._group.close_round
-        found: float | None = close(if_due)
+        found: float | None = self._engine.close_round(if_due)
         if found is not None and self._log is not None:
             self._log.wait()
         return found
@@ -687,7 +662,7 @@ class Server:
         """The trainable parameters of the current version as one fp32 vector [d]. Do not write to it.
 
         It is not copied and never changes. It stays while you hold it; later steps then write to other memory. Ask
-        again for the next version. Of a server in a group it is this rank's slice."""
+        again for the next version."""
         flat: Tensor = self._engine.flat
         return flat
 
@@ -700,8 +675,7 @@ class Server:
 
         The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
         array. They are torch's, or NumPy's (read-only) if the model came in NumPy's. It is one version, from any
-        thread: views of :attr:`flat`, which never change. Arrays whose dtype is not fp32 are copies. Of a server in a
-        group it is a copy, collected from all ranks.
+        thread: views of :attr:`flat`, which never change. Arrays whose dtype is not fp32 are copies.
 
         Example:
             >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
@@ -709,8 +683,6 @@ class Server:
             >>> model.load_state_dict(server.parameters())
             <All keys matched successfully>
         """
-        if self._group is not None:
-            return self._group.parameters()
         flat, held = self._engine.current()
         layout = self._parts.layout
         return layout.as_given(layout.views(flat, held.values, held.counters))
@@ -719,7 +691,7 @@ class Server:
         """Bytes of the server's state, by part.
 
         The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` and
-        ``distillation`` are separate), ``versions`` (kept for open tasks, or their sketches), ``clients`` (the ledger
+        ``distillation`` are separate), ``versions`` (kept for open tasks), ``clients`` (the ledger
         of tasks), ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``."""
         with self._engine.reading:
             parts = engine.nbytes(self._running)
@@ -748,8 +720,6 @@ class Server:
         Args:
             copy: True for copies of tensors. False for the server's own tensors, which change with it.
         """
-        if self._group is not None:
-            raise self._group.lacks("state_dict")
         with self._engine.reading:
             state = engine.whole(self._parts, self._running)
             return checkpoint.cloned(state) if copy else state
@@ -764,8 +734,6 @@ class Server:
             ConfigError: the server has a folder, which says what the state is.
         """
         self._refuse_with_folder()
-        if self._group is not None:
-            raise self._group.lacks("load_state_dict")
         self._as_stored(state)
         with self._engine.inside:
             self._running.adopt(engine.checked(self._parts, self._running, state))
@@ -786,9 +754,7 @@ class Server:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint. If it fails, the old file stays complete.
 
-        A server of :func:`fastagg.open` goes on meanwhile. A server in a group writes a folder with a file for every
-        slice, and a manifest that lists them; all ranks must see the folder, and any number of ranks can :meth:`load`
-        it.
+        A server of :func:`fastagg.open` goes on meanwhile.
 
         Raises:
             CheckpointError: the file could not be written. An existing file has not changed.
@@ -800,98 +766,13 @@ class Server:
             0
         """
         path = _checks.path("path", path)
-        if self._group is not None:
-            self._group.save(path)
-        elif self._log is not None:
+        if self._log is not None:
             checkpoint.write(self._log.whole_state(), path)
         else:
             with self._engine.reading:
                 state = engine.whole(self._parts, self._running)
                 checkpoint.write(state, path)
                 self._running.extension.state.saved(state["direction"])
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue, on all ranks of a group, from what :meth:`save` wrote with this or another number of ranks. The
-        server keeps its own settings.
-
-        Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to another model or algorithm. Nothing has changed.
-            ConfigError: the server has a folder, which says what the state is.
-            NotSharded: the server is in no group: use :func:`fastagg.load`.
-        """
-        self._refuse_with_folder()
-        self._in_group("load").load(_checks.path("path", path))
-
-    # -- a group -------------------------------------------------------------------------------------------------
-
-    def _join(self, group: Group) -> None:
-        """From now on this server has a slice of the group's model."""
-        self._group, self._dispatch = group, group.dispatch
-        self._receive = lambda *_: None  # what is received goes to all ranks
-
-    def _leave(self) -> None:
-        """Be a server of one slice alone, while its folder is opened."""
-        self._group, self._dispatch, self._receive = None, self._engine.dispatch, self._engine.receive
-
-    def _in_group(self, method: str) -> Group:
-        if self._group is None:
-            raise NotSharded(f"{method}: this server is in no group; fastagg.sharded(make, model) makes one that is")
-        return self._group
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process in the group of :func:`fastagg.sharded`."""
-        return self._in_group("rank").rank
-
-    @property
-    def traffic(self) -> int:
-        """The bytes that this rank has sent to others and received from them."""
-        return self._in_group("traffic").link.traffic
-
-    def slices(self, task: Dispatch | None = None) -> list[Slice]:
-        """Return which rank has which elements of the flat vector. It gets this part of an update, see
-        :meth:`deliver`.
-
-        Args:
-            task: the task that the update answers. Slices are the same for all tasks.
-
-        Raises:
-            NotSharded: the server is in no group.
-        """
-        return self._in_group("slices").slices()
-
-    def deliver(self, client: Client, update: Any, version: int, control: Any = None) -> None:
-        """Hold this rank's slice of an answer until rank 0 is told of it (``receive(client, None, version)``).
-
-        So the update does not pass through rank 0: a front end on every host takes its own slice. The slice is not
-        copied. It is released when the answer was taken or refused, or its task has ended (``lease``, ``max_delay``).
-        A slice whose task this rank does not know yet is kept for 60 seconds: 64 of them at most, or 256 MB.
-
-        Args:
-            client, version: those of the task that it answers.
-            update: this rank's slice, flat; fp32, fp16 or bf16; in host memory or on this rank's GPU.
-            control: for FedAC, this rank's slice of the change of the control variate.
-
-        Raises:
-            UnknownClient: it is no client's id. ShapeMismatch, DTypeMismatch: the update does not fit this slice.
-            Busy: too many slices wait for tasks that this rank does not know. The same call may work later.
-            NotSharded: the server is in no group.
-        """
-        self._in_group("deliver").deliver(client, update, version, control)
-
-    def follow(self, sent: Tell | None = None, collected: Collected | None = None) -> None:
-        """Do what rank 0 does, until it closes. Call it on every rank except 0.
-
-        Args:
-            sent: called with every task that is sent. Its ``flat`` is this rank's slice, which a front end can serve.
-            collected: for a model with distributed tensors: called with the model, of which this rank gets its part,
-                whenever rank 0 calls :meth:`parameters`. ``module.load_state_dict`` is one.
-
-        Raises:
-            RankLost: rank 0, or another rank, is gone.
-            NotSharded: this is rank 0, or the server is in no group.
-        """
-        self._in_group("follow").follow(sent, collected)
 
     # -- a folder ------------------------------------------------------------------------------------------------
 
@@ -941,15 +822,12 @@ class Server:
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write what waits and give the folder back, and the one of cached updates (:class:`fastagg.Tiered`); or let
-        the other ranks of a group go. The server can only be read from now on. It may be called at any time and several
-        times, also by a signal handler.
+        """Write what waits and give the folder back, and the one of cached updates (:class:`fastagg.Tiered`). The
+        server can only be read from now on. It may be called at any time and several times, also by a signal handler.
 
         Raises:
             NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
         """
-        if self._group is not None:
-            self._group.close()
         if self._log is not None:
             self._log.close()
         if self._running.extension.state.is_open:

@@ -15,7 +15,6 @@ from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
 import torch
 
 from fastagg import _checks
-from fastagg.ops import GROUP
 from fastagg.rules.names import Buffers, ByName, Validate, Weighting, words
 
 
@@ -96,11 +95,6 @@ class BaseSettings(TypedDict, total=False):
     )]  # fmt: skip
     seed: Annotated[int, Rule(
         "the seed of all random numbers of the server.", 0, least=0, most=2**64 - 1, whole=True,
-    )]  # fmt: skip
-    origin: Annotated[int, Rule(
-        f"for a slice of a larger model, the index of its first element: a multiple of {GROUP:,}. A rule on a slice "
-        "then gives the same bits as on the whole model, if the rule needs no norm of the whole update.", 0, least=0,
-        whole=True,
     )]  # fmt: skip
     device: Annotated[torch.device | str | None, Rule(
         "where the state is and steps run. The default is the CPU, or the CUDA device of the model.", kept=False,
@@ -184,8 +178,6 @@ def complete(given: Mapping[str, object]) -> ServerSettings:
         ConfigError: a setting is out of range.
     """
     found = {name: rule.check(name, given.get(name, rule.default)) for name, rule in RULES.items()}
-    if found["origin"] % GROUP:
-        raise _checks.ConfigError(_checks.wrong("origin", f"a multiple of {GROUP}", found["origin"]))
     return cast(ServerSettings, MappingProxyType(found))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastagg.errors import ConfigError
 from fastagg.rules.directions import Direction
-from fastagg.rules.optimizers import SGD, Optimizer
+from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Staleness
 from fastagg.server.settings import ServerSettings
 
@@ -17,8 +17,6 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
     """
     optimizer.check()
     direction.check(staleness, settings["clip_norm"], settings["weighting"])
-    decays = bool(getattr(optimizer, "weight_decay", 0.0))
-    staleness.check(direction.single and optimizer.kernel == SGD.kernel and not decays)
     if optimizer.has_own_step and direction.in_kernels:
         raise ConfigError(
             f"optimizer: {type(optimizer).__name__} has a step in Python, and {type(direction).__name__} makes its "
@@ -29,11 +27,11 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
             "deterministic: it needs a synchronous rule. If updates are applied as they come, their order is part of "
             f"the algorithm, got direction {type(direction).__name__}"
         )
-    if settings["validate"] == "deferred" and (reason := _waits(direction, staleness, settings["deterministic"])):
+    if settings["validate"] == "deferred" and (reason := _waits(direction, settings["deterministic"])):
         raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
 
 
-def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> str | None:
+def _waits(direction: Direction, deterministic: bool) -> str | None:
     """Return why a step needs a number on the host first; None if it does not."""
     if direction.measures:
         return "weighs an update by its direction"
@@ -41,8 +39,6 @@ def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> s
         return "runs the client's model"
     if type(direction).combine is not Direction.combine:
         return "combines updates in Python"
-    if getattr(staleness, "sketch", None) is not None:
-        return f"{type(staleness).__name__}(sketch=...) follows the model by its updates"
     if deterministic:
         return "deterministic=True keeps a round's updates until it is complete"
     return None

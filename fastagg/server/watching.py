@@ -57,7 +57,7 @@ def watch(
     Raises:
         MissingDependency: ``registry`` is given, but prometheus_client is not installed.
         ConfigError: ``server`` is not a server, or already has a registry or a file of times; or this file cannot be
-            written, or holds something else; or a server in slices is to write one.
+            written, or holds something else.
 
     Example:
         >>> server = fastagg.watch(fastagg.FedBuff(torch.zeros(2)), slow=0.5)
@@ -74,8 +74,6 @@ def watch(
             raise ConfigError(_checks.wrong("registry", "one of prometheus_client, such as REGISTRY", registry))
     if times is not None and found is not None and found.times is not None:
         raise ConfigError("times: this server writes a file already")
-    if times is not None and server._group is not None:
-        raise ConfigError("times: a server in slices cannot write them")
     written = None if times is None else Times(_checks.path("times", times))
     if found is None:
         found = server._watch = Watch()

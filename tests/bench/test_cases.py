@@ -63,16 +63,6 @@ def test_what_a_disk_or_processes_do_is_measured_small(name, size, told, tmp_pat
     assert list(tmp_path.glob("fastagg-*")) == []  # nothing is left on the disk
 
 
-def test_ranks_that_are_processes_take_turns_and_send_messages():
-    import measure
-
-    case = CASES["ranks, ASGD"]
-    wanted = ["fastagg, 2 ranks", "fastagg, messages of 2 ranks"]
-    found = measure.measure(case, 200_000, rounds=2, wanted=wanted, care=timing.AT_ONCE).timed
-    assert found["fastagg"].info["bytes of messages"] == 0
-    assert all(found[name].info["bytes of messages"] > 100 and found[name].info["ratio"][1] > 0 for name in wanted)
-
-
 @pytest.mark.parametrize(("label", "by_torch"), [("MLP", False), ("MLP, by torch", True)])
 def test_a_simulator_trains_as_its_label_says(label, by_torch):
     from cases import engines

@@ -21,7 +21,6 @@ from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.ops.checks import update_of
 from fastagg.ops.place import emulated, place, where
-from fastagg.ops.verdict import group_sums
 from fastagg.rules import moments
 from fastagg.storage import memory
 from fastagg.storage.cache import FORMATS, ClientCache
@@ -38,7 +37,6 @@ pytestmark = [
 
 # Vectors that end inside a row, a scale block, a block and a strand.
 SIZES = st.one_of(st.integers(0, 40), st.integers(100, 1300), st.integers(2000, 9000))
-ORIGINS = st.sampled_from([0, ops.GROUP, 77 * ops.GROUP, 2**40 * ops.GROUP])
 
 
 class Side(NamedTuple):
@@ -141,10 +139,10 @@ ADAPTIVE = [name for name in ops.OPTIMIZERS if name != "sgd"]
 @KINDS
 @READERS
 @FEW
-@example(5123, "amsgrad", 0, 0)
-@given(SIZES, st.sampled_from(ADAPTIVE), ORIGINS, st.integers(0, 2**31))
+@example(5123, "amsgrad", 0)
+@given(SIZES, st.sampled_from(ADAPTIVE), st.integers(0, 2**31))
 def test_step_with_moments_in_8_bits(
-    sides: tuple[Side, Side], kind: str, pieced: bool, size: int, optimizer: str, origin: int, seed: int
+    sides: tuple[Side, Side], kind: str, pieced: bool, size: int, optimizer: str, seed: int
 ) -> None:
     """Several steps, since units change; one of them a jump by many powers of two, some of zero, one that overflows."""
     rng = np.random.default_rng(seed)
@@ -163,7 +161,7 @@ def test_step_with_moments_in_8_bits(
                 given_pieces = [offset(side.put(piece), shift) for piece in pieces]
                 ops.step_(
                     here["x"], given_pieces, optimizer=optimizer, lr=0.1, gain=0.9, weight=0.7, scale=0.3,
-                    origin=origin, rounding=(seed, step), **DECAYS[step % 4], **held, **extra,
+                    rounding=(seed, step), **DECAYS[step % 4], **held, **extra,
                 )  # fmt: skip
             results.append([here["x"], held])
     same(*results)
@@ -171,7 +169,7 @@ def test_step_with_moments_in_8_bits(
 
 @given(SIZES, st.integers(0, 2**31))
 def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
-    """accumulate, gather, difference, norms and sketches."""
+    """accumulate, gather, difference and norms."""
     rng = np.random.default_rng(seed)
     vectors = [numbers(rng, size) for _ in range(4)]
     pieces = cut(rng, vectors[3], int(rng.integers(1, 600 if seed % 5 == 0 else 5)))
@@ -186,7 +184,7 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
             flat = ops.gather(update, torch.empty_like(x))
             apart = ops.difference(x, base, torch.empty_like(x))
             norm = ops.inspect(update)
-            results.append([tuple(seen), tuple(plain), sums, flat, apart, tuple(norm), ops.sketch(update, 1500, seed)])
+            results.append([tuple(seen), tuple(plain), sums, flat, apart, tuple(norm)])
     same(*results)
 
 
@@ -194,9 +192,9 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "amsgrad", "amsgrad in 8 bits", "yogi in 8 bits", None])
 @READERS
 @FEW
-@example(5123, False, 0, 1)
-@example(5123, True, 0, 2)
-@given(SIZES, st.booleans(), ORIGINS, st.integers(0, 2**31))
+@example(5123, False, 1)
+@example(5123, True, 2)
+@given(SIZES, st.booleans(), st.integers(0, 2**31))
 def test_cached_step(
     sides: tuple[Side, Side],
     format: str,
@@ -204,7 +202,6 @@ def test_cached_step(
     pieced: bool,
     size: int,
     calibrated: bool,
-    origin: int,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -244,7 +241,7 @@ def test_cached_step(
                 ops.cached_step_(
                     here["x"] if optimizer else None, [side.put(piece) for piece in update],
                     cache=cache, write=write, read=read, client=max(client, 0),
-                    arrival=i, gain=gain, sum=total, sum_scale=scale, origin=origin,
+                    arrival=i, gain=gain, sum=total, sum_scale=scale,
                     write_cache=caches[1] if apart[i] else None,
                     terms=term_lists[i] if optimizer or not calibrated else (), **other, **steps_with,
                 )  # fmt: skip
@@ -323,33 +320,12 @@ def test_norms_of_long_updates(sides: tuple[Side, Side], size: int) -> None:
             shifted = [offset(side.put(vector), 1) for vector in vectors]
             there = [side.put(vector) for vector in vectors]
             found = [tuple(ops.inspect([side.put(piece) for piece in update])) for update in pieces]
-            sums = [
-                group_sums(side.put(vectors[0])),
-                group_sums(there[0], *there[1:]),
-                group_sums(*shifted, inner=True),
-            ]
-            found.append([torch.from_numpy(rows.copy()) for rows in sums])
+            found.append(tuple(ops.distances(*shifted, inner=True)))
             if size < 10**6:
                 found.append(tuple(ops.inspect(shifted[0])))
                 found += [tuple(ops.distances(*of, inner=inner)) for of in (there, shifted) for inner in (True, False)]
             results.append(found)
     same(*results)
-
-
-def test_a_sketch_does_not_know_where_its_update_begins(sides: tuple[Side, Side]) -> None:
-    cpu, gpu = sides
-    update = numbers(np.random.default_rng(1), 5000)
-    found = torch.empty(1500, device=gpu.device)
-    with gpu.on():
-        there = gpu.put(update)
-        partial = torch.empty(32 * (1500 + 1024), device=gpu.device)
-        on = place(gpu.device)
-        native.cuda.sketch(
-            update_of(as_pieces(there), 3 * ops.GROUP), k=1500, seed=7, partial=partial.data_ptr(),
-            out=found.data_ptr(), where=where(on),
-        )  # fmt: skip
-    with cpu.on():
-        same(found.cpu(), ops.sketch(update, 1500, 7))
 
 
 def test_what_a_launch_refuses(sides: tuple[Side, Side]) -> None:
@@ -359,7 +335,9 @@ def test_what_a_launch_refuses(sides: tuple[Side, Side]) -> None:
         at = where(place(gpu.device))
         pieces = as_pieces([x[i : i + 1] for i in range(201)])
         with pytest.raises(ConfigError, match="200 pieces"):
-            native.cuda.sketch(update_of(pieces), k=1024, seed=0, partial=0, out=x.data_ptr(), where=at)
+            against = native.cuda.Against(x=0, base=0, inner=False)
+            rules = native.cuda.Rules(clip_norm=0.0, lam=0.0, eps=1.0, gamma_max=0.0)
+            native.cuda.judge(update_of(pieces), against, rules, scratch=0, verdict=0, where=at)
         with pytest.raises(ConfigError, match="no slot 2"):
             native.cuda.read_row(cache.native, slot=2, out=x.data_ptr(), where=at)
         with pytest.raises(ConfigError, match="last <= 2"):

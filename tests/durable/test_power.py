@@ -44,7 +44,7 @@ def fingerprint(server: fastagg.Server) -> str:
 
     tasks = state["tasks"]
     lines = zip(*(tasks[key].tolist() for key in ("task_client", "task_version")), strict=True)
-    eat([state["flat"], state["moments"], state["direction"], state["staleness"], sorted(lines), state["version"]])
+    eat([state["flat"], state["moments"], state["direction"], sorted(lines), state["version"]])
     return digest.hexdigest()
 
 

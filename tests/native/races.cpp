@@ -117,14 +117,6 @@ void norms() {
   if (!(verdict.norm2 > 0.999 * plain && verdict.norm2 < 1.001 * plain)) std::abort();
 }
 
-void sketches() {
-  const std::vector<float> g = vector(40 * kBlockSize + 5);
-  const int64_t k = 1500;
-  std::vector<float> partial(static_cast<size_t>(32 * (k + kBlockSize)), 1e30f), out(static_cast<size_t>(k));
-  cuda::sketch(whole(g), k, 3, partial.data(), out.data(), kWhere);
-  cuda::sketch(cut(g), k, 3, partial.data(), out.data(), kWhere);
-}
-
 void rows() {
   const int64_t size = 9 * kBlockSize + 300, slots = 5;
   const std::vector<float> g = vector(size);
@@ -179,8 +171,7 @@ int main(int count, char** names) {
   const struct {
     const char* name;
     void (*run)();
-  } all[] = {
-      {"norms", norms}, {"steps", steps}, {"rows", rows}, {"sketches", sketches}, {"distillation", distillation}};
+  } all[] = {{"norms", norms}, {"steps", steps}, {"rows", rows}, {"distillation", distillation}};
   for (const auto& each : all) {
     bool wanted = count == 1;
     for (int i = 1; i < count; ++i) wanted = wanted || std::strcmp(names[i], each.name) == 0;

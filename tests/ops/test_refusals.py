@@ -169,7 +169,6 @@ def test_structs_that_lack_something() -> None:
         "pieces": (lambda: native.Update([(0, 4, 0)]), "address of zero"),
         "size": (lambda: native.Update([(64, -4, 0)]), "negative"),
         "dtype": (lambda: native.Update([(64, 4, 3)]), "unknown dtype 3"),
-        "origin": (lambda: native.Update([(64, 4, 0)], origin=1024), "multiple of 65536"),
     }.values():
         refused(call, words)
 
@@ -274,7 +273,6 @@ def test_addresses_go_by_name() -> None:
     at, update = x.data_ptr(), native.Update([(x.data_ptr(), D, 0)])
     for call in (
         lambda: native.fold([(update, 0, 1.0)], at, at),
-        lambda: native.sketch(update, 1024, 0, at),
         lambda: native.copy(update, 0, D, 4, at),
         lambda: native.crc32c(update, [4 * D], 0, False),
         lambda: native.recompute_sum(rows().native, at, at, 0, 1, 1),
@@ -353,7 +351,7 @@ def _count(arguments: str) -> int:
 def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
     found = list(_signatures(native))
     names = {name for name, _ in found}
-    assert {"fold", "sketch", "Rows.__init__", "Update.one", "engine.Optimizer.__init__"} <= names
+    assert {"fold", "Rows.__init__", "Update.one", "engine.Optimizer.__init__"} <= names
     counts = {name: _count(arguments) for name, arguments in found}
     assert counts["recompute_sum"] == 6 and counts["Rows.__init__"] == 5 and counts["fold"] == 3
     # These take everything by name, so that nothing can be mixed up.
@@ -368,20 +366,9 @@ def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
 # ── numbers that the extension could not take ───────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_seeds_of_a_sketch_out_of_range(seed: int) -> None:
-    refused(lambda: ops.sketch(vector(D, 0), 1024, seed), "sketch: expected a seed")
-
-
 @pytest.mark.parametrize("before", [-1, 2**32])
 def test_checksums_out_of_range(before: int) -> None:
     refused(lambda: ops.crc32c(vector(D, 0), before), "crc32c: expected a checksum")
-
-
-@pytest.mark.parametrize("origin", [-65536, 2**64])
-def test_origins_out_of_range(origin: int) -> None:
-    x = vector(D, 0)
-    refused(lambda: ops.step_(x, vector(D, 1), optimizer="sgd", lr=0.1, origin=origin), "origin: expected", x)
 
 
 def test_models_to_fold_that_do_not_go_together() -> None:

@@ -56,13 +56,6 @@ def test_parts_are_described_as_before_unless_a_later_setting_is_set(name: str) 
         (lambda: fastagg.Buffer(normalize="weights", exact=1.0), "normalize.*exact"),
         (lambda: fastagg.CosineBuffer(normalize="weights"), "normalize"),
         (lambda: fastagg.FedAsync(torch.zeros(3), normalize=-1.0), "normalize"),
-        (
-            lambda: fastagg.Server(
-                torch.zeros(3), optimizer=fastagg.SGD(weight_decay=0.1),
-                staleness=fastagg.Euclidean(lam=1.0, eps=1.0, sketch=1024),
-            ),
-            "without weight decay",
-        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(make: Any, words: str) -> None:

@@ -211,8 +211,6 @@ def test_combinations_that_make_no_sense_say_why() -> None:
         lambda: fastagg.Server(x, fastagg.Differences(n), staleness=fastagg.Hinge()),
         lambda: fastagg.Server(x, fastagg.Differences(n), clip_norm=1.0),
         lambda: fastagg.Server(x, fastagg.Differences(n), weighting="samples"),
-        lambda: fastagg.Server(x, fastagg.Buffer(2), staleness=fastagg.Euclidean(sketch=1024)),
-        lambda: fastagg.Server(x, fastagg.Single(), fastagg.Adam(), fastagg.Euclidean(sketch=1024)),
         lambda: fastagg.Server(x, fastagg.AllClients(n), num_clients=3),
         lambda: fastagg.ACE(x, lr=0.1, num_clients=n, mode="client", cache="int8"),
         lambda: fastagg.DelayAdaptiveASGD(x, lr=0.1, delay_threshold=1, stale="lipschitz"),

@@ -172,7 +172,7 @@ def test_huge_running_statistics() -> None:
 
 
 @pytest.mark.parametrize("name", ["FADAS, corrected", "ACE, int8, by samples", "ACE, fp32", "CA2FL, fp32", "FedAC",
-                                  "FedAsync, hinge", "AsyncFedED, sketched", "FedBuff"])  # fmt: skip
+                                  "FedAsync, hinge", "FedBuff"])  # fmt: skip
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_state_that_is_not_finite_is_not_loaded(name: str, value: float) -> None:
     server = {**PRESETS, "ACE, int8, by samples": PRESETS["ACE, partial, int8, by samples"]}[name](model(D))

@@ -22,7 +22,6 @@ SERVERS = {
     "FedBuff": lambda x, **k: fastagg.FedBuff(x, buffer_size=2, **k),
     "FedAsync": lambda x, **k: fastagg.FedAsync(x, policy="hinge", **k),
     "AsyncFedED": lambda x, **k: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, **k),
-    "sketched": lambda x, **k: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, sketch=1024, **k),
     "ACE": lambda x, **k: fastagg.ACE(x, lr=0.1, num_clients=3, cache="int8", warmup="partial", **k),
     "ACED": lambda x, **k: fastagg.ACED(x, lr=0.1, num_clients=3, max_delay=1, warmup="partial", **k),
     "CA2FL": lambda x, **k: fastagg.CA2FL(x, num_clients=3, buffer_size=2, cache="int4", **k),

@@ -26,7 +26,6 @@ def test_on_the_cpu_the_answer_is_at_hand() -> None:
     ("make", "reason"),
     [
         (lambda: fastagg.FedAC(X, lr=0.1, validate="deferred"), "direction"),
-        (lambda: fastagg.AsyncFedED(X, lam=1.0, eps=1.0, sketch=1024, validate="deferred"), "sketch"),
         (lambda: fastagg.FedAvg(X, clients_per_round=2, deterministic=True, validate="deferred"), "deterministic"),
         (lambda: fastagg.FedBuff(X, validate="later"), "validate: expected one of"),
     ],

@@ -257,23 +257,6 @@ def test_checkpoints_and_logs_go_on_with_the_same_bits(overflow: Any, tmp_path: 
         make().load_state_dict(state)
 
 
-def test_a_slice_has_the_bits_of_the_whole() -> None:
-    size = 70_000
-    whole = server(size, 4, clip_norm=2.0)
-    with fastagg.sharded(
-        lambda piece: fastagg.Server(piece, fastagg.Buffer(4, exact=LARGEST), fastagg.SGD(1.0), clip_norm=2.0),
-        torch.zeros(size),
-    ) as sliced:
-        for i, update in enumerate(updates(9, size)):
-            for each in (whole, sliced):
-                each.dispatch(i)
-                each.receive(i, update)
-        assert sliced.version == 2 and torch.equal(sliced.flat, whole.flat)
-        sliced.dispatch("leaf")
-        with pytest.raises(fastagg.ConfigError, match="group"):
-            sliced.receive_partial("leaf", fastagg.Partial(torch.zeros(size, dtype=torch.int64), 1, 1.0, LARGEST))
-
-
 def test_terms_are_rounded_to_the_nearest_and_ties_to_even() -> None:
     numbers = torch.tensor([0.5, 1.5, -0.5, -2.5, 2.51, 1e9, -(2.0**30)]).repeat(200)
     want = torch.tensor([0, 2, 0, -2, 3, 10**9, -(2**30)]).repeat(200)

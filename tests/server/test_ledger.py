@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support import inside
-from support.ledgers import sum_of
 from support.models import same
 from support.presets import update
 from support.properties import examples
 
 import fastagg
-from fastagg import ops
 from fastagg.errors import UnknownClient, UnknownVersion
 from fastagg.model import ModelState
 
@@ -306,20 +304,6 @@ def test_the_sum_is_that_of_the_rows(name: str) -> None:
     assert distance_from_its_rows(server) > 1e-6
     arrive(server, 300, 300 + 4 * 23 + 3, 0, size)
     assert distance_from_its_rows(server) < 1e-6
-
-
-@pytest.mark.parametrize("name", ["ACE", "CA2FL", "ACED"])
-def test_a_slice_has_the_bits_of_the_whole_over_a_cycle(name: str) -> None:
-    size = ops.GROUP + 2500
-    whole = SCRUBBED[name](torch.zeros(size))
-    parts = [(0, ops.GROUP), (ops.GROUP, size)]
-    slices = [SCRUBBED[name](torch.zeros(end - begin), origin=begin) for begin, end in parts]
-    for first, last in ((0, 50), (50, 100)):
-        arrive(whole, first, last, 0, size)
-        for server, (begin, end) in zip(slices, parts, strict=True):
-            arrive(server, first, last, begin, end)
-        assert torch.equal(whole.flat, torch.cat([server.flat for server in slices]))
-        assert torch.equal(sum_of(whole), torch.cat([sum_of(server) for server in slices]))
 
 
 def test_a_ledger_in_the_middle_of_things_is_saved(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ NUMBERED: dict[str, Make] = {
     "FADAS": of("FADAS", lr=0.01, buffer_size=2),
     "FedAsync": of("FedAsync"),
     "AsyncFedED": of("AsyncFedED", lam=1.0, eps=1.0),
-    "AsyncFedED, sketched": of("AsyncFedED", lam=1.0, eps=1.0, sketch=1024),
     "ASGD": of("ASGD", lr=0.1),
     "DelayAdaptiveASGD": of("DelayAdaptiveASGD", lr=0.1, delay_threshold=1, stale="scaled"),
     "FedAC": of("FedAC", lr=0.01, buffer_size=2),

@@ -165,19 +165,3 @@ def test_settings_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     server = make()
     server.save(tmp_path / "server.pt")
     assert fastagg.load(tmp_path / "server.pt").direction == server.direction
-
-
-def test_a_sharded_server_ends_its_rounds_by_the_clock_of_rank_0() -> None:
-    def sliced(piece: Any) -> fastagg.Server:
-        return fastagg.Server(piece, fastagg.Buffer(10, at_least=3, grace=5.0), fastagg.Momentum(lr=1.0))
-
-    with fastagg.sharded(sliced, torch.zeros(SIZE)) as server:
-        for client in range(3):
-            answer(server, client)
-        assert server.close_round(if_due=True) is None
-        wait(server, 6.0)
-        assert server.dispatch(5).version == 1
-        for client in range(3):
-            answer(server, client)
-        wait(server, 6.0)
-        assert server.close_round(if_due=True) == 1.0

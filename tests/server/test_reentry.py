@@ -23,7 +23,7 @@ from support.models import same
 
 import fastagg
 from fastagg import Receipt, Reentered
-from fastagg.rules.staleness import StalenessState
+from fastagg.rules.directions.base import Arrival, DirectionState, Findings
 from fastagg.server.engine import state_of
 from fastagg.server.extension import Extension
 
@@ -376,27 +376,27 @@ class Dies:
         self.told()
 
 
-class Stated(StalenessState):
-    """A policy of a user's own whose state is set in `where`."""
+class Stated(DirectionState):
+    """A direction whose state is set in `where`."""
 
-    looks = True
+    asks = True
 
-    def __init__(self, policy: Any) -> None:
-        super().__init__(policy)
-        self.where, self.at, self.told = policy.where, policy.at, policy.told
+    def __init__(self, native: Any, setting: OwnState) -> None:
+        super().__init__(native)
+        self.where, self.at, self.told = setting.where, setting.at, setting.told
 
-    def moves(self, facts: Any, step_size: float) -> list[Any]:
-        return [(self, "told", Dies(self.told.told)), (self.where, self.at, 1)]
+    def before(self, arrival: Arrival, found: Findings) -> None:
+        found.moves = [(self, "told", Dies(self.told.told)), (self.where, self.at, 1)]
 
 
 @dataclass(frozen=True)
-class OwnState(fastagg.Staleness):
+class OwnState(fastagg.Single):
     where: Any = None
     at: str | int = "count"
     told: Any = None
 
-    def start(self, size: int, seed: int) -> StalenessState:
-        return Stated(self)
+    def start(self, material: Any) -> DirectionState:
+        return Stated(super().start(material).native, self)
 
 
 class Plain:
@@ -443,15 +443,15 @@ WHERE: dict[str, tuple[Any, Any, bool]] = {
 
 
 @pytest.mark.parametrize("name", WHERE)
-def test_the_state_of_a_users_policy_changes_with_the_model_or_nothing_does(name: str) -> None:
+def test_the_state_of_a_direction_changes_with_the_model_or_nothing_does(name: str) -> None:
     where, at, works = WHERE[name]
     seen: list[Any] = []
     told = Dies(lambda: None)
 
-    def state() -> dict[str, Any]:  # not the settings, which have the policy's state here
+    def state() -> dict[str, Any]:  # not the settings, which have the direction's state here
         return {**state_of(server._running), "flat": server.flat.clone()}
 
-    server = fastagg.Server(torch.zeros(D), fastagg.Single(), fastagg.SGD(1.0), OwnState(where, at, told))
+    server = fastagg.Server(torch.zeros(D), OwnState(where=where, at=at, told=told), fastagg.SGD(1.0))
     server.dispatch("ann"), server.dispatch("bob")
     before = state()
     if works:

@@ -599,9 +599,8 @@ def test_settings_that_are_refused(cache: dict[str, Any], says: str, tmp_path: P
 
 
 def test_servers_that_take_no_rows_on_a_disk(tmp_path: Path) -> None:
-    for more, says in [({"mode": "direct"}, "mode='direct'"), ({"origin": 65536}, "a slice")]:
-        with pytest.raises(fastagg.ConfigError, match=says):
-            make(tmp_path, **more)
+    with pytest.raises(fastagg.ConfigError, match="mode='direct'"):
+        make(tmp_path, mode="direct")
 
 
 def test_bytes_as_text() -> None:

@@ -55,10 +55,5 @@ def journal(server: fastagg.Server) -> Any:
     return log(server).journal
 
 
-def group(server: fastagg.Server) -> Any:
-    assert server._group is not None
-    return server._group
-
-
 def is_watched(server: fastagg.Server) -> bool:
     return server._watch is not None

@@ -65,7 +65,6 @@ PRESETS: dict[str, Make] = {
     "FedAsync, hinge": _of("FedAsync", policy="hinge", b=1),
     "FedAsync, polynomial": _of("FedAsync", policy="polynomial"),
     "AsyncFedED": _of("AsyncFedED", lam=1.0, eps=1.0),
-    "AsyncFedED, sketched": _of("AsyncFedED", lam=1.0, eps=1.0, sketch=1024),
     "ASGD": _of("ASGD", lr=0.1),
     **{
         f"DelayAdaptiveASGD, {rule}": _of("DelayAdaptiveASGD", lr=0.1, delay_threshold=1, stale=rule, **more)
@@ -158,6 +157,4 @@ def tensors(server: fastagg.Server) -> dict[str, Tensor]:
     if "cache" in state["direction"]:
         cache = state["direction"]["cache"]
         held |= {"rows": cache["data"], "scales": cache["scales"]}
-    if "now" in state["staleness"]:
-        held["sketch"] = state["staleness"]["now"]
     return held

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from fastagg import _checks
 from fastagg._build import native
@@ -103,8 +102,6 @@ class Differences(PerClient):
 class AllClientsState(SumState):
     """Rows, their sum, and the weight of each row in it."""
 
-    sliced = MappingProxyType({"sum": "vector", "cache": "rows", "scrub": "blocks"})
-
     def __init__(self, setting: AllClients, material: Material) -> None:
         size, device, seed = material.size, material.device, material.seed
         assert not isinstance(setting.cache, Tiered)
@@ -142,8 +139,6 @@ class TieredState(SumState):
 
     def __init__(self, setting: AllClients, material: Material) -> None:
         assert isinstance(setting.cache, Tiered)
-        if material.origin:
-            raise ConfigError("cache: updates on a disk are of a whole model, and this server has a slice (origin)")
         if on_cuda(material.device):
             raise ConfigError(
                 f"cache: updates on a disk (Tiered) need a server on the CPU, and this one is on {material.device}; "
@@ -191,8 +186,6 @@ class TieredState(SumState):
 
 class _DifferencesState(SumState):
     """The sum of the differences is the sum of the gradients."""
-
-    sliced = MappingProxyType({"sum": "vector"})
 
     def __init__(self, setting: Differences, material: Material) -> None:
         self.sum = memory.zeros(material.size, material.device)

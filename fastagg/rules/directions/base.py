@@ -6,7 +6,7 @@ remembers updates: it plans, runs and commits a step in one native call. Python 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -32,7 +32,6 @@ class Material(NamedTuple):
         size: d.
         device: the device of all vectors.
         seed: the seed of all random numbers.
-        origin: index of the first element, for a slice of a model.
         buffer_size: number of elements of the model's running statistics.
         memory: where the engine allocates vectors.
     """
@@ -40,7 +39,6 @@ class Material(NamedTuple):
     size: int
     device: torch.device
     seed: int
-    origin: int
     buffer_size: int
     memory: Native
 
@@ -82,9 +80,6 @@ class DirectionState:
         native: its part in the engine.
     """
 
-    # What of `state_dict` is per element, and how a slice of it is cut (fastagg/shards/states.py): a `vector`, `rows`
-    # of a client cache, or `blocks` that are being added up.
-    sliced: ClassVar[Mapping[str, str]] = {}
     asks = False  # whether `before` is called for every update
 
     def __init__(self, native: Native) -> None:
@@ -308,4 +303,4 @@ def _checked(state: object, what: str) -> dict[str, Tensor]:
 
 def resummation_of(cache: ClientCache, material: Material) -> Native:
     """What keeps a sum over the cache's rows from drifting."""
-    return native.engine.Resummation(cache.native, origin=material.origin, memory=material.memory, owner=cache)
+    return native.engine.Resummation(cache.native, memory=material.memory, owner=cache)

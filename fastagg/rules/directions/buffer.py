@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import ClassVar, Literal, TypedDict
 
 import torch
@@ -149,8 +148,6 @@ class Cohort(Buffer):
 class BufferState(DirectionState):
     """The sum of the updates so far. The last update of a full round goes directly into the step."""
 
-    sliced = MappingProxyType({"acc": "vector"})
-
     def __init__(self, setting: Buffer, material: Material) -> None:
         exact = (0.0, 0.0)
         if setting.exact is not None:
@@ -161,7 +158,7 @@ class BufferState(DirectionState):
             capacity=-1 if setting.size is None else setting.size, synchronous=setting.synchronous,
             closes_first=setting.overflow == "close", at_least=setting.at_least or 0, grace=setting.grace or 0.0,
             exact=exact, divisor=_DIVISORS.get(setting.normalize, setting.normalize),
-            size=material.size, origin=material.origin,
+            size=material.size,
         )  # fmt: skip
         super().__init__(native.engine.Buffered(sign=setting.sign, setting=told, memory=material.memory))
         self.exact, self.nbytes = setting.exact, (4 if setting.exact is None else 8) * material.size

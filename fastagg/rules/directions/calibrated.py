@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -54,8 +53,6 @@ class Calibrated(PerClient):
 
 class _CalibratedState(SumState):
     """Rows (including those of the current round), their sum, and the buffer."""
-
-    sliced = MappingProxyType({"acc": "vector", "sum": "vector", "cache": "rows", "scrub": "blocks"})
 
     def __init__(self, setting: Calibrated, material: Material) -> None:
         slots = setting.num_clients + min(setting.size, setting.num_clients)

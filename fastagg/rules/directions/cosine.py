@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from torch import Tensor
@@ -48,7 +47,6 @@ class _CosineState(BufferState):
     """
 
     asks = True
-    sliced = MappingProxyType({**BufferState.sliced, "control": "vector", "change": "vector"})
 
     def __init__(self, setting: CosineBuffer, material: Material) -> None:
         super().__init__(setting, material)

@@ -41,7 +41,7 @@ struct Server {
     settings.keeps_versions = true;
     std::shared_ptr<DirectionState> direction;
     if (buffers) {
-      direction = std::make_shared<Buffered>(1.0, Buffered::Setting{kCapacity, false, size, 0}, memory);
+      direction = std::make_shared<Buffered>(1.0, Buffered::Setting{kCapacity, false, size}, memory);
     } else if (rule == Rule::kAsgd) {
       direction = std::make_shared<Single>(-1.0, false, 0.0);
     } else {
