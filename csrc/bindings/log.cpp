@@ -267,7 +267,7 @@ void bind_log(py::module_& m) {
     return found;
   });
   py::class_<Reader, std::shared_ptr<Reader>>(m, "Reader")
-      .def(py::init(&read_log), arg("files"), arg("load"), by_name, arg("sequence"), arg("folder"), arg("chain"),
+      .def(py::init(&read_log), by_name, arg("files"), arg("load"), arg("sequence"), arg("folder"), arg("chain"),
            arg("end"), arg("old"))
       .def("next", [](Reader& one) { return read_record(one.next()); })
       .def_property_readonly("last", &Reader::last)

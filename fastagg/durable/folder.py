@@ -160,7 +160,7 @@ def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
         finally:
             disk.close(file)
     return native.log.Reader(
-        files, lambda index: disk.read_of(names[index]), sequence=after.sequence, folder=after.folder_id,
+        files=files, load=lambda index: disk.read_of(names[index]), sequence=after.sequence, folder=after.folder_id,
         chain=after.chain, end=max(after.log_end, *found.checkpoints), old="log" not in after.manifest,
     )  # fmt: skip
 

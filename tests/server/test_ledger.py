@@ -82,7 +82,7 @@ class Clients(RuleBasedStateMachine):
         wanted = self.last.get(client) if last else version
         given = torch.ones(D)
         if client not in self.last:
-            with pytest.raises(UnknownClient, match="never sent|not known any more: its last task"):
+            with pytest.raises(UnknownClient, match=r"never sent|not known any more: its last task"):
                 self.server.receive(client, given, version)
         elif wanted not in self.owed[client]:
             held = sorted(self.owed[client])
