@@ -55,7 +55,8 @@ def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: 
     ``place`` says where an unknown keyword belongs, or nothing.
     """
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    line = "fastagg." * function.__module__.startswith(("fastagg.presets", "fastagg.rules", "fastagg.server")) + name
+    public = ("fastagg.durable", "fastagg.presets", "fastagg.rules", "fastagg.server")
+    line = "fastagg." * function.__module__.startswith(public) + name
 
     @wraps(function)
     def call(*args: P.args, **given: P.kwargs) -> R:

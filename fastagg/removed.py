@@ -57,6 +57,7 @@ REMOVED: dict[str, str] = {
     "fastagg.Slice": _PARTS,
     "fastagg.sharded": _PARTS,
     "fastagg.ops.sketch": _EXACT,
+    "hash_payloads=": "the digest covers what a record says, and checksums what an update's numbers are; leave it out",
     "origin=": _PARTS,
     "sketch=": _EXACT,
 }

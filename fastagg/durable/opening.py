@@ -13,6 +13,7 @@ import torch
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg._keywords import checked
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents, free_name
@@ -35,6 +36,7 @@ _CUT = re.compile(r"cut-(\d{6})")  # of the servers in slices that older version
 _log = logging.getLogger("fastagg")
 
 
+@checked
 def open(
     path: str | os.PathLike[str],
     make: Callable[[], Server],
