@@ -129,7 +129,7 @@ void Reader::take_files(const std::vector<File>& files) {
       bad.emplace_back(i, wrong);
     }
   }
-  if (after_.old) drop_unused(files, bad);
+  if (after_.old) drop_unused(bad);
   size_t first = 0;
   while (first + 1 < segments_.size() && segments_[first + 1].head.first < wanted_) ++first;
   // what lies before the segment that is begun with is not needed
@@ -149,7 +149,7 @@ void Reader::take_files(const std::vector<File>& files) {
 
 // In format 3 a segment that waits to be used again looks like any other, and a crash may leave it without a head of
 // its own. It has no record that is wanted.
-void Reader::drop_unused(const std::vector<File>& files, std::vector<std::pair<size_t, std::string>>& bad) {
+void Reader::drop_unused(std::vector<std::pair<size_t, std::string>>& bad) {
   const auto is_unused = [&](const std::pair<size_t, std::string>& one) {
     const Bytes bytes = load_(one.first);
     for (size_t at = 0; at < bytes.size; at += kBlock)

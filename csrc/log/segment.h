@@ -146,7 +146,7 @@ class Reader {
   Bytes& held();
   std::string where(size_t at) const;
   void take_files(const std::vector<File>& files);
-  void drop_unused(const std::vector<File>& files, std::vector<std::pair<size_t, std::string>>& bad);
+  void drop_unused(std::vector<std::pair<size_t, std::string>>& bad);
   std::optional<Record> record_at(size_t at);
   std::optional<BlockHead> own_head(const Bytes& bytes, const Segment& segment, size_t at) const;
   bool pass_head(size_t at);
