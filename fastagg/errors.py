@@ -47,7 +47,7 @@ class WrongArguments(ConfigError, TypeError):
 
 
 class MissingPart(ConfigError, LookupError):
-    """A direction, optimizer or staleness policy with this name is not registered."""
+    """A direction, optimizer or staleness policy with this name is not registered, or a setting of it has left."""
 
 
 class ShapeMismatch(FastaggError, ValueError):

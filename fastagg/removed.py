@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fastagg.errors import ConfigError
+from fastagg.errors import MissingPart
 
 _COMPARE = (
     "let fastagg.watch(server, times='times.csv') write how long your clients take, and compare rules on that: "
@@ -73,12 +73,12 @@ def remaining(settings: Mapping[str, Any], known: Iterable[str]) -> dict[str, An
         known: the settings that it has now. One of these is nothing that left: it is a rule's of somebody else.
 
     Raises:
-        ConfigError: one that left was in use.
+        MissingPart: one that left was in use.
     """
     gone = {name: value for name, value in settings.items() if name in SETTINGS and name not in known}
     for name, value in gone.items():
         if value != SETTINGS[name]:
-            raise ConfigError(f"it was made with {name}={value!r:.150}, which is gone: {REMOVED[name + '=']}")
+            raise MissingPart(f"it was made with {name}={value!r:.150}, which is gone: {REMOVED[name + '=']}")
     now = known if isinstance(known, Mapping) else {}  # has the rules' settings, too
     return {
         name: remaining(value, now[name]) if isinstance(value, dict) and isinstance(now.get(name), dict) else value

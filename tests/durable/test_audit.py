@@ -260,6 +260,6 @@ def test_a_folder_without_digests_goes_on_with_them(tmp_path: Path) -> None:
     before = fastagg.audit(path, make=MAKE[name])
     assert before["same"] and before["digest"] is None
     with fastagg.open(path, MAKE[name]) as server:
-        play(server, LAST)
+        play(name, server, LAST)
     after = fastagg.audit(path, make=MAKE[name])
     assert after["same"] and after["base"] == before["last"] and after["digest"] is not None

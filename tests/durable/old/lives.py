@@ -3,34 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import torch
 from support.presets import numbers, update
+from torch import Tensor, nn
 
 import fastagg
 
 SIZE = 30
 FIRST, SECOND, THIRD, LAST = range(0, 8), range(8, 14), range(14, 19), range(19, 27)
+LARGEST = 2.0  # of the exact sum's updates
+Make = Callable[[], fastagg.Server]
 
 
-def _with_statistics() -> dict[str, torch.Tensor]:
-    return {
-        "w": numbers(0, SIZE, 22), "bn.running_mean": torch.zeros(4), "bn.num_batches_tracked": torch.tensor(0)
-    }  # fmt: skip
+def _model() -> Tensor:
+    return numbers(0, SIZE, 22)
 
 
-MAKE: dict[str, Callable[[], fastagg.Server]] = {
-    "FedBuff": lambda: fastagg.FedBuff(numbers(0, SIZE, 22), buffer_size=3),
-    "ACE": lambda: fastagg.ACE(numbers(0, SIZE, 22), lr=0.1, num_clients=4, cache="int8", warmup="partial"),
-    "FADAS": lambda: fastagg.FADAS(_with_statistics(), lr=0.01, buffer_size=2, delay_threshold=2),
-    "AsyncFedED": lambda: fastagg.AsyncFedED(numbers(0, SIZE, 22), lam=1.0, eps=1.0),
-    "Calls": lambda: fastagg.FedBuff(numbers(0, SIZE, 22), buffer_size=9),
+def _with_statistics() -> dict[str, Tensor]:
+    return {"w": _model(), "bn.running_mean": torch.zeros(4), "bn.num_batches_tracked": torch.tensor(0)}
+
+
+def _echo() -> fastagg.Server:
+    net = nn.Linear(5, 5)  # of SIZE parameters
+    with torch.no_grad():
+        net.weight.copy_(_model()[:25].reshape(5, 5))
+        net.bias.copy_(_model()[25:])
+    distill = fastagg.Distillation(net, numbers(9, 40, 22).reshape(8, 5), steps=2, lr=0.01, batch_size=4)
+    return fastagg.FedEcho(net, distill=distill, num_clients=5, buffer_size=3, cache="bf16")
+
+
+MAKE: dict[str, Make] = {
+    "FedBuff": lambda: fastagg.FedBuff(_model(), buffer_size=3),
+    "FedAsync": lambda: fastagg.FedAsync(_model(), policy="polynomial"),
+    "ACE": lambda: fastagg.ACE(_model(), lr=0.1, num_clients=5, cache="int8", warmup="partial"),
+    "ACED": lambda: fastagg.ACED(_model(), lr=0.1, num_clients=5, cache="bf16", max_delay=2, warmup="partial"),
+    "CA2FL": lambda: fastagg.CA2FL(_model(), num_clients=5, buffer_size=2, cache="int4"),
+    "FADAS": lambda: fastagg.FADAS(_with_statistics(), lr=0.01, buffer_size=2, delay_threshold=2, moments="8bit"),
+    "FedAC": lambda: fastagg.FedAC(_model(), lr=0.01, buffer_size=2),
+    "AsyncFedED": lambda: fastagg.AsyncFedED(_model(), lam=1.0, eps=1.0),
+    "FedEcho": _echo,
+    "exact": lambda: fastagg.FedBuff(_model(), buffer_size=6, exact=LARGEST, clip_norm=1.0),
+    "ordered": lambda: fastagg.FedAvg(_model(), clients_per_round=4, deterministic=True),
+    "upload": lambda: fastagg.FedBuff(_model(), buffer_size=2, weighting="samples"),
+    "Calls": lambda: fastagg.FedBuff(_model(), buffer_size=9),
 }
+# What left the package: these folders and files are refused.
+LEFT: dict[str, Make] = {
+    "sketched": lambda: fastagg.AsyncFedED(_model(), lam=1.0, eps=1.0, sketch=1024),  # type: ignore[call-arg]
+    "slice": lambda: fastagg.FedBuff(_model(), buffer_size=3, origin=65536),  # type: ignore[call-arg]
+}
+TRAINED = ("FedEcho",)  # its bits depend on torch's matrix products
 
 
-def play(server: fastagg.Server, numbered: range) -> None:
-    """Answers of three clients whose delays differ; a fourth one never answers."""
+def play(name: str, server: fastagg.Server, numbered: range) -> None:
+    """Answers of three clients whose delays differ, and one of each other call. Client 3 never answers."""
     for number in numbered:
         client = (0, 1, 0, 2, 0, 1)[number % 6]
         if number % 7 == 0:
@@ -38,15 +67,33 @@ def play(server: fastagg.Server, numbered: range) -> None:
         for one in (0, 1, 2):
             if number % 6 == 0 or one == client:
                 server.dispatch(one)
+        if name != "Calls" and number == 10:
+            server.hand_on(server.dispatch(3), 4)
+            server.forget(3, server.version)
+            server.lr = server.lr / 2
+        if name != "Calls" and number == 15:
+            server.expire(before=2)
         given: Any = update(number, SIZE)
-        if "bn" in str(server.layout.spec()):
+        if name == "FADAS":
             given = {
                 "w": given.float(), "bn.running_mean": torch.full((4,), number / 8.0),
                 "bn.num_batches_tracked": torch.tensor(number),
             }  # fmt: skip
-        server.receive(client, given, num_samples=2)
-        if server.config()["direction"].get("size") == 9:
+        if name == "exact" and number % 3 == 0:
+            leaf = fastagg.Leaf(_model(), exact=LARGEST, clip_norm=1.0)
+            for more in (0, 100):
+                leaf.fold(update(number + more, SIZE))
+            server.receive_partial(client, leaf.take())
+        elif name == "upload" and number % 2 == 0:
+            with server.receiving(client, num_samples=1 + number, dtype=given.dtype) as upload:
+                upload.write(given.view(torch.uint8).numpy().tobytes())
+        else:
+            control = numbers(number + 50, SIZE, 24) if name == "FedAC" else None
+            server.receive(client, given, num_samples=1 + number, control=control)
+        if name == "Calls":
             _other_calls(server, number)
+        if number in (11, 24) and name in ("FedBuff", "exact"):
+            server.close_round()
 
 
 def _other_calls(server: fastagg.Server, number: int) -> None:
@@ -63,22 +110,31 @@ def _other_calls(server: fastagg.Server, number: int) -> None:
     server.lr = 1.0 / (1 + number)
 
 
-def found(server: fastagg.Server) -> dict[str, Any]:
-    """What a client or a user can see of a server, in hexadecimal where it is numbers."""
+def parts(server: fastagg.Server) -> dict[str, Tensor]:
+    """The numbers of a server's state, by name."""
     state = server.state_dict()
-    tasks = state["tasks"]
+    found = {"flat": state["flat"], **{f"moment {key}": value for key, value in sorted(state["moments"].items())}}
+    for key in ("sum", "acc", "control", "change"):
+        if isinstance(value := state["direction"].get(key), Tensor):
+            found[key] = value
+    if "cache" in state["direction"]:
+        cache = state["direction"]["cache"]
+        found |= {"rows": cache["data"], "scales": cache["scales"]}
+    if isinstance(state["buffers"].get("values"), Tensor):
+        found["statistics"] = state["buffers"]["values"]
+    return found
+
+
+def found(name: str, server: fastagg.Server) -> dict[str, Any]:
+    """What a client or a user can see of a server; of numbers, the digests."""
+    tasks = server.state_dict()["tasks"]
     ids = list(tasks["clients"])
     owed = sorted(
         zip((int(ids[k]) for k in tasks["task_client"].tolist()), tasks["task_version"].tolist(), strict=True)
     )
-    parts = {"flat": state["flat"], **{f"moment {key}": value for key, value in sorted(state["moments"].items())}}
-    for key in ("sum", "acc"):
-        if isinstance(value := state["direction"].get(key), torch.Tensor):
-            parts[key] = value
-    if "cache" in state["direction"]:
-        cache = state["direction"]["cache"]
-        parts |= {"rows": cache["data"], "scales": cache["scales"]}
-    if isinstance(state["buffers"].get("values"), torch.Tensor):
-        parts["statistics"] = state["buffers"]["values"]
-    seen = {name: part.contiguous().view(torch.uint8).numpy().tobytes().hex() for name, part in parts.items()}
-    return {"version": server.version, "steps": server.steps, "open": [list(one) for one in owed], **seen}
+    digests = {
+        part: sha256(held.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+        for part, held in parts(server).items()
+    }
+    seen = {"version": server.version, "steps": server.steps, "lr": server.lr, "open": [list(one) for one in owed]}
+    return seen if name in TRAINED else {**seen, "parts": digests}
