@@ -12,7 +12,6 @@ optimizers: dict[str, tuple[str, ...]]  # name -> the moments it owns
 row_formats: dict[str, tuple[int, bool]]  # name -> bits per element, whether it has scales
 scale_block: int
 block: int
-group: int
 
 sources: str  # a digest of csrc/
 cuda_architectures: str

@@ -56,6 +56,7 @@ REMOVED: dict[str, str] = {
     "fastagg.SharedVector": "numpy.memmap is memory that all processes of a host see, and server.receive() takes it",
     "fastagg.Slice": _PARTS,
     "fastagg.sharded": _PARTS,
+    "fastagg.ops.GROUP": _PARTS,
     "fastagg.ops.sketch": _EXACT,
     "hash_payloads=": "the digest covers what a record says, and checksums what an update's numbers are; leave it out",
     "origin=": _PARTS,

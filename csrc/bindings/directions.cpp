@@ -247,8 +247,6 @@ void bind_directions(py::module_& m) {
       });
 
   py::class_<DirectionState, std::shared_ptr<DirectionState>>(m, "Direction")
-      .def("check", [](const DirectionState& one, int64_t client, int64_t start,
-                       int64_t now) { one.check(ClientId::of(client), start, now); })
       .def("state", [](DirectionState& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
       .def("load", [](DirectionState& one,
                       const py::dict& state) { load(state, [&](Archive& archive) { one.fields(archive); }); })

@@ -692,15 +692,6 @@ void load_waiting(Server& server, const py::list& entries) {
 void bind_engine(py::module_& m) {
   const py::kw_only by_name;
   using engine::Settings;
-  py::class_<engine::Gate>(m, "Gate")
-      .def(py::init([](int64_t most_waiting) {
-             auto gate = std::make_unique<engine::Gate>();
-             gate->most_waiting = most_waiting;
-             return gate;
-           }),
-           arg("most_waiting"))
-      .def("enter", &engine::Gate::enter, arg("limited"))
-      .def("leave", &engine::Gate::leave);
   py::class_<Block>(m, "Block")
       .def("__enter__", [](Block& block) { block.held.enter(); })
       .def("__exit__", [](Block& block, const py::args&) { block.held.leave(); });

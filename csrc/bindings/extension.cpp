@@ -109,7 +109,6 @@ struct Asked {
   int32_t local_steps;
   double norm, share;
   py::object reported, extra;
-  bool is_sum;
   // Python's objects of these are made when they are asked for
   Update numbers;
   store::Owner owner;
@@ -156,7 +155,6 @@ class PythonExtension : public Extension {
                 question.share,
                 py::none(),
                 extra_of(arrival.extra.get()),
-                arrival.kind == engine::Arrival::kSum,
                 arrival.update,
                 arrival.copy ? arrival.copy : arrival.owner,
                 question.model,
@@ -313,8 +311,7 @@ void bind_extension(py::module_& m) {
            })
       .def_property_readonly("has_base", [](const Asked& one) { return static_cast<bool>(one.kept); })
       .def_readonly("reported", &Asked::reported)
-      .def_readonly("extra", &Asked::extra)
-      .def_readonly("is_sum", &Asked::is_sum);
+      .def_readonly("extra", &Asked::extra);
 }
 
 }  // namespace fastagg::bindings

@@ -104,7 +104,6 @@ void bind_structs(py::module_& m) {
   m.attr("row_formats") = facts_of_formats(RowFormats{});    // name -> bits per element, whether it has scales
   m.attr("scale_block") = kScaleBlock;
   m.attr("block") = kBlock;
-  m.attr("group") = kGroup;
 
   py::class_<Update>(m, "Update")
       .def(py::init(&update_of), arg("pieces"))

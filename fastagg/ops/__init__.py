@@ -7,8 +7,12 @@ write to their first argument and to the given moments. If an argument is refuse
 Devices without a kernel run :mod:`fastagg.reference` instead (correct, not fast).
 """
 
+import sys
+from typing import TYPE_CHECKING
+
+from fastagg import _checks
 from fastagg.ops.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
-from fastagg.ops.checks import GROUP, OPTIMIZERS, Update
+from fastagg.ops.checks import OPTIMIZERS, Update
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
 from fastagg.ops.exact import ExactSum, accumulate_exact_, add_exact_, exact_norm, exact_unit, read_exact
 from fastagg.ops.exact import whole_numbers as whole_numbers
@@ -29,7 +33,6 @@ from fastagg.ops.update import (
 from fastagg.ops.verdict import judge
 
 __all__ = [
-    "GROUP",
     "OPTIMIZERS",
     "Distances",
     "ExactSum",
@@ -67,3 +70,8 @@ __all__ = [
     "step_",
     "yogi_",
 ]
+
+if not TYPE_CHECKING:  # a type checker that sees this function would accept every misspelt name
+
+    def __getattr__(name: str) -> object:
+        raise _checks.no_attribute(sys.modules[__name__], name)

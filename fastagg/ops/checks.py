@@ -14,7 +14,6 @@ from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.storage.pieces import Pieces
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> its moments; csrc/math/optimizers.h
-GROUP = native.group  # elements: the unit of reductions
 MOMENT_BLOCK = native.scale_block  # elements that share a unit; csrc/math/moments.h
 
 Update = Tensor | np.ndarray | Sequence[Arrays] | Pieces

@@ -14,6 +14,7 @@ from support.kernels import moments, vector
 import fastagg
 from fastagg import ops
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
+from fastagg.removed import REMOVED
 from fastagg.storage.cache import ClientCache
 
 pytestmark = pytest.mark.kernel
@@ -378,3 +379,10 @@ def test_models_to_fold_that_do_not_go_together() -> None:
     refused(lambda: ops.fold([x], [None], [1.0, 1.0], None, out), "and 2 weights", out, error=ShapeMismatch)
     other = [x, vector(D - 1, 1)]
     refused(lambda: ops.fold(other, [None, None], [1.0, 1.0], None, None), "model 1 has 2999", error=ShapeMismatch)
+
+
+@pytest.mark.parametrize("name", [name for name in REMOVED if name.startswith("fastagg.ops.")])
+def test_names_that_left_say_what_to_use(name: str) -> None:
+    with pytest.raises(AttributeError, match="is gone") as refusal:
+        getattr(ops, name.removeprefix("fastagg.ops."))
+    assert REMOVED[name] in str(refusal.value)

@@ -155,7 +155,6 @@ class Direction:
     synchronous: ClassVar[bool] = False
     buffered: ClassVar[bool] = False
     in_kernels: ClassVar[bool] = False
-    single: ClassVar[bool] = False  # whether every step is a multiple of one update
 
     def __post_init__(self) -> None:
         _checks.one_of("kind", self.kind, KINDS)

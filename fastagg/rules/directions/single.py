@@ -23,8 +23,6 @@ class Single(Direction):
         4.0
     """
 
-    single: ClassVar[bool] = True
-
     def start(self, material: Material) -> DirectionState:
         return DirectionState(native.engine.Single(sign=self.sign))
 
