@@ -14,6 +14,8 @@ from torch import nn
 import fastagg
 
 # What the user types; then three parts of the message: the argument, what came, and what to do about it.
+TABLE = Path(__file__).parents[1] / "reproduction" / "cifar8-quick.toml"  # an installed package finds it by its path
+
 MISTAKES = [
     # names
     ("fastagg.FedBuf(model)", "fastagg", "'FedBuf'", "did you mean 'FedBuff'?"),
@@ -140,7 +142,7 @@ MISTAKES = [
     ("$ run fadas-digits-mild --lr 0.1", "option", "--lr", "--set client.lr=0.1"),
     ("$ run fadas-digits-mild --out junk.pt", "junk.pt", "got a file", "--out takes another one"),
     ("$ run folder", "recipe", "'folder'", "fastagg run --resume folder"),
-    ("$ compare cifar8-quick", "data 'npz'", "is read from a folder", "name it with --data-dir"),
+    (f"$ compare {TABLE}", "data 'npz'", "is read from a folder", "name it with --data-dir"),
     ("$ rum fadas-digits-mild", "command", "'rum'", "Did you mean 'run'?"),
     ("$ compare fadas-digits-mild --baseline FedAvg", "baseline", "'FedAvg'", "known: fadas-digits-mild"),
     ("$ run none.toml", "recipe none.toml", "No such file", "`fastagg recipes` lists those in the package"),

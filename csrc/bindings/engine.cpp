@@ -9,6 +9,7 @@
 
 #include "../cpu/cpu.h"
 #include "../cuda/cuda.h"
+#include "../store/process.h"
 #include "archive.h"
 #include "arrays.h"
 #include "extension.h"
@@ -42,7 +43,9 @@ struct Server {
   bool checks_models = true;  // whether an update that is nearly the model is left to Python, which warns
   int32_t device = -1;        // the CUDA device that kernels run on; negative: the processor
 
-  std::shared_ptr<Engine> now() const { return std::atomic_load(&engine); }
+  // A forked child may have inherited the lock behind the atomic from a thread that it does not have. It is alone.
+  std::shared_ptr<Engine> now() const { return store::process() == process ? std::atomic_load(&engine) : engine; }
+  const int process = store::process();
   // Whether a call takes so long that other threads should go on meanwhile. On a device it only waits for the device,
   // which lets them go on.
   bool is_long() const { return device < 0 && size >= kWorthReleasing; }

@@ -255,10 +255,13 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(recipe, arguments, message)
 def test_missing_files_and_folders_are_one_line_and_exit_code_2(recipe, tmp_path):
     assert "no recipe 'nothing'; `fastagg recipes` lists them all" in refused("run", "nothing")
     assert "did you mean 'fadas-digits-large'?" in refused("run", "fadas-digit-large")
-    assert "did you mean 'fadas-table2" in refused("compare", "fadas-tabel2")
+    assert "did you mean 'fadas-table7" in refused("compare", "fadas-tabel7")
     assert "cannot read the recipe none.toml" in refused("run", "none.toml")
-    assert "nowhere does not exist" in refused("compare", "cifar8-quick", "--data-dir", tmp_path / "nowhere")
-    assert "name it with --data-dir (data.dir): an .npz file" in refused("compare", "cifar8-quick")
+    table = (
+        Path(__file__).parents[2] / "reproduction" / "cifar8-quick.toml"
+    )  # by its path: an installed package has none
+    assert "nowhere does not exist" in refused("compare", table, "--data-dir", tmp_path / "nowhere")
+    assert "name it with --data-dir (data.dir): an .npz file" in refused("compare", table)
     version = 'delay={name="version", file="none.csv"}'
     changes = ["--set", version, "--set", 'participation={rule="all"}']
     assert "cannot read none.csv" in refused("run", recipe, *changes)

@@ -47,7 +47,7 @@ WAYS: dict[str, Way] = {
 def plain(server: fastagg.Server) -> Any:
     """The state, but for versions and tasks."""
     state = server.state_dict()
-    return {name: state[name] for name in ("steps", "flat", "moments", "buffers", "direction", "staleness")}
+    return {name: state[name] for name in ("steps", "flat", "moments", "buffers", "direction")}
 
 
 @pytest.mark.parametrize("name", PRESETS)
