@@ -452,7 +452,7 @@ def run(side: Side, make: Callable[..., fastagg.Server], size: int, seed: int, w
                 receipt = server.receive(client, side.put(update), num_samples=samples)
                 kept.append((receipt.kept, receipt.version, receipt.delay, receipt.applied, receipt.step_size))
         state = server.state_dict()
-        return [{key: state[key] for key in ("flat", "moments", "direction", "version", "staleness")}, kept, steps]
+        return [{key: state[key] for key in ("flat", "moments", "direction", "version")}, kept, steps]
 
 
 @pytest.mark.parametrize("name", PRESETS)
