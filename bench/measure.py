@@ -141,7 +141,7 @@ def _timed(
         if name != leader:
             info["ratio"] = list(timings.ratio(name, leader))
         if fastest and is_counted(name):
-            limit = fastest["read"] if case.reads else max(fastest[one] for one in ("copy", "triad", "in place"))
+            limit = max(speed for kind, speed in fastest.items() if case.reads or kind != "read")
             info |= {"share": case.bytes * size / p50 / limit, "streams": fastest}
         info |= built[name].told()
         if host := clock.host.get(name):

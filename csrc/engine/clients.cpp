@@ -43,14 +43,24 @@ int64_t Clients::token(int64_t place) const {
   return named_[static_cast<size_t>(place)] ? INT64_MIN + name_at(place).second.life : ids_[static_cast<size_t>(place)];
 }
 
+namespace {
+
+// Numbers that differ in any bit differ in their marks, but for one pair in 2^32; 0 says that nobody is known.
+template <typename Id>
+uint32_t marked(const Id& id) {
+  const uint64_t bits = std::hash<Id>{}(id);
+  const auto mark = static_cast<uint32_t>((bits ^ bits >> 32) * 0x9E3779B97F4A7C15ull >> 32);
+  return mark != 0 ? mark : 1;
+}
+
+}  // namespace
+
 uint32_t Clients::mark(const ClientId& id) {
-  if (id.kind == ClientId::kNumber) return static_cast<uint32_t>(id.number) + 1;
-  return static_cast<uint32_t>(std::hash<std::string>{}(key_of(id)));
+  return id.kind == ClientId::kNumber ? marked(id.number) : marked(key_of(id));
 }
 
 uint32_t Clients::mark(int64_t place) const noexcept {
-  if (!named_[static_cast<size_t>(place)]) return static_cast<uint32_t>(ids_[static_cast<size_t>(place)]) + 1;
-  return static_cast<uint32_t>(std::hash<std::string>{}(name_at(place).first));
+  return named_[static_cast<size_t>(place)] ? marked(name_at(place).first) : marked(ids_[static_cast<size_t>(place)]);
 }
 
 ClientId Clients::at(int64_t place) const {

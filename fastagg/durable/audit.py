@@ -23,7 +23,7 @@ from fastagg.durable.folder import (
     read_checkpoint,
     read_log,
 )
-from fastagg.durable.recovery import Replay, check_made, load_into, made_of
+from fastagg.durable.recovery import Replay
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.server.server import Server
 
@@ -92,12 +92,7 @@ def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callab
         names = ", ".join(map(str, held.checkpoints)) or "none"
         raise CheckpointError(f"{disk.path}: no checkpoint {start if start is not None else ''}: there are: {names}")
     begin = read_checkpoint(disk, held.checkpoints[0] if start is None else start)
-    if make is None:
-        server = server_of(begin, "audit")
-    else:
-        server = make()
-        check_made(disk, dict(begin.manifest["made"]), made_of(server))
-        load_into(server, begin.state)
+    server = server_of(disk, begin, "audit", make)
     run = _Audit(server, disk, held, begin, wanted)
     problem, where = None, None
     try:

@@ -3,6 +3,7 @@ writes nothing and takes no lock."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from fastagg.durable.folder import (
     read_checkpoint,
     read_log,
 )
-from fastagg.durable.recovery import Replay, load_into
+from fastagg.durable.recovery import Replay, check_made, load_into, made_of
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
+from fastagg.server.server import Server
 from fastagg.storage import tiered
 
 
@@ -122,7 +124,7 @@ def _log(
     would, reader = "go on", None
     try:
         if replay:
-            server = server_of(newest, "replay")
+            server = server_of(disk, newest, "replay")
             walk = Replay(server, disk, held)
         reader = read_log(disk, held, newest)
         walk.all(reader)
@@ -181,14 +183,22 @@ class _Walk(Replay):
         """Nothing is executed."""
 
 
-def server_of(newest: Checkpoint, what: str) -> Any:
+def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Server] | None = None) -> Server:
     """Return a server in memory with a checkpoint's state. ``what`` asks for it.
+
+    Args:
+        make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
 
     Raises:
         CheckpointError: it cannot be made without what no checkpoint holds.
     """
     from fastagg.server.loading import server_from
 
+    if make is not None:
+        server = make()
+        check_made(disk, dict(newest.manifest["made"]), made_of(server))
+        load_into(server, newest.state)
+        return server
     config = newest.state["config"]
     if isinstance(config["direction"].get("cache"), dict):
         raise CheckpointError(

@@ -12,7 +12,7 @@ from fastagg.durable import opening
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.doctor import server_of
 from fastagg.durable.folder import Checkpoint, Contents, contents, read_log, read_upload
-from fastagg.durable.recovery import Replay, check_made, load_into, made_of, newest
+from fastagg.durable.recovery import Replay, newest
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import engine
 from fastagg.server.server import Server
@@ -50,12 +50,7 @@ def salvage(
 def _salvaged(disk: Disk, to: os.PathLike[str], make: Callable[[], Server] | None) -> Plain:
     held = contents(disk)
     begin, _ = newest(disk, held)
-    if make is None:
-        server = server_of(begin, "salvage")
-    else:
-        server = make()
-        check_made(disk, dict(begin.manifest["made"]), made_of(server))
-        load_into(server, begin.state)
+    server = server_of(disk, begin, "salvage", make)
     problem, last = _replayed(server, disk, held, begin)
     engine.limit(server._engine, server._parts.settings)
     taken, refused = 0, []

@@ -39,6 +39,7 @@ class Clients(RuleBasedStateMachine):
         self.server = make(torch.zeros(D), **how) if keeps else make(torch.zeros(D), lr=1.0, **how)
         self.owed: dict[Any, list[int]] = {}
         self.last: dict[Any, int] = {}
+        self.how: dict[tuple[Any, int], str] = {}  # how the task of a client and a version ended last
         self.models = {0: torch.zeros(D)}
         self.tasks: list[fastagg.Dispatch] = []
 
@@ -82,12 +83,16 @@ class Clients(RuleBasedStateMachine):
         wanted = self.last.get(client) if last else version
         given = torch.ones(D)
         if client not in self.last:
-            with pytest.raises(UnknownClient, match=r"never sent|not known any more: its last task"):
+            ended = [how for (one, _), how in self.how.items() if one == client and type(one) is type(client)]
+            words = "never sent"  # or it was long ago, or before a restart
+            words += rf"|not known any more: its last task.* was ({'|'.join(set(ended))})" if ended else ""
+            with pytest.raises(UnknownClient, match=words):
                 self.server.receive(client, given, version)
         elif wanted not in self.owed[client]:
             held = sorted(self.owed[client])
             words = rf"owes versions \[{', '.join(map(str, held))}\]" if held else "answered everything"
-            words += rf"|its task of version {wanted} was"  # the server remembers how it ended
+            if (client, wanted) in self.how:  # the server remembers it for a while
+                words += rf"|its task of version {wanted} was {self.how[client, wanted]}"
             with pytest.raises(UnknownVersion, match=words):
                 self.server.receive(client, given, version)
         else:
@@ -95,6 +100,7 @@ class Clients(RuleBasedStateMachine):
             receipt = self.server.receive(client, given, version)
             assert (receipt.client, receipt.version, receipt.delay) == (client, before + 1, before - wanted)
             self.owed[client].remove(wanted)
+            self.how[client, wanted] = "answered"
             self.models[receipt.version] = self.server.flat.clone()
 
     @rule(data=st.data(), whole=st.booleans())
@@ -106,12 +112,14 @@ class Clients(RuleBasedStateMachine):
                 self.server.forget(client, version)
         elif whole:
             self.server.forget(client)
+            self.how |= {(client, one): "forgotten" for one in self.owed[client]}
             del self.owed[client], self.last[client]
         elif version not in self.owed[client]:
             with pytest.raises(UnknownVersion):
                 self.server.forget(client, version)
         else:
             self.server.forget(client, version)
+            self.how[client, version] = "forgotten"
             self.owed[client].remove(version)
 
     @rule()
