@@ -94,6 +94,10 @@ class Part:
     arrays: Arrays
     by_part: bool
 
+    def bare(self) -> Part:
+        """The same part without arrays, which splits and joins."""
+        return Part(self.layout, None, self.by_part)
+
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
         """Return the layout.
 
@@ -240,6 +244,16 @@ class Layout:
             raise ConfigError(f"tied: the model has no {_names(unknown)}")
         found.tell([e.name for e in entries if e.role == "parameter"] if roles is None else [])
         return cls(form, entries, constants)
+
+    def of_some(self, arrays: Mapping[str, object], buffers: Mapping[str, str]) -> Layout:
+        """Return the layout of some of the arrays, each in the role that it has here."""
+        first = {(e.offset, e.size): e.name for e in self.entries if e.role == "parameter"}
+        second = [e for e in self.entries if e.role == "alias" and e.size and e.name in arrays]
+        aliases = {e.name: first[e.offset, e.size] for e in second}
+        roles: dict[str, Role] = {e.name: e.role if e.size or e.role != "alias" else "parameter" for e in self.entries}
+        found = self._build(self.form, arrays.items(), _named, buffers, roles, aliases)
+        found.numpy = self.numpy
+        return found
 
     def spec(self) -> State:
         """Return plain data from which :meth:`from_spec` rebuilds this layout."""

@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, overload
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
 from fastagg import _checks
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError, ShapeMismatch
-from fastagg.model.layout import Entry, Layout, Part, Tied
+from fastagg.model.layout import Layout, Part, Tied
 from fastagg.storage.pieces import as_array
 
 
-class Split(tuple[Any, ...]):
-    """An update by part, as :meth:`Cut.split` makes it."""
+class Cut(list[Part]):
+    """The parts of a model, each the ``params`` of a server, and the ``layout`` of the whole."""
 
+    def __init__(self, layout: Layout, parts: Iterable[Part] = ()) -> None:
+        super().__init__(parts)
+        self.layout = layout
 
-class Cut(Sequence[Part]):
-    """A model in parts: each is the ``params`` of a server.
-
-    Attributes:
-        layout: that of the whole model.
-    """
-
-    def __init__(self, layout: Layout, parts: Iterable[Part]) -> None:
-        self.layout, self._parts = layout, tuple(parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> Part: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Part]: ...
-    def __getitem__(self, index: int | slice) -> Part | Sequence[Part]:
-        return self._parts[index]
-
-    def bare(self) -> Cut:
-        """The same cut without the model's arrays: it splits and joins."""
-        return Cut(self.layout, (replace(part, arrays=None) for part in self))
-
-    def split(self, update: Any) -> Split:
-        """Return an update or a trained model by part: views, nothing is copied.
+    def split(self, update: Any) -> list[Any]:
+        """Return an update or a trained model by part. Nothing is copied.
 
         Args:
             update: in the form of the model, or one flat 1-D array.
@@ -61,19 +40,14 @@ class Cut(Sequence[Part]):
             own = (entry for entry in self.layout.entries if entry.role == "parameter")
             arrays = {e.name: vector[e.offset : e.offset + e.size].reshape(e.shape) for e in own}
         named = ({e.name: arrays[e.name] for e in part.layout.entries if e.name in arrays} for part in self)
-        return Split(map(self._formed, named))
+        return [_formed(self.layout, found) for found in named]
 
     def join(self, models: Iterable[Any]) -> Any:
         """Return the whole of each part's ``params`` or ``parameters()``, in the form in which the model came."""
         arrays: dict[str, Any] = {}
         for part, model in zip(self, models, strict=True):
             arrays |= part.layout._arrays(model, "model")
-        return self._formed({e.name: arrays[e.name] for e in self.layout.entries})
-
-    def _formed(self, arrays: dict[str, Any]) -> Arrays:
-        if self.layout.form in ("module", "state_dict"):
-            return arrays
-        return list(arrays.values()) if self.layout.form == "list" else arrays[""]
+        return _formed(self.layout, {e.name: arrays[e.name] for e in self.layout.entries})
 
 
 def parts(
@@ -81,9 +55,9 @@ def parts(
 ) -> Cut:
     """Cut a model by whole tensors into parts of like size, each for a :class:`fastagg.Server` of its own.
 
-    The cut depends on nothing but names, shapes and order: tensors are given out by size, the largest first (equal ones
-    in the model's order), each to the part that has least so far (of equal ones the first). Tied tensors are one.
-    Buffers and what does not train go with the first tensor that trains in their module, or else around it.
+    The cut follows from names, shapes and order alone: tensors are given out by size, the largest first (equal ones in
+    the model's order), each to the part that has least so far (of equal ones the first). Tied tensors are one. Buffers,
+    and what does not train or is empty, go with the first tensor of their module that trains, or of the one around it.
 
     Args:
         model: in any form that a server takes. A 1-D array is one tensor, so one part.
@@ -93,7 +67,7 @@ def parts(
         buffers, tied: which arrays of a state_dict or a list are buffers, and which are one: as for a server.
 
     Raises:
-        ConfigError: there are fewer tensors than parts. Others: the model is refused, as by a server.
+        ConfigError: there are fewer tensors than parts. Other errors: the model is refused, as by a server.
 
     Example:
         >>> cut = fastagg.parts(torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.Linear(9, 9)), 2)
@@ -107,35 +81,37 @@ def parts(
     """
     _checks.whole("count", count, least=1)
     layout = Layout.of(model, buffers=buffers, tied=tied)
-    together = list(_together(layout))
-    if count > len(together):
-        raise ConfigError(f"count: the model has {len(together)} tensors to give out, got {count} parts")
-    loads, members = [(0, number) for number in range(count)], [set[str]() for _ in range(count)]
-    for group in sorted(together, key=_size, reverse=True):  # stable, as the model's order is
+    owner, sizes = _owners(layout), Counter[str]()
+    for e in layout.entries:
+        sizes[owner[e.name]] += 0 if e.role == "alias" else e.size
+    if count > len(sizes):
+        raise ConfigError(f"count: the model has {len(sizes)} tensors to give out, got {count} parts")
+    place, loads = dict[str, int](), [(0, number) for number in range(count)]
+    for name, size in sizes.most_common():  # equal ones in the order in which they came
         load, number = heapq.heappop(loads)
-        members[number] |= {entry.name for entry in group}
-        heapq.heappush(loads, (load + _size(group), number))
-    cut = Cut(layout, [Part(_part(layout, names), None, by_part or count == 1) for names in members])
-    return Cut(layout, map(lambda part, arrays: replace(part, arrays=arrays), cut, cut.split(model)))
+        place[name] = number
+        heapq.heappush(loads, (load + size, number))
+    arrays, cut = layout._arrays(model), Cut(layout)
+    for number in range(count):
+        mine = {e.name: arrays[e.name] for e in layout.entries if place[owner[e.name]] == number}
+        part = layout.of_some(mine, buffers or {})
+        cut.append(Part(part, _formed(layout, mine), by_part or count == 1))
+    return cut
 
 
-def _size(group: Sequence[Entry]) -> int:
-    return sum(entry.size for entry in group if entry.role != "alias")
-
-
-def _together(layout: Layout) -> Iterator[list[Entry]]:
-    """Yield each parameter with what goes with it: other names, and what its module has besides parameters."""
-    groups: dict[str, list[Entry]] = {}
-    at, first = dict[int, str](), dict[str, str]()  # by place in the vector; the first parameter of each module
+def _owners(layout: Layout) -> dict[str, str]:
+    """Return of every array the parameter that it goes with: tied ones, and what a module has besides parameters."""
+    owner, first = dict[str, str](), dict[str, str]()  # the first parameter of each module
+    at: dict[int, str] = {}  # by place in the vector
     for e in layout.entries:
-        if e.role == "parameter" and e.size:
-            groups[e.name], at[e.offset] = [], e.name
+        if e.role in ("parameter", "alias") and e.size:
+            owner[e.name] = at.setdefault(e.offset, e.name)
             for module in _modules(e.name):
-                first.setdefault(module, e.name)
+                first.setdefault(module, owner[e.name])
     for e in layout.entries:
-        leader = e.name if e.name in groups else at[e.offset] if e.role == "alias" and e.size else None
-        groups[leader or next(first[module] for module in _modules(e.name) if module in first)].append(e)
-    yield from groups.values()
+        if e.name not in owner:
+            owner[e.name] = next(first[module] for module in _modules(e.name) if module in first)
+    return owner
 
 
 def _modules(name: str) -> Iterator[str]:
@@ -145,20 +121,7 @@ def _modules(name: str) -> Iterator[str]:
         yield from _modules(module)
 
 
-def _part(layout: Layout, names: set[str]) -> Layout:
-    """Return the layout of some arrays, which lie one after the other."""
-    entries, constants, end = list[Entry](), [], dict.fromkeys(("parameter", "buffer", "counter", "constant"), 0)
-    moved: dict[int, int] = {}  # where parameters lie now
-    for e in layout.entries:
-        if e.name not in names:
-            continue
-        if e.role == "alias":
-            entries.append(replace(e, offset=moved.get(e.offset, 0)))
-            continue
-        entries.append(replace(e, offset=end[e.role]))
-        if e.role == "parameter":
-            moved.setdefault(e.offset, end[e.role])
-        elif e.role == "constant":
-            constants.append(layout.constants[e.offset])
-        end[e.role] += e.size if e.role in ("parameter", "buffer") else 1
-    return Layout(layout.form, entries, constants, layout.numpy)
+def _formed(layout: Layout, arrays: dict[str, Any]) -> Arrays:
+    if layout.form in ("module", "state_dict"):
+        return arrays
+    return list(arrays.values()) if layout.form == "list" else arrays[""]
