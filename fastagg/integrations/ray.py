@@ -15,13 +15,12 @@ import torch
 import fastagg
 from fastagg import ops
 from fastagg._types import Foreign
-from fastagg.errors import Busy, CheckpointError, ConfigError, FastaggError, RunFailed, UnknownClient, UnknownVersion
 from fastagg.integrations import require
-from fastagg.model import Layout, ModelState, Part
+from fastagg.model import ModelState, Part
 from fastagg.model.parts import Cut
 from fastagg.server import admission
-from fastagg.server.dispatch import Client, Dispatch, Partial
-from fastagg.server.server import Outcome, Server
+from fastagg.server.dispatch import Client
+from fastagg.server.server import Outcome
 from fastagg.storage.pieces import as_tensor
 
 require("ray", "2.40", "ray")
@@ -29,8 +28,8 @@ require("ray", "2.40", "ray")
 import ray  # noqa: E402
 from ray.exceptions import RayActorError  # noqa: E402
 
-_LOCKED = 10.0  # seconds in which the process of a killed actor has given its folder back
 _ACTOR = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
+Options = Mapping[str, Any]
 
 
 class Parts:
@@ -38,14 +37,14 @@ class Parts:
 
     An actor that dies is started again by Ray, goes on from its folder, and is asked again what it had not answered. So
     an answer counts once: one that had counted before comes back as :class:`fastagg.AlreadyCounted`. Threads may share
-    this object, and Ray's tasks and actors may be given it: then models go to and from them, and not by the driver.
+    this object. Ray's tasks and actors may be given it: models then go to and from them, and not through the driver.
 
     Args:
         cut: :func:`fastagg.parts` of the model.
         make: makes the server of a part: ``lambda part: fastagg.FADAS(part, lr=0.01)``. It is sent to the actors.
         folder: part 2 has ``folder/part-2``, on a disk that all nodes see, or on an actor's own if ``options`` keeps it
             there. Only a first start begins anew: later an actor that does not find its folder answers nothing.
-        options: Ray's options of all actors, or a function that returns those of the actor of a part.
+        options: Ray's options of all actors, or a function of a part's number.
         opening: settings of :func:`fastagg.open`, such as ``durability``.
 
     Raises:
@@ -54,8 +53,8 @@ class Parts:
     """
 
     def __init__(
-        self, cut: Cut, make: Callable[[Part], Server], folder: str | os.PathLike[str], *,
-        options: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None = None, **opening: Any,
+        self, cut: Cut, make: Callable[[Part], fastagg.Server], folder: str | os.PathLike[str], *,
+        options: Options | Callable[[int], Options] | None = None, **opening: Any,
     ) -> None:  # fmt: skip
         path = Path(folder).absolute()
         self.cut, self._actors = Cut(cut.layout, (Part(part.layout, None, part.by_part) for part in cut)), []
@@ -67,17 +66,17 @@ class Parts:
             seen = _all(actor.look.remote() for actor in self._actors)
             missing = [number for number, names in enumerate(seen) if f"part-{number}" not in names]
             if missing and any(seen):
-                raise CheckpointError(
+                raise fastagg.CheckpointError(
                     f"{path}: there are folders of parts, and those of {missing} are not where their actors are: start "
                     "these there (options=), or begin in another folder"
                 )
-            _all(actor.run.remote(_version, fresh=not any(seen)) for actor in self._actors)
+            _all(actor.run.remote(lambda server: None, fresh=not any(seen)) for actor in self._actors)
         except BaseException:
             _end(self._actors)
             raise
 
-    def dispatch(self, client: Client, only: Sequence[int] | None = None) -> dict[int, Dispatch]:
-        """Send the current versions of all parts, or of ``only`` these: a task of each, which is on the disk.
+    def dispatch(self, client: Client, only: Sequence[int] | None = None) -> dict[int, fastagg.Dispatch]:
+        """Send the current versions of all parts, or of ``only`` these: by part, a task that is on the disk.
 
         ``parts.cut.join(task.params for task in tasks.values())`` is the model.
 
@@ -86,15 +85,15 @@ class Parts:
                 a task then, which the same call returns again.
         """
         numbers = list(range(len(self.cut)) if only is None else only)
+        sent = _all(self._actors[number].run.remote(_dispatch, client) for number in numbers)
         found = {}
-        for number, sent in zip(numbers, _all(self._run(_dispatch, client, numbers=numbers)), strict=True):
-            version, id, incarnation, steps, model = sent
+        for number, (version, steps, incarnation, id, model) in zip(numbers, sent, strict=True):
             layout = self.cut[number].layout
-            found[number] = Dispatch(client, version, steps, None, layout, _state(model), incarnation, id)
+            found[number] = fastagg.Dispatch(client, version, steps, None, layout, _state(model), incarnation, id)
         return found
 
     def receive(
-        self, tasks: Mapping[int, Dispatch], update: Any, num_samples: float | None = None
+        self, tasks: Mapping[int, fastagg.Dispatch], update: Any, num_samples: float | None = None
     ) -> dict[int, Outcome]:
         """Take a client's answer to tasks of :meth:`dispatch`.
 
@@ -110,52 +109,52 @@ class Parts:
         by_part = isinstance(update, dict) and all(isinstance(number, int) for number in update)
         pieces = update if by_part else dict(enumerate(self.cut.split(update)))
         if by_part and (unasked := pieces.keys() - tasks.keys()):
-            raise ConfigError(f"update: the client was not sent the parts {sorted(unasked)}")
-        answered = [number for number in tasks if number in pieces]
-        for number in answered:
-            parsed = (layout := self.cut[number].layout).parse(pieces[number])
+            raise fastagg.ConfigError(f"update: the client was not sent the parts {sorted(unasked)}")
+        given = {number: (task, pieces[number]) for number, task in tasks.items() if number in pieces}
+        for number, (_, piece) in given.items():
+            parsed = (layout := self.cut[number].layout).parse(piece)
             if not ops.inspect(parsed.parameters).finite:
                 raise admission.non_finite(layout, parsed)
-        calls = []
-        for number in answered:
-            task = tasks[number]
-            said = task.client, task.version, task.id, task.incarnation, num_samples
-            calls += self._run(_receive, _shared(pieces[number]), *said, numbers=[number])
-        return dict(zip(answered, map(_got, calls), strict=True))
+        calls = {}
+        for number, (task, piece) in given.items():
+            said = task.client, task.version, task.id, task.incarnation
+            calls[number] = self._actors[number].run.remote(_receive, _shared(piece), said, num_samples)
+        return {number: _got(call) for number, call in calls.items()}
 
     @property
     def versions(self) -> list[int]:
         """The version of every part."""
-        return _all(self._run(_version))
+        return self._each(lambda server: server.version)
 
     def parameters(self) -> Any:
         """The current version of every part, in the form in which the model came."""
-        models = zip(self.cut, map(_state, _all(self._run(_model))), strict=True)
+        models = zip(self.cut, map(_state, self._each(_model)), strict=True)
         return self.cut.join(part.layout.as_given(part.layout.views(*model)) for part, model in models)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Have every actor write its checkpoint, where it is: ``path/part-2.pt``, for :func:`fastagg.load`."""
-        _all(self._run(_save, Path(path).absolute()))
+        self._each(_save, Path(path).absolute())
 
     def close(self) -> None:
         """Write what waits, and end the actors."""
         try:
-            _all(self._run(Server.close))
+            self._each(fastagg.Server.close)
         finally:
             _end(self._actors)
 
-    def _run(self, work: Callable[..., Any], *given: Any, numbers: Sequence[int] | None = None) -> list[Foreign]:
-        actors = self._actors if numbers is None else [self._actors[number] for number in numbers]
-        return [actor.run.remote(work, *given) for actor in actors]
+    def _each(self, work: Callable[..., Any], *given: Any) -> list[Any]:
+        return _all(actor.run.remote(work, *given) for actor in self._actors)
 
 
 class _Part:
     """The actor of a part. Errors of fastagg are results, which Ray does not wrap."""
 
-    def __init__(self, part: Part, make: Callable[[Part], Server], folder: Path, opening: Mapping[str, Any]) -> None:
+    def __init__(
+        self, part: Part, make: Callable[[Part], fastagg.Server], folder: Path, opening: Mapping[str, Any]
+    ) -> None:
         _take_threads()
         self._make, self._folder, self._opening = lambda: make(part), folder, opening
-        self._server: Server | None = None
+        self._server: fastagg.Server | None = None
         self._lock = Lock()
 
     def look(self) -> set[str]:
@@ -167,21 +166,18 @@ class _Part:
             with self._lock:
                 self._server = self._server or self._opened(fresh)
             return work(self._server, *given)
-        except FastaggError as error:
+        except fastagg.FastaggError as error:
             return error
 
-    def _opened(self, fresh: bool) -> Server:
+    def _opened(self, fresh: bool) -> fastagg.Server:
         if not fresh and self._folder.name not in self.look():
             where = ray.util.get_node_ip_address()
-            raise CheckpointError(f"{self._folder}: there is none on node {where}, so the part's past is elsewhere")
-        end = time.monotonic() + _LOCKED
-        while True:
-            try:
+            raise fastagg.CheckpointError(f"{self._folder}: none on node {where}; the part's past is elsewhere")
+        for _ in range(100):  # ten seconds: the process of a killed actor may still have it
+            with contextlib.suppress(fastagg.Busy):
                 return fastagg.open(self._folder, self._make, **self._opening)
-            except Busy:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
+            time.sleep(0.1)
+        return fastagg.open(self._folder, self._make, **self._opening)
 
 
 class Leaves:
@@ -197,17 +193,19 @@ class Leaves:
     """
 
     def __init__(
-        self, server: Server, clients: Mapping[Client, Sequence[Client]],
-        train: Callable[[Client, Dispatch], tuple[Any, float | None]], **options: Any,
+        self, server: fastagg.Server, clients: Mapping[Client, Sequence[Client]],
+        train: Callable[[Client, fastagg.Dispatch], tuple[Any, float | None]], **options: Any,
     ) -> None:  # fmt: skip
-        self._server, self._working = server, dict[Foreign, tuple[Client, Dispatch]]()
+        self._server, self._working = server, dict[Foreign, tuple[Client, fastagg.Dispatch]]()
         self._stored: tuple[int, Foreign] = -1, None  # the newest version, which all leaves read in Ray's store
         exact = getattr(server.direction, "exact", None)
         settings = {"clip_norm": server.clip_norm, "weighting": server.weighting, "exact": exact}
         actor: Foreign = ray.remote(_Leaf).options(**{**_ACTOR, "max_task_retries": 3, **options})
-        self._actors = {leaf: actor.remote(server.layout, settings, [*own], train) for leaf, own in clients.items()}
+        whole = Part(server.layout, None, True)
+        self._actors = {leaf: actor.remote(whole, settings, [*own], train) for leaf, own in clients.items()}
+        ray.get([one.__ray_ready__.remote() for one in self._actors.values()])  # or some would be ahead of the others
 
-    def sums(self) -> Iterator[tuple[Client, Outcome, dict[Client, FastaggError]]]:
+    def sums(self) -> Iterator[tuple[Client, Outcome, dict[Client, fastagg.FastaggError]]]:
         """Hand in the leaves' sums as they come, without end, and send each leaf the newest version.
 
         Yields:
@@ -221,16 +219,17 @@ class Leaves:
         while True:
             (ready,), _ = ray.wait(list(self._working))
             leaf, task = self._working.pop(ready)
-            partial, refused = _all([ready])[0]
+            ((total, *rest), refused) = _all([ready])[0]
             try:
-                if isinstance(partial, FastaggError):
-                    raise partial
-                partial = partial._replace(total=as_tensor(partial.total))
-                said = {"incarnation": task.incarnation, "task": task.id}
-                outcome: Outcome = self._server.receive_partial(leaf, partial, **said)
-            except FastaggError as error:
+                if total is None:
+                    raise fastagg.ConfigError("every update of this leaf was refused")
+                partial = fastagg.Partial(as_tensor(total), *rest)
+                outcome: Outcome = self._server.receive_partial(
+                    leaf, partial, task=task.id, incarnation=task.incarnation
+                )
+            except fastagg.FastaggError as error:
                 outcome = error
-                with contextlib.suppress(UnknownClient, UnknownVersion):
+                with contextlib.suppress(fastagg.UnknownClient, fastagg.UnknownVersion):
                     self._server.forget(leaf, task.version)
             self._send(leaf)
             yield leaf, outcome, refused
@@ -249,26 +248,20 @@ class Leaves:
 class _Leaf:
     """The actor of a leaf."""
 
-    def __init__(
-        self, layout: Layout, settings: Mapping[str, Any], clients: Sequence[Client], train: Callable[..., Any]
-    ) -> None:
+    def __init__(self, whole: Part, settings: Options, clients: Sequence[Client], train: Callable[..., Any]) -> None:
         _take_threads()
-        self._layout, self._settings, self._clients, self._train = layout, settings, clients, train
+        self._whole, self._settings, self._clients, self._train = whole, settings, clients, train
 
-    def work(self, leaf: Client, version: int, model: Any) -> tuple[Partial | FastaggError, dict[Client, FastaggError]]:
-        task = Dispatch(leaf, version, None, None, self._layout, _state(model))
-        folded, refused = fastagg.Leaf(Part(self._layout, None, True), **self._settings), dict[Client, FastaggError]()
+    def work(self, leaf: Client, version: int, model: Any) -> tuple[Any, dict[Client, fastagg.FastaggError]]:
+        task = fastagg.Dispatch(leaf, version, None, None, self._whole.layout, _state(model))
+        folded, refused = fastagg.Leaf(self._whole, **self._settings), dict[Client, fastagg.FastaggError]()
         for client in self._clients:
             update, samples = self._train(client, task)
             try:
                 folded.fold(update, samples)
-            except FastaggError as error:
+            except fastagg.FastaggError as error:
                 refused[client] = error
-        try:
-            partial = folded.take()
-        except ConfigError as error:  # every update was refused
-            return error, refused
-        return partial._replace(total=_shared(partial.total)), refused
+        return (_shared(folded.take()) if folded.count else [None]), refused
 
 
 def _take_threads() -> None:
@@ -279,12 +272,12 @@ def _got(call: Foreign) -> Any:
     try:
         return ray.get(call)
     except RayActorError as error:
-        return RunFailed(f"an actor is gone for good: {error!s:.300}")
+        return fastagg.RunFailed(f"an actor is gone for good: {error!s:.300}")
 
 
 def _all(calls: Iterable[Foreign]) -> list[Any]:
     for found in (outcomes := [_got(call) for call in list(calls)]):
-        if isinstance(found, FastaggError):
+        if isinstance(found, fastagg.FastaggError):
             raise found
     return outcomes
 
@@ -300,8 +293,10 @@ def _shared(update: Any) -> Any:
         return {name: _shared(array) for name, array in update.items()}
     if isinstance(update, list | tuple):
         return [_shared(array) for array in update]
-    plain = isinstance(update, torch.Tensor) and update.dtype is not torch.bfloat16  # which NumPy does not have
-    return update.detach().cpu().resolve_neg().numpy() if plain else update
+    if not isinstance(update, torch.Tensor):
+        return update
+    update = update.detach().cpu().resolve_neg()  # NumPy has no bf16; a view would be sent with all that it views
+    return update.clone() if update.dtype is torch.bfloat16 else update.numpy()
 
 
 def _state(model: Sequence[Any]) -> ModelState:
@@ -309,31 +304,23 @@ def _state(model: Sequence[Any]) -> ModelState:
     return ModelState(as_tensor(flat), as_tensor(buffers), [as_tensor(counter) for counter in counters])
 
 
-# What a part's actor does with its server.
-
-
-def _dispatch(server: Server, client: Client) -> tuple[Any, ...]:
+def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:
     task = server.dispatch(client)
     if server.durability == "arrival":
         server.flush()  # otherwise an actor that dies in the next millisecond would refuse the answer
-    return task.version, task.id, task.incarnation, task.local_steps, _shared(task._model)
+    return task.version, task.local_steps, task.incarnation, task.id, _shared(task._model)
 
 
-def _receive(
-    server: Server, update: Any, client: Client, version: int, task: int, incarnation: int, num_samples: float | None
-) -> fastagg.Receipt:
-    return server.receive(client, update, version, num_samples, incarnation=incarnation, task=task)
+def _receive(server: fastagg.Server, update: Any, said: tuple[Any, ...], num_samples: float | None) -> fastagg.Receipt:
+    client, version, id, incarnation = said
+    return server.receive(client, update, version, num_samples, incarnation=incarnation, task=id)
 
 
-def _version(server: Server) -> int:
-    return server.version
-
-
-def _model(server: Server) -> Any:
+def _model(server: fastagg.Server) -> Any:
     flat, held = server._engine.current()
     return _shared([flat, held.values, held.counters])
 
 
-def _save(server: Server, path: Path) -> None:
+def _save(server: fastagg.Server, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     server.save(path / f"{server.folder.name}.pt")

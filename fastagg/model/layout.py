@@ -86,17 +86,13 @@ class Part:
 
     Attributes:
         layout: the part's own.
-        arrays: its arrays, in the form of the whole: a mapping of some of its names, or a list.
+        arrays: its arrays, in the form of the whole: a mapping of some of its names, or a list. None: only a layout.
         by_part: whether what needs the whole model may be a rule of this part alone.
     """
 
     layout: Layout
     arrays: Arrays
     by_part: bool
-
-    def bare(self) -> Part:
-        """The same part without arrays, which splits and joins."""
-        return Part(self.layout, None, self.by_part)
 
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
         """Return the layout.

@@ -68,16 +68,6 @@ def parts(
 
     Raises:
         ConfigError: there are fewer tensors than parts. Other errors: the model is refused, as by a server.
-
-    Example:
-        >>> cut = fastagg.parts(torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.Linear(9, 9)), 2)
-        >>> [list(part.arrays) for part in cut]
-        [['0.weight', '0.bias'], ['1.weight', '1.bias']]
-        >>> servers = [fastagg.FedBuff(part, buffer_size=1) for part in cut]
-        >>> tasks = [server.dispatch("ann") for server in servers]
-        >>> for server, task, update in zip(servers, tasks, cut.split(torch.ones(180))):
-        ...     receipt = server.receive("ann", update, task=task.id)
-        >>> model = cut.join(server.parameters() for server in servers)
     """
     _checks.whole("count", count, least=1)
     layout = Layout.of(model, buffers=buffers, tied=tied)
