@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import Residual, same
+from torch import nn
 
 import fastagg
 
@@ -377,3 +379,17 @@ def test_exact_leaves_are_exact_and_what_train_raises_is_raised(cluster: Cluster
         for _, receipt, _ in leaves.sums():
             assert receipt.applied
     assert server.flat.tolist() == [3.0] * 3
+
+
+def test_the_page_on_scaling_runs(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    first, second = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {"torch": torch, "fastagg": fastagg, "model": nn.Linear(3, 2)}
+    found["train"] = lambda client, task: (task.delta({n: p + 0.1 for n, p in task.params.items()}), 10)
+    exec(compile(first, "docs/scaling.md", "exec"), found)
+    found["leaves"].close()
+    assert found["server"].version == 3
+    exec(compile(second.replace("(model, 4)", "(model, 2)"), "docs/scaling.md", "exec"), found)
+    assert found["parts"].versions == [1, 1] and all(one.applied for one in found["outcomes"].values())
+    found["parts"].close()
