@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -57,8 +58,8 @@ class Parts:
         options: Options | Callable[[int], Options] | None = None, **opening: Any,
     ) -> None:  # fmt: skip
         path = Path(folder).absolute()
-        self.cut, self._actors = Cut(cut.layout, (Part(part.layout, None, part.by_part) for part in cut)), []
-        for number, part in enumerate(cut):
+        self.cut, self._actors = Cut(cut.layout, (replace(part, arrays=None) for part in cut)), []
+        for number, part in enumerate(self.cut):
             own = options(number) if callable(options) else options or {}
             actor: Foreign = ray.remote(_Part).options(**{"max_concurrency": 16, **_ACTOR, **own})
             self._actors.append(actor.remote(part, make, path / f"part-{number}", opening))
@@ -70,7 +71,8 @@ class Parts:
                     f"{path}: there are folders of parts, and those of {missing} are not where their actors are: start "
                     "these there (options=), or begin in another folder"
                 )
-            _all(actor.run.remote(lambda server: None, fresh=not any(seen)) for actor in self._actors)
+            fresh = [None if any(seen) else replace(part, arrays=_shared(part.arrays)) for part in cut]
+            _all(actor.run.remote(_nothing, start=part) for actor, part in zip(self._actors, fresh, strict=True))
         except BaseException:
             _end(self._actors)
             raise
@@ -153,7 +155,7 @@ class _Part:
         self, part: Part, make: Callable[[Part], fastagg.Server], folder: Path, opening: Mapping[str, Any]
     ) -> None:
         _take_threads()
-        self._make, self._folder, self._opening = lambda: make(part), folder, opening
+        self._part, self._make, self._folder, self._opening = part, make, folder, opening
         self._server: fastagg.Server | None = None
         self._lock = Lock()
 
@@ -161,23 +163,26 @@ class _Part:
         """The folders of parts that are seen from this node."""
         return {path.parent.name for path in self._folder.parent.glob("part-*/checkpoint-*")}
 
-    def run(self, work: Callable[..., Any], *given: Any, fresh: bool = False) -> Any:
+    def run(self, work: Callable[..., Any], *given: Any, start: Part | None = None) -> Any:
+        """``start``: the model to start from, at the first start. Later what the folder has takes its place."""
         try:
             with self._lock:
-                self._server = self._server or self._opened(fresh)
+                self._server = self._server or self._opened(start)
             return work(self._server, *given)
         except fastagg.FastaggError as error:
             return error
 
-    def _opened(self, fresh: bool) -> fastagg.Server:
-        if not fresh and self._folder.name not in self.look():
+    def _opened(self, start: Part | None) -> fastagg.Server:
+        if start is None and self._folder.name not in self.look():
             where = ray.util.get_node_ip_address()
             raise fastagg.CheckpointError(f"{self._folder}: none on node {where}; the part's past is elsewhere")
+        layout, flat = self._part.layout, torch.zeros(self._part.layout.size)
+        blank = replace(self._part, arrays=layout.views(flat, *layout.blank(flat.device)))
         for _ in range(100):  # ten seconds: the process of a killed actor may still have it
             with contextlib.suppress(fastagg.Busy):
-                return fastagg.open(self._folder, self._make, **self._opening)
+                return fastagg.open(self._folder, lambda: self._make(start or blank), **self._opening)
             time.sleep(0.1)
-        return fastagg.open(self._folder, self._make, **self._opening)
+        raise fastagg.Busy(f"{self._folder}: another program serves this part")
 
 
 class Leaves:
@@ -302,6 +307,10 @@ def _shared(update: Any) -> Any:
 def _state(model: Sequence[Any]) -> ModelState:
     flat, buffers, counters = model
     return ModelState(as_tensor(flat), as_tensor(buffers), [as_tensor(counter) for counter in counters])
+
+
+def _nothing(server: fastagg.Server) -> None:
+    pass
 
 
 def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:

@@ -165,7 +165,7 @@ def test_ray_tasks_share_the_actors_and_a_second_driver_is_refused(cluster: Clus
         [sys.executable, "-c", DRIVER, cluster.address, folder],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    assert "Busy" in done.stdout and "it is open already" in done.stdout
+    assert "Busy" in done.stdout and "another program serves this part" in done.stdout
     versions = buffers.versions
 
     @ray.remote
