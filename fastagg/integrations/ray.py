@@ -219,7 +219,8 @@ class Leaves:
         Raises:
             RunFailed: a leaf is gone for good. What ``train`` raises is raised here.
         """
-        for leaf in () if self._working else self._actors:
+        busy = {leaf for leaf, _ in self._working.values()}
+        for leaf in [leaf for leaf in self._actors if leaf not in busy]:
             self._send(leaf)
         while True:
             (ready,), _ = ray.wait(list(self._working))
