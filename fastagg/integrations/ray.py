@@ -72,7 +72,8 @@ class Parts:
                     "these there (options=), or begin in another folder"
                 )
             fresh = [None if any(seen) else replace(part, arrays=_shared(part.arrays)) for part in cut]
-            _all(actor.run.remote(_nothing, start=part) for actor, part in zip(self._actors, fresh, strict=True))
+            opened = zip(self._actors, fresh, strict=True)
+            _all(actor.run.remote(lambda server: None, start=part) for actor, part in opened)
         except BaseException:
             _end(self._actors)
             raise
@@ -308,10 +309,6 @@ def _shared(update: Any) -> Any:
 def _state(model: Sequence[Any]) -> ModelState:
     flat, buffers, counters = model
     return ModelState(as_tensor(flat), as_tensor(buffers), [as_tensor(counter) for counter in counters])
-
-
-def _nothing(server: fastagg.Server) -> None:
-    pass
 
 
 def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:
