@@ -126,6 +126,11 @@ def test_a_table_can_extend_another(tmp_path, monkeypatch):
         (('title = "A table"', "titel = 1"), "titel"),
         (("alpha = 0.1", "alpha = -0.1"), "FedBuff, Dir(0.1): data.alpha"),
         (('at."Dir(1)"', 'at."Dir(2)"'), "FedBuff has changes at Dir(2), which is no setting"),
+        (('at."Dir(1)"', 'not_at = ["Dir(3)"]\nat."Dir(1)"'), "FedBuff has changes at Dir(3)"),
+        (
+            ("[paper", '[[claims]]\ntext = "sooner"\nbetter = ["FedAvg", "c"]\nworse = ["FedBuff", "Dir(1)"]\n[paper'),
+            "sooner",
+        ),
         (("[settings", 'only = ["FedAsync"]\n[settings'), "only"),
         (("[paper.values.FedAvg]", '[grid]\n"data.alpha" = [1.0]\n[paper.values.FedAvg]'), "settings or grid"),
         (("[base]", "[base"), "not valid TOML"),
@@ -138,6 +143,13 @@ def test_a_wrong_table_is_one_line_that_names_the_place(tmp_path, change, messag
         load(str(path))
     assert message in str(error.value)
     assert "wrong" in str(error.value)
+
+
+def test_a_table_needs_no_source_and_a_method_may_be_left_out_of_a_setting(tmp_path):
+    path, text = tmp_path / "small.toml", BASE.replace('source = "Nobody, Table 1"\n', "")
+    path.write_text(text.replace('at."Dir(1)"', 'not_at = ["Dir(0.1)"]\nat."Dir(1)"'))
+    found = [(cell.method, cell.setting) for cell in load(str(path)).cells]
+    assert found == [("FedBuff", "Dir(1)"), ("FedAvg", "Dir(0.1)"), ("FedAvg", "Dir(1)")]
 
 
 def test_an_unknown_or_unreadable_table_is_a_config_error(tmp_path):
