@@ -94,40 +94,37 @@ def test_wrong_keys_are_refused_before_anything_runs(recipe):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_all_cells_run_and_leave_what_a_run_leaves(recipe, tmp_path, jobs):
-    found = cells([recipe], {}, {}, seeds=2)
-    watcher = Silent()
-    done = compare(found, tmp_path / "out", watcher, jobs=jobs)
-    assert sorted(watcher.told) == [(what, f"tiny/seed{s}") for what in ("ended", "started") for s in (0, 1)]
-    assert done.failed == {}
-    for result, cell in zip(done.results, found, strict=True):
-        again = Simulation(cell.config)
-        assert result.rows[0] == again.evaluate()
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"tiny", "comparison.csv", "table.md", "accuracy.png", "delays.png", "report.html"}
-    lines = list(csv.DictReader((tmp_path / "out" / "comparison.csv").open()))
-    assert [(line["name"], line["seed"]) for line in lines] == [("tiny", "0"), ("tiny", "1")]
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_finished_cell_is_not_run_again(recipe, tmp_path, jobs):
-    run_cells(cells([recipe], {}, {}, seeds=2), tmp_path, 1, Silent())
-    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("tiny/*/*")}
-    outcomes = run_cells(cells([recipe], {}, {}, seeds=3), tmp_path, jobs, Silent())
-    assert len(outcomes) == 3
-    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_failing_cell_is_named_and_does_not_stop_the_others(recipe, tmp_path, jobs):
+def test_a_comparison_leaves_what_its_runs_leave_names_who_fails_and_runs_nothing_twice(recipe, tmp_path, jobs):
     found = cells([recipe], {}, {"data.clients": [12, 5000, 13]}, seeds=1)
-    done = compare(found, tmp_path, Silent(), jobs=jobs)
-    assert list(done.failed) == ["tiny,data.clients=5000/seed0"]
+    good, bad = [found[0], found[2]], found[1].name
+    watcher = Silent()
+    done = compare(found, tmp_path, watcher, jobs=jobs, target=0.2)
+    assert sorted(watcher.told) == sorted(
+        [("started", cell.name) for cell in found] + [("ended", cell.name) for cell in good] + [("failed", bad)]
+    )
+    assert list(done.failed) == [bad] == ["tiny,data.clients=5000/seed0"]
     assert [group.label for group in done.groups] == ["Tiny, clients 12", "Tiny, clients 13"]
-    assert not (tmp_path / "tiny,data.clients=5000").exists()
+    for result, cell in zip(done.results, good, strict=True):
+        assert result.rows[0] == Simulation(cell.config).evaluate()
+    names = {"comparison.csv", "table.md", "accuracy.png", "delays.png", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} - {"tiny.toml"} == names | {
+        cell.name.partition("/")[0] for cell in good
+    }
     for page in ("table.md", "report.html"):
         text = (tmp_path / page).read_text()
-        assert "not in these tables" in text and "tiny,data.clients=5000/seed0" in text
+        assert "not in these tables" in text and bad in text
+    lines = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert [(line["name"], line["seed"], line["data.clients"]) for line in lines] == [
+        ("tiny", "0", "12"),
+        ("tiny", "0", "13"),
+    ]
+    for line, result in zip(lines, done.results, strict=True):
+        first = next((row.time for row in result.rows if row.accuracy >= 0.2), None)
+        assert line["target_accuracy"] == "0.2" and line["time_to_target"] == ("" if first is None else str(first))
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("tiny,*/*/*")}
+    outcomes = run_cells(cells([recipe], {}, {"data.clients": [12, 13, 14]}, seeds=1), tmp_path, jobs, Watcher())
+    assert len(outcomes) == 3 and len(stamps) > 12
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
 
 
 @pytest.mark.parametrize(
@@ -147,14 +144,6 @@ def test_every_cell_is_checked_before_the_first_runs(recipe, tmp_path, key, valu
     with pytest.raises(ConfigError, match=words):
         compare(cells([recipe], {}, {key: values}, 2), tmp_path / "out", watcher)
     assert watcher.told == [] and not (tmp_path / "out").exists()
-
-
-def test_the_target_of_the_comparison_is_that_of_all_its_tables(recipe, tmp_path):
-    done = compare(cells([recipe], {}, {}, 2), tmp_path, Silent(), target=0.2)
-    lines = list(csv.DictReader((tmp_path / "comparison.csv").open()))
-    for line, result in zip(lines, done.results, strict=True):
-        first = next((row.time for row in result.rows if row.accuracy >= 0.2), None)
-        assert line["target_accuracy"] == "0.2" and line["time_to_target"] == ("" if first is None else str(first))
 
 
 def test_a_folder_with_another_run_is_refused_unless_it_may_be_replaced(recipe, tmp_path):
