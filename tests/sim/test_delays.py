@@ -278,13 +278,6 @@ def test_the_first_half_of_a_run_is_the_same_with_and_without_dropout(tiny) -> N
     assert rows[0][-1] != rows[1][-1]
 
 
-@pytest.mark.parametrize("delay", [{"name": "three-class"}, {"name": "exponential", "mean": 2.0}])
-def test_suspension_makes_the_same_uploads_take_longer(tiny, delay) -> None:
-    changes = [{**RULES["all"], "delay": {**delay, "suspension": share}, "run.uploads": 60} for share in (0.0, 0.9)]
-    short, long = (run(tiny(change)).rows[-1].time for change in changes)
-    assert short < long
-
-
 # Delays in versions, replayed from a file
 
 
