@@ -32,14 +32,6 @@ def test_a_run_is_a_line_in_percent_over_virtual_time(drawn):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
 
 
-def test_axes_are_labelled_with_their_units(drawn):
-    axes = drawn().axes[0]
-    assert axes.get_xlabel() == "virtual time (minutes)"
-    assert axes.get_ylabel() == "test accuracy (%)"
-    assert drawn().get_suptitle() == "What it is about."
-    assert drawn(unit="update").axes[0].get_xlabel() == "virtual time (updates)"
-
-
 def test_the_file_is_a_png_of_the_promised_size(drawn, tmp_path):
     save(drawn(), tmp_path / "plot.png")
     data = (tmp_path / "plot.png").read_bytes()

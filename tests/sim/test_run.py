@@ -218,13 +218,6 @@ def test_the_server_is_told_seed_and_number_of_clients(tiny):
     assert server.seed == 8
 
 
-def test_data_that_is_not_there_is_a_data_error(tiny, tmp_path):
-    with pytest.raises(DataError, match="none"):
-        run(tiny({"data": {"name": "npz", "dir": str(tmp_path / "none"), "clients": 12}}))
-    with pytest.raises(DataError, match="--data-dir"):
-        run(tiny({"data": {"name": "npz", "clients": 12}}))
-
-
 def test_a_folder_that_cannot_be_written_is_a_data_error_before_training(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     rows = []

@@ -86,13 +86,6 @@ def test_folders_hold_no_slashes_of_values_and_are_distinct(recipe):
         cells([recipe, recipe], {}, {}, 1)
 
 
-def test_wrong_keys_are_refused_before_anything_runs(recipe):
-    with pytest.raises(ConfigError, match=r"unknown key client\.speed"):
-        cells([recipe], {}, {"client.speed": [1, 2]}, 1)
-    with pytest.raises(ConfigError, match=r"client\.lr"):
-        cells([recipe], {}, {"client.lr": [0.1, -1.0]}, 1)
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_comparison_leaves_what_its_runs_leave_names_who_fails_and_runs_nothing_twice(recipe, tmp_path, jobs):
     found = cells([recipe], {}, {"data.clients": [12, 5000, 13]}, seeds=1)

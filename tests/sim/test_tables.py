@@ -4,7 +4,7 @@ from importlib.resources import files
 
 import pytest
 
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import ConfigError
 from fastagg.registry import presets
 from fastagg.sim import recipes
 from fastagg.sim.clients.own import Own
@@ -227,14 +227,6 @@ def test_the_current_folders_checkout_has_its_tables(tmp_path, monkeypatch):
     assert "mine" not in tables.names()
     monkeypatch.chdir(tmp_path)
     assert "mine" in tables.names() and methods(load("mine")) == ["FedBuff", "FedAvg"]
-
-
-def test_a_table_whose_data_is_absent_says_what_goes_where():
-    from fastagg.sim.one.run import run
-
-    cell = load("fadas-table2").cells[0]
-    with pytest.raises(DataError, match=r"--data-dir.*train-.*parquet"):
-        run(cell.config)
 
 
 def test_the_catalogue_has_every_recipe_and_table_in_one_line_each():
