@@ -78,17 +78,12 @@ def test_run_writes_the_folder_and_prints_where_it_is(recipe, tmp_path):
     assert str(tmp_path / "out" / "accuracy.png") in result.stdout
 
 
-def test_the_default_folder_is_named_after_recipe_and_seed(recipe, tmp_path):
-    assert invoke("run", recipe, "--seed", 3).exit_code == 0
-    summary = json.loads((tmp_path / "runs" / "mine-seed3" / "summary.json").read_text())
-    assert summary["seed"] == 3
-
-
-def test_set_changes_keys_of_the_recipe(recipe, tmp_path):
+def test_the_default_folder_is_named_after_recipe_and_seed_and_set_changes_keys(recipe, tmp_path):
     changes = ["--set", "run.uploads=6", "--set", "algorithm.lr=0.5", "--set", "label=Other"]
-    assert invoke("run", recipe, "--out", tmp_path / "out", *changes).exit_code == 0
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["uploads"] == 6
-    written = (tmp_path / "out" / "config.toml").read_text()
+    assert invoke("run", recipe, "--seed", 3, *changes).exit_code == 0
+    summary = json.loads((tmp_path / "runs" / "mine-seed3" / "summary.json").read_text())
+    assert (summary["seed"], summary["uploads"]) == (3, 6)
+    written = (tmp_path / "runs" / "mine-seed3" / "config.toml").read_text()
     assert "lr = 0.5" in written
     assert 'label = "Other"' in written
 
