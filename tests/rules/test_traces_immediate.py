@@ -203,23 +203,6 @@ def test_proximal_term_is_the_oracles() -> None:
         np.testing.assert_allclose(p.grad.numpy(), wanted)
 
 
-def test_combinations_that_make_no_sense_say_why() -> None:
-    x = torch.zeros(4)
-    n = 2
-    for build in (
-        lambda: fastagg.Server(x, fastagg.Mixing(kind="gradient")),
-        lambda: fastagg.Server(x, fastagg.Differences(n), staleness=fastagg.Hinge()),
-        lambda: fastagg.Server(x, fastagg.Differences(n), clip_norm=1.0),
-        lambda: fastagg.Server(x, fastagg.Differences(n), weighting="samples"),
-        lambda: fastagg.Server(x, fastagg.AllClients(n), num_clients=3),
-        lambda: fastagg.ACE(x, lr=0.1, num_clients=n, mode="client", cache="int8"),
-        lambda: fastagg.DelayAdaptiveASGD(x, lr=0.1, delay_threshold=1, stale="lipschitz"),
-        lambda: fastagg.ACE(x, lr=0.1, num_clients=10**12),
-    ):
-        with pytest.raises(ConfigError):
-            build()
-
-
 def test_a_gradient_is_refused_where_a_delta_is_wanted() -> None:
     server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
     server.dispatch(0)

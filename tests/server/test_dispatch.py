@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,3 +211,14 @@ def test_an_update_may_be_the_tasks_own_memory() -> None:
     server.receive_model(task, task.params)
     assert torch.equal(server.parameters()["weight"], task.params["weight"])
     assert torch.equal(server.parameters()["bias"], task.views["bias"])
+
+
+def test_where_there_is_no_device_a_deferred_answer_is_at_hand(tmp_path: Path) -> None:
+    """What a device changes: tests/csrc/test_cuda_agreement.py."""
+    server = fastagg.FedBuff(torch.zeros(5), buffer_size=1, validate="deferred")
+    server.dispatch(0)
+    with pytest.raises(fastagg.NonFiniteUpdate):
+        server.receive(0, torch.full((5,), math.nan))
+    assert server.version == 0 and server.receive(0, torch.ones(5)).kept
+    server.save(tmp_path / "server.pt")
+    assert fastagg.load(tmp_path / "server.pt").validate == "deferred"

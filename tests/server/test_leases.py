@@ -185,13 +185,6 @@ def test_limits_refuse_by_name_and_change_nothing() -> None:
     assert server.dispatch("eve").version == 2
 
 
-@pytest.mark.parametrize("setting", ["lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting"])
-@pytest.mark.parametrize("value", [-1, "soon", float("nan"), True])
-def test_limits_that_are_none(setting: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=setting):
-        fastagg.FedBuff(torch.zeros(D), **{setting: value})
-
-
 def test_clients_that_never_come_back_leave_nothing() -> None:
     server = fastagg.FedAsync(torch.zeros(D), lease=10.0)
     size = []
