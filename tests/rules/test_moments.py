@@ -263,17 +263,6 @@ def test_no_step_explodes_where_scales_differ_by_a_billion(optimizer: str) -> No
             assert float((x - before).abs().max()) < (5.0 if optimizer != "yogi" else 12.0)
 
 
-def test_thread_count_changes_no_bit(threads: None) -> None:
-    size, results = 300_003, []
-    for count in (1, 2, 5):
-        fastagg.set_num_threads(count)
-        x, state = vector(size, 1), moments.zeros("amsgrad", "8bit", size)
-        for step in range(3):
-            ops.step_(x, vector(size, step, 1e-2), optimizer="amsgrad", lr=0.1, rounding=(4, step), **state)
-        results.append({"x": x, **state})
-    assert same(results[0], results[1]) and same(results[0], results[2])
-
-
 @pytest.mark.parametrize("size", [1000, (1 << 20) + 17])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_writing_beside_the_model_leaves_it_alone(size: int, offset: int) -> None:

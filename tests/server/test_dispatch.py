@@ -75,14 +75,6 @@ def test_params_are_copied_once_and_views_not_at_all() -> None:
     assert task.params["embed.weight"].data_ptr() == task.params["out.weight"].data_ptr()  # tied in the copy as well
 
 
-def test_params_stay_as_they_were_while_the_server_goes_on() -> None:
-    server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
-    task = server.dispatch(0)
-    server.dispatch(1)
-    server.receive(1, torch.ones(4))
-    assert torch.equal(task.params, torch.zeros(4)) and torch.equal(task.views, torch.zeros(4))
-
-
 def test_a_task_says_what_it_is() -> None:
     server = fastagg.AsyncFedED(torch.zeros(3), lam=1.0, eps=1.0, local_steps=7)
     task = server.dispatch("a")
