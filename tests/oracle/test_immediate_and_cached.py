@@ -37,6 +37,15 @@ def test_hinge_table(a: float, b: float, table: dict[int, float]) -> None:
         assert out["step_size"] == pytest.approx(0.6 * s)
 
 
+def test_fedasync_mixes_with_the_stale_model() -> None:
+    server = FedAsync([0.0], alpha=0.5)
+    server.dispatch(1)
+    turn(server, 0, [8.0])  # 0.5*0 + 0.5*8
+    assert server.x[0] == 4.0
+    server.receive(1, [2.0])  # its model is 0 + 2, not 4 + 2
+    assert server.x[0] == 3.0
+
+
 def test_fedasync_polynomial() -> None:
     server = FedAsync([0.0], alpha=0.5, policy="polynomial", a=0.5)
     server.dispatch(9)
@@ -121,6 +130,16 @@ def test_asyncfeded_update_of_zero_and_gamma_max() -> None:
 
 
 # ── caches ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ace_by_hand() -> None:
+    server = ACE([0.0], lr=1.0, num_clients=2)
+    assert not turn(server, 0, [1.0])["applied"]
+    assert not turn(server, 0, [2.0])["applied"]  # replaces the row, still waiting
+    assert turn(server, 1, [4.0])["applied"]
+    assert (server.x[0], server.t) == (-3.0, 1)
+    turn(server, 0, [0.0])
+    assert (server.x[0], server.t) == (-5.0, 2)
 
 
 def test_ace_partial_warmup_by_hand() -> None:

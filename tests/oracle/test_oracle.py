@@ -12,6 +12,7 @@ import pytest
 from support.oracle import (
     ASGD,
     CA2FL,
+    FADAS,
     SGD,
     Adagrad,
     Adam,
@@ -127,6 +128,19 @@ def test_fedbuff_waits_then_takes_the_mean() -> None:
     assert list(server.x) == [1.5, 2.0]
 
 
+def test_fadas_two_flushes_by_hand() -> None:
+    """M = 2, b1 = 0.9, b2 = 0.99, Eq. 77 with tau_c = 0: the second flush has tau_max = 1, eta/1 = eta."""
+    server = FADAS([0.0], lr=0.1, buffer_size=2, eps=1e-8, delay_threshold=0)
+    server.dispatch(0)
+    turn(server, 1, [1.0])
+    turn(server, 2, [3.0])  # D = 2: m = 0.2, v = vhat = 0.04
+    assert server.x[0] == pytest.approx(0.1 * 0.2 / (0.2 + 1e-8), rel=1e-12)
+    turn(server, 1, [-2.0])
+    out = server.receive(0, [2.0])  # D = 0: m = 0.18, v = 0.0396, vhat stays 0.04
+    assert (out["delay"], out["step_size"]) == (1, 0.1)
+    assert server.x[0] == pytest.approx(0.1 * 0.38 / (0.2 + 1e-8), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("rule", "lr", "expected"),
     [
@@ -139,6 +153,15 @@ def test_delay_rules_of_fadas(rule: Any, lr: float, expected: dict[int, float]) 
     policy = DelayAdaptive(2, rule)
     assert {tau: policy.learning_rate(lr, tau) for tau in expected} == pytest.approx(expected)
     assert DelayAdaptive(None, rule).learning_rate(lr, 1000) == lr
+
+
+def test_fadas_uses_the_largest_delay_of_the_buffer() -> None:
+    server = FADAS([0.0], lr=0.1, buffer_size=2, delay_threshold=1)
+    server.dispatch(9)
+    for client in range(6):  # three flushes
+        turn(server, client, [1.0])
+    server.receive(9, [1.0])  # tau = 3, not the one that completes the buffer
+    assert turn(server, 0, [1.0])["step_size"] == pytest.approx(0.1 / 3)
 
 
 def test_ca2fl_by_hand() -> None:
