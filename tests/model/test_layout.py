@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.liars import Lying, LyingArray, fake, freed
+from support.liars import fake, freed
 from support.models import Residual, Tied
 from torch import Tensor, nn
 
@@ -198,34 +198,20 @@ class Elsewhere:
         return self.tensor.__dlpack_device__()
 
 
-def _read_only() -> np.ndarray:
-    array = np.arange(6, dtype=np.float32)
-    array.setflags(write=False)
-    return array
-
-
 @pytest.mark.parametrize(
     "update",
     [
-        torch.arange(6.0),
-        torch.arange(6.0, requires_grad=True),
-        nn.Parameter(torch.arange(6.0)),
         torch.arange(12.0)[::2] / 2,
         torch._neg_view(-torch.arange(6.0)),
         torch.complex(torch.zeros(6), -torch.arange(6.0)).conj().imag,
-        _read_only(),
         np.arange(6, dtype=np.float32)[::-1][::-1],
         -np.arange(-5, 1, dtype=np.float32)[::-1],
-        np.arange(6, dtype=np.float16),
-        torch.arange(6, dtype=torch.bfloat16),
         Elsewhere(torch.arange(6.0)),
         [Elsewhere(torch.arange(6.0))],
-        (np.arange(6, dtype=np.float32),),
-        torch.arange(6.0).as_subclass(Lying),  # what it holds counts, not what its class says
-        np.arange(6, dtype=np.float32).view(LyingArray),
     ],
 )
-def test_updates_of_many_kinds(update: Any) -> None:
+def test_updates_of_unusual_kinds(update: Any) -> None:
+    """Usual ones: server/test_forms.py. Memory that is not what it seems: storage/test_pieces.py."""
     server = fastagg.FedBuff(torch.ones(6), buffer_size=1)
     server.dispatch(0)
     server.receive(0, update)
@@ -259,17 +245,6 @@ def test_channels_last_and_float64_models() -> None:
     server.receive(0, update)
     moved = server.parameters()["body.0.weight"] - before  # what fp32 keeps of the sum
     torch.testing.assert_close(moved, after.body[0].weight.detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_flower_style_lists_with_integer_buffers() -> None:
-    params = [v.numpy() for v in Residual().state_dict().values()]
-    server = fastagg.FedBuff(params, buffer_size=2)
-    for client, count in ((0, 9), (1, 3)):
-        server.dispatch(client)
-        update = [np.full_like(p, count) for p in params]
-        server.receive(client, update)
-    counters = [a for a in server.parameters() if a.dtype.kind != "f"]
-    assert [int(c) for c in counters] == [9, 9]  # the largest, still integers
 
 
 @pytest.mark.parametrize(

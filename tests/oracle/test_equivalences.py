@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.oracle import (
     ACE,
     ACED,
     ASGD,
-    CA2FL,
     SGD,
     ACEClientCache,
     Adam,
@@ -59,59 +57,6 @@ def test_ace_with_client_caches_is_ace(case: Case, warmup: Any) -> None:
     sent = drive(ours, case.trace, difference, snapshot=lambda s: s.x.copy())
     direct = drive(ACE(case.x0, 0.5, case.num_clients, warmup), case.trace, updates, snapshot=lambda s: s.x.copy())
     np.testing.assert_allclose(models(sent), models(direct), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("repeat", ["start", "latest"])
-def test_ca2fl_before_any_repeat(repeat: Any) -> None:
-    """While every client is new, h_i = 0: FedBuff's mean plus h, the mean of what earlier rounds cached."""
-    rng = np.random.default_rng(0)
-    ca2fl, fedbuff = CA2FL(np.zeros(3), 8, 2, repeat=repeat), FedBuff(np.zeros(3), 1.0, 2)
-    earlier = np.zeros(3)
-    for first in range(0, 8, 2):
-        h, pair = earlier / 8, rng.standard_normal((2, 3))
-        old = ca2fl.x - fedbuff.x
-        for i, u in enumerate(pair):
-            for server in (ca2fl, fedbuff):
-                server.dispatch(first + i)
-                server.receive(first + i, u)
-        np.testing.assert_allclose(ca2fl.x - fedbuff.x, old + h, rtol=1e-12, atol=1e-15)
-        earlier += pair.sum(axis=0)
-    assert np.any(ca2fl.x != fedbuff.x)
-
-
-@quick
-@given(cases(size=SMALL))
-def test_the_two_readings_of_ca2fl_agree_without_repeats_in_a_round(case: Case) -> None:
-    def one(repeat: Any) -> Vector:
-        return models(play(CA2FL(case.x0, case.num_clients, 1, repeat=repeat), case))
-
-    np.testing.assert_allclose(one("start"), one("latest"), rtol=1e-12, atol=1e-12)
-
-
-def test_amsgrad_with_zero_betas_divides_by_the_largest_direction_so_far() -> None:
-    rng = np.random.default_rng(1)
-    server = Composed(np.zeros(5), Single(), AMSGrad(0.1, (0.0, 0.0), 1e-3))
-    largest, x = np.zeros(5), np.zeros(5)
-    for _ in range(10):
-        d = rng.standard_normal(5)
-        server.dispatch(0)
-        server.receive(0, d)
-        largest = np.maximum(largest, np.abs(d))
-        x = x + 0.1 * d / (largest + 1e-3)
-        np.testing.assert_allclose(server.x, x, rtol=1e-12)
-
-
-def test_bias_correction_factors_that_the_specification_names() -> None:
-    """With D constant and eps = 0, m is (1-b1^r)*D: the ratio to the corrected step is the stated factor."""
-    factors = {}
-    plain, corrected = (AMSGrad(1.0, (0.9, 0.99), 0.0, bias_correction=b) for b in (False, True))
-    one, zero = np.ones(1), np.zeros(1)
-    for r in range(1, 101):
-        factors[r] = plain.step(zero, one, 1.0)[0] / corrected.step(zero, one, 1.0)[0]
-    expected = {r: (1 - 0.9**r) / np.sqrt(1 - 0.99**r) for r in factors}
-    assert factors == pytest.approx(expected, rel=1e-12)
-    assert 1 / factors[14] == pytest.approx(0.47, abs=0.005)
-    assert 1 / factors[100] == pytest.approx(0.80, abs=0.005)
 
 
 @quick

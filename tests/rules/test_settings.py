@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,22 +47,88 @@ def test_parts_are_described_as_before_unless_a_later_setting_is_set(name: str) 
     assert registry.part(kind, registry.describe(changed)) == changed != default
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: fastagg.SGD(weight_decay=-1.0), "weight_decay"),
-        (lambda: fastagg.Adam(eps=0.0), "eps"),
-        (lambda: fastagg.Adam(eps=0.0, eps_root=1e-30), "eps"),
-        (lambda: fastagg.Yogi(eps_root=-1.0), "eps_root"),
-        (lambda: fastagg.Adagrad(initial=-1.0), "initial"),
-        (lambda: fastagg.Buffer(normalize="samples"), "normalize"),
-        (lambda: fastagg.Buffer(normalize=0), "normalize"),
-        (lambda: fastagg.Buffer(normalize="weights", exact=1.0), "normalize.*exact"),
-        (lambda: fastagg.CosineBuffer(normalize="weights"), "normalize"),
-        (lambda: fastagg.FedAsync(torch.zeros(3), normalize=-1.0), "normalize"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_by_name(make: Any, words: str) -> None:
+SERVER, X = partial(fastagg.Server, torch.zeros(4)), torch.zeros(4)
+FADAS, BUFF, MIXES = (partial(preset, X) for preset in (fastagg.FADAS, fastagg.FedBuff, fastagg.FedAsync))
+ACE = partial(fastagg.ACE, X, **{"lr": 0.1, "num_clients": 2})
+EUCLIDEAN = partial(fastagg.AsyncFedED, X, **{"lam": 1.0, "eps": 1.0})
+LIMITS = ("lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting")
+# What takes a setting, its name, and values that it cannot have.
+WRONG: list[tuple[Callable[..., Any], str, tuple[Any, ...]]] = [
+    (FADAS, "lr", (-1e-3, math.nan, "fast")),
+    (FADAS, "buffer_size", (0, 1.5, True)),
+    (FADAS, "betas", ((0.9,),)),
+    (FADAS, "eps", (0.0, 1e-60)),
+    (FADAS, "delay_threshold", (-1,)),
+    (FADAS, "delay_rule", ("other", "drop")),  # the second is another rule's
+    (MIXES, "alpha", (0.0, 1.5)),
+    (MIXES, "policy", ("other",)),
+    (partial(MIXES, policy="hinge"), "a", (0.0,)),
+    (partial(MIXES, policy="constant"), "a", (1.0,)),
+    (MIXES, "normalize", (-1.0,)),
+    (BUFF, "clip_norm", (0,)),
+    (BUFF, "weighting", ("other",)),
+    (BUFF, "buffers", ("other",)),
+    (BUFF, "num_clients", (0,)),
+    (BUFF, "seed", (-1,)),
+    (BUFF, "device", ("nowhere",)),
+    (BUFF, "validate", ("later",)),
+    *((BUFF, name, (-1, "soon", math.nan, True)) for name in LIMITS),
+    (partial(BUFF, buffer_size=10, grace=1.0), "at_least", (11,)),
+    (partial(BUFF, buffer_size=10, at_least=3), "grace", (-1.0,)),
+    (ACE, "num_clients", (0, 10**12)),
+    (ACE, "cache", ("int3",)),
+    (ACE, "mode", ("clients",)),
+    (partial(ACE, mode="client"), "cache", ("int8",)),
+    (partial(fastagg.ACED, X, lr=0.1, num_clients=2), "max_delay", (-1,)),
+    (EUCLIDEAN, "lam", (0.0,)),
+    (EUCLIDEAN, "local_steps", (0,)),
+    (partial(fastagg.DelayAdaptiveASGD, X, lr=0.1, delay_threshold=1, stale="lipschitz"), "lipschitz", (None,)),
+    (SERVER, "optimizer", ("adam",)),
+    (fastagg.SGD, "weight_decay", (-1.0,)),
+    (fastagg.Adam, "eps", (0.0,)),
+    (partial(fastagg.Adam, eps_root=1e-30), "eps", (0.0,)),
+    (fastagg.Yogi, "eps_root", (-1.0,)),
+    (fastagg.Adagrad, "initial", (-1.0,)),
+    (fastagg.Buffer, "normalize", ("samples", 0)),
+]
+# Settings each of which could be, but not together, or not there.
+SENSELESS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: FADAS(learning_rate=0.1), "unknown setting 'learning_rate'; did you mean 'lr'"),
+    (lambda: SERVER(learning_rate=0.1), "unknown setting 'learning_rate'; known: buffers"),
+    (lambda: SERVER(fastagg.Mixing(kind="gradient")), "a gradient is no model"),
+    (lambda: SERVER(fastagg.Differences(2), staleness=fastagg.Hinge()), "Differences takes no staleness weight"),
+    (lambda: SERVER(fastagg.Differences(2), clip_norm=1.0), "Differences takes .* no clip_norm"),
+    (lambda: SERVER(fastagg.Differences(2), weighting="samples"), "Differences takes .* no sample weights"),
+    (lambda: SERVER(fastagg.AllClients(2), num_clients=3), "num_clients: the direction has 2, got 3"),
+    (lambda: fastagg.Buffer(normalize="weights", exact=1.0), "normalize.*exact"),
+    (lambda: FADAS(betas=(1.0, 0.9)), r"betas\[0\]: expected .* got 1\.0"),
+    (lambda: fastagg.CosineBuffer(normalize="weights"), "normalize: CosineBuffer divides by what"),
+    (lambda: BUFF(buffer_size=10, at_least=3), "at_least|grace"),
+    (lambda: BUFF(buffer_size=10, grace=1.0), "at_least|grace"),
+    (lambda: SERVER(fastagg.CosineBuffer(10, at_least=3, grace=1.0)), "full"),
+    (lambda: fastagg.CosineBuffer(None), "buffer_size"),
+    (lambda: fastagg.FedAC(X, lr=0.1, validate="deferred"), "direction"),
+    (lambda: fastagg.FedAvg(X, clients_per_round=2, deterministic=True, validate="deferred"), "deterministic"),
+    *((lambda make=make: make(deterministic=True), "deterministic: it needs a synchronous rule")
+      for make in (BUFF, FADAS, MIXES)),
+    (lambda: fastagg.set_num_threads(0), r"set_num_threads.*1\.\.4096, got 0"),
+    (lambda: fastagg.set_isa("mmx"), "instruction set 'mmx' is not available here"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "name", "values"), WRONG)
+def test_a_value_that_cannot_be_is_refused_by_name(
+    make: Callable[..., Any], name: str, values: tuple[Any, ...]
+) -> None:
+    for value in values:
+        given = re.escape(repr(value).strip("(,)"))
+        with pytest.raises(ConfigError, match=rf"^{name}.*{given}") as caught:
+            make(**{name: value})
+        assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(("make", "words"), SENSELESS)
+def test_settings_that_make_no_sense_together_say_why(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
 

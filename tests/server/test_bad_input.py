@@ -16,6 +16,7 @@ import fastagg
 from fastagg import errors
 from fastagg._build import native
 from fastagg.errors import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg.model import ModelState
 
 SERVERS = {
     "FADAS": lambda x, **k: fastagg.FADAS(x, buffer_size=3, **k),
@@ -89,8 +90,11 @@ def refused(name: str, form: str, kinds: tuple[type[BaseException], ...], words:
     views = bits(server.parameters())
     given = {"client": 1, "update": update_like(form), "num_samples": 5, **call}
     for kind in (*kinds, errors.FastaggError):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(kind, match=words) as caught:
             server.receive(**given)
+    if "kind" not in given:
+        (outcome,) = server.receive_many([tuple(given.get(n) for n in ("client", "update", "version", "num_samples"))])
+        assert type(outcome) is caught.type and str(outcome) == str(caught.value)
     assert bits(server.state_dict()) == before
     assert bits(server.flat) == bits(live) and bits(server.parameters()) == views
     for client in (1, 2) if name != "FedAvg" else (1,):
@@ -206,6 +210,7 @@ def with_one(position: int, value: float) -> Any:
     return spoil
 
 
+VECTORS = ModelState(torch.zeros(300), torch.zeros(4), [torch.tensor(0)])
 IN_FORM: dict[str, tuple[str, Any, tuple[type[BaseException], ...], str]] = {
     "module: NaN": ("module", put("head.bias", with_one(-1, math.nan)), FINITE, "in 'head.bias'"),
     "module: first Inf": ("module", put("stem.0.weight", with_one(0, math.inf)), FINITE, "in 'stem.0.weight'"),
@@ -227,6 +232,23 @@ IN_FORM: dict[str, tuple[str, Any, tuple[type[BaseException], ...], str]] = {
     "module: freed buffer": ("module", put("stem.1.running_var", freed(torch.ones(4))), DTYPE, "var'.*freed"),
     "module: fake": ("module", put("head.bias", fake()), DTYPE, "'head.bias'.*FakeTensor"),
     "module: nested buffer": ("module", put("stem.1.running_var", nested(torch.strided)), DTYPE, "var'.*nested"),
+    **{
+        f"vectors: {what}": (
+            "state_dict", lambda _, change=change: VECTORS._replace(**change), SHAPE, "two vectors and a list of count")
+        for what, change in {
+            "buffers": {"buffers": torch.zeros(5)}, "length": {"flat": torch.zeros(5)}, "none": {"flat": None},
+            "2-D": {"flat": torch.zeros(1, 300)}, "no counters": {"counters": None}, "numbers": {"counters": [1]},
+            "counters": {"counters": [torch.tensor(1), torch.tensor(1)]},
+        }.items()
+    },
+    "dict: another name": (
+        "state_dict", lambda u: {("v" if k == "w" else k): v for k, v in u.items()}, SHAPE, "missing 'w'; unknown 'v'"),
+    "dict: a dimension less": ("state_dict", put("w", torch.zeros(200)), SHAPE, r"'w'.*\[20, 10\].*\[200\]"),
+    "dict: counters": (
+        "state_dict", put("bn.num_batches_tracked", torch.zeros(2, dtype=torch.int64)), SHAPE, r"ed'.*\[\].*\[2\]"),
+    "dict: int NumPy": ("state_dict", put("half", np.zeros(100, np.int32)), DTYPE, "'half'.*int32"),
+    "dict: None": ("state_dict", put("w", lambda _: None), DTYPE, "'w'.*None"),
+    "dict: Inf NumPy": ("state_dict", put("w", np.full((20, 10), np.inf, np.float32)), FINITE, "in 'w'"),
     "dict: masked": ("state_dict", put("w", np.ma.zeros((20, 10), np.float32)), DTYPE, "'w'.*masked"),
     "dict: lying": ("state_dict", put("w", torch.zeros(3).as_subclass(Lying)), SHAPE, r"'w'.*\[20, 10\].*\[3\]"),
     "dict: half": ("state_dict", put("half", with_one(99, -math.inf)), FINITE, "in 'half'"),
@@ -242,7 +264,7 @@ IN_FORM: dict[str, tuple[str, Any, tuple[type[BaseException], ...], str]] = {
     "list: too few": ("list", put(2, None), SHAPE, "expected 3 arrays, got 2"),
     "list: too many": ("list", put(3, np.zeros(1, np.float32)), SHAPE, "expected 3 arrays, got 4"),
     "list: shape": ("list", put(2, np.zeros((), np.float32)), SHAPE, r"'2'.*\[1\].*\[\]"),
-    "list: dtype": ("list", put(0, np.zeros((20, 10))), DTYPE, "'0'.*float64"),
+    "list: float64": ("list", put(0, np.zeros((20, 10))), DTYPE, "'0'.*float64"),
     "list: half NaN": ("list", put(1, with_one(98, math.nan)), FINITE, "in '1'"),
     "list: two bad": ("list", lambda u: [with_one(0, math.nan)(a) for a in u], FINITE, "in '0' and 2 more"),
     "list: a mapping": ("list", lambda u: dict(enumerate(u)), SHAPE, "expected a list of arrays.*got a mapping"),
@@ -255,6 +277,17 @@ IN_FORM: dict[str, tuple[str, Any, tuple[type[BaseException], ...], str]] = {
 def test_a_bad_array_in_an_update_changes_nothing(name: str, what: str) -> None:
     form, spoil, kinds, words = IN_FORM[what]
     refused(name, form, kinds, words, update=spoil(update_like(form)))
+
+
+@pytest.mark.parametrize("what", [what for what in IN_FORM if "float64" not in what])  # which a model may be
+def test_a_bad_array_in_a_trained_model_changes_nothing(what: str) -> None:
+    form, spoil, kinds, words = IN_FORM[what]
+    server = running("FedAvg", form)
+    task, before = server.dispatch(1), bits(server.state_dict())
+    with pytest.raises(kinds, match=f"trained model|{words}"):
+        server.receive_model(task, spoil(update_like(form)))
+    (outcome,) = server.receive_models([(task, spoil(update_like(form)), None)])
+    assert isinstance(outcome, kinds) and bits(server.state_dict()) == before
 
 
 @pytest.mark.parametrize("name", ["FADAS", "FedBuff", "FedAvg", "ACE"])

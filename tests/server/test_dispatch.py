@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,14 +73,6 @@ def test_params_are_copied_once_and_views_not_at_all() -> None:
     assert task.views["embed.weight"].data_ptr() == task.flat.data_ptr() == server.flat.data_ptr()
     assert task.params["embed.weight"].data_ptr() != task.flat.data_ptr()
     assert task.params["embed.weight"].data_ptr() == task.params["out.weight"].data_ptr()  # tied in the copy as well
-
-
-def test_params_stay_as_they_were_while_the_server_goes_on() -> None:
-    server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
-    task = server.dispatch(0)
-    server.dispatch(1)
-    server.receive(1, torch.ones(4))
-    assert torch.equal(task.params, torch.zeros(4)) and torch.equal(task.views, torch.zeros(4))
 
 
 def test_a_task_says_what_it_is() -> None:
@@ -210,3 +203,14 @@ def test_an_update_may_be_the_tasks_own_memory() -> None:
     server.receive_model(task, task.params)
     assert torch.equal(server.parameters()["weight"], task.params["weight"])
     assert torch.equal(server.parameters()["bias"], task.views["bias"])
+
+
+def test_where_there_is_no_device_a_deferred_answer_is_at_hand(tmp_path: Path) -> None:
+    """What a device changes: tests/csrc/test_cuda_agreement.py."""
+    server = fastagg.FedBuff(torch.zeros(5), buffer_size=1, validate="deferred")
+    server.dispatch(0)
+    with pytest.raises(fastagg.NonFiniteUpdate):
+        server.receive(0, torch.full((5,), math.nan))
+    assert server.version == 0 and server.receive(0, torch.ones(5)).kept
+    server.save(tmp_path / "server.pt")
+    assert fastagg.load(tmp_path / "server.pt").validate == "deferred"

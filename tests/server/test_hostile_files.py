@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import same
 
 import fastagg
 from fastagg import CheckpointError
@@ -137,6 +138,49 @@ def test_an_archive_whose_members_are_packed_or_overlap_is_refused(tmp_path: Pat
     bad.write_bytes(whole)
     with pytest.raises(CheckpointError):
         fastagg.load(bad)
+
+
+def test_checkpoints_that_are_damaged_or_of_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, path = MAKE["FADAS, 8bit"](), tmp_path / "s.pt"
+    server.load_state_dict(used("FADAS, 8bit"))
+    server.save(path)
+    whole = path.read_bytes()
+    for cut in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.pt").write_bytes(whole[:cut])
+        with pytest.raises(CheckpointError):
+            fastagg.load(tmp_path / "cut.pt")
+    with pytest.raises(CheckpointError, match="no such"):
+        fastagg.load(tmp_path / "absent.pt")
+    state = server.state_dict()
+    for other in (MAKE["FedBuff"](), fastagg.FADAS(torch.zeros(5)), fastagg.FADAS({"w": torch.zeros(100)})):
+        before = other.state_dict()
+        with pytest.raises(CheckpointError):
+            other.load_state_dict(state)
+        assert same(other.state_dict(), before)
+    for key in ("flat", "moments", "direction", "tasks", "buffers"):
+        broken = {**state, key: None}
+        with pytest.raises(CheckpointError):
+            server.load_state_dict(broken)
+    assert same(server.state_dict(), state)
+
+    def refuse(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(CheckpointError, match="disk full"):
+        server.save(path)
+    assert path.read_bytes() == whole and sorted(p.name for p in tmp_path.iterdir()) == ["cut.pt", "s.pt"]
+
+
+def test_loading_runs_no_code(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    torch.save({"format": 1, "x": Payload()}, tmp_path / "evil.pt")
+    with pytest.raises(CheckpointError):
+        fastagg.load(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
 
 
 # -- where a checkpoint goes -------------------------------------------------------------------------------------------

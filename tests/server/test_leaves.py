@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import shutil
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -122,26 +121,6 @@ def test_sums_that_do_not_divide_a_buffer_are_all_taken(size: int, overflow: Any
     assert server.version > 0 and taken > 200
 
 
-@pytest.mark.parametrize("overflow", ["take", "close"])
-def test_a_log_of_overflowing_sums_replays(overflow: Any, tmp_path: Path) -> None:
-    def made() -> fastagg.Server:
-        return fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(10, overflow=overflow), fastagg.Momentum(0.1))
-
-    with fastagg.open(tmp_path / "state", made) as server:
-        for turn in range(20):
-            task = server.dispatch(turn % 3)
-            count = 3 + turn % 2
-            total = sum(updates(count, turn), torch.zeros(SIZE))
-            server.receive_partial(turn % 3, fastagg.Partial(total, count, float(count)), task.version)
-        flat, version = server.flat.clone(), server.version
-        held = server.state_dict()["direction"]["versions"]
-        shutil.copytree(tmp_path / "state", tmp_path / "killed")
-    with fastagg.open(tmp_path / "killed", made) as again:
-        assert again.version == version and torch.equal(again.flat, flat)
-        assert again.state_dict()["direction"]["versions"] == held
-    assert version == {"take": 6, "close": 9}[overflow]
-
-
 def test_a_sum_that_is_refused_does_not_close_the_buffer() -> None:
     root = fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(6, overflow="close"))
     root.dispatch("leaf")
@@ -164,23 +143,6 @@ def test_settings_of_an_old_folder_are_those_of_now() -> None:
     for overflow in ("take", "close"):
         server = fastagg.Server(torch.zeros(2), fastagg.Buffer(3, overflow=overflow))
         assert made_from("direction", describe(server.direction)) == server.direction
-
-
-def test_a_buffer_with_partials_is_saved_and_goes_on(tmp_path: Path) -> None:
-    root = MAKES["FADAS"]()
-    leaf = fastagg.Leaf(torch.zeros(SIZE))
-    root.dispatch("leaf")
-    root.dispatch("other")
-    for update in updates(4):
-        leaf.fold(update)
-    root.receive_partial("leaf", leaf.take())
-    root.save(tmp_path / "server.pt")
-    other = fastagg.load(tmp_path / "server.pt")
-    for update in updates(2, 1):
-        leaf.fold(update)
-    partial = leaf.take()
-    assert root.receive_partial("other", partial).applied and other.receive_partial("other", partial).applied
-    assert torch.equal(root.flat, other.flat)
 
 
 @pytest.mark.parametrize(

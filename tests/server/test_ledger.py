@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -313,16 +312,6 @@ def test_the_sum_is_that_of_the_rows(name: str) -> None:
     assert distance_from_its_rows(server) > 1e-6
     arrive(server, 300, 300 + 4 * 23 + 3, 0, size)
     assert distance_from_its_rows(server) < 1e-6
-
-
-def test_a_ledger_in_the_middle_of_things_is_saved(tmp_path: Path) -> None:
-    server = fastagg.FedAsync(torch.zeros(D))
-    for client in ("a", 1, "b"):
-        server.dispatch(client)
-        server.receive(client, torch.ones(D))
-        server.dispatch(client)
-    server.save(tmp_path / "s.pt")
-    assert same(fastagg.load(tmp_path / "s.pt").state_dict(), server.state_dict())
 
 
 def test_a_heavy_row_that_leaves_takes_its_rounding_along() -> None:

@@ -220,31 +220,52 @@ def test_an_interrupt_of_several_at_once(name: str) -> None:
     assert all(isinstance(outcome, UnknownVersion) for outcome in server.receive_many(answers))
 
 
-@pytest.mark.parametrize("difference", [False, True])
-@pytest.mark.parametrize("name", ["FedBuff", "FedBuff, one", "FedAvg", "FedAMS", "AsyncFedED", "FedAvg, deterministic"])
-def test_an_interrupt_of_a_trained_model(name: str, difference: bool) -> None:
+def a_model(name: str, difference: bool = False) -> tuple[fastagg.Server, Act]:
+    """A server and a trained model, or its difference, that makes it step."""
     server = PRESETS[name](model(D))
     tasks = [server.dispatch(client) for client in range(3)]
-    deltas = [update(client, D).float() for client in range(3)]
+    given = [update(task.client, D).float() + (0.0 if difference else task.flat) for task in tasks]
     room = {"FedBuff, one": 0, "AsyncFedED": 0}.get(name, 2)
-    for task, delta in list(zip(tasks, deltas, strict=True))[:room]:
-        server.receive_model(task, delta if difference else task.flat + delta, 2.0, difference=difference)
-    task, given = tasks[room], deltas[room] if difference else tasks[room].flat + deltas[room]
-
-    def act(server: fastagg.Server) -> None:
-        server.receive_model(task, given, num_samples=2.0, difference=difference)
-
-    cut_everywhere(Moment(server, act), again=act)
+    for task, trained in list(zip(tasks, given, strict=True))[:room]:
+        server.receive_model(task, trained, 2.0, difference=difference)
+    return server, lambda s: s.receive_model(tasks[room], given[room], 2.0, difference=difference)
 
 
-@pytest.mark.parametrize("name", ["FedBuff", "FedAvg", "FADAS, corrected", "FedAvg, deterministic"])
-def test_an_interrupt_of_a_round_that_ends_early(name: str) -> None:
+def an_end(name: str) -> tuple[fastagg.Server, Act]:
+    """A server whose round ends early."""
     server = PRESETS[name](model(D))
+    for client in range(1 if "FADAS" in name else 2):
+        server.dispatch(client)
+        server.receive(client, update(client, D), num_samples=2.0)
+    return server, lambda s: s.close_round()
+
+
+def with_statistics(name: str) -> tuple[fastagg.Server, Act]:
+    params = {"w": model(20), "bn.running_mean": torch.zeros(4), "bn.num_batches_tracked": torch.tensor(2)}
+    server = fastagg.FedBuff(params, buffer_size=2)
+    given = {"w": update(0, 20), "bn.running_mean": torch.ones(4), "bn.num_batches_tracked": torch.tensor(3)}
     for client in range(2):
         server.dispatch(client)
-    for client in range(2 if "FADAS" not in name else 1):
-        server.receive(client, update(client, D), num_samples=2.0)
-    cut_everywhere(Moment(server, lambda s: s.close_round()))
+    server.receive(0, given)
+    return server, lambda s: s.receive(1, given)
+
+
+TRAINED = ("FedBuff", "FedBuff, one", "FedAvg", "FedAMS", "AsyncFedED", "FedAvg, deterministic")
+MOMENTS: list[tuple[Callable[..., tuple[fastagg.Server, Act]], tuple[Any, ...]]] = [
+    *((a_model, (name, difference)) for name in TRAINED for difference in (False, True)),
+    *((an_end, (name,)) for name in ("FedBuff", "FedAvg", "FADAS, corrected", "FedAvg, deterministic")),
+    (with_statistics, ("FedBuff",)),
+]
+
+
+@pytest.mark.parametrize(("make", "given"), MOMENTS)
+def test_an_interrupt_and_an_allocation_that_fails_with_models_statistics_and_the_end_of_a_round(
+    make: Callable[..., tuple[fastagg.Server, Act]], given: tuple[Any, ...]
+) -> None:
+    server, act = make(*given)
+    cut_everywhere(Moment(server, act), again=None if make is an_end else act)
+    failed = starve_everywhere(Moment(server, act))
+    assert failed or make is an_end or given == ("FedBuff, one", True)  # its step is in place
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -413,38 +434,6 @@ def test_an_allocation_that_fails_while_it_distils() -> None:
     for keep_moments in (False, True):
         server, act = echo_stepping(keep_moments=keep_moments)
         assert _starve_in_python(Moment(server, act)) > 8
-
-
-@pytest.mark.parametrize("name", ["FedBuff", "FedAvg", "FedAMS", "AsyncFedED", "FedAvg, deterministic"])
-def test_an_allocation_that_fails_with_a_trained_model(name: str) -> None:
-    server = PRESETS[name](model(D))
-    tasks = [server.dispatch(client) for client in range(3)]
-    given = [task.flat + update(task.client, D).float() for task in tasks]
-    room = 0 if name == "AsyncFedED" else 2
-    for task, trained in list(zip(tasks, given, strict=True))[:room]:
-        server.receive_model(task, trained, 2.0)
-    assert starve_everywhere(Moment(server, lambda s: s.receive_model(tasks[room], given[room], 2.0))) > 0
-
-
-@pytest.mark.parametrize("name", ["FedBuff", "FedAvg", "FedAvg, deterministic"])
-def test_an_allocation_that_fails_as_a_round_ends(name: str) -> None:
-    server = PRESETS[name](model(D))
-    for client in range(2):
-        server.dispatch(client)
-        server.receive(client, update(client, D), num_samples=2.0)
-    starve_everywhere(Moment(server, lambda s: s.close_round()))
-
-
-def test_an_allocation_that_fails_with_running_statistics() -> None:
-    params = {"w": model(20), "bn.running_mean": torch.zeros(4), "bn.num_batches_tracked": torch.tensor(2)}
-    server = fastagg.FedBuff(params, buffer_size=2)
-    given = {"w": update(0, 20), "bn.running_mean": torch.ones(4), "bn.num_batches_tracked": torch.tensor(3)}
-    for client in range(2):
-        server.dispatch(client)
-    server.receive(0, given)
-    act: Act = lambda s: s.receive(1, given)  # noqa: E731
-    assert starve_everywhere(Moment(server, act)) > 0
-    cut_everywhere(Moment(server, act), again=act)
 
 
 # -- Python of others that raises --------------------------------------------------------------------------------

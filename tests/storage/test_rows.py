@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.kernels import extreme, same_bits, vector
 
-import fastagg
 from fastagg import ops, reference
 from fastagg.reference.rows import LEVELS, philox
 from fastagg.storage.cache import FORMATS, SCALE_BLOCK, ClientCache
@@ -125,15 +124,6 @@ def test_random_bits_do_not_repeat_across_seed_client_arrival_or_element() -> No
     for shift in (1, 128, 1024):
         assert (base[shift:] == base[:-shift]).float().mean() < 0.01
     assert abs(float(base.double().mean()) - 32767.5) < 5 * 65536 / 12**0.5 / 4096**0.5
-
-
-def test_bits_do_not_depend_on_the_thread_count(threads: None) -> None:
-    values = vector(300_001, 1)
-    rows = []
-    for count in (1, 2, 5):
-        fastagg.set_num_threads(count)
-        rows.append(store(values, "int4", seed=9).data[1].clone())
-    assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
 
 
 def test_what_the_sum_rounds_off_averages_out() -> None:
