@@ -38,6 +38,9 @@ def test_written_toml_holds_every_default(tiny):
         "weight_decay": 0.0,
         "mu": 0.0,
         "lr_decay": 1.0,
+        "schedule": "constant",
+        "lr_end": 0.0,
+        "lr_factor": 0.1,
         "optimizer": "sgd",
     }
     assert written["delay"] == {

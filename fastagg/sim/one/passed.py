@@ -15,7 +15,7 @@ from fastagg.sim.clients.own import KEYS, NAMES, Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.own import check as check_data
 from fastagg.sim.recipes import configured, objects
-from fastagg.sim.recipes.config import Config, changed, from_dict
+from fastagg.sim.recipes.config import Config, changed
 
 Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
 
@@ -50,18 +50,15 @@ class Passed(NamedTuple):
 
 def given(config: Config, passed: Passed) -> Config:
     """Return ``config`` for a run with what a program passes."""
-    if not (changes := passed.changes()):
-        return config
-    found = from_dict(changed(config.model_dump(), changes), "the config")
-    return found.model_copy(update={"algorithm": config.algorithm})  # with the function of a program
+    changes = passed.changes()
+    return configured(config, changes) if changes else config
 
 
 def composed(config: Config | str | Plain, changes: Plain | None, more: Plain, passed: Passed) -> tuple[Config, Passed]:
     """Return the config of a run, and all that a program passes: also the functions in the recipe and its changes."""
     if changes is not None and not isinstance(changes, Mapping):
         raise ConfigError(_checks.wrong("changes", "a dict such as {'client.lr': 0.1}", changes))
-    made = config.algorithm._make if isinstance(config, Config) else None
-    functions: dict[str, Any] = {} if made is None else {"algorithm.name": made}
+    functions: dict[str, Any] = {}
     if isinstance(config, Mapping):
         plain, found = objects.taken(config)
         dotted = {key: value for key, value in plain.items() if "." in key}

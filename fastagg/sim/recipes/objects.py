@@ -42,7 +42,7 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, dict[str, Callable[..., 
 
 def _inside(section: str, values: Mapping[str, object]) -> tuple[Plain, dict[str, Callable[..., Any]]]:
     dotted = {f"{section}.{key}": value for key, value in values.items() if _is_place(f"{section}.{key}")}
-    found = {key: value for key, value in dotted.items() if callable(value)}
+    found: dict[str, Callable[..., Any]] = {key: value for key, value in dotted.items() if callable(value)}
     return {key: "given" if f"{section}.{key}" in found else value for key, value in values.items()}, found
 
 

@@ -70,7 +70,9 @@ class Client(Section):
     """Local SGD: lr is eta_l. It runs ``epochs`` passes or ``steps`` mini-batches; the default is 1 epoch.
 
     ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
-    ``lr * lr_decay**n``.
+    ``lr * lr_decay**n``, times what ``schedule`` says of the version that it was sent: "cosine" falls to ``lr_end``
+    within ``versions``, "step" is times ``lr_factor`` after every ``versions``. ``clip_norm`` limits the norm of a
+    mini-batch's gradient.
     """
 
     lr: PositiveFloat
@@ -81,7 +83,20 @@ class Client(Section):
     weight_decay: float = Field(0.0, ge=0)
     mu: float = Field(0.0, ge=0)
     lr_decay: float = Field(1.0, gt=0, le=1)
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    versions: PositiveInt | None = None
+    lr_end: Share = 0.0
+    lr_factor: float = Field(0.1, gt=0, le=1)
+    clip_norm: PositiveFloat | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+
+    @model_validator(mode="after")
+    def _versions_of_a_schedule(self) -> Client:
+        if (self.schedule == "constant") != (self.versions is None):
+            raise ValueError('schedule "cosine" and "step" need the key versions, "constant" does not take it')
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f'momentum is of the optimizer "sgd", not of "{self.optimizer}"')
+        return self
 
     @model_validator(mode="before")
     @classmethod
