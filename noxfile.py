@@ -264,7 +264,14 @@ def extras(session: nox.Session) -> None:
     servers = [f"tests/server/test_{name}.py" for name in ("http_example", "queue_example", "watching")]
     session.run(*PYTEST, *servers, "tests/clients")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
-    session.run(*PYTEST, "tests/sim/test_engines.py", "tests/server/test_leaves_example.py")
+    session.run(*PYTEST, "tests/sim/test_engines.py", "tests/integrations/test_ray.py")
+
+
+@target("nightly", "wheel")
+def ray_kills(session: nox.Session) -> None:
+    """Kill actors of Ray 200 times, and compare the bits of what they serve."""
+    install(session, wheel="test,ray")
+    session.run(*PYTEST, "-m", "slow", "tests/integrations/test_ray.py")
 
 
 @target("nightly", "wheel")

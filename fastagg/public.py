@@ -19,6 +19,7 @@ from fastagg.durable.opening import open as open
 from fastagg.errors import *  # noqa: F403
 from fastagg.leaves import Leaf as Leaf
 from fastagg.model import Layout as Layout
+from fastagg.model.parts import parts as parts
 from fastagg.presets import *  # noqa: F403
 from fastagg.registry import register as register
 from fastagg.rules.directions import *  # noqa: F403

@@ -16,9 +16,12 @@ _EDGE = (
     "FLARE's own BuffModelManager adds up the updates of edge devices; a fastagg server that does the same is on "
     "docs/integrations/coming-from.md"
 )
-_PARTS = "a model above one host's memory is cut into parts of whole tensors, one Server each: docs/scaling.md"
+_PARTS = (
+    "fastagg.parts(model, count) cuts a model above one host's memory by whole tensors, one Server each, here or as "
+    "Ray's actors (fastagg.integrations.ray.Parts): docs/scaling.md"
+)
 _EXACT = "versions are kept while a client may answer them, and distances are exact (fastagg.ops.distances)"
-_MEMORY = "server.memory() says what a server holds, and docs/performance/scaling.md what ends first"
+_MEMORY = "server.memory() says what a server holds, and docs/scaling.md what ends first"
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
 REMOVED: dict[str, str] = {

@@ -149,7 +149,7 @@ MISTAKES = [
     ("$ run fadas-digits-mild --resume --replace", "--resume", "--replace", "give one of them"),
     ("$ doctor --path folder", "--path", "No such option", "without a name: fastagg doctor FOLDER|FILE"),
     ("$ advise 1000 --slow 20", "fastagg advise is gone", "fastagg.watch(", "`fastagg compare RECIPES --set"),
-    ("$ plan --clients 1e8", "fastagg plan is gone", "server.memory()", "docs/performance/scaling.md"),
+    ("$ plan --clients 1e8", "fastagg plan is gone", "server.memory()", "docs/scaling.md"),
     ("fastagg.plan('ACE')", "plan", "is gone", "server.memory()"),
     ("sim.advise(1000)", "advise", "is gone", "`fastagg compare RECIPES"),
     ("$ doctor nowhere", "nowhere", "there is nothing", "a file of server.save(path)"),

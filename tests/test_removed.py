@@ -33,16 +33,17 @@ def test_a_method_of_a_server(name: str) -> None:
     assert str(refusal.value) == f"{name} is gone: {REMOVED[name]}"
 
 
-def test_a_setting_of_a_call() -> None:
-    with pytest.raises(fastagg.ConfigError, match=r"the setting 'origin' is gone: .*parts"):
-        fastagg.FedBuff(torch.zeros(2), origin=0)  # type: ignore[call-arg]
-
-
-def test_a_setting_of_a_rule() -> None:
-    with pytest.raises(fastagg.ConfigError, match=r"the setting 'sketch' is gone: .*distances"):
-        fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0, sketch=1024)  # type: ignore[call-arg]
-    with pytest.raises(fastagg.ConfigError, match=r"the setting 'sketch' is gone: .*distances"):
-        fastagg.Euclidean(sketch=1024)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: fastagg.FedBuff(x, origin=0), "the setting 'origin' is gone: .*parts"),
+        (lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, sketch=1), "the setting 'sketch' is gone: .*distances"),
+        (lambda x: fastagg.Euclidean(sketch=1024), "the setting 'sketch' is gone: .*distances"),
+    ],
+)
+def test_a_setting(call: Any, words: str) -> None:
+    with pytest.raises(fastagg.ConfigError, match=words):
+        call(torch.zeros(2))
 
 
 @pytest.mark.parametrize("k", [None, 1024])

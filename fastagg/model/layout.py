@@ -80,6 +80,33 @@ class Taken(NamedTuple):
     state: State
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a model that :func:`fastagg.parts` has cut: a server's ``params``.
+
+    Attributes:
+        layout: the part's own.
+        arrays: its arrays, in the form of the whole: a mapping of some of its names, or a list. None: only a layout.
+        by_part: whether what needs the whole model may be a rule of this part alone.
+    """
+
+    layout: Layout
+    arrays: Arrays
+    by_part: bool
+
+    def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
+        """Return the layout.
+
+        Raises:
+            ConfigError: these settings of the server would have cut the model in another way.
+        """
+        parameters = [e.name for e in self.layout.entries if e.role == "parameter" and self.layout.form != "module"]
+        for name, given in (("tied", tied), ("buffers", any(mode_of(buffers or {}, one) for one in parameters))):
+            if given:
+                raise ConfigError(f"{name}: it says what the whole model is, so give it to fastagg.parts({name}=), too")
+        return self.layout
+
+
 class Layout:
     """The mapping between a model's own form and the flat vector.
 
@@ -131,6 +158,8 @@ class Layout:
             ShapeMismatch: ``params`` has none of these forms, or no parameter that trains, or is lazy.
             ConfigError: ``buffers`` or ``tied`` do not fit the arrays.
         """
+        if isinstance(params, Part):
+            return params.fitting(buffers, tied)
         found = cls._of(params, take, buffers or {}, tied)
         if not found.size:
             do = "if all are frozen, set requires_grad of those that train"
@@ -211,6 +240,16 @@ class Layout:
             raise ConfigError(f"tied: the model has no {_names(unknown)}")
         found.tell([e.name for e in entries if e.role == "parameter"] if roles is None else [])
         return cls(form, entries, constants)
+
+    def of_some(self, arrays: Mapping[str, object], buffers: Mapping[str, str]) -> Layout:
+        """Return the layout of some of the arrays, each in the role that it has here."""
+        first = {(e.offset, e.size): e.name for e in self.entries if e.role == "parameter"}
+        second = [e for e in self.entries if e.role == "alias" and e.size and e.name in arrays]
+        aliases = {e.name: first[e.offset, e.size] for e in second}
+        roles: dict[str, Role] = {e.name: e.role if e.size or e.role != "alias" else "parameter" for e in self.entries}
+        found = self._build(self.form, arrays.items(), _named, buffers, roles, aliases)
+        found.numpy = self.numpy
+        return found
 
     def spec(self) -> State:
         """Return plain data from which :meth:`from_spec` rebuilds this layout."""
@@ -345,6 +384,8 @@ class Layout:
 
     def _arrays(self, params: object, what: str = "params") -> Mapping[str, object]:
         """Return arrays by name. Their set of names is checked."""
+        if isinstance(params, Part):
+            params = params.arrays
         if isinstance(params, nn.Module):
             params = params.state_dict()
         if isinstance(params, Mapping):

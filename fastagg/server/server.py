@@ -15,7 +15,7 @@ from torch import Tensor
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
-from fastagg.model import Layout, Parsed, Taken
+from fastagg.model import Layout, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
 from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
@@ -53,7 +53,8 @@ class Server:
         (0, 0.01, Polynomial(a=0.5))
 
     Args:
-        params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array. It is copied.
+        params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array, or one of
+            :func:`fastagg.parts`. It is copied.
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how delays change a step. By default they change nothing.
@@ -77,7 +78,9 @@ class Server:
                 f"num_clients: the direction has {direction.clients}, got {given['num_clients']}; leave it out"
             )
         together.check(direction, optimizer, staleness, given)
-        device = devices.choose(given["device"], params)
+        if isinstance(params, Part) and not params.by_part:
+            together.check_part(direction, staleness, given)
+        device = devices.choose(given["device"], params.arrays if isinstance(params, Part) else params)
         taken = isinstance(params, Taken)
         if isinstance(params, Taken):
             layout = params.layout

@@ -31,6 +31,26 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
         raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
 
 
+def check_part(direction: Direction, staleness: Staleness, settings: ServerSettings) -> None:
+    """Refuse a server of a part of a model whose rule needs the whole.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if settings["clip_norm"] is not None:
+        what, needs = "clip_norm", "the norm of the whole update"
+    elif staleness.measures:
+        what, needs = f"staleness {type(staleness).__name__}", "how far the whole model has moved"
+    elif direction.measures:
+        what, needs = f"direction {type(direction).__name__}", "the cosine of the whole update"
+    else:
+        return
+    raise ConfigError(
+        f"{what}: it needs {needs}, and a part knows its own, which is another rule; if you mean that one, write "
+        "fastagg.parts(model, count, by_part=True)"
+    )
+
+
 def _waits(direction: Direction, deterministic: bool) -> str | None:
     """Return why a step needs a number on the host first; None if it does not."""
     if direction.measures:

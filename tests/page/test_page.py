@@ -42,8 +42,5 @@ def test_pictures_stand_in_the_page() -> None:
 
 
 def test_nested_settings_become_dotted_names() -> None:
-    assert page.flat({"a": {"b": [1, 2]}, "c": [], "d": True}) == [("a.b", "1, 2"), ("c", "none"), ("d", "True")]
-
-
-def test_nested_pairs_become_dotted_names() -> None:
-    assert page.flat({"a": {"b": True}, "c": [], "d": ["x", "y"]}) == [("a.b", "True"), ("c", "none"), ("d", "x, y")]
+    nested = {"a": {"b": [1, 2], "e": True}, "c": [], "d": ["x", "y"]}
+    assert page.flat(nested) == [("a.b", "1, 2"), ("a.e", "True"), ("c", "none"), ("d", "x, y")]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from fastagg.sim.many.groups import Group
+from fastagg.sim.one.metrics import ACTIVITIES, Row, summarise
+from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.config import Config, from_toml
+from fastagg.sim.recipes.tables import Paper
+from fastagg.sim.show.findings import RUN_NUMBERS
 
 TINY = """
 name = "tiny"
@@ -54,5 +60,36 @@ def tiny():
 
     def build(changes: dict[str, Any] | None = None) -> Config:
         return from_toml(TINY, "tiny", changes)
+
+    return build
+
+
+@pytest.fixture
+def group(tiny):
+    """``group("A", points, ...)``: a method with a run for each list of (time, accuracy), with the seeds from ``seed``
+    on. What is a number is the accuracy at time 0, 10, 20 and so on. ``version`` of a point's place and time is what is
+    tested there: 1, 3, 5 and so on."""
+
+    def build(
+        method: str, *runs: Any, choice: Any = (), paper: Paper = Paper(), seed: int = 0,  # noqa: B008
+        delays: dict[int, int] | None = None, notes: Any = (), weighting: str = "uniform",
+        version: Callable[[int, float], int] = lambda place, time: 2 * place + 1, **more: Any,
+    ) -> Group:  # fmt: skip
+        def result(points: Any, seed: int, unit: str = "10 s", target: float = 0.9, stopped: str = "finished",
+                   rule: str | None = None) -> Result:  # fmt: skip
+            points = [point if isinstance(point, tuple) else (10 * k, point) for k, point in enumerate(points)]
+            rows = [Row(version(k, time), float(time), 5 * k, a, 1.0, 0.0, 0) for k, (time, a) in enumerate(points)]
+            wall = dict.fromkeys((*ACTIVITIES, "other"), 1.0) | {"total": 5.0}
+            summary = dict.fromkeys(RUN_NUMBERS, 0.0) | summarise(rows, target, stopped)
+            summary |= {"stopped": stopped, "delay_max": 3, "delay_mean": 1.5, "wall_seconds": wall}
+            summary |= {"weighting": weighting, "notes": list(notes)}
+            config = tiny({"run.target": target, "seed": seed})
+            if rule is not None:
+                changed = config.participation.model_copy(update={"rule": rule})
+                config = config.model_copy(update={"participation": changed})
+            return Result(config, rows, summary, unit, delays or {0: 2, 3: 1})
+
+        results = [result(points, number, **more) for number, points in enumerate(runs, seed)]
+        return Group(method.lower(), method, choice, results, paper)
 
     return build

@@ -1,4 +1,4 @@
-"""Models that misbehave in a worker: functions of a module, so that other processes find them."""
+"""Models and functions of runs, some of which misbehave: of a module, so that other processes find them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,3 +47,27 @@ def deadly(shape: Sequence[int], classes: int, flag: str, once: bool = True) -> 
 
 def failing(shape: Sequence[int], classes: int) -> nn.Module:
     return network(shape, classes, Failing())
+
+
+class Norm(nn.BatchNorm1d):
+    """Takes a lone sample, the rest of an epoch, by its running statistics: a batch of one has no variance."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 1:
+            return super().forward(x)
+        return nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias)
+
+
+def drawing(shape: Sequence[int], classes: int) -> nn.Module:
+    """Dropout and running statistics. Its masks must come from the dispatch, not from what this process drew before."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Norm(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, classes))
+
+
+def train(model: nn.Module, data: Any, task: Any, state: int | None) -> tuple[Any, int]:
+    task.descend(model, data)
+    return task.delta(model), (state or 0) + 1
+
+
+def halved(update: dict[str, torch.Tensor], task: Any) -> tuple[dict[str, torch.Tensor], int]:
+    """Send half of an update, in 8 bytes."""
+    return {name: array / 2 if array.is_floating_point() else array for name, array in update.items()}, 8

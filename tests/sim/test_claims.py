@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastagg.errors import ConfigError
 from fastagg.sim.many.cells import cells
 from fastagg.sim.many.groups import Group, Judged, contrasts, grouped, holm, judged, paired, scores
 from fastagg.sim.one.result import Result
-from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.tables import Claim, Paper
 from fastagg.sim.show.findings import claims_table, sentences
 from fastagg.sim.show.plots import claims as figure
@@ -203,30 +201,3 @@ def test_a_table_s_claims_are_judged(tmp_path):
     assert "| FADAS is above FedBuff | +10.0 [+9.4, +10.7] | 2 | shown |" in text
     assert len(figure([first, second], "title").axes[0].get_yticklabels()) == 2
     assert isinstance(first, Judged) and judged(["fedbuff-digits-large"], []) == []
-
-
-def test_a_table_needs_no_source(tmp_path):
-    path = tmp_path / "small.toml"
-    path.write_text(TABLE.replace('source = "nobody"\n', ""))
-    assert len(tables.load(str(path)).cells) == 4
-
-
-def test_a_claim_about_what_is_not_there_is_refused(tmp_path):
-    path = tmp_path / "small.toml"
-    path.write_text(TABLE.replace('better = ["FADAS", "b"]', 'better = ["FADAS", "c"]'))
-    with pytest.raises(ConfigError, match="FADAS is sooner"):
-        tables.load(str(path))
-
-
-def test_a_method_may_be_left_out_of_a_setting(tmp_path):
-    path = tmp_path / "small.toml"
-    path.write_text(
-        TABLE.partition("[[claims]]")[0].replace(
-            'algorithm = { name = "FedBuff" }', 'algorithm = { name = "FedBuff" }\nnot_at = ["b"]'
-        )
-    )
-    table = tables.load(str(path))
-    assert [(cell.method, cell.setting) for cell in table.cells] == [("FedBuff", "a"), ("FADAS", "a"), ("FADAS", "b")]
-    path.write_text(path.read_text().replace('not_at = ["b"]', 'not_at = ["c"]'))
-    with pytest.raises(ConfigError, match="FedBuff has changes at c"):
-        tables.load(str(path))

@@ -1,18 +1,22 @@
+"""What a client computes with torch: its steps against formulas, its batches, its draws, and how a model is tested."""
+
 import copy
 import math
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
+from cifar import DEVIATION, MEAN, PADDING, crop_and_flip
 from torch import nn
 
-from fastagg.errors import ConfigError
 from fastagg.sim.clients.client import LocalTrainer, LocalWork, Turn, rated
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.models import build
 from fastagg.sim.one.build import build_work
 from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.seeds import generator
 
 
 @dataclass
@@ -25,7 +29,7 @@ class Sent:
     control: torch.Tensor | None = None
 
     def delta(self, trained: nn.Module) -> dict:
-        return {name: value - self.views[name] for name, value in trained.state_dict().items()}
+        return {name: value.detach() - self.views[name] for name, value in trained.state_dict().items()}
 
 
 @pytest.fixture
@@ -35,8 +39,10 @@ def samples() -> Samples:
     return Samples(x, (x[:, 0] > 0).long())
 
 
-def snapshot(seed: int = 0) -> dict:
-    return {k: v.clone() for k, v in build("mlp", (6,), 2, [5], seed).state_dict().items()}
+def snapshot(module: nn.Module | None = None) -> dict:
+    """Return the weights of a module, or of the small one that all share."""
+    module = build("mlp", (6,), 2, [5], 0) if module is None else module
+    return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 def trainer(**work) -> LocalTrainer:
@@ -58,45 +64,46 @@ def test_one_full_batch_step_is_one_sgd_step(samples):
         torch.testing.assert_close(update[name], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_layers_draw_belongs_to_the_dispatch(samples):
-    """Dropout's masks depend on seed, client and number, not on what drew before, and nobody else's draws on them."""
-    module = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 2))
-    params = {name: value.clone() for name, value in module.state_dict().items()}
+def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return x + torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
+
+
+FRESH: dict[str, tuple[nn.Module, dict, object]] = {
+    "momentum": (build("mlp", (6,), 2, [5], 0), {"momentum": 0.9, "epochs": 2}, None),
+    "adamw": (build("mlp", (6,), 2, [5], 0), {"optimizer": "adamw", "steps": 4}, None),
+    "a rate that decays": (build("mlp", (6,), 2, [5], 0), {"lr_decay": 0.5, "steps": 1}, None),
+    "BatchNorm": (nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)), {"epochs": 1}, None),
+    "a network that draws": (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 2)), {"steps": 3}, None),
+    "augmented batches": (build("mlp", (6,), 2, [5], 0), {"epochs": 1}, noisy),
+}
+
+
+@pytest.mark.parametrize("case", FRESH)
+def test_each_training_is_that_of_a_fresh_trainer_and_depends_on_client_and_number_alone(case, samples):
+    """Whatever was trained before it, in whatever order, and whatever torch has drawn. Nothing else is changed."""
+    module, work, augment = FRESH[case]
+    samples = replace(samples, augment=augment)
+    params = snapshot(module)
 
     def local() -> LocalTrainer:
-        return LocalTrainer(module, LocalWork(lr=0.1, batch_size=100, steps=3), seed=0)
+        return LocalTrainer(module, LocalWork(**{"lr": 0.1, "batch_size": 8, **work}), seed=0)
 
-    first = local().train(Sent(params), samples, 3, 1)
-    torch.manual_seed(123)
-    torch.rand(7)
-    before = torch.get_rng_state()
-    again = local().train(Sent(params), samples, 3, 1)
-    assert equal(first, again)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not equal(first, local().train(Sent(params), samples, 3, 2))
-    gradient = local().gradient(Sent(params), samples, 3, 1)
-    torch.rand(7)
-    assert equal(gradient, local().gradient(Sent(params), samples, 3, 1))
-
-
-def test_momentum_starts_anew_with_every_dispatch(samples):
-    local = trainer(momentum=0.9, epochs=2)
-    first = local.train(Sent(snapshot()), samples, 0, 0)
-    local.train(Sent(snapshot()), samples, 5, 0)
-    assert equal(local.train(Sent(snapshot()), samples, 0, 0), first)
-
-
-def test_results_depend_on_client_and_number_not_on_the_order_of_training(samples):
-    jobs = [(client, number) for client in (0, 1) for number in (0, 1)]
-
-    def all_of(order):
-        local = trainer(epochs=2)
-        return {job: local.train(Sent(snapshot()), samples, *job) for job in order}
-
-    forwards, backwards = all_of(jobs), all_of(jobs[::-1])
-    assert all(equal(forwards[job], backwards[job]) for job in jobs)
-    assert not equal(forwards[0, 0], forwards[0, 1])
-    assert not equal(forwards[0, 0], forwards[1, 0])
+    sent = snapshot(module)
+    used, jobs, found = local(), [(client, number) for client in (0, 3) for number in (0, 1)], []
+    for job in (*jobs, *jobs[::-1]):
+        for kind in ("train", "gradient"):
+            torch.rand(7)
+            drawn = torch.get_rng_state()
+            update = getattr(used, kind)(Sent(params), samples, *job)
+            assert torch.equal(torch.get_rng_state(), drawn)
+            assert equal(update, getattr(local(), kind)(Sent(params), samples, *job))
+            found.append(update)
+    assert equal(params, sent)
+    for one, other in ((0, 2), (0, 4), (0, 6)):  # another number, another client
+        assert not equal(found[one], found[other])
+        assert work.get("lr_decay") or not equal(found[one + 1], found[other + 1])
+    other = LocalTrainer(module, LocalWork(**{"lr": 0.1, "batch_size": 8, **work}), seed=1)
+    assert not equal(other.train(Sent(params), samples, *jobs[0]), found[0])
 
 
 def batches(local: LocalTrainer, samples: Samples, local_steps: int | None = None) -> list[list[float]]:
@@ -120,13 +127,6 @@ def test_an_epoch_uses_every_sample_once_in_a_new_order(samples):
 def test_the_number_of_steps_is_the_configs_or_the_tasks(samples, steps, local_steps, expected):
     work = {"steps": steps} if steps else {"epochs": 1}
     assert len(batches(trainer(**work), samples, local_steps)) == expected
-
-
-def test_the_snapshot_sent_is_not_changed(samples):
-    params = snapshot()
-    before = {key: value.clone() for key, value in params.items()}
-    trainer(epochs=1).train(Sent(params), samples, 0, 0)
-    assert equal(params, before)
 
 
 def test_evaluation_counts_correct_labels_and_averages_the_loss(samples):
@@ -191,11 +191,59 @@ def test_clipping_and_adam_are_torchs(tiny, optimizer, clip_norm):
             torch.testing.assert_close(update[name], parameter.detach() - job.task.views[name])
 
 
-def test_settings_of_another_optimizer_or_schedule_are_refused(tiny):
-    for changes, words in (
-        ({"momentum": 0.9, "optimizer": "adam"}, "momentum is of the optimizer"),
-        ({"schedule": "cosine"}, "need the key versions"),
-        ({"versions": 3}, '"constant" does not take it'),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            tiny({f"client.{key}": value for key, value in changes.items()})
+# Random crops and flips
+
+
+BLACK = torch.tensor([-m / d for m, d in zip(MEAN, DEVIATION, strict=True)])
+
+
+def test_every_crop_is_a_window_of_the_padded_image_or_of_its_mirror_image():
+    x = torch.randn(40, 3, 32, 32)
+    out = crop_and_flip(x, generator(0, "augment", 0, 0))
+    padded = BLACK.view(1, 3, 1, 1).repeat(40, 1, 40, 40)
+    padded[:, :, PADDING:-PADDING, PADDING:-PADDING] = x
+    seen = set()
+    for image, wide in zip(out, padded, strict=True):
+        fits = [
+            (i, j, flipped)
+            for i in range(9)
+            for j in range(9)
+            for flipped in (False, True)
+            if torch.allclose(image.flip(-1) if flipped else image, wide[:, i : i + 32, j : j + 32], atol=1e-6)
+        ]
+        assert len(fits) == 1
+        seen.add(fits[0])
+    assert len(seen) > 30  # 162 equally likely ones
+    assert {flipped for *_, flipped in seen} == {False, True}
+
+
+def test_training_sees_the_augmented_batch():
+    # A linear model without bias, one step on everything: the delta is -lr times the mean gradient there.
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2, bias=False))
+    torch.nn.init.zeros_(module[1].weight)
+    samples = Samples(torch.randn(6, 3, 32, 32), torch.tensor([0, 1, 0, 1, 1, 1]), crop_and_flip)
+    sent = Sent(snapshot(module))
+    delta = LocalTrainer(module, LocalWork(lr=0.5, batch_size=6, steps=1), seed=2).train(
+        sent, samples, client=1, number=4
+    )
+    order = torch.from_numpy(generator(2, "batches", 1, 4).permutation(6))
+    x = crop_and_flip(samples.x[order], generator(2, "augment", 1, 4)).flatten(1)
+    error = torch.full((6, 2), 0.5) - torch.nn.functional.one_hot(samples.y[order], 2)
+    assert torch.allclose(delta["1.weight"], -0.5 * error.T @ x / 6, atol=1e-5)
+
+
+def test_the_learning_rate_decays_with_the_clients_dispatches():
+    module = torch.nn.Linear(3, 2)
+    samples = Samples(torch.randn(8, 3), torch.tensor([0, 1] * 4))
+    sent = Sent(snapshot(module))
+    trainer = LocalTrainer(module, LocalWork(lr=0.1, batch_size=8, steps=1, lr_decay=0.5), seed=0)
+    first, third = (trainer.train(sent, samples, 0, n)["weight"] for n in (0, 2))
+    assert torch.allclose(first, 4 * third, rtol=1e-3, atol=1e-7)  # the full batch is the same batch every time
+
+
+def test_adamw_first_step_has_the_size_of_the_learning_rate():
+    module = torch.nn.Linear(3, 2)
+    samples = Samples(torch.randn(8, 3), torch.tensor([0, 1] * 4))
+    sent = Sent(snapshot(module))
+    trainer = LocalTrainer(module, LocalWork(lr=0.01, batch_size=8, steps=1, optimizer="adamw"), seed=0)
+    assert np.allclose(trainer.train(sent, samples, 0, 0)["weight"].abs(), 0.01, rtol=1e-3)

@@ -3,6 +3,7 @@ import tomllib
 import pytest
 
 from fastagg.errors import ConfigError
+from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import from_toml, load, parse_change, to_toml
 
 SYNTHETIC = {"data": {"name": "synthetic", "clients": 12}}
@@ -59,48 +60,115 @@ def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):
     assert config.algorithm.keywords == {"lr": 1.0, "buffer_size": 3, "delay_threshold": None}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"client.lrr": 1.0}, "unknown key client.lrr (known here: lr, batch_size, epochs"),
-        ({"data.folder": "x"}, "unknown key data.folder (known here: name, clients, alpha"),
-        ({"unlabelled.shar": 0.5}, "unknown key unlabelled.shar (known here: share, data"),
-        ({"distill.rate": 0.5}, "unknown key distill.rate (known here: alpha, clip_norm"),
-        ({"speed": 1}, "unknown key speed, got 1; did you mean delay.speed?"),
-        ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'synthetic', "),
-        ({"data": {}}, "data: the key name is missing"),
-        ({"client": {}}, "client.lr: this key is missing"),
-        ({"client": 3}, "client: expected a section with keys, got 3"),
-        ({"client.lr": -0.1}, "client.lr: input should be greater than 0, got -0.1"),
-        ({"client.lr": "fast"}, "client.lr: input should be a valid number, got 'fast'"),
-        ({"client.lr": True}, "client.lr: input should be a valid number, got True"),
-        ({"client.lr": float("nan")}, "client.lr: input should be a finite number, got nan"),
-        ({"data.alpha": 0.0}, "data.alpha: input should be greater than 0"),
-        ({"client.steps": 3, "client.epochs": 2}, "client: give epochs or steps, not both"),
-        ({"participation.concurrency": 13}, "participation.concurrency is 13, more than data.clients, 12"),
-        ({"participation": {"rule": "concurrency"}}, "needs the key concurrency"),
-        ({"participation": {"rule": "all", "concurrency": 3}}, "do not take it"),
-        ({"delay": {"name": "version"}}, "delay: give tau_max, mean or file, one of the three"),
-        ({"delay": {"name": "version", "tau_max": 1}}, 'participation.rule must be "all"'),
-        ({"delay.name": "slow"}, "delay: unknown name 'slow'"),
-        ({"run": {}}, "run: give at least one of versions, uploads, time"),
-        ({"run.versions": 0}, "run.versions: input should be greater than 0, got 0"),
-        ({"run.evaluate_every": 1.5}, "run.evaluate_every: input should be a valid integer, got 1.5"),
-        ({"model.widths": [8, 0]}, "model.widths.1: input should be greater than 0"),
-        ({"name": "../up"}, "name: string should match"),
-        ({"seed": -1}, "seed: input should be greater than or equal to 0"),
-        ({"name.first": "x"}, "name.first: name is a value, not a section"),
-        ({"client.a\nb": 1}, "unknown key client.'a\\nb' (known here"),
-        ({"name.a\nb": 1}, "'name.a\\nb': name is a value, not a section"),
-        ({"client.lr": "x" * 1000}, "got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"),
-        ({f"key{k}": 1 for k in range(12)}, "; and 4 more"),
-    ],
-)
-def test_a_wrong_recipe_is_one_line_that_names_the_key(tiny, changes, message):
+ROUND = {"participation": {"rule": "round"}}
+AUTHORS = {"delay.counting": "authors"}
+REFUSED = [
+    ({"client.lrr": 1.0}, "unknown key client.lrr (known here: lr, batch_size, epochs"),
+    ({"data.folder": "x"}, "unknown key data.folder (known here: name, clients, alpha"),
+    ({"unlabelled.shar": 0.5}, "unknown key unlabelled.shar (known here: share, data"),
+    ({"distill.rate": 0.5}, "unknown key distill.rate (known here: alpha, clip_norm"),
+    ({"dropout.shape": 0.5}, "unknown key dropout.shape (known here: share, after)"),
+    ({"client.learning_rate": 1}, "; did you mean 'lr'?"),
+    ({"clinet.lr": 1}, "; did you mean 'client'?"),
+    ({"algorithm.name": "fedbuf"}, "; did you mean 'FedBuff'?"),
+    ({"algorithm.learning_rate": 1}, "; did you mean 'lr'?"),
+    ({"algorithm.weighting": "sample"}, "got 'sample'; did you mean 'samples'?"),
+    ({"speed": 1}, "unknown key speed, got 1; did you mean delay.speed?"),
+    ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'synthetic', "),
+    ({"data": {}}, "data: the key name is missing"),
+    ({"client": {}}, "client.lr: this key is missing"),
+    ({"client": 3}, "client: expected a section with keys, got 3"),
+    ({"client.lr": -0.1}, "client.lr: input should be greater than 0, got -0.1"),
+    ({"client.lr": "fast"}, "client.lr: input should be a valid number, got 'fast'"),
+    ({"client.lr": True}, "client.lr: input should be a valid number, got True"),
+    ({"client.lr": float("nan")}, "client.lr: input should be a finite number, got nan"),
+    ({"client.steps": 3, "client.epochs": 2}, "client: give epochs or steps, not both"),
+    ({"client.momentum": 0.9, "client.optimizer": "adam"}, 'momentum is of the optimizer "sgd"'),
+    ({"client.schedule": "cosine"}, "need the key versions"),
+    ({"client.versions": 3}, '"constant" does not take it'),
+    ({"model.widths": [8, 0]}, "model.widths.1: input should be greater than 0"),
+    ({"name": "../up"}, "name: string should match"),
+    ({"seed": -1}, "seed: input should be greater than or equal to 0"),
+    ({"name.first": "x"}, "name.first: name is a value, not a section"),
+    ({"client.a\nb": 1}, "unknown key client.'a\\nb' (known here"),
+    ({"name.a\nb": 1}, "'name.a\\nb': name is a value, not a section"),
+    ({"client.lr": "x" * 1000}, "got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"),
+    ({f"key{k}": 1 for k in range(12)}, "; and 4 more"),
+    # data
+    ({"data.clients": 0}, "data.clients: "),
+    ({"data.alpha": 0.0}, "data.alpha: input should be greater than 0"),
+    ({"data.alpha": -1.0}, "data.alpha: "),
+    ({"data.min_samples": 0}, "data.min_samples: "),
+    ({"data": {"name": "synthetic", "clients": 12}, "model.name": "cnn"}, "needs images"),
+    ({"unlabelled": {"share": 0.5, "path": "x"}}, "unlabelled"),
+    ({"unlabelled.share": 1.0}, "unlabelled.share"),
+    # participation
+    ({"participation.concurrency": 0}, "participation.concurrency"),
+    ({"participation.concurrency": -1}, "participation.concurrency"),
+    ({"participation.concurrency": 13}, "participation.concurrency is 13, more than data.clients, 12"),
+    ({"participation": {"rule": "concurrency"}}, "needs the key concurrency"),
+    ({"participation": {"rule": "all", "concurrency": 3}}, "do not take it"),
+    (ROUND, "FedBuff is asynchronous"),
+    ({**AUTHORS, "participation": {"rule": "all"}}, "authors"),
+    # delays, and clients that leave
+    ({"delay.name": "slow"}, "delay: unknown name 'slow'"),
+    ({"delay": {"name": "three-class", "gamma": 0.0}}, "delay.gamma: "),
+    ({"delay": {"name": "three-class", "table": "medium"}}, "delay.table: "),
+    ({"delay.counts": [6, 6]}, "three numbers"),
+    ({"delay.counts": [6, 6, 6]}, "delay.counts are 18 clients, not data.clients, 12"),
+    ({"delay": {"name": "size-tied", "table": "huge"}}, "delay.table: "),
+    ({"delay": {"name": "size-tied", "gamma": -1.0}}, "delay.gamma: "),
+    ({"delay": {"name": "exponential", "mean": -1.0}}, "delay.mean: "),
+    ({"delay": {"name": "exponential", "spread": -1.0}}, "delay.spread: "),
+    ({"delay": {"name": "exponential", "suspension": 1.0}}, "delay.suspension: "),
+    ({"delay": {"name": "exponential", "speed": 0.0}}, "delay.speed: "),
+    ({"delay": {"name": "exponential", "jitter": -0.1}}, "delay.jitter: "),
+    ({"delay": {"name": "version"}}, "delay: give tau_max, mean or file, one of the three"),
+    ({"delay": {"name": "version", "tau_max": 1}}, 'participation.rule must be "all"'),
+    ({"delay": {"name": "version", "mean": 0.0}}, "delay.mean: "),
+    ({"delay": {"name": "version", "tau_max": -1}}, "delay.tau_max: "),
+    ({"delay": {"name": "version", "tau_max": 2, "speed": 1.0}}, "unknown key delay.speed"),
+    ({"delay.start": "before"}, 'delay.start "before" needs delay.counting'),
+    ({"dropout.share": 0.99}, "of 12 clients 1 must stay"),
+    ({"dropout.share": 1.0}, "dropout.share"),
+    # the run
+    ({"run": {}}, "run: give at least one of versions, uploads, time"),
+    ({"run.versions": 0}, "run.versions: input should be greater than 0, got 0"),
+    ({"run.evaluate_every": 1.5}, "run.evaluate_every: input should be a valid integer, got 1.5"),
+    # the algorithm
+    ({"algorithm.name": "FedMagic"}, "'FedMagic' is unknown (known: "),
+    ({"algorithm.speed": 3}, "algorithm.speed: FedBuff has no such keyword (known: "),
+    ({"algorithm.lr": -1.0}, "lr"),
+    ({"algorithm.buffer_size": 0}, "buffer_size"),
+    ({"algorithm": {"name": "ASGD"}}, "ASGD needs the keyword 'lr'"),
+    ({"algorithm": {"name": "ASGD", "lr": 0.1}}, "ASGD takes gradients "),
+    ({"algorithm": {"name": "ASGD", "lr": 0.1}, "client.steps": 3}, ": client.steps must be 1"),
+    ({"algorithm": {"name": "FedAvg", "clients_per_round": 3}}, 'synchronous: participation.rule must be "round"'),
+    (
+        {**ROUND, "algorithm": {"name": "FedAvg", "clients_per_round": 13}},
+        "clients_per_round is 13, more than data.clients, 12",
+    ),
+    (
+        {**ROUND, "algorithm": {"name": "FedAvg", "clients_per_round": 4}, "dropout.share": 0.8},
+        "12 clients 4 must stay",
+    ),
+    ({**ROUND, "algorithm": {"name": "FedProx", "clients_per_round": 4}}, "FedProx needs client.mu"),
+    ({"algorithm": {"name": "FedEcho"}}, "unlabelled"),
+    ({"algorithm": {"name": "FedEcho"}, "unlabelled.share": 0.5, "distill.alpha": [0.8, 0.2]}, "alpha"),
+    (
+        {**AUTHORS, "delay.start": "before", "algorithm": {"name": "ASGD", "lr": 0.1}, "client.steps": 1},
+        "gradients",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_a_wrong_recipe_is_one_line_that_names_the_key_and_nothing_is_written(tiny, tmp_path, changes, message):
     with pytest.raises(ConfigError) as error:
-        tiny(changes)
+        run(tiny(changes), tmp_path / "out")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_all_problems_are_named_at_once(tiny):

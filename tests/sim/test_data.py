@@ -1,11 +1,17 @@
-import mnist
+"""Data of the package and arrays of one's own: what is read, how it is scaled, and how it is split over clients."""
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.properties import examples
 
 from fastagg.errors import DataError
 from fastagg.sim.data import digits, npz, synthetic
-from fastagg.sim.data.federated import FederatedData, Samples
+from fastagg.sim.data.federated import FederatedData, Samples, dirichlet_split
+
+from .fake_data import arrays
 
 sklearn = pytest.importorskip("sklearn")
 
@@ -18,7 +24,7 @@ def rows(parts) -> set[bytes]:
     return {row.numpy().tobytes() for part in parts for row in part.x}
 
 
-def test_digits_are_split_without_loss_and_the_test_set_is_stratified():
+def test_digits_are_split_without_loss_stratified_and_standardised_by_the_training_set():
     data = digits.load(clients=50, alpha=0.3, seed=0)
     assert data.shape == (1, 8, 8)
     assert data.classes == 10
@@ -29,22 +35,15 @@ def test_digits_are_split_without_loss_and_the_test_set_is_stratified():
     assert per_class.min() >= 34
     assert per_class.max() <= 38
     assert not rows([data.test]) & rows(data.clients)  # nothing trains on the test set
-
-
-def test_digits_are_standardised_by_the_training_set():
-    data = digits.load(clients=4, alpha=1.0, seed=0)
     train = torch.cat([c.x for c in data.clients])
     assert train.dtype == torch.float32
     assert abs(train.mean()) < 1e-5
     assert abs(train.std() - 1) < 1e-3
     assert abs(data.test.x.mean()) < 0.1
-
-
-def test_another_seed_is_another_split():
-    one, same, other = (digits.load(clients=10, alpha=0.3, seed=s) for s in (0, 0, 1))
-    assert torch.equal(one.test.x, same.test.x)
-    assert all(torch.equal(a.y, b.y) for a, b in zip(one.clients, same.clients, strict=True))
-    assert not torch.equal(one.test.x, other.test.x)
+    same, other = (digits.load(clients=50, alpha=0.3, seed=s) for s in (0, 1))
+    assert torch.equal(data.test.x, same.test.x)
+    assert all(torch.equal(a.y, b.y) for a, b in zip(data.clients, same.clients, strict=True))
+    assert not torch.equal(data.test.x, other.test.x)
 
 
 def test_synthetic_sizes_follow_the_law_of_the_generator():
@@ -105,59 +104,6 @@ def test_a_client_without_data_is_named():
         FederatedData([samples(3)], samples(0), classes=2)
 
 
-def small_mnist(**changes):
-    rng = np.random.default_rng(0)
-    arrays = {
-        "x_train": rng.integers(0, 256, (60, 28, 28)).astype(np.uint8),
-        "y_train": (np.arange(60) % 10).astype(np.uint8),
-        "x_test": rng.integers(0, 256, (20, 28, 28)).astype(np.uint8),
-        "y_test": (np.arange(20) % 10).astype(np.uint8),
-    }
-    arrays.update(changes)
-    return {key: value for key, value in arrays.items() if value is not None}
-
-
-@pytest.mark.parametrize("inside", [".", "mnist"])
-def test_mnist_is_read_from_a_folder(tmp_path, inside):
-    (tmp_path / inside).mkdir(exist_ok=True)
-    np.savez(tmp_path / inside / "mnist.npz", **small_mnist())
-    data = mnist.load(str(tmp_path), clients=5, alpha=1.0, seed=0)
-    assert data.shape == (1, 28, 28)
-    assert sum(len(c) for c in data.clients) == 60
-    assert data.test.y.tolist() == (np.arange(20) % 10).tolist()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"y_test": None}, "lacks y_test"),
-        (
-            {"x_train": np.zeros((60, 784), dtype=np.uint8)},
-            r"a sample of x_train is \(784,\), one of x_test \(28, 28\)",
-        ),
-        ({"y_train": np.zeros(59, dtype=np.uint8)}, r"y_train \(59,\)"),
-        ({"y_test": np.full(20, 10, dtype=np.uint8)}, "labels 0..9"),
-        ({"y_test": np.zeros(20)}, "y_test must be whole numbers"),
-        ({"x_train": np.zeros((60, 28, 28), dtype=np.uint8)}, "all training inputs are equal"),
-    ],
-)
-def test_an_mnist_file_in_another_format_is_a_data_error(tmp_path, changes, message):
-    np.savez(tmp_path / "mnist.npz", **small_mnist(**changes))
-    with pytest.raises(DataError, match=message):
-        mnist.load(str(tmp_path), clients=5, alpha=1.0, seed=0)
-
-
-def test_a_missing_or_truncated_mnist_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match=r"no data 'mnist' in .*expected mnist\.npz"):
-        mnist.load(str(tmp_path), clients=5, alpha=1.0, seed=0)
-    np.savez(tmp_path / "mnist.npz", **small_mnist())
-    whole = (tmp_path / "mnist.npz").read_bytes()
-    for size in (0, 100, len(whole) // 2):
-        (tmp_path / "mnist.npz").write_bytes(whole[:size])
-        with pytest.raises(DataError, match="not a readable npz file"):
-            mnist.load(str(tmp_path), clients=5, alpha=1.0, seed=0)
-
-
 def written(folder, x, labels=None, **settings):
     """What a file of these training inputs, which are the test set, too, is loaded as."""
     y = np.arange(len(x)) % 2 if labels is None else labels
@@ -196,6 +142,78 @@ def test_channels_are_last_unless_the_shape_or_the_key_says_first(shape, channel
     assert np.allclose(found.reshape(first.shape), (first - x.mean()) / x.std(), atol=1e-5)
 
 
-def test_labels_that_count_from_1_are_refused(tmp_path):
-    with pytest.raises(DataError, match="labels 1 to 2: they must count from 0"):
-        written(tmp_path, np.random.default_rng(0).random((6, 3)), np.array([1, 2] * 3))
+def test_arrays_are_standardised_pooled_and_split(tmp_path):
+    (tmp_path / "mine").mkdir()
+    np.savez(tmp_path / "mine" / "mine.npz", **arrays())
+    data = npz.load(tmp_path, clients=5, alpha=0.5, seed=0, file="mine.npz", pool=2)
+    assert data.shape == (3, 4, 4) and data.classes == 4 and sum(map(len, data.clients)) == 60
+    x = torch.cat([samples.x for samples in data.clients])
+    assert abs(float(x.mean())) < 1e-5 and float(x.std()) == pytest.approx(1, abs=1e-3)
+    # What pooling does to one pixel, by another route.
+    raw = arrays()
+    pooled = raw["x_train"].astype(np.float64).reshape(60, 4, 2, 4, 2, 3).mean(axis=(2, 4))
+    test = raw["x_test"].astype(np.float64).reshape(20, 4, 2, 4, 2, 3).mean(axis=(2, 4)).transpose(0, 3, 1, 2)
+    expected = (test - pooled.mean()) / pooled.std()
+    np.testing.assert_allclose(data.test.x.numpy(), expected, atol=1e-4)
+
+
+def test_an_npz_may_say_whose_samples_they_are(tmp_path):
+    held = arrays()
+    owners = np.arange(len(held["y_train"])) % 4
+    np.savez(tmp_path / "data.npz", **held, client_train=owners)
+    data = npz.load(tmp_path, clients=4, alpha=0.5, seed=0)
+    for client, samples in enumerate(data.clients):
+        assert samples.y.tolist() == held["y_train"][owners == client].tolist()
+
+
+# How labels are split over clients
+
+
+@examples(60)
+@given(
+    samples=st.integers(40, 300),
+    classes=st.integers(1, 6),
+    clients=st.integers(1, 20),
+    alpha=st.sampled_from([0.01, 0.1, 0.3, 1.0, 100.0]),
+    min_samples=st.integers(1, 2),
+    seed=st.integers(0, 9),
+)
+def test_every_sample_goes_to_exactly_one_client_and_none_is_empty(samples, classes, clients, alpha, min_samples, seed):
+    labels = np.random.default_rng(seed).integers(classes, size=samples)
+    parts = dirichlet_split(labels, clients, alpha, seed, min_samples)
+    assert len(parts) == clients
+    assert min(len(part) for part in parts) >= min_samples
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(samples))
+
+
+def largest_label_share(alpha: float) -> float:
+    labels = np.repeat(np.arange(10), 200)
+    parts = dirichlet_split(labels, clients=20, alpha=alpha, seed=0)
+    return float(np.mean([np.bincount(labels[part]).max() / len(part) for part in parts]))
+
+
+def test_alpha_sets_how_skewed_the_clients_are():
+    assert largest_label_share(0.1) > 0.45
+    assert 0.25 < largest_label_share(0.3) < largest_label_share(0.1)
+    assert largest_label_share(1000.0) < 0.15  # an even mix of ten labels has 0.1
+
+
+def test_the_share_of_a_class_follows_the_dirichlet_law():
+    # With one class, client 0's share is Beta(alpha, (n - 1) alpha): mean 1/n, variance (n-1) / (n^2 (n alpha + 1)).
+    labels, clients, alpha = np.zeros(2_000, dtype=int), 5, 0.5
+    shares = np.array([len(dirichlet_split(labels, clients, alpha, seed)[0]) / 2_000 for seed in range(400)])
+    variance = 4 / (25 * 3.5)
+    assert abs(shares.mean() - 0.2) < 5 * np.sqrt(variance / 400)
+    assert abs(shares.var() / variance - 1) < 0.35
+
+
+def test_the_split_depends_on_the_seed_alone():
+    labels = np.arange(100) % 7
+    one, same, other = (dirichlet_split(labels, 8, 0.3, seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_too_few_samples_for_all_clients_is_a_data_error():
+    with pytest.raises(DataError, match="10 samples"):
+        dirichlet_split(np.zeros(10, dtype=int), clients=6, alpha=1.0, seed=0, min_samples=2)

@@ -18,6 +18,7 @@ from .fake_data import (
     IMAGES,
     PLAY,
     TRAIN,
+    arrays,
     vector_users,
     write_arrays,
     write_leaf,
@@ -70,29 +71,16 @@ def test_cifar_is_read_from_every_form(tmp_path, classes, write):
     assert sorted(torch.cat([c.y for c in data.clients]).tolist()) == sorted(labels[:TRAIN].tolist())
 
 
-def test_cifar_arrays_of_another_kind_are_a_data_error(tmp_path):
-    load = {"clients": 3, "alpha": 1.0, "seed": 0, "min_samples": 1, "augment": True}
-    labels = np.arange(TRAIN + 10) % 10
-    write_arrays(tmp_path, 10, labels)
-    path = tmp_path / "cifar10.npz"
-    arrays = dict(np.load(path))
-    for changes, message in (
-        ({"x_train": arrays["x_train"][:, :16]}, "a sample of x_train"),
-        (
-            {"x_train": arrays["x_train"][:, :16], "x_test": arrays["x_test"][:, :16]},
-            r"expected uint8 \[N, 32, 32, 3\]",
-        ),
-        ({"y_train": arrays["y_train"] + 1, "y_test": arrays["y_test"] + 1}, r"labels must be 0\.\.9"),
-    ):
-        np.savez(path, **{**arrays, **changes})
-        with pytest.raises(DataError, match=message):
-            cifar.load(10, str(tmp_path), **load)
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(DataError, match="not a readable npz"):
-        cifar.load(10, str(tmp_path), **load)
-
-
 # MNIST's IDX -------------------------------------------------------------------------------------------------------
+
+
+def test_mnist_is_read_from_arrays(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (60, 28, 28)).astype(np.uint8)
+    labels = np.arange(60) % 10
+    npz_file("mnist.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])(tmp_path)
+    data = build_data(section("mnist:load", dir=str(tmp_path), clients=5), seed=0)
+    assert data.shape == (1, 28, 28) and sum(map(len, data.clients)) == 60
+    assert data.test.y.tolist() == (np.arange(20) % 10).tolist()
 
 
 @pytest.mark.parametrize(("pack", "ending"), [(lambda data: data, ""), (gzip.compress, ".gz")])
@@ -103,25 +91,6 @@ def test_mnist_is_read_from_idx_files(tmp_path, inside, pack, ending):
     assert data.shape == (1, 28, 28)
     assert data.test.y.tolist() == list(range(10))
     assert sum(len(c) for c in data.clients) == 30
-
-
-@pytest.mark.parametrize("key", ["x_train", "y_test"])
-def test_idx_files_that_are_cut_off_or_missing_are_data_errors(tmp_path, key):
-    write_mnist(tmp_path)
-    path = tmp_path / mnist.IDX[key]
-    whole = path.read_bytes()
-    for content in (whole[:-1], whole[:6], b"", b"\0\0\x0d" + whole[3:], whole + b"\0"):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match="ubyte"):
-            mnist.load(str(tmp_path), clients=3, alpha=1.0, seed=0)
-    path.unlink()
-    with pytest.raises(DataError, match="IDX"):
-        build_data(section("mnist:load", dir=str(tmp_path), clients=3), seed=0)
-    write_mnist(tmp_path, gzip.compress, ".gz")
-    packed = tmp_path / f"{mnist.IDX[key]}.gz"
-    packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(DataError, match="gzip"):
-        mnist.load(str(tmp_path), clients=3, alpha=1.0, seed=0)
 
 
 # LEAF --------------------------------------------------------------------------------------------------------------
@@ -154,31 +123,6 @@ def test_leaf_folders_train_and_test_are_kept(tmp_path):
     assert len(data.test) == 3
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "not LEAF's JSON"),
-        ("[1]", "not LEAF's JSON"),
-        ('{"user_data": {"a": {"x": [[1]]}}}', "not LEAF's JSON"),
-        ('{"user_data": {"a": {"x": [[1, 2], [3, 4], [3, 4]], "y": [0, 1, 1]}}}', "user a: x is not a list of inputs"),
-    ],
-)
-def test_leaf_files_in_another_format_are_data_errors(tmp_path, content, message):
-    (tmp_path / "a.json").write_text(content)
-    with pytest.raises(DataError, match=message):
-        build_data(section("leaf:femnist", dir=str(tmp_path), clients=1), seed=0)
-
-
-def test_leaf_labels_outside_the_classes_and_too_few_users_are_data_errors(tmp_path):
-    users = vector_users(784, [10, 10], 10)
-    users["f_00001"][1][3] = 62.0
-    write_leaf(tmp_path / "a.json", users)
-    with pytest.raises(DataError, match=r"user f_00001: labels must be 0\.\.61, got 0 to 62"):
-        build_data(section("leaf:femnist", dir=str(tmp_path), clients=2), seed=0)
-    with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 users"):
-        build_data(section("leaf:femnist", dir=str(tmp_path), clients=3), seed=0)
-
-
 # Shakespeare -------------------------------------------------------------------------------------------------------
 
 
@@ -202,8 +146,6 @@ def test_plays_become_windows_with_their_next_character_and_the_end_is_for_testi
         for x, y in zip(client.x.tolist(), client.y.tolist(), strict=True):
             if 1 not in (*x, y):  # no line break inside
                 assert y == (x[-1] - 2 + 1) % 26 + 2
-    with pytest.raises(DataError, match="3 clients are asked for, but only 2 of 2 users"):
-        build_data(section("shakespeare:load", dir=str(tmp_path), clients=3, length=8), seed=0)
 
 
 def test_leaf_shakespeare_is_read_and_checked(tmp_path):
@@ -218,17 +160,101 @@ def test_leaf_shakespeare_is_read_and_checked(tmp_path):
     assert "".join(letters[t - 1] for t in x) == samples[3][0]
     assert letters[y - 1] == samples[3][1]
     assert [len(c) for c in data.clients] == [26, 26]
-    with pytest.raises(DataError, match="expected inputs of 80 characters"):
-        build_data(section("shakespeare:load", dir=str(tmp_path), clients=2), seed=0)
-    write_leaf(tmp_path / "shakespeare" / "all.json", {"A": ([[1.0]], [1])})
-    with pytest.raises(DataError, match="is it Shakespeare"):
-        build_data(section("shakespeare:load", dir=str(tmp_path), clients=1), seed=0)
 
 
-def test_a_file_that_is_not_text_is_a_data_error(tmp_path):
-    (tmp_path / "play.txt").write_bytes(b"\xff\xfe\x00A:\n")
-    with pytest.raises(DataError, match=r"cannot read .*play\.txt"):
-        build_data(section("shakespeare:load", dir=str(tmp_path)), seed=0)
-    (tmp_path / "a.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"cannot read .*a\.json"):
-        leaf.read(tmp_path)
+# Files of another form -----------------------------------------------------------------------------------------------
+
+
+def npz_file(name="data.npz", **changes):
+    """Write arrays with these changes; None: without it."""
+    kept = {key: array for key, array in {**arrays(), **changes}.items() if array is not None}
+    return lambda folder: np.savez(folder / name, **kept)
+
+
+def raw(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def after(write, name, change):
+    """Write, and change the bytes of one of the files."""
+
+    def written(folder):
+        write(folder)
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+    return written
+
+
+def ten(**changes):
+    return npz_file("cifar10.npz", **{
+        "x_train": IMAGES[:TRAIN].transpose(0, 2, 3, 1), "y_train": np.arange(TRAIN) % 10,
+        "x_test": IMAGES[TRAIN:].transpose(0, 2, 3, 1), "y_test": np.arange(10), **changes,
+    })  # fmt: skip
+
+
+def leaf_file(**users):
+    return lambda folder: write_leaf(folder / "a.json", {**vector_users(784, [10, 10], 10), **users})
+
+
+def zipped(folder):
+    write_mnist(folder, gzip.compress, ".gz")
+
+
+X, LABELS = mnist.IDX["x_train"], mnist.IDX["y_test"]
+OWNERS = np.arange(60) % 4
+HAMLET = ["to be or n"] * 9, ["o"] * 9
+IMAGE = [0.5] * 784
+REFUSED = [
+    ("npz", lambda folder: None, "neither data.npz nor data/data.npz"),
+    ("npz", raw("data.npz", b"PK\x03\x04 cut off"), "not a readable npz file"),
+    *(("npz", after(npz_file(), "data.npz", lambda whole, n=n: whole[: n * len(whole) // 2]), "not a readable npz file")
+      for n in (0, 1)),
+    ("npz", npz_file(y_test=None), "lacks y_test"),
+    ("npz", npz_file(y_test=np.full(20, 4)), r"y_test must be labels 0\.\.3"),
+    ("npz", npz_file(y_train=np.arange(60) - 1), r"y_train must be labels 0\.\.58, .*got -1 to 58"),
+    ("npz", npz_file(y_train=np.arange(60) % 4 + 1, y_test=np.arange(20) % 4 + 1), "1 to 4: they must count from 0"),
+    ("npz", npz_file(y_train=np.zeros(60)), "y_train must be whole numbers"),
+    ("npz", npz_file(y_test=np.zeros(20)), "y_test must be whole numbers"),
+    ("npz", npz_file(x_train=np.zeros((59, 8, 8, 3))), r"x_train \(59, 8, 8, 3\) and y_train \(60,\)"),
+    ("npz", npz_file(x_test=np.zeros((20, 9, 9, 3))), r"a sample of x_train is \(8, 8, 3\), one of x_test \(9, 9, 3\)"),
+    ("npz", npz_file(x_test=np.full((20, 8, 8, 3), np.nan)), "finite"),
+    ("npz", npz_file(x_train=np.zeros((60, 8, 8, 3))), r"data\.npz: all training inputs are equal.*nothing to learn"),
+    *(("npz", npz_file(client_train=wrong), "client_train must be the client")
+      for wrong in (OWNERS[1:], OWNERS - 1, OWNERS + 0.5)),
+    ("npz", npz_file(client_train=OWNERS), r"client_train names the clients 0\.\.3, and data\.clients is 2"),
+    ("npz, pooled", npz_file(), "cannot be pooled 3 by 3"),
+    ("cifar:cifar10", ten(x_train=IMAGES[:TRAIN, :, :16].transpose(0, 2, 3, 1)), "a sample of x_train"),
+    ("cifar:cifar10", ten(x_train=IMAGES[:TRAIN], x_test=IMAGES[TRAIN:]), r"expected uint8 \[N, 32, 32, 3\]"),
+    ("cifar:cifar10", ten(y_train=np.arange(TRAIN) % 10 + 1, y_test=np.arange(10) + 1), r"labels must be 0\.\.9"),
+    ("cifar:cifar10", after(ten(), "cifar10.npz", lambda whole: whole[:500]), "not a readable npz"),
+    ("mnist:load", npz_file("mnist.npz"), r"expected \[N, 28, 28\]"),
+    ("mnist:load", npz_file("mnist.npz", y_test=None), "lacks y_test"),
+    *(("mnist:load", after(write_mnist, name, change), "ubyte") for name in (X, LABELS) for change in (
+        lambda whole: whole[:-1], lambda whole: whole[:6], lambda whole: b"", lambda whole: b"\0\0\x0d" + whole[3:],
+        lambda whole: whole + b"\0")),
+    *(("mnist:load", after(zipped, f"{name}.gz", lambda whole: whole[:-9]), "gzip") for name in (X, LABELS)),
+    ("mnist:load", lambda folder: (write_mnist(folder), (folder / X).unlink()), "IDX"),
+    ("mnist:load", lambda folder: (write_mnist(folder), (folder / LABELS).unlink()), "IDX"),
+    ("leaf:femnist", raw("a.json", b"{"), "not LEAF's JSON"),
+    ("leaf:femnist", raw("a.json", b"[1]"), "not LEAF's JSON"),
+    ("leaf:femnist", raw("a.json", b"\xff\xfe"), r"cannot read .*a\.json"),
+    ("leaf:femnist", raw("a.json", b'{"user_data": {"a": {"x": [[1]]}}}'), "not LEAF's JSON"),
+    ("leaf:femnist", leaf_file(f_00000=([[1, 2]] * 9, [0, 1, 1] * 3)), "f_00000: x is not a list of inputs"),
+    ("leaf:femnist", leaf_file(f_00001=([IMAGE] * 10, [62.0] + [0.0] * 9)), r"f_00001: labels must be .* 0 to 62"),
+    ("leaf:femnist", lambda folder: write_leaf(folder / "a.json", vector_users(784, [10], 10)),
+     "2 clients are asked for, but only 1 of 1 users"),
+    ("shakespeare:load", raw("play.txt", b"\xff\xfe\x00A:\n"), r"cannot read .*play\.txt"),
+    ("shakespeare:load", raw("play.txt", PLAY.format("ab" * 999, "b", "c").encode()), "but only 1 of 1 users"),
+    ("shakespeare:load", lambda folder: write_leaf(folder / "a.json", {name: HAMLET for name in "AB"}),
+     "expected inputs of 80 characters"),
+    ("shakespeare:load", lambda folder: write_leaf(folder / "a.json", {"A": ([[1.0]], [1])}), "is it Shakespeare"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "write", "message"), REFUSED)
+def test_files_of_another_form_are_data_errors_that_say_what_is_wrong(tmp_path, name, write, message):
+    write(tmp_path)
+    name, _, pooled = name.partition(", ")
+    keys = {"pool": 3} if pooled else {}
+    with pytest.raises(DataError, match=message):
+        build_data(section(name, dir=str(tmp_path), clients=2, **keys), seed=0)

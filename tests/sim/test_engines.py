@@ -32,20 +32,11 @@ from fastagg.sim.one.run import run, torch_settings
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import to_toml
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show.progress import Progress
+from fastagg.sim.show.progress import Watcher
 
 from .engine_models import deadly, failing
-from .test_resume import ALL, EVERY, GRADIENTS, Killed, KilledAt, same
+from .test_resume import CASES, EVERY, TORCH, Killed, Stop, interrupt, same
 
-TORCH = {"run.fused": False}
-CASES = {
-    "FADAS": {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3, "delay_threshold": 2}},
-    "FedBuff, BatchNorm, dropout": {"model.name": "cnn", "model.widths": [4], "dropout.share": 0.4},
-    "ACE, client caches": {**GRADIENTS, "algorithm": {"name": "ACE", "lr": 0.1, "mode": "client"}},
-    "AsyncFedED": {**ALL, "algorithm": {"name": "AsyncFedED", "lam": 0.5, "eps": 0.5, "max_local_steps": 15}},
-    "FedAvg": {"algorithm": {"name": "FedAvg", "clients_per_round": 4}, "participation": {"rule": "round"}},
-    "FedAsync, version delay": {**ALL, "algorithm": {"name": "FedAsync"}, "delay": {"name": "version", "tau_max": 3}},
-}
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
 
@@ -66,7 +57,9 @@ def cluster():
 
 
 @needs_ray
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["FADAS", "FedBuff, BatchNorm", "ACE, client caches", "AsyncFedED", "FedAvg", "FedAsync, version delay"]
+)
 def test_by_torch_the_files_are_the_same_to_the_bit(tiny, tmp_path, name):
     config = tiny({**CASES[name], **TORCH})
     run(config, tmp_path / "here")
@@ -74,32 +67,16 @@ def test_by_torch_the_files_are_the_same_to_the_bit(tiny, tmp_path, name):
     same(tmp_path / "here", tmp_path / "there")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_in_threads_the_files_are_the_same_to_the_bit(tiny, tmp_path, name):
-    config = tiny(CASES[name])
-    assert run(config, tmp_path / "here").summary["fused"] is True
-    run(config, tmp_path / "threads", workers=2)
-    same(tmp_path / "here", tmp_path / "threads")
-
-
-WORKERS = {"here": {}, "threads": {"workers": 2}, "ray": {"engine": "ray", "workers": 2}}
-
-
+@needs_ray
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("threads", "here"),
-        ("here", "threads"),
-        pytest.param("ray", "threads", marks=needs_ray),
-        pytest.param("here", "ray", marks=needs_ray),
-    ],
+    ("first", "second"), [({"engine": "ray", "workers": 2}, {"workers": 2}), ({}, {"engine": "ray", "workers": 2})]
 )
 def test_a_run_goes_on_with_any_engine(tiny, tmp_path, first, second):
     config = tiny({**CASES["FADAS"], **EVERY})
     run(config, tmp_path / "here")
     with pytest.raises(Killed):
-        run(config, tmp_path / "cut", KilledAt(13), **WORKERS[first])
-    run(config, tmp_path / "cut", resume="go on", **WORKERS[second])
+        run(config, tmp_path / "cut", Stop(13), **first)
+    run(config, tmp_path / "cut", resume="go on", **second)
     same(tmp_path / "here", tmp_path / "cut")
 
 
@@ -209,23 +186,21 @@ def test_what_a_program_passes_must_be_possible_to_pickle(tiny):
 def test_a_comparison_by_workers_is_the_same(tiny, tmp_path, engine):
     cells = [Cell(tiny({"seed": seed}), folder="tiny") for seed in (0, 1, 2)]
 
-    class Silent:
-        def __init__(self):
-            self.told = []
+    told: list[str] = []
 
+    class Telling(Watcher):
         def started(self, cell):
-            self.told.append(cell.name)
+            told.append(cell.name)
 
         def advanced(self, cell, share):
             assert 0 <= share <= 1
 
         def ended(self, cell, outcome):
-            self.told.append(cell.name)
+            told.append(cell.name)
 
-    silent = Silent()
-    run_cells(cells, tmp_path / "here", None, Silent())
-    outcomes = run_cells(cells, tmp_path / "there", 2, silent, engine=engine)
-    assert sorted(silent.told) == sorted(2 * [cell.name for cell in cells])
+    run_cells(cells, tmp_path / "here", None, Watcher())
+    outcomes = run_cells(cells, tmp_path / "there", 2, Telling(), engine=engine)
+    assert sorted(told) == sorted(2 * [cell.name for cell in cells])
     for cell in cells:
         assert outcomes[cell.name].summary["stopped"] == "finished"
         same(tmp_path / "here" / cell.name, tmp_path / "there" / cell.name)
@@ -285,23 +260,11 @@ def test_a_kill_and_ctrl_c_leave_no_process_and_the_run_goes_on(tiny, tmp_path):
     same(tmp_path / "whole", cut)
 
 
-class Interrupting(Progress):
-    """Ctrl-C, as a terminal sends it, at an update."""
-
-    def __init__(self, uploads):
-        self.left = uploads
-
-    def advanced(self, share):
-        self.left -= 1
-        if self.left == 0:
-            signal.raise_signal(signal.SIGINT)
-
-
 @needs_ray
 def test_ctrl_c_with_ray(tiny, tmp_path):
     config = tiny({**TORCH, "run.uploads": 60})
     run(config, tmp_path / "whole")
-    result = run(config, tmp_path / "cut", Interrupting(20), engine="ray", workers=2)
+    result = run(config, tmp_path / "cut", Stop(20, interrupt), engine="ray", workers=2)
     assert result.summary["interrupted"]
     run(config, tmp_path / "cut", resume="go on", engine="ray", workers=1)
     same(tmp_path / "whole", tmp_path / "cut")

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fastagg.sim.many.groups import Group, speedups
-from fastagg.sim.one.metrics import ACTIVITIES, Row, duration, seconds, summarise
-from fastagg.sim.one.result import Result
+from fastagg.sim.many.groups import speedups
+from fastagg.sim.one.metrics import duration, seconds
 from fastagg.sim.show import findings
 from fastagg.sim.show.findings import factor, find, verdict
 
 
 @pytest.fixture
-def group(tiny):
-    """``group("A", [(time, accuracy), ...], ...)``: a method with a seed for each list."""
-
-    def build(method, *runs, unit="10 s", rule=None, choice=(), notes=(), target=0.9, weighting="uniform", seed=0):
-        results = []
-        for number, points in enumerate(runs, seed):
-            rows = [Row(k, time, 10 * k, accuracy, 1.0, 0.0, 0) for k, (time, accuracy) in enumerate(points)]
-            summary = dict.fromkeys(findings.RUN_NUMBERS, 1.0) | summarise(rows, target)
-            summary |= {
-                "wall_seconds": dict.fromkeys((*ACTIVITIES, "other"), 1.0) | {"total": 5.0},
-                "notes": list(notes),
-            }
-            summary |= {"stopped": "finished", "uploads": 1000, "weighting": weighting}
-            config = tiny({"run.target": target, "seed": number})
-            if rule is not None:
-                config = config.model_copy(
-                    update={"participation": config.participation.model_copy(update={"rule": rule})}
-                )
-            results.append(Result(config, rows, summary, unit))
-        return Group(method.lower(), method, choice, results)
-
-    return build
+def group(group):
+    return lambda *given, **more: group(*given, version=lambda place, time: place, **more)
 
 
 FAST, SLOW, NEVER = [(0, 0.1), (10, 0.9)], [(0, 0.1), (200, 0.5), (410, 0.9)], [(0, 0.1), (50, 0.3)]

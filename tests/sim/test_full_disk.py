@@ -15,7 +15,7 @@ from fastagg.server import checkpoint
 from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import to_toml
 
-from .test_resume import EVERY, Killed, KilledAt, same
+from .test_resume import EVERY, Killed, Stop, same
 
 resource = pytest.importorskip("resource")
 
@@ -74,7 +74,7 @@ def test_a_run_that_goes_on_keeps_its_checkpoint(tiny, tmp_path):
     config = tiny(EVERY)
     run(config, tmp_path / "whole")
     with pytest.raises(Killed):
-        run(config, tmp_path / "cut", KilledAt(9))
+        run(config, tmp_path / "cut", Stop(9))
     kept = (tmp_path / "cut" / "checkpoint.pt").read_bytes()
     check_refusal(fastagg(tmp_path, "run", "cut", "--resume", limit=len(kept) // 2), "checkpoint.pt")
     assert (tmp_path / "cut" / "checkpoint.pt").read_bytes() == kept

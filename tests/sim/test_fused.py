@@ -17,48 +17,23 @@ from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.one.build import build_data
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.recipes.config import Config, from_dict
 
-FEDBUFF = {"name": "FedBuff", "buffer_size": 3}
+from .test_resume import CASES, GRADIENTS, TORCH
 
-
-def config(**changes: Any) -> Config:
-    values: dict[str, Any] = {
-        "name": "fused",
-        "algorithm": FEDBUFF,
-        "data": {"name": "digits", "clients": 12, "alpha": 0.3},
-        "model": {"name": "mlp", "widths": [16]},
-        "client": {"lr": 0.1, "batch_size": 20},
-        "delay": {"name": "three-class"},
-        "participation": {"rule": "concurrency", "concurrency": 7},
-        "run": {"uploads": 40, "evaluate_every": 3},
-    }
-    return from_dict({**values, **changes}, "test")
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "mlp, ragged, several epochs": {"client": {"lr": 0.1, "batch_size": 20, "epochs": 3}},
+# Every recipe that is stopped and goes on in test_resume.py, and what those do not have.
+FUSED: dict[str, dict[str, Any]] = {
+    **{name: case for name, case in CASES.items() if not case.keys() & {"run.fused"} and "measured" not in name},
+    "ragged, several epochs": {"client.batch_size": 20, "client.epochs": 3},
     "momentum, decay, proximal": {
         "client": {"lr": 0.1, "batch_size": 8, "steps": 5, "momentum": 0.9, "weight_decay": 0.01, "mu": 0.3}
     },
-    "rate decays with dispatches": {"client": {"lr": 0.1, "batch_size": 20, "lr_decay": 0.5}},
-    "batchnorm": {"model": {"name": "cnn", "widths": [4, 6]}},
-    "adaptive steps": {
-        "algorithm": {"name": "AsyncFedED", "lam": 1.0, "eps": 1.0, "gamma_bar": 3.0, "kappa": 1.0, "local_steps": 4},
-        "participation": {"rule": "all"},
-    },
-    "gradients": {
-        "algorithm": {"name": "ACE", "lr": 0.1},
-        "client": {"lr": 0.1, "steps": 1, "weight_decay": 0.1},
-        "participation": {"rule": "all"},
-    },
-    "gradients, batchnorm": {
+    "rate decays with dispatches": {"client.lr_decay": 0.5},
+    "gradients, batchnorm, decay": {
+        **GRADIENTS,
         "algorithm": {"name": "ASGD", "lr": 0.1},
         "model": {"name": "cnn", "widths": [4, 6]},
-        "client": {"lr": 0.1, "steps": 1},
-        "participation": {"rule": "all"},
+        "client.weight_decay": 0.1,
     },
-    "version delay": {"delay": {"name": "version", "tau_max": 3}, "participation": {"rule": "all"}},
     "synthetic": {"data": {"name": "synthetic", "clients": 9}, "model": {"name": "logistic"}},
 }
 
@@ -68,7 +43,8 @@ def agree(simulation: Simulation) -> None:
     assert isinstance(simulation.trainer, FusedTrainer)
     by_torch = LocalTrainer(simulation.module, simulation.trainer._work, simulation.config.seed)
     kind = "gradient" if simulation.server.update_kind == "gradient" else "train"
-    for job in [simulation.schedule.next() for _ in range(5)]:
+    schedule = simulation.schedule
+    for job in schedule.in_flight()[:5] or [schedule.next() for _ in range(5)]:
         samples = simulation.data.clients[job.client]
         update, other = (
             getattr(trainer, kind)(job.task, samples, job.client, job.number)
@@ -80,10 +56,10 @@ def agree(simulation: Simulation) -> None:
             torch.testing.assert_close(update[name], other[name], rtol=1e-3, atol=2e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_updates_equal_torch_s(case: str) -> None:
-    simulation = Simulation(config(**CASES[case]))
-    for _ in range(15):  # several versions in flight
+@pytest.mark.parametrize("case", FUSED)
+def test_updates_equal_torch_s(tiny: Any, case: str) -> None:
+    simulation = Simulation(tiny(FUSED[case]))
+    for _ in range(13):  # several versions in flight
         simulation.step()
     agree(simulation)
 
@@ -92,16 +68,14 @@ def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     return x + torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
 
 
-def test_augmented_batches_are_those_of_torch() -> None:
-    data = build_data(config().data, 0)
-    agree(Simulation(config(), replace(data, clients=[replace(samples, augment=noisy) for samples in data.clients])))
+def test_augmented_batches_are_those_of_torch(tiny: Any) -> None:
+    data = build_data(tiny().data, 0)
+    agree(Simulation(tiny(), replace(data, clients=[replace(samples, augment=noisy) for samples in data.clients])))
 
 
-@pytest.mark.parametrize("case", ["batchnorm", "gradients"])
-def test_runs_equal_torch_s(case: str) -> None:
-    changes = CASES[case]
-    fused = run(config(**changes))
-    other = run(config(**changes, run={"uploads": 40, "evaluate_every": 3, "fused": False}))
+@pytest.mark.parametrize("case", ["FedBuff, BatchNorm", "gradients, batchnorm, decay"])
+def test_runs_equal_torch_s(tiny: Any, case: str) -> None:
+    fused, other = (run(tiny({**FUSED[case], **how})) for how in ({}, TORCH))
     assert fused.summary["fused"] is True and other.summary["fused"] == "run.fused is off"
     for a, b in zip(fused.rows, other.rows, strict=True):
         assert (a.version, a.time, a.uploads, a.delay_max) == (b.version, b.time, b.uploads, b.delay_max)
@@ -109,23 +83,23 @@ def test_runs_equal_torch_s(case: str) -> None:
         assert abs(a.accuracy - b.accuracy) < 0.01
 
 
-def test_a_run_that_torch_trains_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_torch_trains_says_why_once(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
     def drawing(shape: Any, classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, classes))
 
     with caplog.at_level(logging.INFO, "fastagg"):
-        result = run(config(), model=drawing)
+        result = run(tiny(), model=drawing)
     assert "Dropout" in result.summary["fused"]
     assert [record.message for record in caplog.records] == [f"clients are trained by torch: {result.summary['fused']}"]
-    adamw = config(client={"lr": 0.01, "optimizer": "adamw"})
+    adamw = tiny({"client.optimizer": "adamw"})
     assert "adamw" in run(adamw).summary["fused"]
 
 
-def test_a_network_that_was_proved_is_the_one_that_is_returned() -> None:
+def test_a_network_that_was_proved_is_the_one_that_is_returned(tiny: Any) -> None:
     """What a run prints and what torch finds with the model that it returns are one accuracy."""
     network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(288), nn.Linear(288, 10))
     work = {"lr": 0.3, "batch_size": 500, "epochs": 5}  # of all samples, so that no batch has one
-    simulation = Simulation(config(client=work, run={"uploads": 60}), model=lambda shape, classes: network)
+    simulation = Simulation(tiny({"client": work, "run.uploads": 60}), model=lambda shape, classes: network)
     assert isinstance(simulation.trainer, FusedTrainer)
     while simulation.done() < 1:
         simulation.step()
@@ -136,21 +110,21 @@ def test_a_network_that_was_proved_is_the_one_that_is_returned() -> None:
     assert row.accuracy == pytest.approx(float(found), abs=0.006) and float(found) > 0.5
 
 
-def test_a_batch_of_one_is_refused_where_torch_refuses_it() -> None:
+def test_a_batch_of_one_is_refused_where_torch_refuses_it(tiny: Any) -> None:
     def network(shape: Any, classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
 
-    data = build_data(config().data, 0)
+    data = build_data(tiny().data, 0)
     size = len(data.clients[3])
     with pytest.raises(ConfigError, match=r"client\.batch_size: client \d+ has \d+ samples and so a batch of one"):
-        run(config(client={"lr": 0.1, "batch_size": size - 1}, participation={"rule": "all"}), model=network)
+        run(tiny({"client.batch_size": size - 1, "participation": {"rule": "all"}}), model=network)
 
 
-def test_an_exception_in_a_thread_comes_out_and_the_threads_end() -> None:
+def test_an_exception_in_a_thread_comes_out_and_the_threads_end(tiny: Any) -> None:
     def broken(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         raise ValueError("no such picture")
 
-    data = build_data(config().data, 0)
+    data = build_data(tiny().data, 0)
     data = replace(data, clients=[replace(samples, augment=broken) for samples in data.clients])
     with pytest.raises(ValueError, match="no such picture"):
-        run(config(), data=data, workers=2)
+        run(tiny(), data=data, workers=2)

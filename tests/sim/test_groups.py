@@ -6,32 +6,19 @@ import pytest
 
 from fastagg.sim.many.cells import cells
 from fastagg.sim.many.groups import Group, grouped, speedups
-from fastagg.sim.one.metrics import Row, summarise
-from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell, Paper
 from fastagg.sim.show import findings
 
-EMPTY = dict.fromkeys(findings.RUN_NUMBERS, 0.0)
+
+@pytest.fixture
+def group(group):
+    """Groups of runs whose target is 50%, by default."""
+    return lambda *given, unit="s", target=0.5, **more: group(*given, unit=unit, target=target, **more)
 
 
 @pytest.fixture
-def result(tiny):
-    """Return a function from accuracies at times 0, 10, 20, ... to a Result."""
-
-    def build(*accuracies, unit="s", stopped="finished", target=0.5, **changes):
-        rows = [Row(2 * k + 1, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
-        summary = EMPTY | summarise(rows, target, stopped) | {"stopped": stopped, "delay_max": 3, "delay_mean": 1.5}
-        return Result(tiny({"run.target": target, **changes}), rows, summary, unit, {0: 2, 3: 1})
-
-    return build
-
-
-@pytest.fixture
-def group(result):
-    def build(method, *runs, choice=(), paper=Paper(), **keywords):  # noqa: B008
-        return Group(method.lower(), method, choice, [result(*run, **keywords) for run in runs], paper)
-
-    return build
+def result(group):
+    return lambda *accuracies: group("A", accuracies).results[0]
 
 
 def test_deviations_are_over_the_sample_and_missing_values_are_counted(group):

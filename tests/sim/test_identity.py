@@ -18,7 +18,9 @@ from fastagg.sim.many.compare import compare
 from fastagg.sim.one.build import build_data
 from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import load, to_toml
-from fastagg.sim.show.progress import Progress, Watcher
+from fastagg.sim.show.progress import Watcher
+
+from .test_resume import Killed, Stop
 
 SHORT = {"run.uploads": 4, "run.evaluate_every": 1}
 FILES = {
@@ -95,14 +97,9 @@ def test_a_run_is_not_that_of_yesterday_when_what_it_reads_has_changed(what, fol
 def test_a_recipe_s_folder_may_be_elsewhere_and_its_run_goes_on_from_its_own_folder(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    class Killed(Progress):
-        def evaluated(self, row):
-            if row.version:
-                raise KeyboardInterrupt
-
     config = load(folder / "recipe.toml", {"run.checkpoint_every": 0.0})
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "cut", Killed())
+    with pytest.raises(Killed):
+        run(config, tmp_path / "cut", Stop(3))
     forget()
     ended = run(load(tmp_path / "cut" / "config.toml"), tmp_path / "cut", resume="go on")
     assert ended.rows == run(config).rows

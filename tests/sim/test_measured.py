@@ -19,7 +19,6 @@ import fastagg
 from fastagg import ConfigError, DataError
 from fastagg.sim import run
 from fastagg.sim.clock.measured import Durations, Measured, read_times
-from fastagg.sim.one.simulation import Simulation
 
 HEADER = "client,dispatched,answered"
 
@@ -214,20 +213,3 @@ def test_slow_ones_are_taken_in_the_same_proportion_and_stay_slow() -> None:
         assert sum(own == {50.0, 60.0} for own in drawn) == slow
     places = [[Measured(times, 40, seed).duration(client, 1) > 9 for client in range(40)] for seed in (0, 1)]
     assert places[0] != places[1]
-
-
-@pytest.mark.parametrize("order", ["drawn", "recorded"])
-def test_a_replayed_run_resumes_to_the_bit(order: str, tmp_path: Path, tiny: Any) -> None:
-    lines = [f"{c},{9 * n},{9 * n + 1 + c % 5 + n / 7}" for c in range(12) for n in range(4)]
-    (tmp_path / "times.csv").write_text("\n".join([HEADER, *lines]))
-    config = tiny({"delay": {"name": "measured", "file": str(tmp_path / "times.csv"), "order": order}})
-    whole = run(config)
-    assert whole.summary["uploads"] == 30 and whole.unit == "1 s"
-    first, rest = Simulation(config), Simulation(config)
-    for _ in range(13):
-        first.step()
-    rest.load_state_dict(first.state_dict())
-    while rest.done() < 1:
-        rest.step()
-    assert rest.schedule.now == whole.rows[-1].time
-    assert torch.equal(rest.server.flat, torch.cat([p.flatten() for p in whole.model.values()]))

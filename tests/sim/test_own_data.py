@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fastagg.sim
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import from_toml, to_toml
@@ -160,111 +158,24 @@ def test_keys_of_a_functions_own_are_its_arguments(tiny_toml, module):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "error", "words"),
+    ("changes", "error", "words"),
     [
-        ("data.call", "nowhere:data", ConfigError, "data.name: 'nowhere:data' cannot be found"),
-        ("data.call", "{}:number", ConfigError, "is a int, expected a function"),
-        ("data.call", "{}:few", ConfigError, "does not take"),
-        ("data.keywords", {}, None, ""),
-        ("model.call", "{}:missing", ConfigError, "model.name: .* cannot be found"),
-        ("model.keywords", {"depth": 3}, ConfigError, "model.name: the function does not take"),
+        ({"data.call": "nowhere:data"}, ConfigError, "data.name: 'nowhere:data' cannot be found"),
+        ({"data.call": "{}:number"}, ConfigError, "is a int, expected a function"),
+        ({"data.call": "{}:few"}, ConfigError, "does not take"),
+        ({"model.call": "{}:missing"}, ConfigError, "model.name: .* cannot be found"),
+        ({"model.keywords": {"depth": 3}}, ConfigError, "model.name: the function does not take"),
+        ({"data.call": "{}:few", "data.keywords": {}}, DataError, r"returned 11 clients, data\.clients is 12"),
+        ({"data.call": "{}:none", "data.keywords": {}}, DataError, "data function {}:none: client 0 has no samples"),
     ],
 )
-def test_functions_that_do_not_fit_are_refused(tiny_toml, module, key, value, error, words):
-    value = value.format(module) if isinstance(value, str) else value
-    config = from_toml(to_toml(by_function(tiny_toml, module)), "tiny", {key: value})
-    if error is None:
-        Simulation(config)
-        return
-    with pytest.raises(error, match=words):
-        Simulation(config)
-
-
-def test_a_function_must_return_as_many_clients_as_the_recipe_says(tiny_toml, module):
-    config = by_function(tiny_toml, module, data={"name": f"{module}:few", "clients": 12})
-    with pytest.raises(DataError, match=r"returned 11 clients, data\.clients is 12"):
-        Simulation(config)
-
-
-def test_a_client_without_samples_is_refused_with_the_functions_name(tiny_toml, module):
-    config = by_function(tiny_toml, module, data={"name": f"{module}:none", "clients": 12})
-    with pytest.raises(DataError, match=f"the data function {module}:none: client 0 has no samples"):
+def test_functions_that_do_not_fit_are_refused(tiny_toml, module, changes, error, words):
+    changes = {key: value.format(module) if isinstance(value, str) else value for key, value in changes.items()}
+    config = from_toml(to_toml(by_function(tiny_toml, module)), "tiny", changes)
+    with pytest.raises(error, match=words.format(module)):
         Simulation(config)
 
 
 def test_an_unknown_name_is_answered_with_what_a_recipe_may_say(tiny_toml):
     with pytest.raises(ConfigError, match=r"unknown name 'nothing' \(known: .*'module:function'\)"):
         from_toml(tiny_toml, "tiny", {"data": {"name": "nothing", "clients": 12}})
-
-
-def arrays(**changes: np.ndarray) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    found = {
-        "x_train": rng.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8),
-        "y_train": np.arange(60) % 4,
-        "x_test": rng.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8),
-        "y_test": np.arange(20) % 4,
-    }
-    return {**found, **changes}
-
-
-def test_arrays_are_standardised_pooled_and_split(tmp_path):
-    (tmp_path / "mine").mkdir()
-    np.savez(tmp_path / "mine" / "mine.npz", **arrays())
-    data = npz.load(tmp_path, clients=5, alpha=0.5, seed=0, file="mine.npz", pool=2)
-    assert data.shape == (3, 4, 4) and data.classes == 4 and sum(map(len, data.clients)) == 60
-    x = torch.cat([samples.x for samples in data.clients])
-    assert abs(float(x.mean())) < 1e-5 and float(x.std()) == pytest.approx(1, abs=1e-3)
-    # What pooling does to one pixel, by another route.
-    raw = arrays()
-    pooled = raw["x_train"].astype(np.float64).reshape(60, 4, 2, 4, 2, 3).mean(axis=(2, 4))
-    test = raw["x_test"].astype(np.float64).reshape(20, 4, 2, 4, 2, 3).mean(axis=(2, 4)).transpose(0, 3, 1, 2)
-    expected = (test - pooled.mean()) / pooled.std()
-    np.testing.assert_allclose(data.test.x.numpy(), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"y_test": np.full(20, 4)}, "y_test must be labels 0..3"),
-        ({"y_train": np.arange(60) - 1}, r"y_train must be labels 0\.\.58, .*got -1 to 58"),
-        ({"y_train": np.zeros(60)}, "y_train must be whole numbers"),
-        ({"x_train": np.zeros((59, 8, 8, 3))}, r"x_train \(59, 8, 8, 3\) and y_train \(60,\)"),
-        ({"x_test": np.zeros((20, 9, 9, 3))}, "one of x_test"),
-        ({"x_test": np.full((20, 8, 8, 3), np.nan)}, "finite"),
-        ({"x_train": np.zeros((60, 8, 8, 3))}, r"data\.npz: .*nothing to learn"),
-    ],
-)
-def test_arrays_of_other_kinds_are_refused(tmp_path, changes, words):
-    np.savez(tmp_path / "data.npz", **arrays(**changes))
-    with pytest.raises(DataError, match=words):
-        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
-
-
-def test_an_npz_may_say_whose_samples_they_are(tmp_path):
-    held = arrays()
-    owners = np.arange(len(held["y_train"])) % 4
-    np.savez(tmp_path / "data.npz", **held, client_train=owners)
-    data = npz.load(tmp_path, clients=4, alpha=0.5, seed=0)
-    for client, samples in enumerate(data.clients):
-        assert samples.y.tolist() == held["y_train"][owners == client].tolist()
-    with pytest.raises(DataError, match=r"client_train names the clients 0\.\.3, and data\.clients is 5"):
-        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
-    for wrong in (owners[1:], owners - 1, owners + 0.5):
-        np.savez(tmp_path / "other.npz", **held, client_train=wrong)
-        with pytest.raises(DataError, match="client_train must be the client"):
-            npz.load(tmp_path, clients=4, alpha=0.5, seed=0, file="other.npz")
-
-
-def test_what_is_no_npz_or_cannot_be_pooled_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"neither data\.npz nor data/data\.npz"):
-        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
-    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 cut off")
-    with pytest.raises(DataError, match="not a readable npz"):
-        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
-    np.savez(tmp_path / "data.npz", x_train=np.zeros((2, 3)))
-    with pytest.raises(DataError, match="lacks y_train"):
-        npz.load(tmp_path, clients=5, alpha=0.5, seed=0)
-    np.savez(tmp_path / "data.npz", **arrays())
-    with pytest.raises(DataError, match="cannot be pooled 3 by 3"):
-        npz.load(tmp_path, clients=5, alpha=0.5, seed=0, pool=3)

@@ -14,7 +14,8 @@ from fastagg.sim.one.result import Folder
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import load
-from fastagg.sim.show.progress import Progress
+
+from .test_resume import Killed, Stop
 
 FOLDER = Path(__file__).parents[2] / "examples" / "simulator_algorithms"
 PERSONAL = ("fedper", "fedrep", "ditto", "pfedme", "apfl")
@@ -39,24 +40,11 @@ def config(name, **more):
     return load(FOLDER / "recipe.toml", {**SMALL, **keys, **more})
 
 
-class Killed(BaseException):
-    pass
-
-
-class KilledAt(Progress):
-    calls = 0
-
-    def advanced(self, share):
-        self.calls += 1
-        if self.calls > 17:
-            raise Killed
-
-
 @pytest.mark.parametrize("name", [*PERSONAL, *PLAIN, "dp_fedavg"])
 def test_an_algorithm_is_resumed_to_the_bit(name, tmp_path):
     whole = run(config(name), tmp_path / "whole")
     with pytest.raises(Killed):
-        run(config(name), tmp_path / "cut", KilledAt())
+        run(config(name), tmp_path / "cut", Stop(17))
     cut = run(config(name), tmp_path / "cut", resume="go on")
     assert cut.rows == whole.rows and cut.clients == whole.clients
     assert all(torch.equal(cut.model[key], array) for key, array in whole.model.items())

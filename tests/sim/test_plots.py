@@ -32,38 +32,6 @@ def test_a_run_is_a_line_in_percent_over_virtual_time(drawn):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
 
 
-def test_axes_are_labelled_with_their_units(drawn):
-    axes = drawn().axes[0]
-    assert axes.get_xlabel() == "virtual time (minutes)"
-    assert axes.get_ylabel() == "test accuracy (%)"
-    assert drawn().get_suptitle() == "What it is about."
-    assert drawn(unit="update").axes[0].get_xlabel() == "virtual time (updates)"
-
-
-def test_a_long_title_stays_inside_the_picture_and_off_the_axes(drawn):
-    figure = drawn("A rather long title about many clients and their delays " * 4)
-    figure.draw_without_rendering()
-    axes = figure.axes[0]
-    box = figure._suptitle.get_window_extent()
-    assert box.x0 >= 0
-    assert box.x1 <= figure.bbox.width
-    assert box.y1 <= figure.bbox.height
-    assert box.y0 >= axes.get_window_extent().y1
-
-
-def test_the_legend_lies_below_the_axes(drawn):
-    figure = drawn()
-    figure.draw_without_rendering()
-    legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
-    assert legend.y0 >= 0
-    assert legend.y1 <= axes.y0
-
-
-def test_many_lines_have_distinct_looks():
-    looks = {(look(n)["color"], look(n)["marker"], str(look(n)["linestyle"])) for n in range(20)}
-    assert len(looks) == 20
-
-
 def test_the_file_is_a_png_of_the_promised_size(drawn, tmp_path):
     save(drawn(), tmp_path / "plot.png")
     data = (tmp_path / "plot.png").read_bytes()
@@ -99,7 +67,7 @@ def test_virtual_time_has_a_unit_that_fits(longest, unit, factor, name):
     assert time_scale(longest, unit) == (f"virtual time ({name})", pytest.approx(factor))
 
 
-def test_lines_differ_in_grey_too():
+def test_many_lines_differ_in_grey_too():
     grey = [(str(look(n)["linestyle"]), look(n)["marker"]) for n in range(28)]
     assert len(set(grey)) == 28
 

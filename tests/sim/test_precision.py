@@ -47,26 +47,15 @@ def trained(tiny):
     return act
 
 
-def test_bf16_in_the_forward_pass(trained):
+def test_bf16_is_of_the_forward_pass_and_channels_last_is_kept_from_the_server_to_the_clients(trained):
     plain, exact = trained()
-    seen, rounded = trained(autocast=True)
-    assert plain.types == {torch.float32} and seen.types == {torch.bfloat16}
-    assert rounded.rows[-1].loss < rounded.rows[0].loss, "it learns"
-    assert rounded.rows[-1].loss == pytest.approx(exact.rows[-1].loss, rel=0.05)
-    assert rounded.rows[-1].loss != exact.rows[-1].loss
-
-
-def test_channels_last_is_kept_from_the_server_to_the_clients(trained):
-    plain, exact = trained()
-    seen, other = trained(channels_last=True)
-    assert plain.layouts == {False} and seen.layouts == {True}
-    assert other.rows[-1].loss == pytest.approx(exact.rows[-1].loss, rel=1e-4)
-
-
-def test_both_as_on_a_gpu(trained):
-    seen, result = trained(autocast=True, channels_last=True)
-    assert seen.types == {torch.bfloat16} and seen.layouts == {True}
-    assert result.rows[-1].loss < result.rows[0].loss
+    assert plain.types == {torch.float32} and plain.layouts == {False}
+    for autocast, last in ((True, False), (False, True), (True, True)):  # both as on a GPU
+        seen, other = trained(autocast=autocast, channels_last=last)
+        assert seen.types == {torch.bfloat16 if autocast else torch.float32} and seen.layouts == {last}
+        assert other.rows[-1].loss < other.rows[0].loss, "it learns"
+        assert other.rows[-1].loss == pytest.approx(exact.rows[-1].loss, rel=0.05 if autocast else 1e-4)
+        assert (other.rows[-1].loss != exact.rows[-1].loss) or not autocast
 
 
 def test_bf16_is_trained_by_torch_and_says_so(tiny):

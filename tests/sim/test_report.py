@@ -1,36 +1,21 @@
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
-from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show.findings import RUN_NUMBERS, comparison_csv, time_table
+from fastagg.sim.show.findings import comparison_csv, time_table
 
 
 @pytest.fixture
-def result(tiny):
-    summary = dict.fromkeys(RUN_NUMBERS, 0)
-    summary |= {
-        "stopped": "finished",
-        "final_accuracy": 0.5,
-        "best_accuracy": 0.75,
-        "last5_accuracy_mean": 0.625,
-        "last5_accuracy_std": 0.0123,
-        "time_to_target": 12.34,
-        "uploads": 200,
-        "wall_seconds": {
-            "training": 2.0,
-            "server": 0.5,
-            "evaluation": 0.5,
-            "setup": 0.25,
-            "other": 0.75,
-            "total": 4.0,
-        },
-    }
+def result(group):
+    """``result(key=value)``: a run of four seconds, with these changes of its summary."""
+    wall = {"training": 2.0, "server": 0.5, "evaluation": 0.5, "setup": 0.25, "other": 0.75, "total": 4.0}
 
     def build(**changes):
-        return Result(tiny(), [], summary | changes, "10 s")
+        (one,) = group("A", (0.25, 0.75, 0.5)).results
+        return replace(one, summary=one.summary | {"wall_seconds": wall, "time_to_target": 12.34} | changes)
 
     return build
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fastagg.sim.clock.delays import ThreeClass
-from fastagg.sim.one.metrics import summary
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 
@@ -129,37 +128,3 @@ def test_asyncfeded_tells_clients_how_many_steps_to_take(tiny):
         simulation.step()
         assert len(taken) == asked[-1]
     assert asked[0] == 4 and len(set(asked)) > 1
-
-
-def test_summary_counts_the_largest_delay_of_every_round_and_uploads_of_every_client(tiny):
-    simulation = Simulation(tiny())
-    largest, clients, delays = [], [], []
-    receive = simulation.server.receive
-
-    def recording(client, *args, **keywords):
-        receipt = receive(client, *args, **keywords)
-        clients.append(client)
-        delays.append(receipt.delay)
-        return receipt
-
-    simulation.server.receive = recording
-    for _ in range(30):
-        if simulation.step():
-            largest.append(max(delays[-3:]))
-    simulation.evaluate()
-    found = summary(simulation, "finished")
-    assert found["tau_avg"] == pytest.approx(sum(largest) / 10)
-    assert found["tau_max"] == max(largest) > 0
-    assert found["tau_median"] == pytest.approx(float(torch.tensor(sorted(largest)[4:6]).float().mean()))
-    counts = [clients.count(client) for client in range(12)]
-    assert (found["client_uploads_min"], found["client_uploads_max"]) == (min(counts), max(counts))
-    assert found["client_uploads_cv"] == pytest.approx(torch.tensor(counts).float().std(correction=0).item() / 2.5)
-
-
-@pytest.mark.parametrize("delay", [{"name": "three-class"}, {"name": "exponential", "mean": 2.0}])
-def test_suspension_makes_the_same_uploads_take_longer(tiny, delay):
-    times = []
-    for share in (0.0, 0.9):
-        result = run(tiny({**ALL, "delay": {**delay, "suspension": share}, "run.uploads": 60}))
-        times.append(result.rows[-1].time)
-    assert times[1] > times[0]

@@ -1,15 +1,14 @@
-from contextlib import closing
-
 import numpy as np
 import pytest
 import torch
 
 from fastagg import FedAsync, FedBuff
-from fastagg.errors import ConfigError
 from fastagg.sim.clients.own import Own
-from fastagg.sim.clock.by_version import ReplayedVersions, UniformVersions, VersionSchedule
+from fastagg.sim.clock.by_version import ExponentialVersions, ReplayedVersions, UniformVersions, VersionSchedule
+from fastagg.sim.clock.participation import Participation
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.seeds import generator
 
 VERSION = {"participation": {"rule": "all"}, "run": {"uploads": 40}}
 
@@ -34,51 +33,42 @@ def fedbuff(size: int):
     return FedBuff(torch.zeros(3), lr=1.0, buffer_size=size)
 
 
-@pytest.mark.parametrize(("buffer_size", "clients"), [(1, 50), (5, 50), (5, 8)])
-def test_arrivals_were_trained_on_the_version_tau_before(buffer_size, clients):
-    follower = Follower(fedbuff(buffer_size), UniformVersions(seed=0, longest=6), clients)
-    for _ in range(300):
+TABLE = np.array([[0], [0], [1], [2], [3], [4]])  # it asks for the same old version again and again
+OWN = np.array([[0, 3] * 6, [5, 1] * 6])
+
+
+@pytest.mark.parametrize(
+    ("delays", "buffer_size", "clients"),
+    [
+        (UniformVersions(seed=0, longest=6), 1, 50),
+        (UniformVersions(seed=0, longest=4), 5, 50),
+        (ExponentialVersions(seed=0, mean=2.0), 2, 50),
+        (ReplayedVersions(TABLE), 1, 12),
+        (ReplayedVersions(np.array([[5]])), 1, 30),
+        (ReplayedVersions(OWN), 1, 12),
+        (ReplayedVersions(OWN), 7, 12),
+    ],
+)
+def test_arrivals_were_trained_on_the_version_tau_before(delays, buffer_size, clients):
+    """Or on the first version while there are fewer. Where clients have delays of their own the drawn one answers."""
+    follower = Follower(fedbuff(buffer_size), delays, clients)
+    keys = set()
+    for arrival in range(300):
         before = follower.server.version
         job, receipt = follower.step()
-        assert receipt.delay == before - job.task.version
+        assert receipt.delay == before - job.task.version == min(delays.tau(job.client, arrival), before)
         # The snapshot is the model as it was then, not as it is now.
         assert torch.equal(job.task.params, torch.full((3,), float(job.task.version)))
-
-
-def test_delays_are_uniform_over_zero_to_tau_max_once_there_are_enough_versions():
-    follower = Follower(fedbuff(1), UniformVersions(seed=0, longest=4), clients=20)
-    delays = [follower.step()[1].delay for _ in range(2_000)][10:]
-    counts = np.bincount(delays, minlength=5)
-    assert len(counts) == 5
-    assert ((counts - len(delays) / 5) ** 2 / (len(delays) / 5)).sum() < 30  # 4 degrees of freedom: p = 5e-6
+        if getattr(delays, "by_client", False):
+            assert job.client == generator(0, "arrival", arrival).permutation(clients)[0]
+        keys.add((job.client, job.number))
+    assert len(keys) == 300, "a number is used once by a client"
 
 
 def test_clients_arrive_equally_often():
     follower = Follower(fedbuff(1), UniformVersions(seed=0, longest=4), clients=10)
     counts = np.bincount([follower.step()[0].client for _ in range(2_000)], minlength=10)
     assert ((counts - 200) ** 2 / 200).sum() < 45  # 9 degrees of freedom: p = 1e-6
-
-
-def test_a_measured_column_belongs_to_its_client():
-    table = np.array([[0, 3] * 6])  # even clients are never late, odd ones always by three
-    follower = Follower(fedbuff(1), ReplayedVersions(table), clients=12)
-    jobs = [follower.step() for _ in range(400)][10:]
-    assert {receipt.delay for _, receipt in jobs} == {0, 3}
-    own = sum(receipt.delay == table[0, job.client] for job, receipt in jobs)
-    assert own > 0.85 * len(jobs)  # now and then another one has to answer in a client's place
-
-
-def test_measured_delays_are_replayed_exactly_where_clients_repeat_a_version():
-    # A delay that grows by one with every arrival asks for the same old version again and again.
-    table = np.array([[0], [0], [1], [2], [3], [4]])
-    follower = Follower(fedbuff(1), ReplayedVersions(table), clients=12)
-    expected = [min(t, int(table[t % 6, 0])) for t in range(120)]
-    assert [follower.step()[1].delay for _ in range(120)] == expected
-
-
-def test_early_arrivals_start_from_the_first_version():
-    follower = Follower(fedbuff(1), ReplayedVersions(np.array([[5]])), clients=30)
-    assert [follower.step()[1].delay for _ in range(8)] == [0, 1, 2, 3, 4, 5, 5, 5]
 
 
 def test_a_buffer_larger_than_the_number_of_clients_still_fills():
@@ -96,12 +86,6 @@ def test_versions_nobody_can_use_any_more_are_let_go():
         follower.step()
         held.append(server.memory()["versions"] // 12)  # 3 fp32 parameters each
     assert max(held[200:]) == max(held[50:200]) < 60
-
-
-def test_a_number_is_used_once_by_a_client():
-    follower = Follower(fedbuff(2), UniformVersions(seed=0, longest=3), clients=4)
-    jobs = [(job.client, job.number) for job, _ in (follower.step() for _ in range(50))]
-    assert len(set(jobs)) == 50
 
 
 def test_a_run_with_delays_in_versions_has_them_in_its_rows(tiny, tmp_path):
@@ -166,32 +150,46 @@ def test_all_but_the_last_train_from_the_version_before_and_send_the_difference_
     assert len(models) == 21 and early > 60 * 2 / 3 - 12  # two of three; the first six clients begin with version 0
 
 
-@pytest.mark.parametrize("changes", [AUTHORS, BEFORE, {**BEFORE, "model.name": "cnn", "model.widths": [4, 4]}])
-def test_with_the_authors_counting_a_run_resumes(changes, tiny):
-    config = tiny(changes)
-    whole, first = Simulation(config), Simulation(config)
-    for _ in range(25):
-        whole.step()
-    for _ in range(10):
-        first.step()
-    rest = Simulation(config)
-    rest.load_state_dict(first.state_dict())
-    for _ in range(15):
-        rest.step()
-    assert torch.equal(rest.server.flat, whole.server.flat) and rest.schedule.now == whole.schedule.now
-    with closing(Simulation(config, workers=2)) as threads:
-        for _ in range(25):
-            threads.step()
-    assert torch.equal(threads.server.flat, whole.server.flat)
+# Who trains next, in virtual time
 
 
-def test_a_start_before_needs_the_authors_counting_and_differences(tiny):
-    with pytest.raises(ConfigError, match=r"delay.start .* needs delay.counting"):
-        tiny({"delay.start": "before"})
-    with pytest.raises(ConfigError, match="gradients"):
-        Simulation(tiny({**BEFORE, "algorithm": {"name": "ASGD", "lr": 0.1}, "client.steps": 1}))
+def first(rule):
+    return [rule.draw(0.0) for _ in range(rule.room)]
 
 
-def test_the_authors_counting_is_for_concurrency(tiny):
-    with pytest.raises(ConfigError, match="authors"):
-        tiny({**AUTHORS, "participation": {"rule": "all"}})
+def following(rule, arrived):
+    rule.back(arrived)
+    return rule.draw(0.0)
+
+
+def test_the_next_of_m_c_clients_is_drawn_uniformly_from_the_idle_ones():
+    clients, rounds = 10, 6_000
+    rule = Participation(clients, concurrency=4, seed=1)
+    training = first(rule)
+    drawn_while_idle, idle_times, again = np.zeros(clients), np.zeros(clients), 0
+    for number in range(rounds):
+        arrived = training.pop(number % 4)
+        idle = [c for c in range(clients) if c not in training]
+        assert len(idle) == 7  # the six that idled and the one that has just arrived
+        idle_times[idle] += 1
+        drawn = following(rule, arrived)
+        assert drawn in idle
+        drawn_while_idle[drawn] += 1
+        again += drawn == arrived
+        training.append(drawn)
+    # Each idle client must be drawn with probability 1/7 each time it is idle: 5 binomial deviations.
+    deviation = np.sqrt(idle_times * (1 / 7) * (6 / 7))
+    assert (np.abs(drawn_while_idle - idle_times / 7) < 5 * deviation).all()
+    assert abs(again - rounds / 7) < 5 * np.sqrt(rounds * (1 / 7) * (6 / 7))  # the one that arrived is like the others
+
+
+def test_where_all_train_who_arrives_is_next_and_the_first_depend_on_the_seed():
+    every = Participation(clients=3, concurrency=3, seed=0)
+    assert sorted(first(every)) == [0, 1, 2]
+    assert [following(every, c) for c in (2, 0, 1)] == [2, 0, 1]  # it is the only idle one
+    rule = Participation(4, None, seed=0)
+    assert first(rule) == [0, 1, 2, 3]
+    assert [following(rule, c) for c in (2, 2, 0)] == [2, 2, 0]
+    starts = {tuple(first(Participation(50, 10, seed))) for seed in range(5)}
+    assert len(starts) == 5
+    assert first(Participation(50, 10, 3)) == first(Participation(50, 10, 3))

@@ -15,7 +15,7 @@ from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import from_dict
 
 from .fake_data import save_writer, write_math
-from .test_resume import Killed, KilledAt, same
+from .test_resume import Killed, Stop, same
 
 HERE = Path(__file__).parents[2] / "examples" / "mathinstruct"
 KEYS = {"pretrained": "tiny", "max_length": 96, "queries": 8, "query_length": 30, "new_tokens": 4}
@@ -136,7 +136,7 @@ def test_a_run_learns_distils_and_resumes(folder, tmp_path):
     assert result.summary["distillation"]["flushes"] == 3
     assert result.rows[-1].loss < result.rows[0].loss
     with pytest.raises(Killed):
-        run(config, tmp_path / "cut", KilledAt(3))
+        run(config, tmp_path / "cut", Stop(3))
     run(config, tmp_path / "cut", resume="go on")
     same(tmp_path / "whole", tmp_path / "cut")
 

@@ -1,34 +1,32 @@
+"""Comparisons: which runs there are, and that each ends as if it had been alone."""
+
 import csv
 import json
-import multiprocessing
-import os
 import signal
-import subprocess
-import sys
-import time
+from typing import Any
 
 import pytest
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.many import cells as cells_module
 from fastagg.sim.many.cells import cells, run_cells
 from fastagg.sim.many.compare import compare
+from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import parse_choices
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.show.progress import Watcher
+
+from .test_resume import Killed, same
 
 
-class Silent:
-    """A watcher that remembers what it was told."""
+class Silent(Watcher):
+    """Remembers what it was told."""
 
     def __init__(self):
         self.told = []
 
     def started(self, cell):
         self.told.append(("started", cell.name))
-
-    def advanced(self, cell, share):
-        pass
 
     def ended(self, cell, outcome):
         self.told.append(("failed" if isinstance(outcome, str) else "ended", cell.name))
@@ -88,75 +86,38 @@ def test_folders_hold_no_slashes_of_values_and_are_distinct(recipe):
         cells([recipe, recipe], {}, {}, 1)
 
 
-def test_wrong_keys_are_refused_before_anything_runs(recipe):
-    with pytest.raises(ConfigError, match=r"unknown key client\.speed"):
-        cells([recipe], {}, {"client.speed": [1, 2]}, 1)
-    with pytest.raises(ConfigError, match=r"client\.lr"):
-        cells([recipe], {}, {"client.lr": [0.1, -1.0]}, 1)
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_all_cells_run_and_leave_what_a_run_leaves(recipe, tmp_path, jobs):
-    found = cells([recipe], {}, {}, seeds=2)
-    watcher = Silent()
-    done = compare(found, tmp_path / "out", watcher, jobs=jobs)
-    assert sorted(watcher.told) == [(what, f"tiny/seed{s}") for what in ("ended", "started") for s in (0, 1)]
-    assert done.failed == {}
-    for result, cell in zip(done.results, found, strict=True):
-        again = Simulation(cell.config)
-        assert result.rows[0] == again.evaluate()
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"tiny", "comparison.csv", "table.md", "accuracy.png", "delays.png", "report.html"}
-    lines = list(csv.DictReader((tmp_path / "out" / "comparison.csv").open()))
-    assert [(line["name"], line["seed"]) for line in lines] == [("tiny", "0"), ("tiny", "1")]
-
-
-def test_the_results_do_not_depend_on_the_number_of_processes(recipe, tmp_path):
-    found = cells([recipe], {}, {"client.lr": [0.1, 0.3]}, seeds=2)
-    for jobs in (1, 3):
-        run_cells(found, tmp_path / str(jobs), jobs, Silent())
-    for cell in found:
-        one, three = ((tmp_path / jobs / cell.name / "metrics.csv").read_bytes() for jobs in ("1", "3"))
-        assert one == three
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_finished_cell_is_not_run_again(recipe, tmp_path, jobs):
-    run_cells(cells([recipe], {}, {}, seeds=2), tmp_path, 1, Silent())
-    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("tiny/*/*")}
-    outcomes = run_cells(cells([recipe], {}, {}, seeds=3), tmp_path, jobs, Silent())
-    assert len(outcomes) == 3
-    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
-
-
-def test_a_half_finished_cell_goes_on_where_it_was(recipe, tmp_path, monkeypatch):
-    found = cells([recipe], {"run.checkpoint_every": 0.0}, {}, seeds=1)
-    step, calls = Simulation.step, []
-
-    def counting(self):
-        calls.append(self.uploads)
-        if len(calls) == 10:
-            raise KeyboardInterrupt
-        return step(self)
-
-    monkeypatch.setattr(Simulation, "step", counting)
-    with pytest.raises(KeyboardInterrupt):
-        run_cells(found, tmp_path, 1, Silent())
-    outcome = run_cells(found, tmp_path, 1, Silent())["tiny/seed0"]
-    assert calls == [*range(10), *range(9, 30)]
-    assert outcome.summary["uploads"] == 30
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_failing_cell_is_named_and_does_not_stop_the_others(recipe, tmp_path, jobs):
+def test_a_comparison_leaves_what_its_runs_leave_names_who_fails_and_runs_nothing_twice(recipe, tmp_path, jobs):
     found = cells([recipe], {}, {"data.clients": [12, 5000, 13]}, seeds=1)
-    done = compare(found, tmp_path, Silent(), jobs=jobs)
-    assert list(done.failed) == ["tiny,data.clients=5000/seed0"]
+    good, bad = [found[0], found[2]], found[1].name
+    watcher = Silent()
+    done = compare(found, tmp_path, watcher, jobs=jobs, target=0.2)
+    assert sorted(watcher.told) == sorted(
+        [("started", cell.name) for cell in found] + [("ended", cell.name) for cell in good] + [("failed", bad)]
+    )
+    assert list(done.failed) == [bad] == ["tiny,data.clients=5000/seed0"]
     assert [group.label for group in done.groups] == ["Tiny, clients 12", "Tiny, clients 13"]
-    assert not (tmp_path / "tiny,data.clients=5000").exists()
+    for result, cell in zip(done.results, good, strict=True):
+        assert result.rows[0] == Simulation(cell.config).evaluate()
+    names = {"comparison.csv", "table.md", "accuracy.png", "delays.png", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} - {"tiny.toml"} == names | {
+        cell.name.partition("/")[0] for cell in good
+    }
     for page in ("table.md", "report.html"):
         text = (tmp_path / page).read_text()
-        assert "not in these tables" in text and "tiny,data.clients=5000/seed0" in text
+        assert "not in these tables" in text and bad in text
+    lines = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert [(line["name"], line["seed"], line["data.clients"]) for line in lines] == [
+        ("tiny", "0", "12"),
+        ("tiny", "0", "13"),
+    ]
+    for line, result in zip(lines, done.results, strict=True):
+        first = next((row.time for row in result.rows if row.accuracy >= 0.2), None)
+        assert line["target_accuracy"] == "0.2" and line["time_to_target"] == ("" if first is None else str(first))
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("tiny,*/*/*")}
+    outcomes = run_cells(cells([recipe], {}, {"data.clients": [12, 13, 14]}, seeds=1), tmp_path, jobs, Watcher())
+    assert len(outcomes) == 3 and len(stamps) > 12
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
 
 
 @pytest.mark.parametrize(
@@ -176,35 +137,6 @@ def test_every_cell_is_checked_before_the_first_runs(recipe, tmp_path, key, valu
     with pytest.raises(ConfigError, match=words):
         compare(cells([recipe], {}, {key: values}, 2), tmp_path / "out", watcher)
     assert watcher.told == [] and not (tmp_path / "out").exists()
-
-
-def test_the_target_of_the_comparison_is_that_of_all_its_tables(recipe, tmp_path):
-    done = compare(cells([recipe], {}, {}, 2), tmp_path, Silent(), target=0.2)
-    lines = list(csv.DictReader((tmp_path / "comparison.csv").open()))
-    for line, result in zip(lines, done.results, strict=True):
-        first = next((row.time for row in result.rows if row.accuracy >= 0.2), None)
-        assert line["target_accuracy"] == "0.2" and line["time_to_target"] == ("" if first is None else str(first))
-
-
-def test_a_crash_takes_only_its_own_cell(recipe, tmp_path):
-    """A delay file that is a pipe without a writer makes a cell hang, so that the test can kill its process."""
-    os.mkfifo(tmp_path / "pipe")
-    hanging = {"name": "version", "file": str(tmp_path / "pipe")}
-    found = cells([recipe], {"participation": {"rule": "all"}}, {"delay": [hanging, {"name": "exponential"}]}, 1)
-    others = multiprocessing.active_children()
-
-    class Killing(Silent):
-        def ended(self, cell, outcome):
-            super().ended(cell, outcome)
-            if cell is found[1]:  # so the process that is left is the one that hangs
-                while not (left := [child for child in multiprocessing.active_children() if child not in others]):
-                    time.sleep(0.05)
-                for child in left:
-                    child.kill()
-
-    outcomes = run_cells(found, tmp_path / "out", 2, Killing())
-    assert outcomes[found[0].name] == "its process died"
-    assert outcomes[found[1].name].summary["stopped"] == "finished"
 
 
 def test_a_folder_with_another_run_is_refused_unless_it_may_be_replaced(recipe, tmp_path):
@@ -241,33 +173,80 @@ def test_an_unknown_baseline_is_refused_before_anything_runs(recipe, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_is_there_and_the_same_command_ends_as_if_unbroken(recipe, tmp_path):
-    changes = ["--set", "run.uploads=8000", "--set", "run.evaluate_every=250"]
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    program += "from fastagg.cli import main\nif __name__ == '__main__': main()"
-    command = [sys.executable, "-c", program, "compare", recipe, "--seeds", "3", "-j", "2", *changes]
-    process = subprocess.Popen([*command, "--out", "cut"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "cut" / "tiny" / "seed0" / "config.toml").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors and "Interrupted" in errors
-    assert json.loads((tmp_path / "cut" / "tiny" / "seed0" / "summary.json").read_text())["interrupted"] is True
-    done = subprocess.run([*command, "--out", "cut"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    whole = cells([recipe], {"run.uploads": 8000, "run.evaluate_every": 250}, {}, seeds=3)
-    compare(whole, tmp_path / "whole", Silent())
-    cut, whole = ((tmp_path / folder / "comparison.csv").read_text() for folder in ("cut", "whole"))
-    assert cut == whole
+# Each run ends as if it had been alone, whatever becomes of the others
+
+METHODS: dict[str, dict[str, Any]] = {
+    "FADAS": {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3, "delay_threshold": 2}},
+    "FedAvg": {"algorithm": {"name": "FedAvg", "clients_per_round": 4}, "participation": {"rule": "round"}},
+    "dropout": {"dropout.share": 0.4},
+    "torch": {"run.fused": False},
+}
 
 
-def test_the_message_of_any_error_reaches_the_user(recipe, tmp_path, monkeypatch):
-    def broken(*args, **keywords):
-        raise ZeroDivisionError("by zero")
+def different(tiny: Any, **changes: Any) -> list[Cell]:
+    return [Cell(tiny({**change, **changes}), folder=name) for name, change in METHODS.items()]
 
-    monkeypatch.setattr(cells_module, "run", broken)
-    outcomes = run_cells([Cell(cells([recipe], {}, {}, 1)[0].config)], tmp_path, 1, Silent())
-    assert outcomes == {"tiny/seed0": "ZeroDivisionError: by zero"}
+
+def test_a_run_that_fails_is_named_and_the_others_end_as_alone(tiny: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    found = [Cell(tiny({"seed": seed}), folder="tiny") for seed in range(3)]
+    for cell in found:
+        run(cell.config, tmp_path / "alone" / cell.name)
+    step = Simulation.step
+
+    def failing(self: Simulation) -> bool:
+        if self.config.seed == 1 and self.uploads == 11:
+            raise ZeroDivisionError("by zero")
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", failing)
+    outcomes = run_cells(found, tmp_path / "shared", 1, Watcher())
+    assert outcomes["tiny/seed1"] == "ZeroDivisionError: by zero"
+    assert not (tmp_path / "shared" / "tiny" / "seed1" / "summary.json").exists()
+    for cell in (found[0], found[2]):
+        same(tmp_path / "shared" / cell.name, tmp_path / "alone" / cell.name)
+
+
+class Interrupting(Watcher):
+    """Interrupts like the terminal, or kills, when a cell has come so far."""
+
+    def __init__(self, share: float, error: type[BaseException] | None = None) -> None:
+        self.share, self.error, self.done = share, error, False
+
+    def advanced(self, cell: Cell, share: float) -> None:
+        if share >= self.share and not self.done:
+            self.done = True
+            if self.error is not None:
+                raise self.error
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_stopped_at_any_time_they_end_as_if_unbroken(tiny: Any, tmp_path: Any, killed: bool) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        found = different(tiny, **({"run.checkpoint_every": 0.0} if killed else {}))
+        for share in (0.3, 0.5, 0.8):
+            if killed:
+                with pytest.raises(Killed):
+                    run_cells(found, tmp_path / "cut", 1, Interrupting(share, Killed))
+            else:
+                outcomes = run_cells(found, tmp_path / "cut", 1, Interrupting(share))
+                assert any(outcome.summary["interrupted"] for outcome in outcomes.values())  # type: ignore[union-attr]
+        run_cells(found, tmp_path / "cut", 1, Watcher())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for cell in found:
+        run(cell.config, tmp_path / "whole" / cell.name)
+        same(tmp_path / "whole" / cell.name, tmp_path / "cut" / cell.name)
+
+
+def test_a_process_that_dies_takes_only_its_own_cell(tiny: Any, tmp_path: Any) -> None:
+    deadly = {"name": "tests.sim.engine_models:deadly", "keywords": {"flag": str(tmp_path / "flag"), "once": False}}
+    (tmp_path / "flag").touch()
+    dying = [Cell(tiny({"model": deadly, "seed": seed}), folder="dying") for seed in (0, 1)]
+    living = [
+        Cell(tiny({"model": {**deadly, "keywords": {"flag": str(tmp_path / "none")}}, "seed": 2}), folder="living")
+    ]
+    outcomes = run_cells([dying[0], *living, dying[1]], tmp_path / "out", 2, Watcher())
+    assert {outcomes[cell.name] for cell in dying} == {"its process died"}
+    assert outcomes["living/seed2"].summary["stopped"] == "finished"  # type: ignore[union-attr]

@@ -3,42 +3,20 @@ import itertools
 import numpy as np
 import pytest
 
-from fastagg.sim.many.groups import Group
-from fastagg.sim.one.metrics import Row, summarise
-from fastagg.sim.one.result import Result
 from fastagg.sim.show.plots import curves, delay_tails, lines_over_key, to_target
 from fastagg.sim.show.series import MOST_LINES, few_lines, line_labels, mean_curve
 
 
-def rows(*points):
-    return [Row(int(time), float(time), 5 * int(time), a, 1.0, 0.0, 0) for time, a in points]
-
-
 @pytest.fixture
-def group(tiny):
-    def build(method, *runs, choice=(), unit="10 s", delays=None):
-        delays = delays or {0: 1, 1: 2, 3: 1}
-        summary = {"delay_mean": 1.0, "delay_median": 1.0, "delay_max": 3, "stopped": "finished"}
-        results = [
-            Result(
-                tiny({"seed": seed}),
-                run,
-                {**summarise(run, 0.9), **summary, "last5_accuracy_mean": run[-1].accuracy},
-                unit,
-                delays,
-            )
-            for seed, run in enumerate(runs)
-        ]
-        return Group(method.lower(), method, choice, results)
-
-    return build
+def group(group):
+    return lambda *given, **more: group(*given, version=lambda place, time: int(time), **more)
 
 
-LINE = rows((0, 0.1), (10, 0.5), (20, 0.9))
+LINE = (0.1, 0.5, 0.9)
 
 
 def test_the_mean_curve_joins_the_seeds_points_and_ends_where_the_first_seed_does(group):
-    seeds = rows((0, 0.0), (10, 1.0), (20, 1.0)), rows((0, 0.0), (5, 1.0), (12, 1.0))
+    seeds = [(0, 0.0), (10, 1.0), (20, 1.0)], [(0, 0.0), (5, 1.0), (12, 1.0)]
     x, mean, deviation = mean_curve(group("A", *seeds), "time")
     assert list(x) == [0, 5, 10, 12]
     assert list(mean) == [0, 75, 100, 100]
@@ -52,7 +30,7 @@ def test_three_panels_over_time_versions_and_uploads_with_a_band(group):
     labels = [axes.get_xlabel() for axes in figure.axes]
     assert labels == ["virtual time (minutes)", "server versions", "client updates received"]
     assert figure.axes[0].get_ylabel() == "test accuracy (%)"
-    for axes, end in zip(figure.axes, (200 / 60, 20, 100), strict=True):
+    for axes, end in zip(figure.axes, (200 / 60, 20, 10), strict=True):
         lines = {line.get_label(): line for line in axes.get_lines()}
         assert list(lines) == ["A", "B", "target 90%"]
         assert lines["A"].get_xdata()[-1] == pytest.approx(end)
@@ -62,7 +40,7 @@ def test_three_panels_over_time_versions_and_uploads_with_a_band(group):
 
 
 def test_lines_over_a_key_with_three_numbers_or_more(group):
-    low, high = rows((0, 0.1), (10, 0.4)), rows((0, 0.1), (10, 0.8))
+    low, high = [(0, 0.1), (10, 0.4)], [(0, 0.1), (10, 0.8)]
     groups = [group("A", low, high, choice=(("delay.suspension", v),)) for v in ("0.5", "0.0", "0.9")]
     groups += [group("B", high, choice=(("delay.suspension", v),)) for v in ("0.0", "0.5", "0.9")]  # as tables label
     figure = lines_over_key(groups)
@@ -79,7 +57,7 @@ def test_lines_over_a_key_with_three_numbers_or_more(group):
 
 def test_the_values_of_a_grids_other_keys_have_lines_of_their_own(group):
     grid = [(("data.alpha", a), ("client.lr", b)) for a in (0.1, 0.3) for b in (1, 3, 9)]
-    figure = lines_over_key([group("A", rows((0, 0.1), (9, 0.1 * n)), choice=c) for n, c in enumerate(grid, start=1)])
+    figure = lines_over_key([group("A", [(0, 0.1), (9, 0.1 * n)], choice=c) for n, c in enumerate(grid, start=1)])
     (axes,) = figure.axes
     drawn = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
     assert {name: list(line.get_ydata()) for name, line in drawn.items()} == {
@@ -127,7 +105,7 @@ def test_delays_are_drawn_as_a_tail_on_two_logarithmic_axes(group):
     assert list(line.get_xdata()) == [2, 3, 9]
     assert list(line.get_ydata()) == [0.75, 0.5, 0.25]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert line.get_label() == "A (mean 1.0, max 9)"
+    assert line.get_label() == "A (mean 1.5, max 9)"
     assert "server versions" in axes.get_xlabel()
     figure.draw_without_rendering()
 
@@ -135,21 +113,21 @@ def test_delays_are_drawn_as_a_tail_on_two_logarithmic_axes(group):
 def test_rounds_have_no_late_updates_and_are_drawn_all_the_same(group):
     figure = delay_tails([group("A", LINE, delays={0: 9})])
     figure.draw_without_rendering()  # a logarithmic axis without a number would fail here
-    assert figure.axes[0].get_lines()[0].get_label() == "A (mean 1.0, max 0)"
+    assert figure.axes[0].get_lines()[0].get_label() == "A (mean 1.5, max 0)"
 
 
 def test_time_is_logarithmic_where_one_method_takes_much_longer(group):
-    slow = rows((0, 0.1), (100, 0.5), (200, 0.9))
+    slow = [(0, 0.1), (100, 0.5), (200, 0.9)]
     figure = curves([group("A", LINE), group("B", slow)])
-    assert [axes.get_xscale() for axes in figure.axes] == ["log", "log", "log"]
+    assert [axes.get_xscale() for axes in figure.axes] == ["log", "log", "linear"]  # uploads are alike
     figure = curves([group("A", LINE), group("B", LINE)])
     assert [axes.get_xscale() for axes in figure.axes] == ["linear", "linear", "linear"]
 
 
 def test_the_picture_tells_its_verdict_without_a_text(group):
-    slow = rows((0, 0.1), (100, 0.5), (200, 0.9))
-    slower = rows((0, 0.1), (100, 0.5), (201, 0.9))
-    groups = [group("Waits", slow, slower, slow), group("Fast", *[LINE] * 3), group("Never", rows((0, 0.1), (9, 0.2)))]
+    slow = [(0, 0.1), (100, 0.5), (200, 0.9)]
+    slower = [(0, 0.1), (100, 0.5), (201, 0.9)]
+    groups = [group("Waits", slow, slower, slow), group("Fast", *[LINE] * 3), group("Never", [(0, 0.1), (9, 0.2)])]
     figure = to_target(groups, "What it is.", "waits")
     assert figure.get_suptitle().strip() == "Fast reaches 90% 10 times sooner than Waits"
     bars, axes = figure.axes
@@ -166,7 +144,7 @@ def test_the_picture_tells_its_verdict_without_a_text(group):
 
 
 def test_no_verdict_no_picture(group):
-    never = rows((0, 0.1), (9, 0.2))
+    never = [(0, 0.1), (9, 0.2)]
     assert to_target([group("A", never), group("B", never)], "", "A") is None
     assert to_target([group("A", LINE)], "", "A") is None
     other = [group("A", LINE), group("B", LINE, unit="update")]
@@ -174,7 +152,7 @@ def test_no_verdict_no_picture(group):
 
 
 def test_a_method_that_is_later_is_called_so(group):
-    slow = rows((0, 0.1), (40, 0.9))
+    slow = [(0, 0.1), (40, 0.9)]
     figure = to_target([group("Base", LINE), group("Late", slow)], "", "Base")
     assert figure.get_suptitle().strip() == "Base reaches 90% first (one seed)"
     assert figure.axes[0].texts[1].get_text() == "7 min: 2.0 times later"

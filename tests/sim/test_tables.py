@@ -4,7 +4,7 @@ from importlib.resources import files
 
 import pytest
 
-from fastagg.errors import ConfigError, DataError
+from fastagg.errors import ConfigError
 from fastagg.registry import presets
 from fastagg.sim import recipes
 from fastagg.sim.clients.own import Own
@@ -126,6 +126,11 @@ def test_a_table_can_extend_another(tmp_path, monkeypatch):
         (('title = "A table"', "titel = 1"), "titel"),
         (("alpha = 0.1", "alpha = -0.1"), "FedBuff, Dir(0.1): data.alpha"),
         (('at."Dir(1)"', 'at."Dir(2)"'), "FedBuff has changes at Dir(2), which is no setting"),
+        (('at."Dir(1)"', 'not_at = ["Dir(3)"]\nat."Dir(1)"'), "FedBuff has changes at Dir(3)"),
+        (
+            ("[paper", '[[claims]]\ntext = "sooner"\nbetter = ["FedAvg", "c"]\nworse = ["FedBuff", "Dir(1)"]\n[paper'),
+            "sooner",
+        ),
         (("[settings", 'only = ["FedAsync"]\n[settings'), "only"),
         (("[paper.values.FedAvg]", '[grid]\n"data.alpha" = [1.0]\n[paper.values.FedAvg]'), "settings or grid"),
         (("[base]", "[base"), "not valid TOML"),
@@ -138,6 +143,13 @@ def test_a_wrong_table_is_one_line_that_names_the_place(tmp_path, change, messag
         load(str(path))
     assert message in str(error.value)
     assert "wrong" in str(error.value)
+
+
+def test_a_table_needs_no_source_and_a_method_may_be_left_out_of_a_setting(tmp_path):
+    path, text = tmp_path / "small.toml", BASE.replace('source = "Nobody, Table 1"\n', "")
+    path.write_text(text.replace('at."Dir(1)"', 'not_at = ["Dir(0.1)"]\nat."Dir(1)"'))
+    found = [(cell.method, cell.setting) for cell in load(str(path)).cells]
+    assert found == [("FedBuff", "Dir(1)"), ("FedAvg", "Dir(0.1)"), ("FedAvg", "Dir(1)")]
 
 
 def test_an_unknown_or_unreadable_table_is_a_config_error(tmp_path):
@@ -215,14 +227,6 @@ def test_the_current_folders_checkout_has_its_tables(tmp_path, monkeypatch):
     assert "mine" not in tables.names()
     monkeypatch.chdir(tmp_path)
     assert "mine" in tables.names() and methods(load("mine")) == ["FedBuff", "FedAvg"]
-
-
-def test_a_table_whose_data_is_absent_says_what_goes_where():
-    from fastagg.sim.one.run import run
-
-    cell = load("fadas-table2").cells[0]
-    with pytest.raises(DataError, match=r"--data-dir.*train-.*parquet"):
-        run(cell.config)
 
 
 def test_the_catalogue_has_every_recipe_and_table_in_one_line_each():

@@ -1,0 +1,333 @@
+"""Ray's actors on fastagg: they serve the parts of a model, or are leaves of a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+
+import fastagg
+from fastagg import ops
+from fastagg._types import Foreign
+from fastagg.integrations import require
+from fastagg.model import ModelState, Part
+from fastagg.model.parts import Cut
+from fastagg.server import admission
+from fastagg.server.dispatch import Client
+from fastagg.server.server import Outcome
+from fastagg.storage.pieces import as_tensor
+
+require("ray", "2.40", "ray")
+
+import ray  # noqa: E402
+from ray.exceptions import RayActorError  # noqa: E402
+
+_ACTOR = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
+Options = Mapping[str, Any]
+
+
+class Parts:
+    """A model in parts, each in a durable :class:`fastagg.Server` of its own, in an actor of its own.
+
+    An actor that dies is started again by Ray, goes on from its folder, and is asked again what it had not answered. So
+    an answer counts once: one that had counted before comes back as :class:`fastagg.AlreadyCounted`. Threads may share
+    this object. Ray's tasks and actors may be given it: models then go to and from them, and not through the driver.
+
+    Args:
+        cut: :func:`fastagg.parts` of the model.
+        make: makes the server of a part: ``lambda part: fastagg.FADAS(part, lr=0.01)``. It is sent to the actors.
+        folder: part 2 has ``folder/part-2``, on a disk that all nodes see, or on an actor's own if ``options`` keeps it
+            there. Only a first start begins anew: later an actor that does not find its folder answers nothing.
+        options: Ray's options of all actors, or a function of a part's number.
+        opening: settings of :func:`fastagg.open`, such as ``durability``.
+
+    Raises:
+        CheckpointError: some parts' folders are there, and others' are not where their actors are. Busy: somebody else
+            serves them. Other errors: ``make`` or :func:`fastagg.open` refuses.
+    """
+
+    def __init__(
+        self, cut: Cut, make: Callable[[Part], fastagg.Server], folder: str | os.PathLike[str], *,
+        options: Options | Callable[[int], Options] | None = None, **opening: Any,
+    ) -> None:  # fmt: skip
+        path = Path(folder).absolute()
+        self.cut, self._actors = Cut(cut.layout, (replace(part, arrays=None) for part in cut)), []
+        for number, part in enumerate(self.cut):
+            own = options(number) if callable(options) else options or {}
+            actor: Foreign = ray.remote(_Part).options(**{"max_concurrency": 16, **_ACTOR, **own})
+            self._actors.append(actor.remote(part, make, path / f"part-{number}", opening))
+        try:
+            seen = _all(actor.look.remote() for actor in self._actors)
+            missing = [number for number, names in enumerate(seen) if f"part-{number}" not in names]
+            if missing and any(seen):
+                raise fastagg.CheckpointError(
+                    f"{path}: there are folders of parts, and those of {missing} are not where their actors are: start "
+                    "these there (options=), or begin in another folder"
+                )
+            fresh = [None if any(seen) else replace(part, arrays=_shared(part.arrays)) for part in cut]
+            opened = zip(self._actors, fresh, strict=True)
+            _all(actor.run.remote(lambda server: None, start=part) for actor, part in opened)
+        except BaseException:
+            _end(self._actors)
+            raise
+
+    def dispatch(self, client: Client, only: Sequence[int] | None = None) -> dict[int, fastagg.Dispatch]:
+        """Send the current versions of all parts, or of ``only`` these: by part, a task that is on the disk.
+
+        ``parts.cut.join(task.params for task in tasks.values())`` is the model.
+
+        Raises:
+            RunFailed: an actor is gone for good. Others: those of :meth:`fastagg.Server.dispatch`. Some parts may have
+                a task then, which the same call returns again.
+        """
+        numbers = list(range(len(self.cut)) if only is None else only)
+        sent = _all(self._actors[number].run.remote(_dispatch, client) for number in numbers)
+        found = {}
+        for number, (version, steps, incarnation, id, model) in zip(numbers, sent, strict=True):
+            layout = self.cut[number].layout
+            found[number] = fastagg.Dispatch(client, version, steps, None, layout, _state(model), incarnation, id)
+        return found
+
+    def receive(
+        self, tasks: Mapping[int, fastagg.Dispatch], update: Any, num_samples: float | None = None
+    ) -> dict[int, Outcome]:
+        """Take a client's answer to tasks of :meth:`dispatch`.
+
+        Args:
+            update: in the form of the model, flat, or a dict of updates by their parts' numbers.
+
+        Returns:
+            By part: a copy of the receipt, or the error. :class:`RunFailed`: the actor is gone for good.
+
+        Raises:
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update is refused, and no part has changed.
+        """
+        by_part = isinstance(update, dict) and all(isinstance(number, int) for number in update)
+        pieces = update if by_part else dict(enumerate(self.cut.split(update)))
+        if by_part and (unasked := pieces.keys() - tasks.keys()):
+            raise fastagg.ConfigError(f"update: the client was not sent the parts {sorted(unasked)}")
+        given = {number: (task, pieces[number]) for number, task in tasks.items() if number in pieces}
+        for number, (_, piece) in given.items():
+            parsed = (layout := self.cut[number].layout).parse(piece)
+            if not ops.inspect(parsed.parameters).finite:
+                raise admission.non_finite(layout, parsed)
+        calls = {}
+        for number, (task, piece) in given.items():
+            said = task.client, task.version, task.id, task.incarnation
+            calls[number] = self._actors[number].run.remote(_receive, _shared(piece), said, num_samples)
+        return {number: _got(call) for number, call in calls.items()}
+
+    @property
+    def versions(self) -> list[int]:
+        """The version of every part."""
+        return self._each(lambda server: server.version)
+
+    def parameters(self) -> Any:
+        """The current version of every part, in the form in which the model came."""
+        models = zip(self.cut, map(_state, self._each(_model)), strict=True)
+        return self.cut.join(part.layout.as_given(part.layout.views(*model)) for part, model in models)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Have every actor write its checkpoint, where it is: ``path/part-2.pt``, for :func:`fastagg.load`."""
+        self._each(_save, Path(path).absolute())
+
+    def close(self) -> None:
+        """Write what waits, and end the actors."""
+        try:
+            self._each(fastagg.Server.close)
+        finally:
+            _end(self._actors)
+
+    def _each(self, work: Callable[..., Any], *given: Any) -> list[Any]:
+        return _all(actor.run.remote(work, *given) for actor in self._actors)
+
+
+class _Part:
+    """The actor of a part. Errors of fastagg are results, which Ray does not wrap."""
+
+    def __init__(
+        self, part: Part, make: Callable[[Part], fastagg.Server], folder: Path, opening: Mapping[str, Any]
+    ) -> None:
+        _take_threads()
+        self._part, self._make, self._folder, self._opening = part, make, folder, opening
+        self._server: fastagg.Server | None = None
+        self._lock = Lock()
+
+    def look(self) -> set[str]:
+        """The folders of parts that are seen from this node."""
+        return {path.parent.name for path in self._folder.parent.glob("part-*/checkpoint-*")}
+
+    def run(self, work: Callable[..., Any], *given: Any, start: Part | None = None) -> Any:
+        """``start``: the model to start from, at the first start. Later what the folder has takes its place."""
+        try:
+            with self._lock:
+                self._server = self._server or self._opened(start)
+            return work(self._server, *given)
+        except fastagg.FastaggError as error:
+            return error
+
+    def _opened(self, start: Part | None) -> fastagg.Server:
+        if start is None and self._folder.name not in self.look():
+            where = ray.util.get_node_ip_address()
+            raise fastagg.CheckpointError(f"{self._folder}: none on node {where}; the part's past is elsewhere")
+        layout, flat = self._part.layout, torch.zeros(self._part.layout.size)
+        blank = replace(self._part, arrays=layout.views(flat, *layout.blank(flat.device)))
+        for _ in range(100):  # ten seconds: the process of a killed actor may still have it
+            with contextlib.suppress(fastagg.Busy):
+                return fastagg.open(self._folder, lambda: self._make(start or blank), **self._opening)
+            time.sleep(0.1)
+        raise fastagg.Busy(f"{self._folder}: another program serves this part")
+
+
+class Leaves:
+    """Actors that are leaves: each has its own clients train, adds up their updates and hands in one sum.
+
+    An actor that dies is started again by Ray, and makes its sum again. The root counts it once.
+
+    Args:
+        server: the root, with a rule that adds updates up (:meth:`fastagg.Server.receive_partial`).
+        clients: the clients of each leaf, by the leaf's id.
+        train: ``train(client, task)`` returns an update and its number of samples. It is sent to the actors.
+        options: Ray's options of the actors.
+    """
+
+    def __init__(
+        self, server: fastagg.Server, clients: Mapping[Client, Sequence[Client]],
+        train: Callable[[Client, fastagg.Dispatch], tuple[Any, float | None]], **options: Any,
+    ) -> None:  # fmt: skip
+        self._server, self._working = server, dict[Foreign, tuple[Client, fastagg.Dispatch]]()
+        self._stored: tuple[int, Foreign] = -1, None  # the newest version, which all leaves read in Ray's store
+        exact = getattr(server.direction, "exact", None)
+        settings = {"clip_norm": server.clip_norm, "weighting": server.weighting, "exact": exact}
+        actor: Foreign = ray.remote(_Leaf).options(**{**_ACTOR, "max_task_retries": 3, **options})
+        whole = Part(server.layout, None, True)
+        self._actors = {leaf: actor.remote(whole, settings, [*own], train) for leaf, own in clients.items()}
+        ray.get([one.__ray_ready__.remote() for one in self._actors.values()])  # or some would be ahead of the others
+
+    def sums(self) -> Iterator[tuple[Client, Outcome, dict[Client, fastagg.FastaggError]]]:
+        """Hand in the leaves' sums as they come, without end, and send each leaf the newest version.
+
+        Yields:
+            The leaf; the root's receipt, or the error that refused the sum; the errors that refused clients' updates.
+
+        Raises:
+            RunFailed: a leaf is gone for good. What ``train`` raises is raised here.
+        """
+        busy = {leaf for leaf, _ in self._working.values()}
+        for leaf in [leaf for leaf in self._actors if leaf not in busy]:
+            self._send(leaf)
+        while True:
+            (ready,), _ = ray.wait(list(self._working))
+            leaf, task = self._working.pop(ready)
+            ((total, *rest), refused) = _all([ready])[0]
+            try:
+                if total is None:
+                    raise fastagg.ConfigError("every update of this leaf was refused")
+                partial = fastagg.Partial(as_tensor(total), *rest)
+                outcome: Outcome = self._server.receive_partial(
+                    leaf, partial, task=task.id, incarnation=task.incarnation
+                )
+            except fastagg.FastaggError as error:
+                outcome = error
+                with contextlib.suppress(fastagg.UnknownClient, fastagg.UnknownVersion):
+                    self._server.forget(leaf, task.version)
+            self._send(leaf)
+            yield leaf, outcome, refused
+
+    def _send(self, leaf: Client) -> None:
+        task = self._server.dispatch(leaf)
+        if task.version != self._stored[0]:
+            self._stored = task.version, ray.put(_shared(task._model))
+        self._working[self._actors[leaf].work.remote(leaf, *self._stored)] = leaf, task
+
+    def close(self) -> None:
+        """End the actors."""
+        _end(self._actors.values())
+
+
+class _Leaf:
+    """The actor of a leaf."""
+
+    def __init__(self, whole: Part, settings: Options, clients: Sequence[Client], train: Callable[..., Any]) -> None:
+        _take_threads()
+        self._whole, self._settings, self._clients, self._train = whole, settings, clients, train
+
+    def work(self, leaf: Client, version: int, model: Any) -> tuple[Any, dict[Client, fastagg.FastaggError]]:
+        task = fastagg.Dispatch(leaf, version, None, None, self._whole.layout, _state(model))
+        folded, refused = fastagg.Leaf(self._whole, **self._settings), dict[Client, fastagg.FastaggError]()
+        for client in self._clients:
+            update, samples = self._train(client, task)
+            try:
+                folded.fold(update, samples)
+            except fastagg.FastaggError as error:
+                refused[client] = error
+        return (_shared(folded.take()) if folded.count else [None]), refused
+
+
+def _take_threads() -> None:
+    fastagg.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # Ray says there how many CPUs the actor has
+
+
+def _got(call: Foreign) -> Any:
+    try:
+        return ray.get(call)
+    except RayActorError as error:
+        return fastagg.RunFailed(f"an actor is gone for good: {error!s:.300}")
+
+
+def _all(calls: Iterable[Foreign]) -> list[Any]:
+    for found in (outcomes := [_got(call) for call in list(calls)]):
+        if isinstance(found, fastagg.FastaggError):
+            raise found
+    return outcomes
+
+
+def _end(actors: Iterable[Foreign]) -> None:
+    for actor in actors:
+        ray.kill(actor)
+
+
+def _shared(update: Any) -> Any:
+    """Return an update in NumPy's arrays, which Ray's store shares between processes. Torch's would be copied."""
+    if isinstance(update, Mapping):
+        return {name: _shared(array) for name, array in update.items()}
+    if isinstance(update, list | tuple):
+        return [_shared(array) for array in update]
+    if not isinstance(update, torch.Tensor):
+        return update
+    update = update.detach().cpu().resolve_neg()  # NumPy has no bf16; a view would be sent with all that it views
+    return update.clone() if update.dtype is torch.bfloat16 else update.numpy()
+
+
+def _state(model: Sequence[Any]) -> ModelState:
+    flat, buffers, counters = model
+    return ModelState(as_tensor(flat), as_tensor(buffers), [as_tensor(counter) for counter in counters])
+
+
+def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:
+    task = server.dispatch(client)
+    if server.durability == "arrival":
+        server.flush()  # otherwise an actor that dies in the next millisecond would refuse the answer
+    return task.version, task.local_steps, task.incarnation, task.id, _shared(task._model)
+
+
+def _receive(server: fastagg.Server, update: Any, said: tuple[Any, ...], num_samples: float | None) -> fastagg.Receipt:
+    client, version, id, incarnation = said
+    return server.receive(client, update, version, num_samples, incarnation=incarnation, task=id)
+
+
+def _model(server: fastagg.Server) -> Any:
+    flat, held = server._engine.current()
+    return _shared([flat, held.values, held.counters])
+
+
+def _save(server: fastagg.Server, path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    server.save(path / f"{server.folder.name}.pt")

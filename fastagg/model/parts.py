@@ -1,0 +1,117 @@
+"""Cuts a model by whole tensors into parts. Each is the model of a server of its own, with its own versions."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from fastagg import _checks
+from fastagg._types import Arrays
+from fastagg.errors import ConfigError, ShapeMismatch
+from fastagg.model.layout import Layout, Part, Tied
+from fastagg.storage.pieces import as_array
+
+
+class Cut(list[Part]):
+    """The parts of a model, each the ``params`` of a server, and the ``layout`` of the whole."""
+
+    def __init__(self, layout: Layout, parts: Iterable[Part] = ()) -> None:
+        super().__init__(parts)
+        self.layout = layout
+
+    def split(self, update: Any) -> list[Any]:
+        """Return an update or a trained model by part. Nothing is copied.
+
+        Args:
+            update: in the form of the model, or one flat 1-D array.
+
+        Raises:
+            ShapeMismatch: it has other names, another number of arrays, or another length.
+        """
+        if isinstance(update, (nn.Module, Mapping, list, tuple)):
+            arrays: Mapping[str, Any] = self.layout._arrays(update, "update")
+        elif tuple((vector := as_array(update)).shape) != (self.layout.size,):
+            raise ShapeMismatch(f"update: expected shape [{self.layout.size}], got {list(vector.shape)}")
+        else:
+            own = (entry for entry in self.layout.entries if entry.role == "parameter")
+            arrays = {e.name: vector[e.offset : e.offset + e.size].reshape(e.shape) for e in own}
+        named = ({e.name: arrays[e.name] for e in part.layout.entries if e.name in arrays} for part in self)
+        return [_formed(self.layout, found) for found in named]
+
+    def join(self, models: Iterable[Any]) -> Any:
+        """Return the whole of each part's ``params`` or ``parameters()``, in the form in which the model came."""
+        arrays: dict[str, Any] = {}
+        for part, model in zip(self, models, strict=True):
+            arrays |= part.layout._arrays(model, "model")
+        return _formed(self.layout, {e.name: arrays[e.name] for e in self.layout.entries})
+
+
+def parts(
+    model: Any, count: int, *, by_part: bool = False, buffers: Mapping[str, str] | None = None, tied: Tied | None = None
+) -> Cut:
+    """Cut a model by whole tensors into parts of like size, each for a :class:`fastagg.Server` of its own.
+
+    The cut follows from names, shapes and order alone: tensors are given out by size, the largest first (equal ones in
+    the model's order), each to the part that has least so far (of equal ones the first). Tied tensors are one. Buffers,
+    and what does not train or is empty, go with the first tensor of their module that trains, or of the one around it.
+
+    Args:
+        model: in any form that a server takes. A 1-D array is one tensor, so one part.
+        count: the number of parts.
+        by_part: allow what needs the whole model's norm or cosine (``clip_norm``, AsyncFedED, FedAC). Each part then
+            uses its own, which is another rule.
+        buffers, tied: which arrays of a state_dict or a list are buffers, and which are one: as for a server.
+
+    Raises:
+        ConfigError: there are fewer tensors than parts. Other errors: the model is refused, as by a server.
+    """
+    _checks.whole("count", count, least=1)
+    layout = Layout.of(model, buffers=buffers, tied=tied)
+    owner, sizes = _owners(layout), Counter[str]()
+    for e in layout.entries:
+        sizes[owner[e.name]] += 0 if e.role == "alias" else e.size
+    if count > len(sizes):
+        raise ConfigError(f"count: the model has {len(sizes)} tensors to give out, got {count} parts")
+    place, loads = dict[str, int](), [(0, number) for number in range(count)]
+    for name, size in sizes.most_common():  # equal ones in the order in which they came
+        load, number = heapq.heappop(loads)
+        place[name] = number
+        heapq.heappush(loads, (load + size, number))
+    arrays, cut = layout._arrays(model), Cut(layout)
+    for number in range(count):
+        mine = {e.name: arrays[e.name] for e in layout.entries if place[owner[e.name]] == number}
+        part = layout.of_some(mine, buffers or {})
+        cut.append(Part(part, _formed(layout, mine), by_part or count == 1))
+    return cut
+
+
+def _owners(layout: Layout) -> dict[str, str]:
+    """Return of every array the parameter that it goes with: tied ones, and what a module has besides parameters."""
+    owner, first = dict[str, str](), dict[str, str]()  # the first parameter of each module
+    at: dict[int, str] = {}  # by place in the vector
+    for e in layout.entries:
+        if e.role in ("parameter", "alias") and e.size:
+            owner[e.name] = at.setdefault(e.offset, e.name)
+            for module in _modules(e.name):
+                first.setdefault(module, owner[e.name])
+    for e in layout.entries:
+        if e.name not in owner:
+            owner[e.name] = next(first[module] for module in _modules(e.name) if module in first)
+    return owner
+
+
+def _modules(name: str) -> Iterator[str]:
+    """Yield the module of an array, then those around it."""
+    yield (module := name.rpartition(".")[0])
+    if module:
+        yield from _modules(module)
+
+
+def _formed(layout: Layout, arrays: dict[str, Any]) -> Arrays:
+    if layout.form in ("module", "state_dict"):
+        return arrays
+    return list(arrays.values()) if layout.form == "list" else arrays[""]
