@@ -14,6 +14,7 @@ CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
 SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn", "scipy")
 RAY = ("ray",)
+SEARCH = ("optuna",)
 
 
 def require(what: str, extra: str, modules: tuple[str, ...]) -> None:

@@ -28,14 +28,15 @@ class Keywords(NamedTuple):
 @cache
 def of(function: Callable[..., object]) -> Keywords:
     """Return the arguments of ``function``. They are looked up at the first use, not when the package is imported."""
+    bare = getattr(function, "func", function)  # of a functools.partial
     found = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
     own = [p for p in found if p.kind is p.KEYWORD_ONLY]
     settings = {p.name for p in own}
     for passed_on in (p.name for p in found if p.kind is p.VAR_KEYWORD):
-        typed = get_args(get_type_hints(function).get(passed_on))  # Unpack[a TypedDict]
+        typed = get_args(get_type_hints(bare).get(passed_on))  # Unpack[a TypedDict]
         if len(typed) != 1:
             raise WrongArguments(
-                f"{function.__qualname__}: its **{passed_on} do not say which arguments they are: name them, or type "
+                f"{bare.__qualname__}: its **{passed_on} do not say which arguments they are: name them, or type "
                 "them as Unpack[a TypedDict]"
             )
         settings |= typed[0].__annotations__.keys()

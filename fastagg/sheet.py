@@ -20,3 +20,25 @@ class Sheet:
         rule = ["---", *["---:"] * (len(self.headings) - 1)]
         lines = [[cell.replace("|", r"\|") for cell in line] for line in (self.headings, rule, *self.rows)]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.caption}\n"
+
+    def latex(self, caption: str = "", label: str = "") -> str:
+        """Return the table for LaTeX with booktabs. ``caption``: in place of the table's own."""
+        head, *rows = (" & ".join(map(_escaped, line)) + r" \\" for line in (self.headings, *self.rows))
+        name = f"\\label{{{label}}}\n" if label else ""
+        return (
+            f"\\begin{{table}}\n\\centering\n\\caption{{{_escaped(caption or self.caption)}}}\n{name}"
+            f"\\begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}\n\\toprule\n{head}\n\\midrule\n"
+            + "".join(f"{row}\n" for row in rows)
+            + "\\bottomrule\n\\end{tabular}\n\\end{table}\n"
+        )
+
+
+# What LaTeX reads as something else than itself, and what not every font of it has.
+_LATEX = {
+    "\\": r"\textbackslash{}", **{sign: "\\" + sign for sign in "&%$#_{}"}, "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "±": r"$\pm$", "≥": r"$\ge$", "–": "--", "<": r"$<$", ">": r"$>$",
+}  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in text)

@@ -140,6 +140,11 @@ def compare(
         str | None, typer.Option("--baseline", help="Recipe or label: how many times sooner others reach the target.")
     ] = None,
     title: Annotated[str, typer.Option("--title", help="Title of the plots.")] = "",
+    search: Annotated[
+        list[str] | None,
+        typer.Option("--search", metavar="KEY=LOW..HIGH", help="Search a key for each method, on seeds of its own."),
+    ] = None,
+    budget: Annotated[int, typer.Option("--budget", min=1, help="Trials of a search, for each method.")] = 20,
     picture: Format = "png",
 ) -> None:
     """Run several recipes, seeds and settings, and compare them.
@@ -154,8 +159,11 @@ def compare(
     grid = {key: values for key, values in given.items() if len(values) > 1}
     shared = {key: values[0] for key, values in given.items() if len(values) == 1}
     found = cells(recipes, {**shared, **_changes(seed, data_dir, None)}, grid, seeds)
+    out = out or Path("runs/compare")
+    if search:
+        found = _searched(found, search, budget, out, jobs, engine)
     _compare(
-        found, out or Path("runs/compare"), title=title, jobs=jobs, engine=engine, target=target, baseline=baseline,
+        found, out, title=title, jobs=jobs, engine=engine, target=target, baseline=baseline,
         picture=picture, names=recipes,
     )  # fmt: skip
 
@@ -215,6 +223,27 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
     if data_dir is not None:
         values["data.dir"] = str(data_dir)
     return values
+
+
+def _searched(
+    cells: Sequence[Cell], texts: Sequence[str], budget: int, out: Path, jobs: int | None, engine: str
+) -> list[Cell]:
+    from fastagg.sim.many.search import parse, searched
+    from fastagg.sim.show.progress import CellsBar
+
+    ranges, methods = dict(parse(text) for text in texts), {cell.folder for cell in cells}
+    with CellsBar(budget * len(methods)) as bar:
+        best = searched(cells, ranges, budget, 1, out, bar, jobs=jobs, engine=engine)  # type: ignore[arg-type]
+    for cell in {cell.folder: cell for cell in reversed(best)}.values():
+        values = dict(cell.config.model_dump(mode="python"))
+        say(f"{cell.folder}: " + ", ".join(f"{key}={_value(values, key)}" for key in ranges))
+    return best
+
+
+def _value(values: Plain, key: str) -> str:
+    for part in key.split("."):
+        values = values[part]
+    return f"{values:.4g}"
 
 
 def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:

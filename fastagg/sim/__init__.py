@@ -2,6 +2,7 @@
 
     result = fastagg.sim.run("fadas-digits-large", {"algorithm.lr": 0.01}, out="runs/mine")
     result = fastagg.sim.run(config, data=FederatedData(...), model=lambda shape, classes: MyNet(classes))
+    found = fastagg.sim.compare("fadas-digits-large", rules={"FADAS": "FADAS", "mine": my_rule}, seeds=5)
 
 Rooms:
 
@@ -18,7 +19,7 @@ scikit-learn.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fastagg._types import Plain
+    from fastagg.sim.clients.own import Own
     from fastagg.sim.data.federated import FederatedData
+    from fastagg.sim.many.cells import Rule
+    from fastagg.sim.many.compare import Comparison
     from fastagg.sim.one.result import Result
     from fastagg.sim.recipes.config import Config
 
@@ -34,7 +38,7 @@ from fastagg import _checks, _extras
 
 _extras.require("the simulator", "sim", _extras.SIM)
 
-__all__ = ["run"]
+__all__ = ["compare", "run"]
 
 if not TYPE_CHECKING:
 
@@ -52,6 +56,10 @@ def run(
     **settings: Any,
 ) -> Result:
     """Run a simulation to its end and return its rows and summary.
+
+    Where a recipe has the name "module:function", a dict, a change or a setting may have the function itself:
+    ``algorithm=`` (a function of a model that returns a server, such as ``functools.partial(fastagg.FADAS, lr=0.01)``),
+    ``delay=``, ``sampling=`` (see :class:`fastagg.sim.clients.own.Own`).
 
     Args:
         config: a Config, a recipe's name or path, or a recipe as a dict.
@@ -74,10 +82,11 @@ def run(
     from fastagg import _checks
     from fastagg.errors import WrongArguments
     from fastagg.sim.one import run as runs
-    from fastagg.sim.recipes import configured
+    from fastagg.sim.one.passed import Passed, composed
     from fastagg.sim.recipes.config import ELSEWHERE, Config, full_keys
 
-    more = {key: settings.pop(key) for key in Config.model_fields.keys() & settings.keys() - {"own"}}
+    known = Config.model_fields.keys() | {"sampling"}
+    more = {key: settings.pop(key) for key in known & settings.keys() - {"own"}}
     for key, value in settings.items():
         if key in ELSEWHERE:
             raise WrongArguments(f"run: unknown setting {key!r}; {ELSEWHERE[key]}")
@@ -86,11 +95,72 @@ def run(
             others = f", or another of this name: {', '.join(keys[1:4])}" if keys[1:] else ""
             raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}{others}")
 
-    more |= runs.passed(data, model, settings.get("own"))
-    return runs.run(
-        configured(config, {} if changes is None else changes, more),
-        None if out is None else _checks.path("out", out),
-        data=data,
-        model=model,
-        **settings,
-    )
+    found, passed = composed(config, changes, more, Passed(data, model, settings.pop("own", None)))
+    return runs.run(found, None if out is None else _checks.path("out", out), **passed._asdict(), **settings)
+
+
+def compare(
+    recipes: str | Config | Plain | Sequence[str | Config | Plain],
+    changes: Plain | None = None,
+    *,
+    rules: Mapping[str, Rule] | None = None,
+    grid: Mapping[str, Sequence[object]] | None = None,
+    search: Mapping[str, tuple[float, float]] | None = None,
+    budget: int = 20,
+    seeds: int | Sequence[int] = 1,
+    out: str | Path = "runs/compare",
+    data: FederatedData | None = None,
+    model: Callable[..., nn.Module] | None = None,
+    own: Own | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Run every recipe with every rule, setting and seed, and compare them. ``fastagg compare`` does the same.
+
+    What ran in ``out`` already is not run again, unless data or code changed.
+
+    Args:
+        recipes: recipes and tables by name or path, Configs, or recipes as dicts; one, or several.
+        changes: changed values by dotted key, of all runs. Functions may take the place of names, as in :func:`run`.
+        rules: by label, what replaces the recipes' algorithm: a preset's name, a function that makes a server, or the
+            keys that a table's row has (``{"algorithm": {"name": "ACE", "lr": 0.1}, "client": {"steps": 1}}``).
+        grid: keys and the values of each; every combination is a setting.
+        search: keys and the ends of each one's range. Every method, in every setting, gets the values with the best
+            accuracy in ``budget`` trials on a seed of their own, by Optuna (the extra ``search``).
+        seeds: how many, from the recipe's own up, or which.
+        out: the folder of all runs, tables and pictures.
+        data, model, own: as in :func:`run`, of all runs.
+        **settings: ``algorithm``, ``delay``, ``sampling`` and the recipe's other first-level keys; and the settings of
+            :func:`fastagg.sim.many.compare.compare`, such as ``jobs=2``, ``baseline="FedAvg"``, ``target=0.9``.
+
+    Returns:
+        A :class:`fastagg.sim.many.compare.Comparison`: ``results``, ``to_pandas()``, ``to_latex()``, ``figure()``.
+
+    Raises:
+        ConfigError, DataError: an input is not as documented; all runs are checked before the first one starts.
+
+    Example:
+        >>> from fastagg.sim import compare
+        >>> short, rules = {"run.uploads": 40, "data.clients": 30}, {"FedBuff": "FedBuff", "FedAsync": "FedAsync"}
+        >>> found = compare("fedbuff-digits-large", short, rules=rules, seeds=2, out=folder)
+        >>> [group.label for group in found.groups], len(found.results)
+        (['FedBuff', 'FedAsync'], 4)
+    """
+    from fastagg import _checks
+    from fastagg.sim.many.cells import cells
+    from fastagg.sim.many.compare import compare as run_all
+    from fastagg.sim.many.search import Range, searched
+    from fastagg.sim.one.passed import Passed
+    from fastagg.sim.recipes.config import Config
+    from fastagg.sim.show.progress import Watcher
+
+    several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
+    more = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
+    passed = Passed(data, model, own)
+    found = cells(several, changes, grid or {}, seeds, more=more, rules=rules, passed=passed)
+    folder, watcher = _checks.path("out", out), settings.pop("watcher", Watcher())
+    if search:
+        where = {key: settings[key] for key in ("jobs", "engine") if key in settings}
+        ranges = {key: Range(*ends) for key, ends in search.items()}
+        found = searched(found, ranges, budget, 1, folder, watcher, **where)
+    settings.setdefault("names", [one for one in several if isinstance(one, str)])
+    return run_all(found, folder, watcher, **settings)

@@ -1,5 +1,8 @@
 """What a client computes with torch: its steps against formulas, its batches, its draws, and how a model is tested."""
 
+import copy
+import math
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,9 +11,11 @@ import torch
 from cifar import DEVIATION, MEAN, PADDING, crop_and_flip
 from torch import nn
 
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, rated
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, Turn, rated
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.models import build
+from fastagg.sim.one.build import build_work
+from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.seeds import generator
 
 
@@ -144,6 +149,46 @@ def test_evaluation_uses_running_statistics_and_leaves_them_alone():
     test = Samples(torch.randn(6, 1, 8, 8) + 3, torch.zeros(6, dtype=torch.int64))
     rated(module, test)
     assert equal(module.state_dict(), params)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "step"])
+def test_a_local_rate_follows_its_schedule(tiny, schedule):
+    more = {} if schedule == "constant" else {"versions": 10, "lr_end": 0.1, "lr_factor": 0.5}
+    work = build_work(tiny({"client": {"lr": 0.2, "lr_decay": 0.9, "schedule": schedule, **more}}))
+    for version in range(0, 35, 3):
+        scale = {
+            "constant": 1.0,
+            "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * min(version / 10, 1))) / 2,
+            "step": 0.5 ** (version // 10),
+        }[schedule]
+        for number in range(3):
+            assert work.lr_of(version, number) == pytest.approx(0.2 * 0.9**number * scale, rel=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("clip_norm", [None, 0.3])
+def test_clipping_and_adam_are_torchs(tiny, optimizer, clip_norm):
+    """A run's first update, beside the plain loop that a user would write."""
+    client = {"lr": 0.1, "optimizer": optimizer, "steps": 5, "weight_decay": 0.01}
+    config = tiny({"client": client | ({"clip_norm": clip_norm} if clip_norm else {}), "run.fused": False})
+    with closing(Simulation(config)) as simulation:
+        job = simulation.schedule.next()
+        module, samples = copy.deepcopy(simulation.module), simulation.data.clients[job.client]
+        update = simulation.trainer.train(job.task, samples, job.client, job.number)
+        module.load_state_dict(job.task.params)
+        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+        steps, turn = (
+            kind(module.parameters(), lr=0.1, weight_decay=0.01),
+            Turn(job.task, job.client, job.number, build_work(config), config.seed),
+        )
+        for x, y in turn.batches(samples):
+            steps.zero_grad()
+            torch.nn.functional.cross_entropy(module(x), y).backward()
+            if clip_norm:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+            steps.step()
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(update[name], parameter.detach() - job.task.views[name])
 
 
 # Random crops and flips

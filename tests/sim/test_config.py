@@ -39,6 +39,9 @@ def test_written_toml_holds_every_default(tiny):
         "weight_decay": 0.0,
         "mu": 0.0,
         "lr_decay": 1.0,
+        "schedule": "constant",
+        "lr_end": 0.0,
+        "lr_factor": 0.1,
         "optimizer": "sgd",
     }
     assert written["delay"] == {
@@ -80,6 +83,9 @@ REFUSED = [
     ({"client.lr": True}, "client.lr: input should be a valid number, got True"),
     ({"client.lr": float("nan")}, "client.lr: input should be a finite number, got nan"),
     ({"client.steps": 3, "client.epochs": 2}, "client: give epochs or steps, not both"),
+    ({"client.momentum": 0.9, "client.optimizer": "adam"}, 'momentum is of the optimizer "sgd"'),
+    ({"client.schedule": "cosine"}, "need the key versions"),
+    ({"client.versions": 3}, '"constant" does not take it'),
     ({"model.widths": [8, 0]}, "model.widths.1: input should be greater than 0"),
     ({"name": "../up"}, "name: string should match"),
     ({"seed": -1}, "seed: input should be greater than or equal to 0"),

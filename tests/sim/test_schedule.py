@@ -153,17 +153,26 @@ def test_all_but_the_last_train_from_the_version_before_and_send_the_difference_
 # Who trains next, in virtual time
 
 
+def first(rule):
+    return [rule.draw(0.0) for _ in range(rule.room)]
+
+
+def following(rule, arrived):
+    rule.back(arrived)
+    return rule.draw(0.0)
+
+
 def test_the_next_of_m_c_clients_is_drawn_uniformly_from_the_idle_ones():
     clients, rounds = 10, 6_000
     rule = Participation(clients, concurrency=4, seed=1)
-    training = rule.initial()
+    training = first(rule)
     drawn_while_idle, idle_times, again = np.zeros(clients), np.zeros(clients), 0
     for number in range(rounds):
         arrived = training.pop(number % 4)
         idle = [c for c in range(clients) if c not in training]
         assert len(idle) == 7  # the six that idled and the one that has just arrived
         idle_times[idle] += 1
-        drawn = rule.next(arrived)
+        drawn = following(rule, arrived)
         assert drawn in idle
         drawn_while_idle[drawn] += 1
         again += drawn == arrived
@@ -176,11 +185,11 @@ def test_the_next_of_m_c_clients_is_drawn_uniformly_from_the_idle_ones():
 
 def test_where_all_train_who_arrives_is_next_and_the_first_depend_on_the_seed():
     every = Participation(clients=3, concurrency=3, seed=0)
-    assert sorted(every.initial()) == [0, 1, 2]
-    assert [every.next(c) for c in (2, 0, 1)] == [2, 0, 1]  # it is the only idle one
+    assert sorted(first(every)) == [0, 1, 2]
+    assert [following(every, c) for c in (2, 0, 1)] == [2, 0, 1]  # it is the only idle one
     rule = Participation(4, None, seed=0)
-    assert rule.initial() == [0, 1, 2, 3]
-    assert [rule.next(c) for c in (2, 2, 0)] == [2, 2, 0]
-    starts = {tuple(Participation(50, 10, seed).initial()) for seed in range(5)}
+    assert first(rule) == [0, 1, 2, 3]
+    assert [following(rule, c) for c in (2, 2, 0)] == [2, 2, 0]
+    starts = {tuple(first(Participation(50, 10, seed))) for seed in range(5)}
     assert len(starts) == 5
-    assert Participation(50, 10, 3).initial() == Participation(50, 10, 3).initial()
+    assert first(Participation(50, 10, 3)) == first(Participation(50, 10, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -29,11 +30,20 @@ Metric = Callable[[torch.Tensor, torch.Tensor], float]
 class LocalWork(Client):
     """SGD on a client: what a recipe says of it, and whether the forward pass is in bf16 where torch.autocast does so.
 
-    A task with ``local_steps`` (AsyncFedED's adaptive K) overrides ``epochs`` and ``steps``. ``optimizer`` "adamw" has
-    torch's defaults beyond lr and weight decay.
+    A task with ``local_steps`` (AsyncFedED's adaptive K) overrides ``epochs`` and ``steps``. ``optimizer`` "adam" and
+    "adamw" have torch's defaults beyond lr and weight decay.
     """
 
     autocast: bool = False
+
+    def lr_of(self, version: int, number: int) -> float:
+        """The learning rate of a client's ``number``-th dispatch (from 0), of this version."""
+        scale, over = 1.0, self.versions or 1
+        if self.schedule == "cosine":
+            scale = self.lr_end + (1.0 - self.lr_end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, version / over)))
+        elif self.schedule == "step":
+            scale = self.lr_factor ** (version // over)
+        return self.lr * self.lr_decay**number * scale
 
     def steps_of(self, size: int, local_steps: int | None) -> int:
         """How many mini-batches a client with ``size`` samples takes, told to take ``local_steps`` or nothing."""
@@ -62,8 +72,9 @@ class LocalWork(Client):
         ]
 
     def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        if self.optimizer == "adamw":
-            return torch.optim.AdamW(module.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+        if self.optimizer != "sgd":
+            kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
+            return kind(module.parameters(), lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(module.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
@@ -73,7 +84,7 @@ class Turn:
     Attributes:
         client, number: who, and how often it was sent a model before.
         version: the server's when it sent this one.
-        lr: the recipe's local learning rate, after its decay.
+        lr: the recipe's local learning rate, after its decay and by its schedule.
         sent: the weights that were sent, by name. Do not write to them.
         control: the server's control variate (FedAC), else None.
     """
@@ -82,7 +93,7 @@ class Turn:
         self, task: Dispatch, client: int, number: int, work: LocalWork, seed: int, loss: Loss | None = None
     ) -> None:
         self.client, self.number = client, number
-        self.lr = work.lr * work.lr_decay**number
+        self.lr = work.lr_of(task.version, number)
         self.version, self.control = task.version, task.control
         self.sent: Mapping[str, torch.Tensor] = task.views
         self._task, self._work, self._seed, self._passes = task, work, seed, 0
@@ -120,6 +131,8 @@ class Turn:
                 add_proximal_gradient_(model, anchors, self._work.mu)
             if extra is not None:
                 extra(model)
+            if self._work.clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), self._work.clip_norm)
             optimizer.step()
 
     def delta(self, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -166,6 +179,8 @@ class LocalTrainer:
         module.zero_grad(set_to_none=True)
         with self.turn(task, client, number) as turn:
             turn.loss(module, *next(turn.batches(samples, 1))).backward()
+        if self._work.clip_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), self._work.clip_norm)
         update = dict(task.delta(module))
         for name, parameter in module.named_parameters():
             start = parameter.detach()

@@ -1,6 +1,7 @@
-"""Functions of your own in a run: training, loss, metric, what happens to updates on their way, personal models.
+"""Functions of your own in a run: training, loss, metric, updates on their way, personal models, delays, sampling.
 
-A program passes them as ``run(config, own=Own(train=...))``; a recipe names them in ``[own]`` as "module:function".
+A program passes them as ``run(config, own=Own(train=...))``; a recipe names them as "module:function", in ``[own]``,
+``delay.name`` and ``participation.sampling``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import functions
 from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Turn, Update, seeded
+from fastagg.sim.clock.delays import Law
+from fastagg.sim.clock.sampling import Sampling
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.recipes import config as c
+from fastagg.sim.recipes.sections import OwnDelay
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,10 @@ class Own:
             arrays, which may be fp32, fp16, bf16 or sparse.
         personal: ``personal(model, state)`` makes a client's own model of the server's, in place, before the client is
             tested on its own samples. It is called for clients that have a state.
+        delay: ``delay(client, number, steps, rng) -> float``: the virtual time that the client's ``number``-th task
+            (from 0) takes, with so many local steps. ``rng``: a NumPy generator of this draw. A client remembers
+            nothing here, so that a run that is resumed is the same run.
+        sampling: ``sampling(idle, time, rng) -> client``: which of the ``idle`` clients gets the model next.
     """
 
     train: Callable[..., tuple[Any, Any]] | None = None
@@ -47,31 +55,46 @@ class Own:
     metric: Metric | None = None
     change: Callable[[dict[str, Tensor], Turn], Any] | None = None
     personal: Callable[[nn.Module, Any], object] | None = None
+    delay: Law | None = None
+    sampling: Sampling | None = None
 
 
 NAMES = tuple(field.name for field in fields(Own))
-ARGUMENTS = {"train": ("model", "data", "task", "state"), "change": ("update", "task"), "personal": ("model", "state")}
+# Where a recipe names them, if that is not in [own].
+KEYS = {"delay": "delay.name", "sampling": "participation.sampling"}
+ARGUMENTS = {
+    "train": ("model", "data", "task", "state"), "change": ("update", "task"), "personal": ("model", "state"),
+    "delay": ("client", "number", "steps", "rng"), "sampling": ("idle", "time", "rng"),
+}  # fmt: skip
 
 
-def chosen(section: c.Own, given: Own | None) -> Own:
+def chosen(config: c.Config, given: Own | None) -> Own:
     """Return the functions of a run: those of a program, and those that the recipe names. ConfigError without one."""
     found: dict[str, Any] = {name: getattr(given, name) for name in NAMES} if given is not None else {}
+    keywords = {"train": config.own.keywords, "delay": getattr(config.delay, "keywords", {})}
     for name in NAMES:
-        named = getattr(section, name)
+        key, named = KEYS.get(name, f"own.{name}"), _named(config, name)
         if found.get(name) is None and named is not None:
             if named == "given":
-                raise ConfigError(
-                    f"own.{name}: it is passed by a program: fastagg.sim.run(config, own=Own({name}=...))"
-                )
-            found[name] = functions.find(named, f"own.{name}")
+                raise ConfigError(f"{key}: it is passed by a program: fastagg.sim.run(config, own=Own({name}=...))")
+            found[name] = functions.find(named, key)
         if found.get(name) is not None:
-            keywords = section.keywords if name == "train" else {}
-            functions.fits(found[name], f"own.{name}", *ARGUMENTS.get(name, ("outputs", "labels")), **keywords)
-    if section.keywords:
-        if found.get("train") is None:
-            raise ConfigError("own.keywords are arguments of own.train, which is not given")
-        found["train"] = partial(found["train"], **section.keywords)
+            functions.fits(found[name], key, *ARGUMENTS.get(name, ("outputs", "labels")), **keywords.get(name, {}))
+            found[name] = partial(found[name], **keywords[name]) if keywords.get(name) else found[name]
+    if config.own.keywords and found.get("train") is None:
+        raise ConfigError("own.keywords are arguments of own.train, which is not given")
     return Own(**found)
+
+
+def _named(config: c.Config, name: str) -> str | None:
+    """Return the function that a recipe names, "given", or None."""
+    if name == "delay":
+        return config.delay.call or "given" if isinstance(config.delay, OwnDelay) else None
+    if name == "sampling":
+        sampling = config.participation.sampling
+        return sampling if sampling == "given" or ":" in sampling else None
+    named: str | None = getattr(config.own, name)
+    return named
 
 
 class OwnTrainer(LocalTrainer):

@@ -12,10 +12,12 @@ dispatches, for checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fastagg import _checks
 from fastagg._types import State
 from fastagg.sim.seeds import generator, uniform
 
@@ -102,6 +104,21 @@ class SizeTied(Classes):
         self.classes[order] = np.repeat([0, 1, 2], [short, clients - long - short, long])
 
 
+# What a client's task takes, from its number, its local steps and a generator of this draw.
+Law = Callable[[int, int, int, np.random.Generator], float]
+
+
+class Own(DelayModel):
+    """What a function of the user's own says, in a ``unit`` of the user's own."""
+
+    def __init__(self, seed: int, law: Law, unit: str) -> None:
+        self.unit, self._seed, self._law = unit, seed, law
+
+    def duration(self, client: int, number: int, steps: int = 1) -> float:
+        found = self._law(client, number, steps, generator(self._seed, "delay", client, number))
+        return _checks.number("delay: the function's result", found, least=0)
+
+
 class Exponential(DelayModel):
     """Every dispatch takes an exponential time with mean ``mean`` (the ACE paper's beta: 1, 5, 20 or 30).
 
@@ -121,7 +138,33 @@ class Exponential(DelayModel):
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
         mean = self._mean if self.means is None else float(self.means[client])
-        return float(generator(self._seed, "delay", client, number).exponential(mean))
+        return float(self._drawn(generator(self._seed, "delay", client, number), mean))
+
+    def _drawn(self, rng: np.random.Generator, mean: float) -> float:
+        return rng.exponential(mean)
+
+
+class Lognormal(Exponential):
+    """Every dispatch takes a lognormal time with mean ``mean``; ``sigma`` is the deviation of its logarithm."""
+
+    def __init__(self, seed: int, mean: float, clients: int = 0, spread: float = 0.0, *, sigma: float = 1.0) -> None:
+        super().__init__(seed, mean, clients, spread)
+        self._sigma = sigma
+
+    def _drawn(self, rng: np.random.Generator, mean: float) -> float:
+        return mean * math.exp(self._sigma * rng.standard_normal() - 0.5 * self._sigma**2)
+
+
+class Pareto(Exponential):
+    """Every dispatch takes a Pareto time with mean ``mean``: P(time > t) falls as t**-shape from the least time on,
+    which is mean * (shape - 1) / shape. ``shape`` is above 1; up to 2 the variance is infinite."""
+
+    def __init__(self, seed: int, mean: float, clients: int = 0, spread: float = 0.0, *, shape: float = 2.5) -> None:
+        super().__init__(seed, mean, clients, spread)
+        self._shape = shape
+
+    def _drawn(self, rng: np.random.Generator, mean: float) -> float:
+        return mean * (self._shape - 1) / self._shape * (1.0 + rng.pareto(self._shape))
 
 
 class Around(DelayModel):

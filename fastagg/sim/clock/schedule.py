@@ -19,21 +19,26 @@ its arrival (engines/ahead.py).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastagg._types import State
+from fastagg.errors import ConfigError
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clock.clock import VirtualClock
 from fastagg.sim.clock.delays import DelayModel
 from fastagg.sim.clock.participation import Participation
+from fastagg.sim.clock.sampling import Uniform
 from fastagg.sim.seeds import generator
 
 if TYPE_CHECKING:
     from fastagg.server.server import Server
 
+
+MOST_WAITS = 10_000  # of a round for clients that are available at once
 
 # How many local steps a client takes for its task.
 Steps = Callable[[int, Dispatch], int]
@@ -130,8 +135,7 @@ class TimedSchedule(_Timed):
         self._participation = participation
 
     def start(self) -> None:
-        for client in self._participation.initial():
-            self._dispatch(client)
+        self._send_all()
 
     def arrived(self, job: Job) -> None:
         self._owed.append(job.client)
@@ -141,16 +145,18 @@ class TimedSchedule(_Timed):
         *early, last = self._owed
         before = self._last
         for client in early:
-            self._dispatch(self._participation.next(client), before)
-        self._dispatch(self._participation.next(last))
+            self._participation.back(client)
+            self._send_all(before)
+        self._participation.back(last)
+        self._send_all()
         self._owed.clear()
 
     def drop(self, clients: Collection[int]) -> None:
         lost = self._clock.remove(lambda job: job.client in clients)
         for job in lost:
             self._server.forget(job.client, job.task.version)  # nobody will answer it, so the server need not keep it
-        for client in self._participation.drop(clients, len(lost)):
-            self._dispatch(client)
+        self._participation.drop(clients, len(lost))
+        self._send_all()
 
     def state_dict(self) -> State:
         return super().state_dict() | {
@@ -166,36 +172,69 @@ class TimedSchedule(_Timed):
         self._last = state["last"] and Dispatch.from_state(state["last"], self._server.layout)
         self._participation.load_state_dict(state["participation"])
 
-    def _dispatch(self, client: int, before: Dispatch | None = None) -> None:
-        duration, job = self._send(client, before)
-        if self._before:
-            self._last = job.task
-        self._clock.schedule(duration, job)
+    def _send_all(self, before: Dispatch | None = None) -> None:
+        """Send the model to all that get it before the next update arrives. Until then it is the same."""
+        now = self.now
+        while self._participation.room:
+            now = self._participation.soonest(now)
+            if now == math.inf or (len(self._clock) and now > self._clock.next_time()):
+                break
+            duration, job = self._send(self._participation.draw(now), before)
+            if self._before:
+                self._last = job.task
+            self._clock.schedule(now - self.now + duration, job)
+        if not len(self._clock):
+            raise ConfigError(
+                f"no client is available after the virtual time {self.now:g}: participation.period repeats"
+            )
 
 
 class RoundSchedule(_Timed):
-    """Synchronous rounds of ``per_round`` uniformly drawn clients. All are received when the slowest is done.
+    """Synchronous rounds of ``per_round`` clients, drawn by ``rule``. All are received when the slowest is done.
 
-    The next round starts at that moment. Clients are drawn from (seed, round), and durations as elsewhere from (seed,
-    client, number). So virtual times can be compared with those of an asynchronous run.
+    The next round starts at that moment, or when so many clients are available. Clients are drawn from (seed, round),
+    and durations as elsewhere from (seed, client, number). So virtual times can be compared with those of an
+    asynchronous run.
     """
 
     def __init__(
-        self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps, sent: Sent
-    ) -> None:
+        self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps, sent: Sent,
+        rule: Uniform | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(server, delays, steps, sent)
         self._clients, self._per_round, self._seed = clients, per_round, seed
+        self._rule = rule or Uniform(seed)
         self._rounds = 0
         self._gone: set[int] = set()
 
     def start(self) -> None:
-        order = generator(self._seed, "round", self._rounds).permutation(self._clients)
-        drawn = [client for client in map(int, order) if client not in self._gone][: self._per_round]
-        self._rounds += 1
-        sent = [self._send(client) for client in drawn]
+        here = [client for client in range(self._clients) if client not in self._gone]
+        wait = self._begins(here) - self.now
+        sent = [self._send(client) for client in self._drawn(here, self.now + wait)]
         slowest = max(duration for duration, _ in sent)
         for _, job in sent:
-            self._clock.schedule(slowest, job)
+            self._clock.schedule(wait + slowest, job)
+        self._rounds += 1
+
+    def _begins(self, here: list[int]) -> float:
+        """Return when enough clients are available at once."""
+        now = self.now
+        for _ in range(MOST_WAITS):
+            soon = sorted(self._rule.opens(client, now) for client in here)[self._per_round - 1]
+            if soon == now:
+                return now
+            if soon == math.inf:
+                break
+            now = soon
+        raise ConfigError(f"after the virtual time {self.now:g} {self._per_round} clients are never available at once")
+
+    def _drawn(self, here: list[int], now: float) -> list[int]:
+        if type(self._rule) is Uniform:  # one order for each round
+            order = generator(self._seed, "round", self._rounds).permutation(self._clients)
+            return [client for client in map(int, order) if client not in self._gone][: self._per_round]
+        ready = [client for client in here if self._rule.opens(client, now) <= now]
+        first = self._rounds * self._per_round
+        return [ready.pop(self._rule.choose(ready, now, first + place)) for place in range(self._per_round)]
 
     def arrived(self, job: Job) -> None:
         if not len(self._clock):

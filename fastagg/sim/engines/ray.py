@@ -148,7 +148,7 @@ def _begun(plan: Foreign) -> tuple[Work, Layout]:
         data = build.build_data(config.data, config.seed)
     data = data.held_out(config.run.client_test, config.seed)
     module = build.build_module(config, data, model, torch.device("cpu"))
-    trainer, _ = build.build_trainer(config, module, data, chosen(config.own, own))
+    trainer, _ = build.build_trainer(config, module, data, chosen(config, own))
     return work_of(trainer, data, gradients=gradients), Layout.of(module)
 
 

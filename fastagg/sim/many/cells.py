@@ -10,7 +10,7 @@ import itertools
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
 from dataclasses import replace as replaced
@@ -19,17 +19,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError
-from fastagg.sim import engines, recipes
+from fastagg.sim import engines
 from fastagg.sim.engines.processes import Processes
 from fastagg.sim.functions import beside
 from fastagg.sim.one import build_clock
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.output import writing
+from fastagg.sim.one.passed import Passed, composed
 from fastagg.sim.one.result import Outcome
 from fastagg.sim.one.run import run
-from fastagg.sim.recipes import tables
+from fastagg.sim.recipes import objects, tables
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.progress import Progress, Watcher
@@ -38,23 +40,76 @@ if TYPE_CHECKING:
     from fastagg.sim.engines.ray import Cluster
 
 
-def cells(names: Iterable[str], changes: Plain, grid: Mapping[str, Sequence[object]], seeds: int) -> list[Cell]:
-    """Return every recipe and every run of every table, at every point of ``grid``, with ``seeds`` seeds.
+NOTHING = Passed()
+# What takes the place of a recipe's algorithm: a preset's name, a function that makes a server, or a table's row.
+Rule = str | Callable[..., object] | Mapping[str, object]
 
-    ``changes`` and ``grid`` map dotted keys to a value or values; seeds count up from the recipe's seed. ConfigError
-    if a name, key or value is wrong, or when two cells would share a folder.
+
+def cells(
+    names: Iterable[str | Config | Plain],
+    changes: Plain | None,
+    grid: Mapping[str, Sequence[object]],
+    seeds: int | Sequence[int],
+    *,
+    more: Plain | None = None,
+    rules: Mapping[str, Rule] | None = None,
+    passed: Passed = NOTHING,
+) -> list[Cell]:
+    """Return every recipe and every run of every table, by every one of ``rules``, at every point of ``grid``, with
+    ``seeds``: which, or how many, from the recipe's own up.
+
+    ``changes`` and ``grid`` map dotted keys to a value or values. ``more`` and ``passed``: as in
+    :func:`fastagg.sim.compare`. ConfigError if a name, key or value is wrong, or when two cells would share a folder.
     """
     found: list[Cell] = []
     for name, values in itertools.product(names, itertools.product(*grid.values())):
         point = tuple(zip(grid, values, strict=True))
-        own = {**changes, **dict(point)}
-        for cell in tables.load(name, own).cells if tables.is_table(name) else [Cell(recipes.load(name, own))]:
+        own = {**(changes or {}), **dict(point)}
+        for cell in _cells(name, own, more or {}, rules or {}, passed):
             folder = file_name(",".join([cell.config.name, *(f"{key}={value}" for key, value in point)]))
-            for seed in range(cell.config.seed, cell.config.seed + seeds):
-                seeded = cell.config.model_copy(update={"seed": seed})
+            first = cell.config.seed
+            for seed in range(first, first + seeds) if isinstance(seeds, int) else seeds:
+                seeded = cell.config.model_copy(update={"seed": _checks.whole("seeds", seed, least=0)})
                 found.append(replaced(cell, config=seeded, choice=cell.choice + point, folder=folder))
     check_folders(found)
     return found
+
+
+def _cells(
+    name: str | Config | Plain, changes: Plain, more: Plain, rules: Mapping[str, Rule], passed: Passed
+) -> Iterator[Cell]:
+    if isinstance(name, str) and tables.is_table(name):
+        if rules:
+            raise ConfigError(f"rules: {name!r} is a table, which has its own methods")
+        plain, functions = objects.taken({**changes, **more})
+        if functions:
+            raise ConfigError(f"{next(iter(functions))}: a function cannot take the place of a table's keys")
+        for cell in tables.load(name, {**plain, **passed.changes()}).cells:
+            yield replaced(cell, passed=passed)
+        return
+    if not rules:
+        config, own = composed(name, changes, more, passed)
+        yield Cell(config, passed=own)
+    for label, rule in rules.items():
+        row: Mapping[str, object] = rule if isinstance(rule, Mapping) else {"algorithm": rule}
+        base, own = composed(name, changes, more, passed)
+        plain, functions = objects.taken(row)
+        values = tables.merge(base.model_dump(exclude_none=True), plain)
+        values |= {"name": tables.slug(base.name, label), "label": label}
+        config, own = composed({**values, **_put(values, functions)}, None, {}, own)
+        yield Cell(config, method=label, passed=own)
+
+
+def _put(values: Plain, functions: Mapping[str, Callable[..., object]]) -> Plain:
+    """Return the sections of ``values`` that have functions, with them."""
+    parts = {key.partition(".")[0] for key in functions}
+    return {
+        part: {
+            **values[part],
+            **{key.partition(".")[2]: f for key, f in functions.items() if key.startswith(f"{part}.")},
+        }
+        for part in parts
+    }
 
 
 def file_name(text: str) -> str:
@@ -73,7 +128,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
     for cell in {cell.folder or cell.config.name: cell for cell in reversed(cells)}.values():
         try:
             with beside(cell.config.folder):
-                build_clock.check(cell.config)
+                build_clock.check(cell.config, (cell.passed or NOTHING).own)
         except FastaggError as error:
             raise type(error)(f"{cell.name}: {error}") from None
 
@@ -121,14 +176,15 @@ def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, replace: boo
             watcher.started(cell)
             told = Progress()
             told.advanced = partial(watcher.advanced, cell)  # type: ignore[method-assign]
-            outcomes[cell.name] = _attempt(cell.config, out / cell.name, told, replace, asked.is_set)
+            outcomes[cell.name] = _attempt(cell, out / cell.name, told, replace, asked.is_set)
             watcher.ended(cell, outcomes[cell.name])
     return outcomes
 
 
-def _attempt(config: Config, folder: Path, told: Progress, replace: bool, stop: Callable[[], bool]) -> Outcome:
+def _attempt(cell: Cell, folder: Path, told: Progress, replace: bool, stop: Callable[[], bool]) -> Outcome:
+    passed = (cell.passed or NOTHING)._asdict()
     try:
-        return run(config, folder, told, resume="again", replace=replace, stop=stop)
+        return run(cell.config, folder, told, resume="again", replace=replace, stop=stop, **passed)
     except FastaggError as error:
         return str(error)
     except Exception as error:  # a cell must not take the others with it
@@ -149,7 +205,7 @@ def _side_by_side(
                 waiting.clear()
             while waiting and len(at_work) < workers.count:
                 number, cell = waiting.popleft()
-                future = workers.submit(_work, board, number, cell.config, out / cell.name, replace)
+                future = workers.submit(_work, board, number, cell, out / cell.name, replace)
                 at_work[future] = number, cell
                 watcher.started(cell)
             over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
@@ -164,8 +220,8 @@ def _side_by_side(
     return outcomes
 
 
-def _work(board: Path, number: int, config: Config, folder: Path, replace: bool) -> Outcome:
-    return _attempt(config, folder, _Written(board / str(number)), replace, (board / "stop").exists)
+def _work(board: Path, number: int, cell: Cell, folder: Path, replace: bool) -> Outcome:
+    return _attempt(cell, folder, _Written(board / str(number)), replace, (board / "stop").exists)
 
 
 class _Written(Progress):

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from fastagg.errors import ConfigError, DataError
+from matplotlib.figure import Figure
+
+from fastagg import _checks
+from fastagg._types import Foreign
+from fastagg.errors import ConfigError, DataError, MissingDependency
 from fastagg.sim import engines
 from fastagg.sim.many.cells import check_cells, check_folders, file_name, run_cells
 from fastagg.sim.many.groups import Group, grouped, judged
@@ -14,22 +19,80 @@ from fastagg.sim.one import output
 from fastagg.sim.one.result import COMPARISON, Result, begun
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show import findings, plots, style
+from fastagg.sim.show.findings import RUN_NUMBERS
 from fastagg.sim.show.progress import Watcher
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome of a comparison: ``groups`` of cells that ran, error messages of ``failed`` cells by name, and what
-    the runs showed (None if none ran)."""
+    """The outcome of a comparison.
+
+    Attributes:
+        groups: of the cells that ran, those that differ only in their seed.
+        failed: error messages by the cells' names.
+        pictures: the files of pictures.
+        findings: what the runs showed; None if none ran.
+        title, baseline: as they were given.
+    """
 
     groups: list[Group]
     failed: dict[str, str]
     pictures: list[Path]
     findings: findings.Findings | None
+    title: str = ""
+    baseline: str | None = None
 
     @property
     def results(self) -> list[Result]:
         return [result for group in self.groups for result in group.results]
+
+    def to_pandas(self) -> Foreign:
+        """Return a pandas.DataFrame with a line per run: method, settings, and the numbers of comparison.csv.
+
+        Raises:
+            MissingDependency: pandas is not installed.
+        """
+        try:
+            pandas: Foreign = import_module("pandas")
+        except ImportError:
+            raise MissingDependency("to_pandas needs pandas: pip install pandas") from None
+        runs = [(group, result) for group in self.groups for result in group.results]
+        return pandas.DataFrame(
+            [
+                {"method": group.method, **dict(group.choice), **{key: result.summary[key] for key in RUN_NUMBERS}}
+                for group, result in runs
+            ]
+        )
+
+    def to_latex(self, caption: str = "", label: str = "") -> str:
+        """Return the table of results, methods by settings if there are several, for LaTeX with booktabs."""
+        return "" if self.findings is None else self.findings.sheets[0].latex(caption, label)
+
+    def figure(
+        self,
+        name: str = "accuracy",
+        *,
+        width: float | None = None,
+        height: float | None = None,
+        font_size: float | None = None,
+        font: str | None = None,
+        over: str | None = None,
+    ) -> Figure:
+        """Return a picture as a matplotlib figure: "accuracy", "target", "delays" or "lines".
+
+        Args:
+            name: which. A comparison of many lines has one "accuracy,SETTING" for each setting.
+            width, height: in inches, such as 3.3, a column of a paper. None: those of the picture in the folder.
+            font_size: in points. font: a family that matplotlib knows, such as "serif".
+            over: of "accuracy": one axis alone, "time", "version" or "uploads".
+
+        Raises:
+            ConfigError: there is no such picture of these runs; the message has those that there are.
+        """
+        fields = [] if over is None else [_checks.one_of("over", over, ("time", "version", "uploads"))]
+        drawn = dict(plots.pictures(self.groups, self.title, self.baseline, fields)) if self.groups else {}
+        _checks.one_of("figure", name, tuple(drawn))
+        return style.sized(drawn[name], width, height, font_size, font)
 
 
 def compare(
@@ -91,4 +154,4 @@ def compare(
         pictures = {out / f"{file_name(name)}.{picture}": figure for name, figure in figures.items()}
         drawn = {path.stem: style.save(figure, path) for path, figure in pictures.items()}
         output.write_text(out / "report.html", findings.report(groups, shown, drawn, title))
-    return Comparison(groups, failed, list(pictures), shown)
+    return Comparison(groups, failed, list(pictures), shown, title, baseline)

@@ -187,6 +187,10 @@ def distils(algorithm: c.Algorithm) -> bool:
 def find_preset(algorithm: c.Algorithm) -> Callable[..., Server]:
     """Return a preset by its name, or a function "module:function" that makes a server as presets do. ConfigError."""
     name, known = algorithm.name, registry.presets()
+    if name == "given":
+        if algorithm._make is None:
+            raise ConfigError('algorithm "given" is what a program passes: fastagg.sim.run(config, algorithm=...)')
+        return algorithm._make  # type: ignore[return-value]
     if ":" in name:
         return functions.find(name, "algorithm.name")  # type: ignore[return-value]  # checked when it is called
     if name not in known:
@@ -199,14 +203,16 @@ def build_server(
     algorithm: c.Algorithm, module: nn.Module, clients: int, seed: int, distill: Distillation | None = None
 ) -> Server:
     """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
-    name, preset = algorithm.name, find_preset(algorithm)
-    accepted, required, *_ = _keywords.of(preset)
+    preset = find_preset(algorithm)
+    name = getattr(preset, "__name__", "the function") if algorithm.name == "given" else algorithm.name
+    accepted, required, _, positional, _ = _keywords.of(preset)
     if wrong := [key for key in algorithm.keywords if key not in accepted]:
         holders = [other for other, make in registry.presets().items() if wrong[0] in _keywords.of(make).settings]
         near = f"; it is one of {', '.join(holders)}" if holders else _checks.meant(wrong[0], accepted)
         known = f"(known: {', '.join(sorted(accepted))}){near}"
         raise ConfigError(f"algorithm.{wrong[0]}: {name} has no such keyword {known}")
-    keywords: Plain = {"num_clients": clients, "seed": seed, **algorithm.keywords}
+    run = {"num_clients": clients, "seed": seed}  # which a function of the user's own need not take
+    keywords: Plain = {**{key: run[key] for key in run if key in accepted or key in positional}, **algorithm.keywords}
     if distill is not None:
         keywords["distill"] = distill
     if missing := sorted(required - set(keywords)):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fastagg.errors import ConfigError
-from fastagg.sim.clients.own import chosen
-from fastagg.sim.clock import by_version
+from fastagg.sim.clients.own import Own, chosen
+from fastagg.sim.clock import by_version, sampling
 from fastagg.sim.clock import delays as models
 from fastagg.sim.clock.measured import Measured, read_times
 from fastagg.sim.clock.participation import Participation
@@ -26,32 +26,36 @@ if TYPE_CHECKING:
     from fastagg.server.dispatch import Dispatch
     from fastagg.server.server import Server
 
+NOTHING = Own()
 Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
-def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent) -> Schedule:
+def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent, own: Own = NOTHING) -> Schedule:
     """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     if isinstance(delay, sections.VersionDelay):
         return by_version.VersionSchedule(server, _version_delay(delay, config), clients, seed)
-    delays, work = build_delays(config, sizes), build_work(config)
+    delays, work, rule = build_delays(config, sizes, own), build_work(config), build_sampling(config, sizes, own)
 
     def steps(client: int, task: Dispatch) -> int:
         return work.steps_of(sizes[client], task.local_steps)
 
     if config.participation.rule == "round":
-        return RoundSchedule(server, delays, clients, config.algorithm.keywords["clients_per_round"], seed, steps, sent)
-    participation = Participation(clients, concurrency, seed)
+        per_round = config.algorithm.keywords["clients_per_round"]
+        return RoundSchedule(server, delays, clients, per_round, seed, steps, sent, rule)
+    participation = Participation(clients, concurrency, seed, rule)
     at_flush, before = delay.counting == "authors", delay.start == "before"
     return TimedSchedule(server, delays, participation, steps, sent, at_flush=at_flush, before=before)
 
 
-def check(config: Config) -> None:
+def check(config: Config, given: Own | None = None) -> None:
     """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
     build.find_folder(config.data)
     build.build_device(config.run.device)
-    own = chosen(config.own, None)
-    if ":" in config.algorithm.name:  # a function of the user's own may need the run's model
+    own = chosen(config, given)
+    if (
+        ":" in config.algorithm.name or config.algorithm.name == "given"
+    ):  # a function of the user's own may need the run's model
         build.find_preset(config.algorithm)
         return
     module, clients = nn.Linear(1, 2), config.data.clients
@@ -60,7 +64,7 @@ def check(config: Config) -> None:
         distill = build.build_distillation(config, module, torch.zeros(1, 1, dtype=torch.float32, device="cpu"))
     server = build.build_server(config.algorithm, module, clients, config.seed, distill)
     build.check_clients(config, server, own)
-    build_schedule(config, server, [1] * clients, lambda job: (0, 0))
+    build_schedule(config, server, [1] * clients, lambda job: (0, 0), own)
     lost_clients(config)
 
 
@@ -72,7 +76,20 @@ def _version_delay(delay: sections.VersionDelay, config: Config) -> by_version.V
     return by_version.UniformVersions(config.seed, delay.tau_max or 0)
 
 
-def build_delays(config: Config, sizes: Sequence[int]) -> models.DelayModel:
+def build_sampling(config: Config, sizes: Sequence[int], own: Own) -> sampling.Uniform:
+    """Return who chooses the next client. ``sizes``: the number of samples of each."""
+    how, seed = config.participation, config.seed
+    if own.sampling is not None:
+        return sampling.Chosen(seed, own.sampling)
+    if how.sampling == "weight":
+        return sampling.BySamples(seed, sizes)
+    if how.file is not None:
+        traces = sampling.read_traces(file_of(how.file, config), len(sizes), seed, how.period)
+        return sampling.Available(seed, traces, how.period)
+    return sampling.Uniform(seed)
+
+
+def build_delays(config: Config, sizes: Sequence[int], own: Own = NOTHING) -> models.DelayModel:
     """Return the delay model. ``sizes``: the number of samples of each client."""
     delay, seed, clients = config.delay, config.seed, len(sizes)
     assert isinstance(delay, sections.TimedDelay)
@@ -83,6 +100,13 @@ def build_delays(config: Config, sizes: Sequence[int]) -> models.DelayModel:
             delays = models.SizeTied(sizes, seed, delay.table, delay.gamma)
         case sections.MeasuredDelay():
             delays = Measured(read_times(file_of(delay.file, config)), clients, seed, delay.order)
+        case sections.OwnDelay():
+            assert own.delay is not None
+            delays = models.Own(seed, own.delay, delay.unit)
+        case sections.LognormalDelay():
+            delays = models.Lognormal(seed, delay.mean, clients, delay.spread, sigma=delay.sigma)
+        case sections.ParetoDelay():
+            delays = models.Pareto(seed, delay.mean, clients, delay.spread, shape=delay.shape)
         case _:
             delays = models.Exponential(seed, delay.mean, clients, delay.spread)
     if not (delay.steps or delay.suspension or delay.speed or delay.up):
@@ -93,7 +117,7 @@ def build_delays(config: Config, sizes: Sequence[int]) -> models.DelayModel:
 
 
 def file_of(name: str, config: Config) -> Path:
-    """Return a file of delays: the path ``name``, or a file in the data's folder."""
+    """Return a file of delays or times: the path ``name``, or a file in the data's folder."""
     path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
     inside = path if folder is None else Path(folder).expanduser() / name
     return inside if inside.is_file() and not path.is_file() else path

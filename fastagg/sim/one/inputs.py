@@ -38,9 +38,11 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def digests(config: Config, data: FederatedData, model: Callable[..., object] | None, own: Own) -> dict[str, str]:
     """Return the digest of each input by its key in a recipe."""
     found: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
-    found["algorithm.name"] = build.find_preset(config.algorithm) if ":" in config.algorithm.name else None
-    path = build_clock.file_of(getattr(config.delay, "file", None) or "", config)
-    found["delay.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
+    known = ":" not in (name := config.algorithm.name) and name != "given"
+    found["algorithm.name"] = None if known else build.find_preset(config.algorithm)
+    for key, section in (("delay", config.delay), ("participation", config.participation)):
+        path = build_clock.file_of(getattr(section, "file", None) or "", config)
+        found[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
     if not isinstance(config.data, Digits | Synthetic):
         found["data"] = data
     if config.unlabelled.path is not None or config.unlabelled.data is not None:

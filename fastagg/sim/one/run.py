@@ -10,23 +10,21 @@ from pathlib import Path
 
 import torch
 
-from fastagg._types import Plain
-from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, UpdateTooLarge
+from fastagg.errors import FastaggError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import Given, Trackers
 from fastagg.sim import engines
-from fastagg.sim.clients.own import NAMES as FUNCTIONS
 from fastagg.sim.clients.own import Own, chosen
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.own import check as check_data
 from fastagg.sim.functions import beside
 from fastagg.sim.one import build, output
 from fastagg.sim.one.inputs import digests
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
 from fastagg.sim.one.metrics import summary as summary_of
+from fastagg.sim.one.passed import Factory, Passed, given
 from fastagg.sim.one.result import Folder, Result, Resume
-from fastagg.sim.one.simulation import Factory, Simulation
-from fastagg.sim.recipes.config import Config, changed, from_dict
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
 
 
@@ -67,7 +65,7 @@ def run(
     MissingDependency without the extra ``ray``.
     """
     engines.check(engine, workers)
-    config = given(config, data, model, own)
+    config = given(config, Passed(data, model, own))
     folder, begun, loaded = None if out is None else Folder(out, config), False, data
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
         if folder is not None:
@@ -77,7 +75,7 @@ def run(
                 finished = None
             with suppress(FastaggError) if finished else nullcontext():  # a finished run is read without them, too
                 loaded = build.build_data(config.data, config.seed) if data is None else data
-                folder.inputs = digests(config, loaded, model, chosen(config.own, own))
+                folder.inputs = digests(config, loaded, model, chosen(config, own))
             begun = begun and folder.same_inputs(resume, replace)
             if begun and finished is not None:
                 return finished
@@ -109,32 +107,6 @@ def torch_settings(threads: int) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         torch.set_default_dtype(dtype)
-
-
-def passed(data: FederatedData | None, model: Factory | None, own: Own | None = None) -> Plain:
-    """Return what a config says where a program passes data, a model or functions: they have the name "given" in it.
-
-    DataError if the data cannot be used for training, ConfigError if the model is no function.
-    """
-    changes: Plain = {}
-    if data is not None:
-        check_data(data, "data")
-        changes["data"] = {"name": "given", "clients": len(data.clients)}
-    if model is not None:
-        if isinstance(model, torch.nn.Module) or not callable(model):
-            wanted = "a function of (shape, classes) that returns the network, such as lambda shape, classes: Net()"
-            raise ConfigError(f"model: expected {wanted}, got a {type(model).__name__}")
-        changes["model"] = {"name": "given"}
-    if own is not None and not isinstance(own, Own):
-        raise ConfigError(f"own: expected fastagg.sim.clients.own.Own(...), got a {type(own).__name__}")
-    changes.update({f"own.{name}": "given" for name in FUNCTIONS if getattr(own, name, None) is not None})
-    return changes
-
-
-def given(config: Config, data: FederatedData | None, model: Factory | None, own: Own | None = None) -> Config:
-    """Return ``config`` for a run with what is :func:`passed`."""
-    changes = passed(data, model, own)
-    return from_dict(changed(config.model_dump(), changes), "the config") if changes else config
 
 
 def _loop(

@@ -9,7 +9,6 @@ from dataclasses import asdict, astuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from fastagg._types import State
 from fastagg.errors import CheckpointError, ConfigError
@@ -24,6 +23,7 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.engines.ahead import Ahead, Here, Key, Threads, work_of
 from fastagg.sim.one import build, build_clock
 from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
+from fastagg.sim.one.passed import Factory
 from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.timing import Stopwatch
 
@@ -32,8 +32,6 @@ _log = logging.getLogger("fastagg")
 AHEAD = 2**24  # parameters of updates that are trained before they are due
 # what a checkpoint has of a simulation as it is
 KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
-
-Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
 
 
 class Simulation:
@@ -49,10 +47,10 @@ class Simulation:
         own: Own | None = None,
         loaded: FederatedData | None = None,
     ) -> None:
-        """``data``, ``model`` and ``own`` replace those of ``config``: see :func:`given`. ``loaded``: what the config's
-        data is, if it is known. :meth:`close` ends the workers."""
+        """``data``, ``model`` and ``own`` replace those of ``config``: see :class:`Passed`. ``loaded``: what the
+        config's data is, if it is known. :meth:`close` ends the workers."""
         self.config = config
-        self.own = chosen(config.own, own)
+        self.own = chosen(config, own)
         if self.own.train is not None and (engine != "here" or workers not in (None, 1)):
             why = "what clients keep is in the run's own process"
             raise ConfigError(f'own.train needs engine "here" with one worker: {why}')
@@ -84,7 +82,7 @@ class Simulation:
             own_size = self.own.train is not None or self.own.change is not None
             self._early = own_size and getattr(config.delay, "up", None) is not None
             self._made: dict[Key, tuple[Update, int]] = {}  # updates that are not due yet, and their bytes
-            self.schedule = build_clock.build_schedule(config, self.server, sizes, self._bytes)
+            self.schedule = build_clock.build_schedule(config, self.server, sizes, self._bytes, self.own)
             self._lost = build_clock.lost_clients(config)
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()

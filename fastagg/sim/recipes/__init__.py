@@ -80,4 +80,8 @@ def configured(given: config.Config | str | Plain, changes: Plain, more: Plain |
     values = given.model_dump() if isinstance(given, config.Config) else given
     if not isinstance(values, dict):
         raise ConfigError(_checks.wrong("config", "a recipe's name, a path, a dict or a Config", given))
-    return config.from_dict(config.changed(values, changes), "the config")
+    found = config.from_dict(config.changed(values, changes), "the config")
+    made = given.algorithm._make if isinstance(given, config.Config) else None
+    if made is None or found.algorithm.name != "given":
+        return found
+    return found.model_copy(update={"algorithm": found.algorithm.made_by(made)})

@@ -31,6 +31,7 @@ from fastagg.sim.recipes.sections import (
     Dropout,
     Model,
     Own,
+    OwnDelay,
     Participation,
     Run,
     Unlabelled,
@@ -64,6 +65,13 @@ class Config(Section):
     def _by_function(cls, values: object) -> object:
         return named_function(values, Function.model_fields)
 
+    @field_validator("delay", mode="before")
+    @classmethod
+    def _law_by_function(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("name") == "given":  # in place of another law, whose keys go
+            return {key: value for key, value in values.items() if key in OwnDelay.model_fields}
+        return named_function(values, OwnDelay.model_fields)
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         clients, concurrency, rule = self.data.clients, self.participation.concurrency, self.participation.rule
@@ -77,7 +85,7 @@ class Config(Section):
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
         if getattr(self.delay, "start", "sent") == "before" and not authors:
             raise ValueError('delay.start "before" needs delay.counting "authors"')
-        if self.delay.name == "version" and rule != "all":
+        if self.delay.name == "version" and (rule != "all" or self.participation.file):
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self
 
@@ -222,7 +230,8 @@ def load(path: Path, changes: Plain | None = None) -> Config:
 def placed(config: Config, path: Path) -> Config:
     """Return the config of a recipe in a file: modules that it names are in the file's folder."""
     data = getattr(config.data, "call", "") or config.unlabelled.data
-    named = ":" in config.algorithm.name or config.model.call or data
+    law = getattr(config.delay, "call", "") or ":" in config.participation.sampling
+    named = ":" in config.algorithm.name or config.model.call or data or law
     if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})

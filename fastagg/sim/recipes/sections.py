@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
 from fastagg._types import Plain
 from fastagg.sim.data.sections import named_function
@@ -14,10 +15,18 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Algorithm(Section):
-    """A preset of fastagg by name. Every other key is one of its keywords ("none" stands for Python's None)."""
+    """A preset of fastagg by name, or your own as "module:function". Every other key is one of its keywords ("none"
+    stands for Python's None). "given" stands for one passed to run()."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    _make: Callable[..., object] | None = PrivateAttr(None)  # "given": what a program passed to run()
+
+    def made_by(self, function: Callable[..., object]) -> Algorithm:
+        """Return the section of a function that a program passes."""
+        made = self.model_copy(update={"name": "given"})
+        made._make = function
+        return made
 
     @property
     def keywords(self) -> Plain:
@@ -61,7 +70,9 @@ class Client(Section):
     """Local SGD: lr is eta_l. It runs ``epochs`` passes or ``steps`` mini-batches; the default is 1 epoch.
 
     ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
-    ``lr * lr_decay**n``.
+    ``lr * lr_decay**n``, times what ``schedule`` says of the version that it was sent: "cosine" falls to ``lr_end``
+    within ``versions``, "step" is times ``lr_factor`` after every ``versions``. ``clip_norm`` limits the norm of a
+    mini-batch's gradient.
     """
 
     lr: PositiveFloat
@@ -72,7 +83,20 @@ class Client(Section):
     weight_decay: float = Field(0.0, ge=0)
     mu: float = Field(0.0, ge=0)
     lr_decay: float = Field(1.0, gt=0, le=1)
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    versions: PositiveInt | None = None
+    lr_end: Share = 0.0
+    lr_factor: float = Field(0.1, gt=0, le=1)
+    clip_norm: PositiveFloat | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+
+    @model_validator(mode="after")
+    def _versions_of_a_schedule(self) -> Client:
+        if (self.schedule == "constant") != (self.versions is None):
+            raise ValueError('schedule "cosine" and "step" need the key versions, "constant" does not take it')
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f'momentum is of the optimizer "sgd", not of "{self.optimizer}"')
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -150,11 +174,28 @@ class Dropout(Section):
 class Participation(Section):
     """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
 
-    "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients.
+    "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients. ``sampling`` says which idle
+    client is next: "uniform", "weight" (in proportion to its samples), "availability" (evenly among those that a trace
+    in the CSV ``file`` has available then; it begins again after ``period``), or a function "module:function" of (idle
+    clients, virtual time, generator). "given" stands for one passed to run().
     """
 
     rule: Literal["concurrency", "all", "round"] = "all"
     concurrency: PositiveInt | None = None
+    sampling: str = "uniform"
+    file: str | None = None
+    period: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _known_sampling(self) -> Participation:
+        if self.sampling not in ("uniform", "weight", "availability", "given") and ":" not in self.sampling:
+            known = "'uniform', 'weight', 'availability' or 'module:function'"
+            raise ValueError(f"sampling should be {known}, got {self.sampling!r}")
+        if self.rule == "all" and self.sampling not in ("uniform", "availability"):
+            raise ValueError('with rule "all" every client trains all the time: there is nothing to sample')
+        if (self.sampling == "availability") != (self.file is not None) or (self.period and self.file is None):
+            raise ValueError('sampling "availability" needs the key file, the others take neither file nor period')
+        return self
 
     @model_validator(mode="after")
     def _concurrency_where_it_counts(self) -> Participation:
@@ -247,6 +288,32 @@ class ExponentialDelay(TimedDelay):
     spread: float = Field(0.0, ge=0)
 
 
+class LognormalDelay(ExponentialDelay):
+    """``sigma``: deviation of the logarithm of a dispatch's time."""
+
+    name: Literal["lognormal"]  # type: ignore[assignment]
+    sigma: PositiveFloat = 1.0
+
+
+class ParetoDelay(ExponentialDelay):
+    """``shape``: the tail's exponent, above 1."""
+
+    name: Literal["pareto"]  # type: ignore[assignment]
+    shape: float = Field(2.5, gt=1)
+
+
+class OwnDelay(TimedDelay):
+    """Your own law, a function of (client, number, steps, generator, ``keywords``) that returns a time in ``unit``.
+
+    In a recipe: name = "module:function", and other keys are ``keywords``, too. "given" stands for one passed to run().
+    """
+
+    name: Literal["function", "given"]
+    call: str = ""
+    unit: str = "time unit"
+    keywords: Plain = Field(default={})
+
+
 class MeasuredDelay(TimedDelay):
     """What tasks of a real federation took, from a CSV ``file``; see measured.Measured."""
 
@@ -271,5 +338,13 @@ class VersionDelay(Section):
 
 
 AnyDelay = Annotated[
-    ThreeClassDelay | SizeTiedDelay | ExponentialDelay | MeasuredDelay | VersionDelay, Field(discriminator="name")
+    ThreeClassDelay
+    | SizeTiedDelay
+    | ExponentialDelay
+    | LognormalDelay
+    | ParetoDelay
+    | MeasuredDelay
+    | OwnDelay
+    | VersionDelay,
+    Field(discriminator="name"),
 ]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, PositiveFloat, ValidationError, ValidationInfo, field_validator
 
@@ -94,6 +95,7 @@ class Cell:
     method: str = ""
     paper: Paper = NO_PAPER
     setting: str = ""
+    passed: Any = ()  # a Passed: what a program passes to this run
 
     @property
     def name(self) -> str:
@@ -137,7 +139,7 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
             row = {key: value for key, value in own.items() if key not in ("at", "not_at")}
             values = merge(merge(merge(file.base, row), shared), own.get("at", {}).get(setting, {}))
             label = f"{method}, {setting}" if setting else method
-            values |= {"name": _slug(name, method, setting), "label": label, "about": f"{file.title}."}
+            values |= {"name": slug(name, method, setting), "label": label, "about": f"{file.title}."}
             found = config.from_dict(config.changed(values, changes or {}), f"{name}, {label}")
             found = config.placed(found, path)
             paper = file.paper.at(method, setting)
@@ -223,6 +225,6 @@ def _parse(name_or_path: str) -> Plain:
     return config.parse(recipes.text(name_or_path, FOLDER), name_or_path)
 
 
-def _slug(*parts: str) -> str:
+def slug(*parts: str) -> str:
     """Return a folder name: letters, digits and single dashes."""
     return ".".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.").lower() for part in parts if part)

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 INK = {"shown": COLOURS[2], "reversed": COLOURS[1]}  # of a claim's verdict; others are grey
 
 
-def pictures(groups: Sequence[Group], title: str, baseline: str | None) -> Iterator[tuple[str, Figure]]:
-    """Yield all pictures of a comparison that its runs are enough for, with their names."""
+def pictures(
+    groups: Sequence[Group], title: str, baseline: str | None, fields: Sequence[str] = ()
+) -> Iterator[tuple[str, Figure]]:
+    """Yield all pictures that the runs are enough for, with their names. ``fields``: as in :func:`curves`."""
     if baseline is not None and (figure := to_target(groups, title, baseline)):
         yield "target", figure
     for part, members in series.few_lines(groups).items():
-        yield f"accuracy,{part}".strip(","), curves(members, ": ".join(filter(None, (title, part))))
+        yield f"accuracy,{part}".strip(","), curves(members, ": ".join(filter(None, (title, part))), fields)
     yield "delays", delay_tails(groups)
     if figure := lines_over_key(groups):
         yield "lines", figure

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 from PIL import Image  # matplotlib needs it, too
 
@@ -64,6 +65,38 @@ def logarithmic(axes: Axes, which: str) -> None:
     # Without "mask" a line from zero would be drawn flat up to its second point.
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", nonpositive="mask")
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def sized(
+    figure: Figure, width: float | None, height: float | None, font_size: float | None, font: str | None
+) -> Figure:
+    """Give ``figure`` a size in inches, and all its text a size in points and a family; None: as it is.
+
+    A legend below the axes gets as many lines as its width asks for.
+    """
+    before, lines = figure.get_size_inches(), 0
+    width = float(before[0]) if width is None else width
+    for text in figure.findobj(Text):
+        if font_size is not None:
+            text.set_fontsize(font_size * float(text.get_fontsize()) / TEXT)
+        if font is not None:
+            text.set_fontfamily(font)
+    for old in [*figure.legends]:
+        handles, labels = (
+            [one for one in old.legend_handles if one is not None],
+            [text.get_text() for text in old.get_texts()],
+        )
+        size = TEXT - 1 if font_size is None else font_size * (TEXT - 1) / TEXT
+        letters = 72 * width / (0.55 * size)
+        columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 8))))
+        old.remove()
+        prop: Plain = {"size": size} if font is None else {"size": size, "family": font}
+        style: Plain = {"ncols": columns, "frameon": False, "handlelength": 3, "prop": prop}
+        figure.legend(handles, labels, loc="outside lower center", **style)
+        lines = -(-len(labels) // columns)
+    least = max(0.7, before[1] / before[0]) * width + lines * 0.02 * (font_size or TEXT)
+    figure.set_size_inches(width, least if height is None else height)
+    return figure
 
 
 def save(figure: Figure, path: Path) -> bytes:

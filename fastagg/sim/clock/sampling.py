@@ -1,0 +1,142 @@
+"""Which idle client gets the model next: drawn evenly or by samples, as their availability allows, or by a function.
+
+A sampling rule has two methods:
+
+    choose(idle, now, arrival) -> int   the place in ``idle`` of the client that gets the model at the time ``now``
+    opens(client, now) -> float         when, from ``now`` on, the client may get it; infinite if never
+
+Draws are keyed by (seed, arrival), see seeds.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fastagg import _checks
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.data.files import read_text
+from fastagg.sim.seeds import below, generator, uniform
+
+# Takes the idle clients, the virtual time and a generator of this draw; returns one of the clients.
+Sampling = Callable[[Sequence[int], float, np.random.Generator], int]
+
+
+class Uniform:
+    """Every idle client alike (FedBuff, FADAS, CA2FL, FedEcho)."""
+
+    always = True  # every client may always get the model
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def choose(self, idle: Sequence[int], now: float, arrival: int) -> int:
+        return below(len(idle), self._seed, "participation", arrival)
+
+    def opens(self, client: int, now: float) -> float:
+        return now
+
+
+class BySamples(Uniform):
+    """In proportion to the clients' ``sizes``, their numbers of samples."""
+
+    def __init__(self, seed: int, sizes: Sequence[int]) -> None:
+        super().__init__(seed)
+        self._sizes = np.asarray(sizes, dtype=np.float64)
+
+    def choose(self, idle: Sequence[int], now: float, arrival: int) -> int:
+        ends = np.cumsum(self._sizes[list(idle)])
+        drawn = uniform(self._seed, "participation", arrival) * ends[-1]
+        return min(int(np.searchsorted(ends, drawn, side="right")), len(idle) - 1)
+
+
+class Available(Uniform):
+    """Evenly among the clients that are available, by a trace of the times at which each of them is.
+
+    Args:
+        traces: for each client the ``(begin, end)`` of its times, which begin with 0. A client that is sent the model
+            may answer when it is not available any more.
+        period: the traces begin again after so much time; None: they do not.
+    """
+
+    always = False
+
+    def __init__(self, seed: int, traces: Sequence[Sequence[tuple[float, float]]], period: float | None) -> None:
+        super().__init__(seed)
+        self._begins, self._ends = zip(*(_joined(trace) for trace in traces), strict=True)
+        self._period = period
+
+    def opens(self, client: int, now: float) -> float:
+        begins, ends = self._begins[client], self._ends[client]
+        past, place = (0.0, now) if self._period is None else (now - now % self._period, now % self._period)
+        at = bisect_right(begins, place)
+        if at and place < ends[at - 1]:
+            return now
+        if at < len(begins):
+            # a sum may round to just before the time, when the client is not yet there
+            return max(past + begins[at], math.nextafter(now, math.inf))
+        return math.inf if self._period is None or not begins else past + self._period + begins[0]
+
+
+class Chosen(Uniform):
+    """By a function of the user's own."""
+
+    def __init__(self, seed: int, function: Sampling) -> None:
+        super().__init__(seed)
+        self._function = function
+
+    def choose(self, idle: Sequence[int], now: float, arrival: int) -> int:
+        client = self._function(tuple(idle), now, generator(self._seed, "participation", arrival))
+        try:
+            return idle.index(client)
+        except (ValueError, TypeError):
+            known = f"one of the {len(idle)} idle clients"
+            raise ConfigError(_checks.wrong("participation.sampling: the function", known, client)) from None
+
+
+def read_traces(path: Path, clients: int, seed: int, period: float | None) -> list[list[tuple[float, float]]]:
+    """Read the times at which each client is available from a CSV file with lines of client,begin,end, in virtual time.
+
+    If the file names its clients 0 to n - 1, client i has the times of i. Otherwise each has those of one in the file,
+    drawn evenly. DataError, with the line, if a time is none, or no client is ever available.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    lines = csv.reader(io.StringIO(read_text(path), newline=""))
+    for number, line in enumerate(lines, start=1):
+        cells = [cell.strip() for cell in line]
+        if not cells or (number == 1 and [cell.lower() for cell in cells] == ["client", "begin", "end"]):
+            continue
+        try:
+            client, begin, end = cells[0], *(_checks.number("time", float(cell), least=0) for cell in cells[1:])
+            if not begin < end <= (math.inf if period is None else period):
+                raise ValueError
+        except ValueError:
+            until = "" if period is None else f" of at most participation.period, {period:g}"
+            what = f"expected client,begin,end with 0 <= begin < end{until}, got {','.join(line)!r:.80}"
+            raise DataError(f"participation.file: {path}, line {lines.line_num}: {what}") from None
+        found.setdefault(client, []).append((begin, end))
+    if not found:
+        raise DataError(f"participation.file: {path}: expected lines of client,begin,end, got none")
+    names = [str(client) for client in range(clients)]
+    if found.keys() != set(names):
+        order, known = generator(seed, "availability").permutation(clients), list(found)
+        names = [known[int(place) % len(known)] for place in order]
+    return [found[name] for name in names]
+
+
+def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Return begins and ends of a client's times, in order, those that touch as one."""
+    begins, ends = list[float](), list[float]()
+    for begin, end in sorted(trace):
+        if ends and begin <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            begins.append(begin)
+            ends.append(end)
+    return begins, ends

@@ -1,0 +1,162 @@
+"""Rules, delays and sampling as Python objects, and comparisons as data: as the same by name, resumed to the bit."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+
+import fastagg
+from fastagg import sim
+from fastagg.errors import ConfigError
+from fastagg.sim.clock.delays import Exponential, Lognormal, Pareto
+
+SHORT = {"run.uploads": 30, "data.clients": 30, "run.evaluate_every": 2}
+NAME = "fedbuff-digits-large"
+
+
+def assembled(model, *, num_clients, seed, lr=0.05):
+    how = {"direction": fastagg.Buffer(4), "optimizer": fastagg.AMSGrad(lr), "staleness": fastagg.Constant()}
+    return fastagg.Server(model, **how, num_clients=num_clients, seed=seed)
+
+
+def law(client, number, steps, rng, slow=1.0):
+    return 1.0 + client % 3 + slow * rng.random()
+
+
+def oldest(idle, time, rng):
+    return min(idle)
+
+
+@pytest.mark.parametrize("kind", [Lognormal, Pareto, Exponential])
+@pytest.mark.parametrize("spread", [0.0, 0.7])
+def test_named_laws_have_the_mean_that_they_are_given(kind, spread):
+    more = {"shape": 4.0} if kind is Pareto else {"sigma": 0.8} if kind is Lognormal else {}
+    delays = kind(0, 5.0, 40, spread, **more)
+    drawn = np.array([[delays.duration(client, number) for number in range(400)] for client in range(40)])
+    means = np.full(40, 5.0) if delays.means is None else delays.means
+    assert np.mean(means) == pytest.approx(5.0)
+    error = drawn.std(axis=1) / 20
+    assert (abs(drawn.mean(axis=1) - means) < 5 * error).all() and (drawn > 0).all()
+    if kind is Pareto:
+        assert (drawn >= means[:, None] * 0.75 * (1 - 1e-12)).all()
+        assert abs((drawn > 1.5 * means[:, None]).mean() - 0.5**4) < 0.01  # (least / t) ** shape
+
+
+@pytest.mark.parametrize("place", ["setting", "section", "change", "dict"])
+def test_an_object_is_what_its_name_would_be(place, tmp_path):
+    by_name = {"algorithm": {"name": f"{__name__}:assembled", "lr": 0.02}, "delay.name": f"{__name__}:law"}
+    named = sim.run(NAME, SHORT | {"delay": {"name": f"{__name__}:law", "slow": 2.0},
+                                   "algorithm": by_name["algorithm"],
+                                   "participation.sampling": f"{__name__}:oldest"})  # fmt: skip
+    rule, slow = partial(assembled, lr=0.02), partial(law, slow=2.0)
+    if place == "setting":
+        passed = sim.run(NAME, SHORT, algorithm=rule, delay=slow, sampling=oldest)
+    elif place == "section":
+        how = {"name": assembled, "lr": 0.02}, {"name": law, "keywords": {"slow": 2.0}}
+        passed = sim.run(NAME, SHORT, algorithm=how[0], delay=how[1], sampling=oldest)
+    elif place == "change":
+        changes = {"algorithm": {"name": rule}, "delay.name": "given", "participation.sampling": oldest}
+        passed = sim.run(NAME, SHORT | changes, delay=slow)
+    else:
+        recipe = named.config.model_dump(exclude_none=True)
+        recipe |= {"algorithm": rule, "delay": slow, "sampling": oldest}
+        passed = sim.run(recipe)
+    assert passed.rows == named.rows and passed.delays == named.delays
+    assert len({client.uploads for client in passed.clients}) > 1
+
+
+def test_a_run_of_objects_that_was_stopped_is_the_same_run(tmp_path):
+    def go(out, stop=lambda: False, resume="go on"):
+        settings = {"algorithm": assembled, "delay": law, "sampling": oldest, "stop": stop, "resume": resume}
+        return sim.run(NAME, SHORT, out=tmp_path / out, **settings)
+
+    whole, turns = go("whole"), iter(range(13))
+    assert go("parts", lambda: next(turns, None) is None).summary["interrupted"]
+    assert go("parts").rows == whole.rows
+    with pytest.raises(ConfigError, match=r"other data or code \(algorithm.name changed\)"):
+        sim.run(NAME, SHORT, out=tmp_path / "parts", algorithm=partial(assembled, lr=0.3), delay=law, sampling=oldest,
+                resume="go on")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"algorithm": lambda model: 3}, "returned a int, expected a fastagg.Server"),
+        ({"algorithm": {"name": fastagg.FADAS, "lrr": 1}}, "FADAS has no such keyword.*did you mean 'lr'"),
+        ({"algorithm": 3}, "algorithm: expected a section"),
+        ({"delay": lambda client: 1.0}, "delay.name: the function does not take these arguments"),
+        ({"delay": lambda client, number, steps, rng: -1.0}, "the function's result: expected .* >= 0, got -1.0"),
+        ({"sampling": lambda idle, time, rng: 99}, "expected one of the 30 idle clients, got 99"),
+        ({"sampling": "best"}, "sampling should be 'uniform'.*got 'best'"),
+        ({"sampling": "availability"}, "needs the key file"),
+        ({"delay": {"name": "pareto", "shape": 1.0}}, "greater than 1"),
+        ({"delay": "given"}, "delay: expected a section"),
+        ({"delay": {"name": "given"}}, "delay.name: it is passed by a program"),
+        ({"algorithm": {"name": "given"}}, 'algorithm "given" is what a program passes'),
+    ],
+)
+def test_objects_that_do_not_fit_are_refused_by_key(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        sim.run(NAME, SHORT, **settings)
+
+
+RULES = {
+    "FedBuff": "FedBuff",
+    "mine": assembled,
+    "ACE": {"algorithm": {"name": "ACE", "lr": 0.1}, "client": {"steps": 1, "epochs": "none"}},
+}
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    return sim.compare(NAME, SHORT, rules=RULES, delay=law, seeds=[3, 5], grid={"client.lr": [0.05, 0.1]}, target=0.2,
+                       baseline="FedBuff", jobs=2, out=tmp_path_factory.mktemp("compared"))  # fmt: skip
+
+
+def test_a_comparison_has_every_rule_setting_and_seed(comparison):
+    assert not comparison.failed and len(comparison.results) == 3 * 2 * 2
+    assert [group.label for group in comparison.groups[:2]] == ["FedBuff, lr 0.05", "mine, lr 0.05"]
+    assert all(group.seeds == [3, 5] for group in comparison.groups)
+    alone = sim.run(NAME, SHORT | {"client.lr": 0.1}, algorithm=assembled, delay=law, seed=5)
+    (group,) = (group for group in comparison.groups if group.label == "mine, lr 0.1")
+    assert group.results[1].rows == alone.rows
+
+
+def test_a_table_for_latex_has_every_number_and_no_sign_that_breaks_it(comparison):
+    text = comparison.to_latex("50% & more", "tab:one")
+    assert r"\caption{50\% \& more}" in text and r"\label{tab:one}" in text and r"\toprule" in text
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == 1 + 3 and len({line.count("&") for line in rows}) == 1
+    assert not re.search(r"(?<!\\)[%#_]|±", text.replace("tab:one", ""))
+
+
+def test_a_figure_has_the_size_and_the_type_of_a_column(comparison):
+    figure = comparison.figure("accuracy", over="time", width=3.3, font_size=7, font="serif")
+    assert figure.get_size_inches()[0] == pytest.approx(3.3) and len(figure.axes) == 1
+    figure.draw_without_rendering()
+    edge = figure.bbox.expanded(1.01, 1.01)
+    low, high = figure.axes[0].get_xlim()
+    ticks = [one for one in figure.axes[0].get_xticklabels() if low <= one.get_position()[0] <= high]
+    for text in [*ticks, figure.axes[0].xaxis.label, *figure.legends[0].get_texts()]:
+        assert text.get_fontsize() <= 7 and text.get_fontfamily() == ["serif"]
+        box = text.get_window_extent()
+        assert edge.x0 <= box.x0 and box.x1 <= edge.x1, text
+    with pytest.raises(ConfigError, match=r"figure: expected one of .*'accuracy'.*got 'nothing'"):
+        comparison.figure("nothing")
+
+
+def test_a_comparison_for_pandas_has_a_line_per_run(comparison):
+    pandas = pytest.importorskip("pandas")
+    table = comparison.to_pandas()
+    assert isinstance(table, pandas.DataFrame) and len(table) == 12
+    best = table.groupby(["method", "client.lr"])["final_accuracy"].mean()
+    for group in comparison.groups:
+        assert best[group.method, dict(group.choice)["client.lr"]] == group.over("final_accuracy").mean
+
+
+def test_rules_of_a_table_are_its_own():
+    with pytest.raises(ConfigError, match="is a table, which has its own methods"):
+        sim.compare("fedecho-table2-small", rules=RULES)
