@@ -12,8 +12,8 @@ from torch import Tensor
 from fastagg import _checks, reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
-from fastagg.ops.checks import Update, address, apart, vector
-from fastagg.ops.place import CPU, place, where
+from fastagg.ops.checks import Update, address, apart, apart_from, key, optimizer_of, pair, vector
+from fastagg.ops.place import CPU, place, run, where
 from fastagg.storage import memory
 from fastagg.storage.pieces import as_pieces
 from fastagg.storage.staging import send
@@ -85,17 +85,52 @@ def cached_step_(
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
-    done: Tensor | None = native.ops.cached_step(
-        x, update, cache, write, read, client, arrival, gain, sum, entering, leaving, sum_scale, terms, acc, fresh,
-        weight, acc_scale, out, verdict, write_cache, optimizer,
-    )  # fmt: skip
-    if done is not NotImplemented:
-        return done
-    return reference.cached_step_(
-        x, as_pieces(update), cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
-        entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
-        acc_scale=acc_scale, out=out, write_cache=write_cache, **optimizer,
-    )  # fmt: skip
+    pieces = as_pieces(update)
+    size, device = pieces.size, pieces.device
+    held = {} if x is None else optimizer_of(size, device, x, out, **optimizer)
+    held |= {"kind": "mean", "gain": gain, "arrival": key("arrival", arrival), "client": key("client", client, 32)}
+    if acc is not None:
+        at = vector("acc", acc, size, device)
+        held |= {
+            "kind": "calibrated", "weight": weight, "acc": 0 if fresh else at, "acc_out": at, "scale": acc_scale,
+        }  # fmt: skip
+    if sum is not None:
+        at = vector("sum", sum, size, device)
+        apart_from("sum", at, pieces, same=False)
+        held |= {"sum": at, "entering": entering, "leaving": leaving, "sum_scale": sum_scale}
+    elif acc is None or x is not None:
+        raise ConfigError("sum: needed here, got None")
+    if cache is not None:
+        into = cache if write_cache is None else write_cache
+        _check_rows(size, cache, write, read, terms, into)
+        held |= {"rows": cache.native, "write_to": into.native, "seed": cache.seed}
+        held |= {"write": write, "read": read, "terms": terms}
+    elif write >= 0 or read >= 0 or terms:
+        raise ConfigError("cache: needed to write, read or add rows, got None")
+    if not run(native.step, pieces, verdict, held):
+        reference.cached_step_(
+            x, pieces, cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
+            entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
+            acc_scale=acc_scale, out=out, write_cache=write_cache, **optimizer,
+        )  # fmt: skip
+    return x if out is None else out
+
+
+def _check_rows(
+    size: int, cache: ClientCache, write: int, read: int, terms: Sequence[tuple[int, float]], into: ClientCache
+) -> None:
+    """Check the slots of a step: ``write`` is one of ``into``, all others of ``cache``.
+
+    Raises:
+        ShapeMismatch, ConfigError: rows of another length or format, or a slot that is not there.
+    """
+    if cache.size != size:
+        raise ShapeMismatch(f"update: expected {cache.size} elements, as the cache's rows have, got {size}")
+    if into.size != size or into.format != cache.format:
+        raise ConfigError(f"write_cache: expected {cache.format} rows of {size}, got {into.format} rows of {into.size}")
+    slots = [pair("terms", term)[0] for term in terms]
+    if not (-1 <= read < cache.slots and -1 <= write < into.slots and all(0 <= slot < cache.slots for slot in slots)):
+        raise ConfigError(f"slots: expected -1..{cache.slots - 1}, got {[write, read, *slots]}")
 
 
 def recompute_sum_(
