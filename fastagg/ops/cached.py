@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from fastagg.ops.checks import Update, address, apart, apart_from, key, optimize
 from fastagg.ops.place import CPU, place, run, where
 from fastagg.storage import memory
 from fastagg.storage.pieces import as_pieces
+from fastagg.storage.rows import Rows
 from fastagg.storage.staging import send
-
-if TYPE_CHECKING:  # avoids an import cycle: a cache uses this module
-    from fastagg.storage.cache import ClientCache
 
 _BLOCK = native.block  # elements that are recomputed together
 _SHADOW_BYTES = 8 * _BLOCK  # a block's sum in float64
@@ -29,7 +27,7 @@ def cached_step_(
     x: Tensor | None,
     update: Update,
     *,
-    cache: ClientCache | None,
+    cache: Rows | None,
     write: int = -1,
     read: int = -1,
     client: int = 0,
@@ -46,7 +44,7 @@ def cached_step_(
     acc_scale: float = 1.0,
     out: Tensor | None = None,
     verdict: Tensor | None = None,
-    write_cache: ClientCache | None = None,
+    write_cache: Rows | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
     """Store an update as a client's row and step the model along the sum of rows, in one pass over memory.
@@ -116,9 +114,7 @@ def cached_step_(
     return x if out is None else out
 
 
-def _check_rows(
-    size: int, cache: ClientCache, write: int, read: int, terms: Sequence[tuple[int, float]], into: ClientCache
-) -> None:
+def _check_rows(size: int, cache: Rows, write: int, read: int, terms: Sequence[tuple[int, float]], into: Rows) -> None:
     """Check the slots of a step: ``write`` is one of ``into``, all others of ``cache``.
 
     Raises:
@@ -134,7 +130,7 @@ def _check_rows(
 
 
 def recompute_sum_(
-    sum: Tensor, cache: ClientCache, weights: Tensor, first: int = 0, last: int | None = None, stride: int = 1
+    sum: Tensor, cache: Rows, weights: Tensor, first: int = 0, last: int | None = None, stride: int = 1
 ) -> Tensor:
     """``sum = sum over slots of weights[slot]*deq(row slot)``, added in float64 and rounded once.
 
@@ -175,7 +171,7 @@ def recompute_sum_(
 
 def add_rows_(
     shadow: Tensor,
-    cache: ClientCache,
+    cache: Rows,
     jobs: Sequence[tuple[int, int, int, int]],
     weights: Tensor | None = None,
     weight: float = 1.0,
@@ -304,7 +300,7 @@ def _upload(jobs: list[tuple[int, int, int, int]], device: torch.device) -> Tens
     return send(torch.tensor([(*job, 0, 0) for job in jobs], dtype=torch.int64, device="cpu"), device)
 
 
-def read_row(cache: ClientCache, slot: int) -> Tensor:
+def read_row(cache: Rows, slot: int) -> Tensor:
     """Row ``slot`` of the cache, dequantised: [d] fp32.
 
     Raises:

@@ -23,9 +23,9 @@ from fastagg.sim.one import build, output
 from fastagg.sim.one.inputs import digests
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
-from fastagg.sim.one.metrics import summary as summary_of
 from fastagg.sim.one.result import Folder, Result, Resume
 from fastagg.sim.one.simulation import Factory, Simulation
+from fastagg.sim.one.summary import summary as summary_of
 from fastagg.sim.recipes.config import Config, changed, from_dict
 from fastagg.sim.show.progress import Progress
 
