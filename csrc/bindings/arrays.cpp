@@ -274,6 +274,13 @@ bool is_plain(py::handle given, const Memory& found) {
   return begin >= 0 && held >= width_of(found.element) * (begin + found.size);  // less after resize_
 }
 
+bool has_memory(py::handle given, const Memory& found) {
+  if (found.size == 0) return true;
+  const int64_t begin = ask(given.ptr(), torch.offset);
+  return begin >= 0 &&
+         reinterpret_cast<uintptr_t>(found.data) != static_cast<uintptr_t>(begin * width_of(found.element));
+}
+
 Arrays::~Arrays() {
   for (Py_buffer& view : views_) PyBuffer_Release(&view);
 }

@@ -32,8 +32,7 @@ PyObject* vector_at(PyObject*, PyObject* const* given, Py_ssize_t count) {
     Memory found;
     const bool fits = count == 3 && look(given[0], found) && found.on_host && found.in_order && found.dims == 1 &&
                       found.size == PyLong_AsLongLong(given[1]) &&
-                      static_cast<long>(found.element) == PyLong_AsLong(given[2]) &&
-                      (found.data != nullptr || found.size == 0);
+                      static_cast<long>(found.element) == PyLong_AsLong(given[2]) && has_memory(given[0], found);
     return fits ? PyLong_FromUnsignedLongLong(address_of(found)) : Py_NewRef(Py_None);
   });
 }

@@ -70,14 +70,13 @@ class Given {
     if (!PyList_CheckExact(pieces)) throw py::type_error("expected a list of pieces");
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pieces); ++i) {
       const py::object piece = item_at(pieces, i);
-      uint64_t address = 0;
-      int64_t size = 0, dtype = 0;
-      set(&address, PyTuple_GetItem(piece.ptr(), 0));
-      set(&size, PyTuple_GetItem(piece.ptr(), 1));
-      set(&dtype, PyTuple_GetItem(piece.ptr(), 2));
-      add_piece(update, address, size, static_cast<int>(dtype));
+      unsigned long long address = 0;
+      long long size = 0;
+      int dtype = 0;
+      if (!PyTuple_Check(piece.ptr())) throw py::type_error("expected a tuple for each piece");
+      if (PyArg_ParseTuple(piece.ptr(), "KLi", &address, &size, &dtype) == 0) throw py::error_already_set();
+      add_piece(update, static_cast<Address>(address), size, dtype);
     }
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   }
 
   PyObject* named_;
