@@ -10,26 +10,26 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fastagg import _checks, _keywords
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, MissingPart
 from fastagg.removed import remaining
 
-if TYPE_CHECKING:  # the registry must not import parts
-    from fastagg.rules.directions import Direction
-    from fastagg.rules.optimizers import Optimizer
-    from fastagg.rules.staleness import Staleness
-    from fastagg.server.server import Server
-
 P = ParamSpec("P")
-R = TypeVar("R", bound="Server")
-Part = TypeVar("Part", bound="Direction | Optimizer | Staleness")
+R = TypeVar("R")
+
+
+class Part:
+    """What a server is made of: base class of directions, optimizers and staleness policies."""
+
+
+T = TypeVar("T", bound=Part)
 
 _bases: dict[str, type] = {}  # kind -> the base class of all parts of this kind
 _parts: dict[tuple[str, str], type] = {}  # (kind, name) -> class
-_presets: dict[str, Callable[..., Server]] = {}
+_presets: dict[str, Callable[..., Any]] = {}
 # functions that import the package's own parts and presets, which register themselves
 _fill: list[Callable[[], None]] = []
 
@@ -44,7 +44,7 @@ def add_kind(kind: str, base: type) -> None:
     _bases[kind] = base
 
 
-def register(part: type[Part]) -> type[Part]:
+def register(part: type[T]) -> type[T]:
     """Register a part of your own, so that checkpoints with it can be loaded. It is a class decorator.
 
     ::
@@ -91,7 +91,7 @@ def register(part: type[Part]) -> type[Part]:
     if "__init__" in vars(part) and not hasattr(part.__init__, "__wrapped__"):
         names = {*inspect.signature(part.__init__).parameters} - {"self"}
         if names == {field.name for field in fields(part) if field.init}:  # the dataclass's, not one of the user's own
-            part.__init__ = _keywords.checked(part.__init__)  # type: ignore[method-assign]
+            part.__init__ = _keywords.checked(part.__init__)
     _parts[kind, name] = part
     return part
 
@@ -167,7 +167,7 @@ def _place(key: str) -> str:
     return f"unknown setting {key!r}: it belongs to {', '.join(owners)}; {line}" if owners else ""
 
 
-def presets() -> Mapping[str, Callable[..., Server]]:
+def presets() -> Mapping[str, Callable[..., Any]]:
     """Return all algorithms, name to function. Recipes and other frameworks' configurations may use these names."""
     _filled()
     return MappingProxyType(_presets)

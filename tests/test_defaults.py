@@ -127,7 +127,6 @@ def of_ops() -> Iterator[tuple[str, Any]]:
         units = memory.zeros(24 if "v" in moments else 12).view(-1, 12)
         given = {"optimizer": name, "lr": 0.1, "units": units, "rounding": (3, 4), **coded}
         yield f"step_ {name}", (ops.step_(own(), u, **given), given)
-    yield "prepare", ops.prepare(ops.sgd_, own(), u, lr=0.1)() if hasattr(u, "__dlpack_c_exchange_api__") else None
     for format in ("fp32", "bf16", "int8", "int4"):
         cache, sum = ClientCache(D, 3, format, seed=5), memory.zeros(D)
         for slot in range(2):

@@ -243,11 +243,10 @@ store::Vector vector_of(const py::object& tensor) {
   return {owner_of(tensor), data};
 }
 
-bool can_look() { return torch.exchange != nullptr && torch.exchange->look != nullptr; }
-
 bool look(py::handle given, Memory& found) {
   const PyTypeObject* const kind = Py_TYPE(given.ptr());
-  if ((kind != torch.tensor && kind != torch.parameter) || !can_look()) return false;
+  if (kind != torch.tensor && kind != torch.parameter) return false;
+  if (torch.exchange == nullptr || torch.exchange->look == nullptr) return false;
   Tensor tensor{};
   if (torch.exchange->look(given.ptr(), &tensor) != 0) {
     PyErr_Clear();  // the tensor has no memory of its own: it is sparse, or inside a torch.func transform
@@ -275,18 +274,11 @@ bool is_plain(py::handle given, const Memory& found) {
   return begin >= 0 && held >= width_of(found.element) * (begin + found.size);  // less after resize_
 }
 
-Memo::Memo(py::handle tensor, const Memory& found)
-    : tensor_(py::reinterpret_borrow<py::object>(tensor)),
-      storage_(storage_of(tensor)),
-      data_(found.data),
-      size_(found.size),
-      end_(width_of(found.element) * (ask(tensor.ptr(), torch.offset) + found.size)) {}
-
-// A storage whose size changes moves. Its size is asked, too, because it may have moved back since.
-bool Memo::holds() const {
-  Memory now;
-  if (!look(tensor_, now) || now.data != data_ || now.size != size_) return false;
-  return size_ == 0 || ask(storage_.ptr(), torch.nbytes) >= end_;
+bool has_memory(py::handle given, const Memory& found) {
+  if (found.size == 0) return true;
+  const int64_t begin = ask(given.ptr(), torch.offset);
+  return begin >= 0 &&
+         reinterpret_cast<uintptr_t>(found.data) != static_cast<uintptr_t>(begin * width_of(found.element));
 }
 
 Arrays::~Arrays() {

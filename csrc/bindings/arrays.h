@@ -40,21 +40,10 @@ struct Memory {
 };
 // False: Python has to look. It is not of torch's own classes, has no memory of its own, or torch has no table.
 bool look(py::handle given, Memory& found);
-bool can_look();
 // Whether the elements can be read as they lie: the storage was not freed or made smaller, and no bit negates them.
 bool is_plain(py::handle given, const Memory& found);
-
-// What a tensor's memory was when it was checked, to find out later whether it is the same.
-class Memo {
- public:
-  Memo(py::handle tensor, const Memory& found);
-  bool holds() const;
-
- private:
-  py::object tensor_, storage_;
-  const void* data_;
-  int64_t size_, end_;  // in its storage, bytes
-};
+// Whether there is memory at all: a freed storage begins at zero, and a view behind it. It takes a fifth of `is_plain`.
+bool has_memory(py::handle given, const Memory& found);
 
 // Torch's current stream of a CUDA device, for this thread.
 void* current_stream(int32_t device);

@@ -11,16 +11,16 @@
 namespace py = pybind11;
 
 namespace fastagg {
-namespace {
 
-using py::arg;
-
-// Refuses what every launch that reads an update must refuse.
-void check(const Update& update) {
+void check_launch(const Update& update) {
   if (update.pieces.size() > cuda::kMostPieces)
     throw Refused("update: expected at most " + std::to_string(cuda::kMostPieces) + " pieces on a CUDA device, got " +
                   std::to_string(update.pieces.size()));
 }
+
+namespace {
+
+using py::arg;
 
 void recompute_sum(const Rows& rows, Address weights, Address sum, const cuda::Blocks& blocks,
                    const cuda::Where& where) {
@@ -43,7 +43,7 @@ void read_row(const Rows& rows, int64_t slot, Address out, const cuda::Where& wh
 
 void judge(const Update& update, const cuda::Against& against, const cuda::Rules& rules, Address scratch,
            Address verdict, const cuda::Where& where) {
-  check(update);
+  check_launch(update);
   if ((against.x == nullptr) != (against.base == nullptr)) throw Refused("judge: x and base belong together");
   cuda::judge(update, against, rules, at<double>(scratch), at<cuda::Verdict>(verdict), nullptr, where);
 }

@@ -11,19 +11,6 @@ void require(bool holds, const char* otherwise) {
   if (!holds) throw Refused(otherwise);
 }
 
-void add_piece(Update& update, Address address, int64_t size, int dtype) {
-  if (size < 0) throw Refused("pieces: a negative number of elements");
-  if (address == 0 && size != 0) throw Refused("pieces: an address of zero");
-  if (dtype < 0 || dtype >= kDtypes) throw Refused("pieces: unknown dtype " + std::to_string(dtype));
-  update.add(at<const void>(address), size, static_cast<Dtype>(dtype));
-}
-
-Update make_one(Address address, int64_t size, int dtype) {
-  Update update;
-  add_piece(update, address, size, dtype);
-  return update;
-}
-
 Rows rows_of(const std::string& format, int64_t size, int64_t slots, Address data, Address scales) {
   Rows rows{named(format, RowFormats{}, "rows"), size, slots, at<void>(data), at(scales)};
   require(size >= 0 && slots >= 1, "rows: expected at least one slot and no negative size");
@@ -56,6 +43,13 @@ py::dict facts_of_formats(List<Each...>) {
 }
 
 }  // namespace
+
+void add_piece(Update& update, Address address, int64_t size, int dtype) {
+  if (size < 0) throw Refused("pieces: a negative number of elements");
+  if (address == 0 && size != 0) throw Refused("pieces: an address of zero");
+  if (dtype < 0 || dtype >= kDtypes) throw Refused("pieces: unknown dtype " + std::to_string(dtype));
+  update.add(at<const void>(address), size, static_cast<Dtype>(dtype));
+}
 
 Update update_of(const Pieces& pieces) {
   Update update;
@@ -108,7 +102,14 @@ void bind_structs(py::module_& m) {
   py::class_<Update>(m, "Update")
       .def(py::init(&update_of), arg("pieces"))
       // Makes an update of one piece without a list. It is the usual case, and saves a microsecond.
-      .def_static("one", &make_one, arg("address"), arg("size"), arg("dtype"))
+      .def_static(
+          "one",
+          [](Address address, int64_t size, int dtype) {
+            Update update;
+            add_piece(update, address, size, dtype);
+            return update;
+          },
+          arg("address"), arg("size"), arg("dtype"))
       .def_readonly("size", &Update::size);
   py::class_<Rows>(m, "Rows")
       .def(py::init(&rows_of), by_name, arg("format"), arg("size"), arg("slots"), arg("data"), arg("scales"))

@@ -40,6 +40,7 @@ int named(const std::string& name, List<Each...>, const char* what) {
 
 int optimizer_named(const std::string& name);                   // its place in Optimizers
 using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
+void add_piece(Update& update, Address address, int64_t size, int dtype);
 Update update_of(const Pieces& pieces);
 
 using Batch = std::pair<int64_t, int64_t>;                       // of logits: rows, classes
@@ -47,6 +48,7 @@ using Targets = std::tuple<Address, Address, Address, int64_t>;  // the teachers
 
 // Checks that need several structs at once. CPU and CUDA both refuse what fails here.
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
+void check_launch(const Update& update);  // what every launch that reads an update must refuse
 void check_blocks(const Rows& rows, int64_t first, int64_t last, int64_t stride);
 void check_slot(const Rows& rows, int64_t slot);
 void check_job(const Rows& rows, const RowJob& job);

@@ -10,8 +10,6 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr uint32_t kServer = ~uint32_t{0};  // a key that separates the rounding of moments from that of clients' rows
-
 int64_t blocks_of(int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; }
 
 double norm_of(const store::Vector& vector, int64_t size) {
@@ -106,14 +104,15 @@ OptimizerState OptimizerState::copy() const {
   return made;
 }
 
-Moments OptimizerState::struct_of() const {
-  if (!settings.coded) return {m_.data, v_.data, vhat_.data};
-  const auto bytes = [](const store::Vector& of) { return reinterpret_cast<uint8_t*>(of.data); };
+Moments moments_of(const std::array<float*, 3>& all, float* units, int64_t size, const RandomKey& key) {
+  const auto [m, v, vhat] = all;
+  if (units == nullptr) return {m, v, vhat};
+  const auto bytes = [](float* of) { return reinterpret_cast<uint8_t*>(of); };
   Moments found;
-  found.coded_m = bytes(m_), found.coded_v = bytes(v_), found.coded_vhat = bytes(vhat_);
-  found.units_m = units_.data;
-  found.units_v = v_ ? units_.data + blocks_of(size_) : nullptr;
-  found.key = {seed_, 0, kServer};
+  found.coded_m = bytes(m), found.coded_v = bytes(v), found.coded_vhat = bytes(vhat);
+  found.units_m = units;
+  found.units_v = v == nullptr ? nullptr : units + blocks_of(size);
+  found.key = key;
   return found;
 }
 
@@ -133,8 +132,8 @@ Hyper hyper_of(const OptimizerSettings& settings, double lr, double round) {
 }
 
 Optimizer OptimizerState::planned(int64_t steps, double lr, const float* x, float* x_out) const {
-  Moments moments = struct_of();
-  moments.key.step = static_cast<uint64_t>(steps);
+  const RandomKey key{seed_, static_cast<uint64_t>(steps), kServer};
+  const Moments moments = moments_of({m_.data, v_.data, vhat_.data}, units_.data, size_, key);
   const double round = settings.bias_correction ? static_cast<double>(steps + 1) : 0.0;
   return {settings.kind, hyper_of(settings, lr, round), moments, x, x_out};
 }

@@ -2,6 +2,7 @@
 // arithmetic).
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,12 @@ struct OptimizerSettings {
 
 // What a kernel needs for a step of this rate. `round`: of a bias correction; 0: none.
 Hyper hyper_of(const OptimizerSettings& settings, double lr, double round);
+
+// The client in the key of moments' rounding, which separates it from that of clients' rows.
+constexpr uint32_t kServer = ~uint32_t{0};
+
+// What a kernel needs of m, v and vhat, null if they are not the optimizer's. With `units` they are in 8 bits.
+Moments moments_of(const std::array<float*, 3>& all, float* units, int64_t size, const RandomKey& key);
 
 class OptimizerState {
  public:
@@ -55,8 +62,6 @@ class OptimizerState {
   MomentBounds bounds;
 
  private:
-  Moments struct_of() const;
-
   int64_t size_;
   uint64_t seed_;
   std::shared_ptr<store::Memory> memory_;

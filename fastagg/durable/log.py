@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -20,11 +19,11 @@ from fastagg.durable.folder import checkpoint_name
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.uploads import StoredUpload, Uploads
 from fastagg.errors import CheckpointError
+from fastagg.server.attached import Durability
 from fastagg.server.dispatch import Client, Receipt
 from fastagg.server.uploads import HeldUpload, Refusing, Upload
 
 SMALL = 256 << 10  # bytes of an upload that waits in memory, and lies in the log: a file costs two syncs, and a name
-Durability = Literal["none", "step", "arrival"]
 
 
 class Log:

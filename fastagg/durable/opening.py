@@ -26,7 +26,7 @@ from fastagg.removed import REMOVED
 from fastagg.rules.names import words
 from fastagg.server import engine
 from fastagg.server.server import Server
-from fastagg.server.watching import Watch
+from fastagg.server.watching import Watch, watch_of
 from fastagg.storage.tiered import Tiered
 
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
@@ -133,7 +133,7 @@ def open_on(
         journal = begin_journal(disk, start, durability, server.max_waiting)
         log = Log(disk, journal, keeper, keeper.uploads, durability)
         keeper.start(journal, replayed, min(segment, ROOM))
-        watch = server._watch or Watch()  # `make` may have it watched
+        watch = watch_of(server) or Watch()  # `make` may have it watched
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.

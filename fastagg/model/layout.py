@@ -138,7 +138,9 @@ class Layout:
         # No parameter's magnitude can be larger in the model's own types.
         self.largest = min((torch.finfo(getattr(torch, e.dtype)).max for e in self._by_role["parameter"]), default=0.0)
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
-        self.bounds = Bounds.of(self._by_role["buffer"], self._by_role["counter"])
+        self.bounds = Bounds.of(
+            *([(entry.name, entry.dtype) for entry in self._by_role[role]] for role in ("buffer", "counter"))
+        )
 
     @classmethod
     def of(
@@ -362,7 +364,7 @@ class Layout:
                     raise DTypeMismatch(f"{label}: expected an integer buffer, got {counter.dtype}")
         parsed = Parsed(_pieces(found["parameter"]), buffers, counters)
         if buffers is not None or counters is not None:
-            check_statistics(self, parsed, what)
+            check_statistics(self.bounds, buffers, counters, what)
         return parsed
 
     def _check_parts(self, update: ModelState, what: str) -> None:

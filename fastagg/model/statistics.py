@@ -7,16 +7,14 @@ variance below zero the model's outputs would be NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
 from fastagg.errors import ConfigError, DTypeMismatch, NonFiniteUpdate
-
-if TYPE_CHECKING:
-    from fastagg.model.layout import Entry, Layout, Parsed
+from fastagg.storage.pieces import Pieces
 
 # So fp32 sums over 2**20 clients stay below 2**128, with rounding.
 _LARGEST = 2.0**107
@@ -42,46 +40,44 @@ class Bounds(NamedTuple):
     counters: list[tuple[str, torch.dtype, bool, int, int]]  # name, own type, whether it counts, smallest, largest
 
     @classmethod
-    def of(cls, buffers: Sequence[Entry], counters: Sequence[Entry]) -> Bounds:
-        """Return the limits for these arrays of a model."""
-        limits = [min(_LARGEST, torch.finfo(getattr(torch, entry.dtype)).max) for entry in buffers]
-        variances = [i for i, entry in enumerate(buffers) if is_variance(entry.name)]
+    def of(cls, buffers: Sequence[tuple[str, str]], counters: Sequence[tuple[str, str]]) -> Bounds:
+        """Return the limits for these arrays of a model: names, and torch's names of their types."""
+        limits = [min(_LARGEST, torch.finfo(getattr(torch, dtype)).max) for _, dtype in buffers]
+        variances = [i for i, (name, _) in enumerate(buffers) if is_variance(name)]
         ranges = []
-        for entry in counters:
-            dtype = getattr(torch, entry.dtype)
+        for name, own in counters:
+            dtype = getattr(torch, own)
             least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-            ranges.append((entry.name, dtype, is_count(entry.name), least, most))
-        return cls([entry.name for entry in buffers], limits, variances, min(limits, default=_LARGEST), ranges)
+            ranges.append((name, dtype, is_count(name), least, most))
+        return cls([name for name, _ in buffers], limits, variances, min(limits, default=_LARGEST), ranges)
 
 
-def check_statistics(layout: Layout, parsed: Parsed, what: str = "update", *, wait: bool = False) -> None:
-    """Refuse buffers or counters whose mean or largest value would not be valid for the model.
+def check_statistics(
+    bounds: Bounds, buffers: Pieces | None, counters: list[Tensor] | None, what: str = "update"
+) -> None:
+    """Refuse buffers or counters whose mean or largest value would not be valid for the model. Values on a GPU pass,
+    because a check would have to wait for them.
 
     Args:
-        layout: the model's layout.
-        parsed: an update that it has parsed.
+        bounds: the model's.
+        buffers, counters: of an update.
         what: the update's name in messages.
-        wait: also check values on a GPU, and wait for the result. Otherwise they pass, and :func:`sound` checks them
-            there.
 
     Raises:
         NonFiniteUpdate: running statistics are not finite, or too large for their mean to be finite.
         ConfigError: a running variance or a count is below zero.
         DTypeMismatch: a counter does not fit the model's own type.
     """
-    bounds, buffers = layout.bounds, parsed.buffers
-    if buffers is not None and (wait or buffers.device.type == "cpu"):
+    if buffers is not None and buffers.device.type == "cpu":
         # the norm is at least the largest value; NaN compares as False
         if not ops.inspect(buffers).norm <= bounds.limit:
             _refuse_large(bounds, buffers.owners, what)
         if bounds.variances and not _least([buffers.owners[i] for i in bounds.variances]) >= 0:
             _refuse_negative(bounds, buffers.owners, what)
-    if parsed.counters is None:
+    if counters is None:
         return
-    for (name, own, counts, least, most), counter in zip(bounds.counters, parsed.counters, strict=True):
-        if counter.dtype is own and not counts:  # its own type can hold any of its values
-            continue
-        if not (wait or counter.is_cpu):
+    for (name, own, counts, least, most), counter in zip(bounds.counters, counters, strict=True):
+        if (counter.dtype is own and not counts) or not counter.is_cpu:  # its own type can hold any of its values
             continue
         low, high = _range(counter)
         if counts and low < 0:
@@ -89,19 +85,6 @@ def check_statistics(layout: Layout, parsed: Parsed, what: str = "update", *, wa
         if low < least or high > most:
             wrong = low if low < least else high
             raise DTypeMismatch(f"{what} {name!r}: expected numbers that fit {own} ({least}..{most}), got {wrong}")
-
-
-def sound(layout: Layout, parsed: Parsed) -> Tensor:
-    """Check buffers like :func:`check_statistics`, without waiting: 1.0 or 0.0, float64, on the buffers' device."""
-    bounds, buffers = layout.bounds, parsed.buffers
-    if buffers is None:
-        return torch.ones((), dtype=torch.float64, device="cpu")
-    good = torch.ones((), dtype=torch.bool, device=buffers.device)
-    for i, (owner, limit) in enumerate(zip(buffers.owners, bounds.limits, strict=True)):
-        good &= (owner.abs() <= limit).all()
-        if i in bounds.variances:
-            good &= (owner >= 0).all()
-    return good.to(torch.float64)
 
 
 def _refuse_large(bounds: Bounds, owners: Sequence[Tensor], what: str) -> None:

@@ -17,7 +17,6 @@ from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, so
 from fastagg.ops.exact import ExactSum, accumulate_exact_, add_exact_, exact_norm, exact_unit, read_exact
 from fastagg.ops.exact import whole_numbers as whole_numbers
 from fastagg.ops.place import on_cuda
-from fastagg.ops.prepared import prepare
 from fastagg.ops.step import adagrad_, adam_, amsgrad_, momentum_, sgd_, step_, yogi_
 from fastagg.ops.update import (
     Distances,
@@ -60,7 +59,6 @@ __all__ = [
     "judge",
     "momentum_",
     "on_cuda",
-    "prepare",
     "read_exact",
     "read_row",
     "recompute_sum_",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +12,12 @@ from torch import Tensor
 from fastagg import _checks, reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
-from fastagg.ops.checks import Update, address, apart, vector
-from fastagg.ops.place import CPU, place, where
+from fastagg.ops.checks import Update, address, apart, apart_from, key, optimizer_of, pair, vector
+from fastagg.ops.place import CPU, place, run, where
 from fastagg.storage import memory
 from fastagg.storage.pieces import as_pieces
+from fastagg.storage.rows import Rows
 from fastagg.storage.staging import send
-
-if TYPE_CHECKING:  # avoids an import cycle: a cache uses this module
-    from fastagg.storage.cache import ClientCache
 
 _BLOCK = native.block  # elements that are recomputed together
 _SHADOW_BYTES = 8 * _BLOCK  # a block's sum in float64
@@ -29,7 +27,7 @@ def cached_step_(
     x: Tensor | None,
     update: Update,
     *,
-    cache: ClientCache | None,
+    cache: Rows | None,
     write: int = -1,
     read: int = -1,
     client: int = 0,
@@ -46,7 +44,7 @@ def cached_step_(
     acc_scale: float = 1.0,
     out: Tensor | None = None,
     verdict: Tensor | None = None,
-    write_cache: ClientCache | None = None,
+    write_cache: Rows | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
     """Store an update as a client's row and step the model along the sum of rows, in one pass over memory.
@@ -85,21 +83,54 @@ def cached_step_(
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
-    done: Tensor | None = native.ops.cached_step(
-        x, update, cache, write, read, client, arrival, gain, sum, entering, leaving, sum_scale, terms, acc, fresh,
-        weight, acc_scale, out, verdict, write_cache, optimizer,
-    )  # fmt: skip
-    if done is not NotImplemented:
-        return done
-    return reference.cached_step_(
-        x, as_pieces(update), cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
-        entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
-        acc_scale=acc_scale, out=out, write_cache=write_cache, **optimizer,
-    )  # fmt: skip
+    pieces = as_pieces(update)
+    size, device = pieces.size, pieces.device
+    held = {} if x is None else optimizer_of(size, device, x, out, **optimizer)
+    held |= {"kind": "mean", "gain": gain, "arrival": key("arrival", arrival), "client": key("client", client, 32)}
+    if acc is not None:
+        at = vector("acc", acc, size, device)
+        held |= {
+            "kind": "calibrated", "weight": weight, "acc": 0 if fresh else at, "acc_out": at, "scale": acc_scale,
+        }  # fmt: skip
+    if sum is not None:
+        at = vector("sum", sum, size, device)
+        apart_from("sum", at, pieces, same=False)
+        held |= {"sum": at, "entering": entering, "leaving": leaving, "sum_scale": sum_scale}
+    elif acc is None or x is not None:
+        raise ConfigError("sum: needed here, got None")
+    if cache is not None:
+        into = cache if write_cache is None else write_cache
+        _check_rows(size, cache, write, read, terms, into)
+        held |= {"rows": cache.native, "write_to": into.native, "seed": cache.seed}
+        held |= {"write": write, "read": read, "terms": terms}
+    elif write >= 0 or read >= 0 or terms:
+        raise ConfigError("cache: needed to write, read or add rows, got None")
+    if not run(native.step, pieces, verdict, held):
+        reference.cached_step_(
+            x, pieces, cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
+            entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
+            acc_scale=acc_scale, out=out, write_cache=write_cache, **optimizer,
+        )  # fmt: skip
+    return x if out is None else out
+
+
+def _check_rows(size: int, cache: Rows, write: int, read: int, terms: Sequence[tuple[int, float]], into: Rows) -> None:
+    """Check the slots of a step: ``write`` is one of ``into``, all others of ``cache``.
+
+    Raises:
+        ShapeMismatch, ConfigError: rows of another length or format, or a slot that is not there.
+    """
+    if cache.size != size:
+        raise ShapeMismatch(f"update: expected {cache.size} elements, as the cache's rows have, got {size}")
+    if into.size != size or into.format != cache.format:
+        raise ConfigError(f"write_cache: expected {cache.format} rows of {size}, got {into.format} rows of {into.size}")
+    slots = [pair("terms", term)[0] for term in terms]
+    if not (-1 <= read < cache.slots and -1 <= write < into.slots and all(0 <= slot < cache.slots for slot in slots)):
+        raise ConfigError(f"slots: expected -1..{cache.slots - 1}, got {[write, read, *slots]}")
 
 
 def recompute_sum_(
-    sum: Tensor, cache: ClientCache, weights: Tensor, first: int = 0, last: int | None = None, stride: int = 1
+    sum: Tensor, cache: Rows, weights: Tensor, first: int = 0, last: int | None = None, stride: int = 1
 ) -> Tensor:
     """``sum = sum over slots of weights[slot]*deq(row slot)``, added in float64 and rounded once.
 
@@ -140,7 +171,7 @@ def recompute_sum_(
 
 def add_rows_(
     shadow: Tensor,
-    cache: ClientCache,
+    cache: Rows,
     jobs: Sequence[tuple[int, int, int, int]],
     weights: Tensor | None = None,
     weight: float = 1.0,
@@ -269,7 +300,7 @@ def _upload(jobs: list[tuple[int, int, int, int]], device: torch.device) -> Tens
     return send(torch.tensor([(*job, 0, 0) for job in jobs], dtype=torch.int64, device="cpu"), device)
 
 
-def read_row(cache: ClientCache, slot: int) -> Tensor:
+def read_row(cache: Rows, slot: int) -> Tensor:
     """Row ``slot`` of the cache, dequantised: [d] fp32.
 
     Raises:

@@ -1,8 +1,10 @@
-"""Checks that ops do before they call a kernel."""
+"""Checks that ops do before they call a kernel, and the structs of a step that kernels take (csrc/plan.h)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +13,12 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
-from fastagg.storage.pieces import Pieces
+from fastagg.storage.pieces import HOST, Pieces
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> its moments; csrc/math/optimizers.h
 MOMENT_BLOCK = native.scale_block  # elements that share a unit; csrc/math/moments.h
+_look = native.memory.look_1d
+_CODES = {torch.float32: 0, torch.int64: 3, torch.float64: 4, torch.uint8: 5}  # csrc/bindings/arrays.h, Element
 
 Update = Tensor | np.ndarray | Sequence[Arrays] | Pieces
 
@@ -24,12 +28,17 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-    """A state vector: 1-D, contiguous, ``size`` elements, on ``device``.
+def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
+    """Return the address of a state vector: 1-D, contiguous, ``size`` elements, on ``device``.
 
     Raises:
-        DTypeMismatch, ShapeMismatch: it is not.
+        DTypeMismatch, ShapeMismatch, ConfigError: it is not, or its memory was freed.
     """
+    # One call for the usual one, because for small vectors every check takes as long as the kernel.
+    if device is HOST and (found := _look(tensor, size, _CODES[dtype])) is not None:
+        return found
+    if not isinstance(tensor, Tensor):
+        raise DTypeMismatch(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if tensor.dtype is not dtype:
         raise DTypeMismatch(f"{name}: expected {dtype}, got {tensor.dtype}")
     if tensor.device != device:
@@ -38,6 +47,9 @@ def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: to
         raise ShapeMismatch(f"{name}: expected shape [{size}], got {list(tensor.shape)}")
     if not tensor.is_contiguous():
         raise ShapeMismatch(f"{name}: expected a contiguous vector, got stride {tensor.stride(0)}")
+    if tensor.untyped_storage().nbytes() < tensor.element_size() * (tensor.storage_offset() + size) and size:
+        raise ConfigError(f"{name}: its memory was freed")
+    return tensor.data_ptr()
 
 
 def moment_blocks(size: int) -> int:
@@ -56,16 +68,19 @@ def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
         raise ConfigError(f"{name} overlaps {other} without being {other}")
 
 
-def apart_from(name: str, out: Tensor, pieces: Pieces, same: bool = True) -> None:
+def apart_from(name: str, out: int, pieces: Pieces, same: bool = True) -> None:
     """Refuse an output that overlaps the update. With ``same`` a piece may be in the output at its own place.
+
+    Args:
+        out: the output's address. It has as many elements as the update, of 4 bytes each.
 
     Raises:
         ConfigError: the output overlaps the update.
     """
-    start, end, own = out.data_ptr(), out.data_ptr() + out.nbytes, out.data_ptr()
-    for address, size, code in pieces.native:
-        overlaps = start < address + size * (4, 2, 2)[code] and address < end
-        if overlaps and size and not (same and code == 0 and address == own):
+    end, own = out + 4 * pieces.size, out
+    for start, size, code in pieces.native:
+        overlaps = out < start + size * (4, 2, 2)[code] and start < end
+        if overlaps and size and not (same and code == 0 and start == own):
             raise ConfigError(f"{name} overlaps the update")
         own += 4 * size
 
@@ -77,11 +92,93 @@ def update_of(pieces: Pieces) -> native.Update:
     return native.Update(pieces.native)
 
 
-def coded(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:
-    """Check the arguments of 8-bit moments.
+def pair(name: str, given: Any) -> tuple[Any, Any]:
+    """Return two numbers.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    try:
+        first, second = given
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}: expected two numbers, got {given!r:.100}") from None
+    return first, second
+
+
+def key(name: str, given: int, bits: int = 64) -> int:
+    """Return a whole number of that many bits, without a sign.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    found = index(given)
+    if not 0 <= found < 1 << bits:
+        raise ConfigError(f"{name}: expected 0 to {(1 << bits) - 1}, got {given}")
+    return found
+
+
+def optimizer_of(
+    size: int,
+    device: torch.device,
+    x: Tensor,
+    out: Tensor | None,
+    *,
+    optimizer: str,
+    lr: float,
+    m: Tensor | None = None,
+    v: Tensor | None = None,
+    vhat: Tensor | None = None,
+    betas: tuple[float, float] = (0.9, 0.99),
+    eps: float = 1e-8,
+    correction: int | None = None,
+    units: Tensor | None = None,
+    rounding: tuple[int, int] = (0, 0),
+    eps_root: float = 0.0,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+) -> dict[str, Any]:
+    """Return what a kernel needs of an optimizer to step ``x``, [``size``]. The keywords are those of
+    :func:`fastagg.ops.step_`.
 
     Raises:
         ConfigError, ShapeMismatch, DTypeMismatch: an argument is refused.
+    """
+    moments = OPTIMIZERS.get(optimizer)
+    if moments is None:
+        raise ConfigError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}")
+    at = vector("x", x, size, device)
+    beta1, beta2 = pair("betas", betas)
+    found: dict[str, Any] = {
+        "optimizer": optimizer, "x": at, "out": at, "lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps,
+        "eps_root": eps_root, "weight_decay": weight_decay, "decoupled": decoupled_weight_decay,
+    }  # fmt: skip
+    if out is not None and out is not x:
+        found["out"] = vector("out", out, size, device)
+        apart("out", out, "x", x)
+    length, dtype = size, torch.float32
+    if units is not None:
+        blocks, dtype = moment_blocks(size), torch.uint8
+        length = blocks * MOMENT_BLOCK
+        _check_units(optimizer, units, blocks, device)
+        seed, step = pair("rounding", rounding)
+        found |= {"units": units.data_ptr(), "moment_seed": key("rounding", seed), "moment_step": key("rounding", step)}
+    for name, moment in (("m", m), ("v", v), ("vhat", vhat)):
+        if (moment is not None) != (name in moments):
+            raise ConfigError(f"{optimizer} {'needs' if moment is None else 'has no'} {name}")
+        if moment is not None:
+            found[name] = vector(name, moment, length, device, dtype)
+    if correction is not None:
+        if not (correction > 0 and beta1**correction < 1 and beta2**correction < 1):
+            raise ConfigError(f"correction: expected a round from 1 on and betas below 1, got {correction}")
+        found["round"] = correction
+    return found
+
+
+def _check_units(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:
+    """Check the scales of 8-bit moments.
+
+    Raises:
+        ConfigError, ShapeMismatch, DTypeMismatch: they are refused.
     """
     rows = 2 if "v" in OPTIMIZERS[optimizer] else 1
     if not OPTIMIZERS[optimizer]:

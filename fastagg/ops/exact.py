@@ -63,7 +63,7 @@ def accumulate_exact_(total: ExactSum, update: Update, weight: float = 1.0, *, f
             f"accumulate_exact_: expected {total.low.numel()} numbers on the CPU, got {pieces.size} on {pieces.device}"
         )
     for name, half in (("total.low", total.low), ("total.high", total.high)):
-        apart_from(name, half, pieces, same=False)
+        apart_from(name, half.data_ptr(), pieces, same=False)
     native.accumulate_exact(update_of(pieces), total=total.native, fresh=fresh, weight=weight)
     return total
 

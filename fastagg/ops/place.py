@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastagg._build import native
-from fastagg.storage.pieces import Pieces
+from fastagg.errors import ConfigError, DTypeMismatch
+from fastagg.storage.pieces import HOST, Pieces
 
+NUMBERS = 6  # of a verdict
 _MOST_PIECES = 200  # csrc/cuda/cuda.h, kMostPieces
 
 
@@ -36,7 +38,7 @@ _cpu = CPU  # where ops on CPU tensors run
 
 def place(device: torch.device) -> Cuda | None:
     """Where ops on tensors of ``device`` run: :data:`CPU`, a CUDA device, or None for the reference."""
-    if device.type == "cpu":
+    if device is HOST or device.type == "cpu":
         if _cpu is not CPU:  # ops of torch, which run at once, come before and after
             native.emulation.settle(native.emulation.current_stream())
         return _cpu
@@ -70,3 +72,34 @@ def on_device(pieces: Pieces) -> Pieces:
     Keep the result until the launch, because the kernel's update holds only addresses.
     """
     return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])
+
+
+def check_verdict(verdict: Tensor, device: torch.device) -> None:
+    """Refuse a verdict that the op cannot use.
+
+    Raises:
+        ConfigError, DTypeMismatch: the verdict is refused.
+    """
+    on = place(device)
+    if on is CPU or on is None:
+        raise ConfigError(f"verdict: obeyed by CUDA kernels, the update is on {device}")
+    if verdict.dtype is not torch.float64 or verdict.shape != (NUMBERS,) or verdict.device != device:
+        raise DTypeMismatch(
+            f"verdict: expected {NUMBERS} float64 numbers on {device}, got {verdict.dtype} on {verdict.device}"
+        )
+
+
+def run(kernel: Callable[..., None], pieces: Pieces, verdict: Tensor | None, given: dict[str, Any]) -> bool:
+    """Run a kernel on an update. False: there is none for the device, and the reference does it.
+
+    Raises:
+        ConfigError, DTypeMismatch: the verdict is refused.
+    """
+    if verdict is not None:
+        check_verdict(verdict, pieces.device)
+    on = place(pieces.device)
+    if on is CPU:
+        kernel(pieces.native, None, given)
+    elif on is not None and pieces.size:
+        kernel(on_device(pieces).native, where(on, verdict), given)
+    return on is not None or not pieces.size

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from fastagg import reference
 from fastagg._build import native
-from fastagg.ops.checks import Update
+from fastagg.errors import ConfigError
+from fastagg.ops.checks import Update, optimizer_of, vector
+from fastagg.ops.place import run
 from fastagg.storage.pieces import as_pieces
-
-_step = native.ops.step
 
 
 def step_(
@@ -74,18 +74,28 @@ def step_(
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused. Nothing was written.
     """
-    done = _step(
-        x, update, gain, weight, acc, scale, base, out, verdict, optimizer, lr, m, v, vhat, betas, eps,
-        correction, units, rounding, eps_root, weight_decay, decoupled_weight_decay,
-    )  # fmt: skip
-    if done is not NotImplemented:
-        return done
-    return reference.step_(
-        x, as_pieces(update), optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
-        correction=correction, units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale,
-        base=base, out=out, eps_root=eps_root, weight_decay=weight_decay,
+    pieces = as_pieces(update)
+    size, device = pieces.size, pieces.device
+    held = optimizer_of(
+        size, device, x, out, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
+        correction=correction, units=units, rounding=rounding, eps_root=eps_root, weight_decay=weight_decay,
         decoupled_weight_decay=decoupled_weight_decay,
     )  # fmt: skip
+    held["kind"], held["gain"], held["weight"] = "single", gain, weight
+    if acc is not None:
+        held |= {"kind": "flush", "acc": vector("acc", acc, size, device), "scale": scale}
+    if base is not None:
+        held |= {"kind": "blend", "base": vector("base", base, size, device)}
+    if acc is not None and base is not None:
+        raise ConfigError("acc and base are two different directions; give one of them")
+    target = x if out is None else out
+    if not run(native.step, pieces, verdict, held):
+        reference.step_(
+            x, pieces, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps, correction=correction,
+            units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale, base=base, out=out,
+            eps_root=eps_root, weight_decay=weight_decay, decoupled_weight_decay=decoupled_weight_decay,
+        )  # fmt: skip
+    return target
 
 
 def sgd_(x: Tensor, direction: Update, *, lr: float) -> Tensor:

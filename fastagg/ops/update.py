@@ -12,8 +12,8 @@ from torch import Tensor
 from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, ShapeMismatch
-from fastagg.ops.checks import Update, address, apart, update_of, vector
-from fastagg.ops.place import on_cuda
+from fastagg.ops.checks import Update, address, apart, apart_from, update_of, vector
+from fastagg.ops.place import CPU, place, run
 from fastagg.ops.verdict import judge
 from fastagg.storage.pieces import as_pieces
 
@@ -30,11 +30,12 @@ def inspect(update: Update) -> Inspection:
 
     The norm is summed in float64 in a fixed order. So it has the same bits on any number of threads.
     """
-    found: Inspection = native.ops.inspect(update, Inspection)
-    if found is not NotImplemented:
-        return found
     pieces = as_pieces(update)
-    total = judge(pieces).tolist()[0] if on_cuda(pieces.device) else reference.sum_squares(pieces)
+    on = place(pieces.device)
+    if on is CPU:
+        total = native.sum_squares(update_of(pieces))
+    else:
+        total = reference.sum_squares(pieces) if on is None else judge(pieces).tolist()[0]
     return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
 
 
@@ -58,11 +59,12 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
         base: the version the update was trained from, [d].
         inner: whether to compute the inner product, for a third more arithmetic. Otherwise it is 0.
     """
-    found: Distances = native.ops.distances(update, x, base, inner, Distances)
-    if found is not NotImplemented:
-        return found
     pieces = as_pieces(update)
-    if not on_cuda(pieces.device):
+    at = {name: vector(name, given, pieces.size, pieces.device) for name, given in (("x", x), ("base", base))}
+    on = place(pieces.device)
+    if on is CPU:
+        return distances_from(native.distances(update_of(pieces), inner=inner, **at))
+    if on is None:
         return distances_from(reference.distances(pieces, x, base))
     norm, moved, product, *_ = judge(pieces, x=x, base=base, inner=inner).tolist()
     return distances_from((moved, norm, product))
@@ -81,9 +83,10 @@ def gather(update: Update, out: Tensor) -> Tensor:
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: ``out`` is refused, or overlaps the update; nothing was written.
     """
-    if (done := native.ops.gather(update, out)) is not NotImplemented:
-        return done
-    return reference.gather(as_pieces(update), out)
+    pieces = as_pieces(update)
+    to = vector("out", out, pieces.size, pieces.device)
+    apart_from("out", to, pieces, same=False)
+    return out if run(native.accumulate, pieces, None, {"out": to}) else reference.gather(pieces, out)
 
 
 def accumulate_(
@@ -97,9 +100,11 @@ def accumulate_(
         ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update partly. Nothing was
             written.
     """
-    if (done := native.ops.accumulate(acc, update, weight, fresh, verdict)) is not NotImplemented:
-        return done
-    return reference.accumulate_(acc, as_pieces(update), weight, fresh=fresh)
+    pieces = as_pieces(update)
+    at = vector("acc", acc, pieces.size, pieces.device)
+    apart_from("acc", at, pieces)
+    done = run(native.accumulate, pieces, verdict, {"acc": 0 if fresh else at, "weight": weight, "out": at})
+    return acc if done else reference.accumulate_(acc, pieces, weight, fresh=fresh)
 
 
 def fold(
@@ -150,9 +155,14 @@ def fold(
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """``out = a - b`` (1-D, the same length), each element rounded once; 12 bytes per parameter."""
-    if (done := native.ops.difference(a, b, out)) is not NotImplemented:
-        return done
-    return torch.sub(a, b, out=out)
+    pieces = as_pieces(b)
+    size, device = pieces.size, pieces.device
+    at, to = vector("a", a, size, device), vector("out", out, size, device)
+    vector("b", b, size, device)
+    apart("out", out, "a", a)
+    apart("out", out, "b", b)
+    done = run(native.accumulate, pieces, None, {"acc": at, "weight": -1.0, "out": to})
+    return out if done else torch.sub(a, b, out=out)
 
 
 def crc32c(update: Update, before: int = 0, *, in_software: bool = False) -> int:

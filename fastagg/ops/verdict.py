@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from fastagg._build import native
-from fastagg.errors import ConfigError, DTypeMismatch
+from fastagg.errors import ConfigError
 from fastagg.ops.checks import Update, address, update_of, vector
-from fastagg.ops.place import CPU, on_device, place, where
+from fastagg.ops.place import CPU, NUMBERS, on_device, place, where
 from fastagg.storage import memory
 from fastagg.storage.pieces import as_pieces
-
-_NUMBERS = 6  # of a verdict
 
 
 def judge(
@@ -58,9 +56,9 @@ def judge(
     if lam is not None and x is None:
         raise ConfigError("judge: x and base belong together, and lam needs them")
     rules = native.cuda.Rules(clip_norm=clip_norm or 0.0, lam=lam or 0.0, eps=eps, gamma_max=gamma_max or 0.0)
-    numbers = _NUMBERS + native.cuda.judge_scratch(pieces.size)
+    numbers = NUMBERS + native.cuda.judge_scratch(pieces.size)
     found = memory.empty(numbers, pieces.device, torch.float64)
-    verdict, scratch = found[:_NUMBERS], found[_NUMBERS:]
+    verdict, scratch = found[:NUMBERS], found[NUMBERS:]
     scratch[native.cuda.judge_counters(pieces.size) :].zero_()
     against = native.cuda.Against(x=address(x), base=address(base), inner=inner)
     there = on_device(pieces)
@@ -68,20 +66,3 @@ def judge(
         update_of(there), against, rules, scratch=scratch.data_ptr(), verdict=verdict.data_ptr(), where=where(on)
     )
     return verdict
-
-
-def check_verdict(verdict: Tensor | None, device: torch.device) -> None:
-    """Refuse a verdict that the op cannot use.
-
-    Raises:
-        ConfigError, DTypeMismatch: the verdict is refused.
-    """
-    if verdict is None:
-        return
-    on = place(device)
-    if on is CPU or on is None:
-        raise ConfigError(f"verdict: obeyed by CUDA kernels, the update is on {device}")
-    if verdict.dtype is not torch.float64 or verdict.shape != (_NUMBERS,) or verdict.device != device:
-        raise DTypeMismatch(
-            f"verdict: expected {_NUMBERS} float64 numbers on {device}, got {verdict.dtype} on {verdict.device}"
-        )

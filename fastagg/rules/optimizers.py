@@ -10,6 +10,7 @@ from torch import Tensor
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
+from fastagg.registry import Part
 from fastagg.rules.names import Moments, SecondSettings
 
 __all__ = [
@@ -30,7 +31,7 @@ _SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from 
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Part):
     """Base class of the server optimizers.
 
     Args:

@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
+from fastagg.registry import Part
 from fastagg.rules.names import Rule
 from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
@@ -42,7 +43,7 @@ class Weighed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Staleness:
+class Staleness(Part):
     """Base class of the policies. Here delays change nothing.
 
     Attributes:

@@ -22,16 +22,13 @@ from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
 from fastagg.server.admission import Answers, Said
+from fastagg.server.attached import Log, Watch
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt, check_task
 from fastagg.server.engine import Parts
 from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
 from fastagg.server.uploads import HeldUpload, Upload
 from fastagg.storage import devices
-
-if TYPE_CHECKING:
-    from fastagg.durable.log import Log
-    from fastagg.server.watching import Watch
 
 Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)

@@ -65,7 +65,7 @@ def watch(
     if not isinstance(server, Server):
         raise ConfigError(f"server: expected a fastagg.Server, got {server!r:.200}")
     _checks.number("slow", slow, above=0)
-    found = server._watch
+    found = watch_of(server)
     if registry is not None:
         if found is not None and found.numbers is not None:
             raise ConfigError("registry: this server has one already")
@@ -82,6 +82,11 @@ def watch(
         server._dispatch = written.sending(server._dispatch)
     found.begin(server, slow, None if registry is None else Numbers(server, registry))
     return server
+
+
+def watch_of(server: Server) -> Watch | None:
+    """Return who reports on a server already."""
+    return server._watch if isinstance(server._watch, Watch) else None
 
 
 class Watch:

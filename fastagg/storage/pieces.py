@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fastagg._build import native
 from fastagg._types import Arrays
 from fastagg.errors import DTypeMismatch
 from fastagg.storage.later import Lease
@@ -17,8 +18,8 @@ from fastagg.storage.later import Lease
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by their codes in csrc/plan.h
 _TORCH_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _WHOLE = len(DTYPES)  # the code of int64
-_FLOAT32 = torch.float32
-_CPU = torch.device("cpu")  # making one takes as long as comparing three
+_look = native.memory.look  # a tensor's address, elements and type in one call, if it lies in the CPU's memory as it is
+HOST = torch.device("cpu")  # making one takes as long as comparing three
 # By type, with native byte order only: asking a type for its name takes longer than reading a small layer.
 _NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
 
@@ -44,12 +45,12 @@ class Pieces:
         self.owners: list[Arrays] = []  # keeps the memory alive
         self.native: list[tuple[int, int, int]] = []  # address, elements, dtype code
         self.size = 0
-        self.device = _CPU
+        self.device = HOST
         for piece in pieces:
             self._add(piece)
 
     def _add(self, piece: Arrays) -> None:
-        if type(piece) is Tensor and (native := _plain(piece)) is not None and self.device is _CPU:
+        if type(piece) is Tensor and (native := _plain(piece)) is not None and self.device is HOST:
             self.owners.append(piece)
             self.native.append(native)
             self.size += native[1]
@@ -66,7 +67,7 @@ class Pieces:
             # A tensor of a read-only array would be refused, or cause a warning. An address does not.
             if not piece.flags.c_contiguous:
                 piece = np.ascontiguousarray(piece)
-            self._append(piece, _address(piece), piece.size, code, _CPU)
+            self._append(piece, _address(piece), piece.size, code, HOST)
             return
         code = _TORCH_CODES.get(piece.dtype)
         if code is None or piece.layout is not torch.strided:
@@ -127,31 +128,17 @@ def _address(array: np.ndarray) -> int:
 
 def as_pieces(update: Tensor | np.ndarray | Sequence[Arrays] | Pieces) -> Pieces:
     """Return ``update`` as pieces. It may be one array, a sequence of arrays, or pieces."""
+    if type(update) is Tensor and (native := _plain(update)) is not None:
+        return _of_one(update, native)
     if isinstance(update, Pieces):
         return update
     return Pieces(update if isinstance(update, (list, tuple)) else [update])
 
 
 def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Return the memory of a plain tensor of the usual form: fp32, on the CPU, contiguous. Otherwise None.
-
-    For small d every check takes as long as the kernel, so there are no more checks than necessary.
-    """
-    try:
-        if (
-            tensor.dtype is _FLOAT32
-            and tensor.is_cpu
-            and tensor.is_contiguous()
-            and not (tensor.requires_grad or tensor.is_nested or tensor.is_neg())
-        ):
-            size = tensor.numel()
-            # As in _refuse_freed. An address of 0 would be a faster check, but it detects only storages that were freed
-            # whole.
-            if tensor.untyped_storage().nbytes() >= 4 * (tensor.storage_offset() + size) or not size:
-                return tensor.data_ptr(), size, 0
-    except RuntimeError:  # no address: sparse or similar; Pieces refuses it by name
-        pass
-    return None
+    """Return the memory of a plain tensor of the usual form: on the CPU, contiguous, whole. Otherwise None."""
+    found = _look(tensor)
+    return None if found is None or found[2] >= _WHOLE or tensor.requires_grad else found
 
 
 def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
@@ -160,12 +147,12 @@ def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
     if tensor.dim() != 1:
         return None
     found = _plain(tensor)
-    return _of_one(tensor, found) if found is not None and found[1] == size else None
+    return _of_one(tensor, found) if found is not None and found[1:] == (size, 0) else None
 
 
 def _of_one(tensor: Tensor, native: tuple[int, int, int]) -> Pieces:
     found = Pieces.__new__(Pieces)
-    found.owners, found.native, found.size, found.device = [tensor], [native], native[1], _CPU
+    found.owners, found.native, found.size, found.device = [tensor], [native], native[1], HOST
     return found
 
 

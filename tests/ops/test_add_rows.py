@@ -16,7 +16,7 @@ from torch import Tensor
 import fastagg
 from fastagg import ops, reference
 from fastagg._build import native
-from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, ShapeMismatch
+from fastagg.errors import ConfigError
 from fastagg.storage.cache import FORMATS, ClientCache
 
 pytestmark = pytest.mark.kernel
@@ -163,72 +163,6 @@ def test_nothing_to_do_does_nothing() -> None:
     ops.settle_rows_(torch.empty(0), torch.empty(0, BLOCK, dtype=torch.float64), [])
     ops.add_rows_(shadow, ClientCache(0, 2), [])
     assert same64(shadow, before) and torch.equal(total, sum_before)
-
-
-GOOD = [(0, 0, 0, 2), (1, 1, 0, 4)]
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"jobs": [*GOOD, (2, 2, 0, 1)]}, ConfigError, r"blocks below 2, .*\(2, 2, 0, 1\)"),
-        ({"jobs": [*GOOD, (-1, 2, 0, 1)]}, ConfigError, "blocks below 2"),
-        ({"jobs": [*GOOD, (0, 3, 0, 1)]}, ConfigError, "rows below 3"),
-        ({"jobs": [*GOOD, (0, -1, 0, 1)]}, ConfigError, "rows below 3"),
-        ({"jobs": [*GOOD, (0, 2, -1, 1)]}, ConfigError, "first <= last <= 4"),
-        ({"jobs": [*GOOD, (0, 2, 0, 5)]}, ConfigError, "first <= last <= 4"),
-        ({"jobs": [*GOOD, (0, 2, 2, 1)]}, ConfigError, "first <= last"),
-        ({"jobs": [*GOOD, (1, 0, 2, 3)]}, ConfigError, "two jobs for the same"),
-        ({"jobs": [*GOOD, (0, 2, 1)]}, ConfigError, r"4 whole numbers, got \(0, 2, 1\)"),
-        ({"jobs": [*GOOD, (0, 2, 0, 1.0)]}, ConfigError, "whole numbers"),
-        ({"jobs": [*GOOD, (2**70, 2, 0, 1)]}, ConfigError, "blocks below 2"),
-        ({"jobs": [*GOOD, 5]}, ConfigError, "whole numbers"),
-        ({"shadow": torch.ones(3, BLOCK)}, DTypeMismatch, "shadow: expected torch.float64"),
-        ({"shadow": torch.ones(3, BLOCK - 1, dtype=torch.float64)}, ShapeMismatch, "shadow: expected a contiguous"),
-        ({"shadow": torch.ones(3 * BLOCK, dtype=torch.float64)}, ShapeMismatch, "shadow: expected a contiguous"),
-        ({"shadow": torch.ones(BLOCK, 3, dtype=torch.float64).T}, ShapeMismatch, "shadow: expected a contiguous"),
-        ({"shadow": torch.ones(3, BLOCK, dtype=torch.float64, device="meta")}, DTypeMismatch, "on cpu"),
-        ({"weights": torch.ones(3)}, ShapeMismatch, "weights: expected shape"),
-        ({"weights": torch.ones(4, dtype=torch.float64)}, DTypeMismatch, "weights: expected torch.float32"),
-        ({"weight": float("nan")}, ConfigError, "weight: expected a finite"),
-        ({"weight": 1e39}, ConfigError, "weight: expected a finite"),
-    ],
-)
-def test_adding_refuses_and_writes_nothing(change: dict[str, Any], error: type[FastaggError], words: str) -> None:
-    given_shadow = {"shadow": torch.ones(3, BLOCK, dtype=torch.float64), "jobs": GOOD, **change}
-    shadow = given_shadow.pop("shadow")
-    with pytest.raises(error, match=words):
-        ops.add_rows_(shadow, filled(1500, 4, "int8"), **given_shadow)
-    assert shadow.device.type == "meta" or bool((shadow == 1.0).all())
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"jobs": [(0, 0), (2, 1)]}, ConfigError, "blocks below 2"),
-        ({"jobs": [(0, 0), (-1, 1)]}, ConfigError, "blocks below 2"),
-        ({"jobs": [(0, 0), (1, 3)]}, ConfigError, "rows below 3"),
-        ({"jobs": [(0, 0), (0, 1)]}, ConfigError, "two jobs for the same"),
-        ({"jobs": [(0, 0), (1, 1, 0)]}, ConfigError, "2 whole numbers"),
-        ({"shadow": torch.zeros(3, BLOCK)}, DTypeMismatch, "shadow: expected torch.float64"),
-        ({"sum": torch.ones(1500, dtype=torch.float64)}, DTypeMismatch, "sum: expected torch.float32"),
-        ({"sum": torch.ones(2, 750)}, ShapeMismatch, "sum: expected shape"),
-        ({"sum": torch.ones(3000)[::2]}, ShapeMismatch, "sum: expected a contiguous"),
-    ],
-)
-def test_settling_refuses_and_writes_nothing(change: dict[str, Any], error: type[FastaggError], words: str) -> None:
-    arguments = {
-        "sum": torch.ones(1500), "shadow": torch.zeros(3, BLOCK, dtype=torch.float64), "jobs": [(0, 0)], **change,
-    }  # fmt: skip
-    with pytest.raises(error, match=words):
-        ops.settle_rows_(**arguments)
-    assert bool((arguments["sum"] == 1.0).all())
-
-
-def test_a_sum_inside_the_shadow_is_refused() -> None:
-    shadow = torch.zeros(3, BLOCK, dtype=torch.float64)
-    with pytest.raises(ConfigError, match="sum overlaps shadow"):
-        ops.settle_rows_(shadow.view(-1).view(torch.float32)[10:1510], shadow, [(0, 0)])
 
 
 def test_the_extension_refuses_jobs_outside_the_rows() -> None:

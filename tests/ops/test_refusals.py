@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.kernels import moments, vector
@@ -41,19 +43,281 @@ def rows(format: str = "int8", size: int = D, slots: int = 2) -> ClientCache:
     return cache
 
 
-# ── ranges and overlaps ─────────────────────────────────────────────────────────────────────────────────────────
+class World:
+    """What the calls of the table are made of, anew for each: vectors of D numbers, caches, sums of blocks, logits."""
+
+    def __init__(self) -> None:
+        self.x, self.u, self.acc, self.base, self.out, self.total = (vector(D, seed) for seed in range(6))
+        self.wide = vector(2 * D, 7)  # every other of its numbers is a vector that is not contiguous
+        self.double, self.none = self.x.double(), torch.empty(0)
+        for name, moment in moments("amsgrad", D, 8).items():
+            setattr(self, name, moment)
+        self.m: torch.Tensor
+        self.v: torch.Tensor
+        self.vhat: torch.Tensor
+        self.coded = [torch.zeros(3072, dtype=torch.uint8) for _ in range(2)]
+        self.units = torch.zeros(2, 12)
+        self.cache, self.one, self.int4, self.longer = rows(), rows(slots=1), rows("int4"), rows(size=D + 256)
+        self.weights = torch.ones(2)
+        self.shadow = torch.ones(3, 1024, dtype=torch.float64)
+        self.targets, self.logits = ops.soft_targets(torch.zeros(3, 4)), torch.zeros(3, 4)
+        self.freed = vector(D + 40, 9)[40:]
+        self.freed.untyped_storage().resize_(0)
+
+    def step(self, **how: Any) -> Any:
+        """AMSGrad's step, but for what is given."""
+        given = {"x": self.x, "update": self.u, "optimizer": "amsgrad", "lr": 0.1}
+        given |= {"m": self.m, "v": self.v, "vhat": self.vhat} | how
+        return ops.step_(given.pop("x"), given.pop("update"), **given)
+
+    def coded_step(self, **how: Any) -> Any:
+        """Adam's step with moments in 8 bits."""
+        m, v = self.coded
+        given = {"optimizer": "adam", "m": m, "v": v, "vhat": None, "units": self.units, **how}
+        return self.step(**given)
+
+    def store(self, x: torch.Tensor | None = None, **how: Any) -> Any:
+        """A row is written; with a model, and a step."""
+        given = {"update": self.u, "sum": self.total, "cache": self.cache, "write": 0, **how}
+        return ops.cached_step_(x, given.pop("update"), **given)
+
+    def add(self, *job: Any, shadow: Any = None, **how: Any) -> Any:
+        """Two jobs that are fine, and this one."""
+        jobs = [(0, 0, 0, 2), (1, 1, 0, 2), *([job] if job else [])]
+        return ops.add_rows_(self.shadow if shadow is None else shadow, self.cache, jobs, **how)
+
+    def settle(self, *job: Any, total: Any = None, shadow: Any = None) -> Any:
+        jobs = [(0, 0), *([job] if job else [])]
+        return ops.settle_rows_(self.total if total is None else total, self.shadow if shadow is None else shadow, jobs)
+
+    def fold(
+        self, *, model: Any = None, base: Any = None, acc: Any = None, out: Any = None, weights: Any = (1.0,)
+    ) -> Any:
+        return ops.fold([self.u if model is None else model], [self.base if base is None else base], weights,
+                        self.acc if acc is None else acc, self.out if out is None else out)  # fmt: skip
+
+    def bytes(self) -> dict[str, bytes]:
+        """All memory."""
+        caches = {name: one for name, one in vars(self).items() if isinstance(one, ClientCache)}
+        held = {name: one for name, one in vars(self).items() if isinstance(one, torch.Tensor) and name != "freed"}
+        held |= {f"{name}.{part}": getattr(one, part) for name, one in caches.items() for part in ("data", "scales")}
+        held |= {f"coded.{place}": one for place, one in enumerate(self.coded)}
+        return {name: one.numpy().tobytes() for name, one in held.items()}
 
 
-@pytest.mark.parametrize(
-    "blocks", [(-1, None, 1), (0, 4, 1), (0, -1, 1), (0, None, 0), (0, None, -1), (-1, 0, 1), (0, 2**40, 1)]
-)
-def test_blocks_that_are_not_there(blocks: tuple[int, int | None, int]) -> None:
-    cache, total, weights = rows(), vector(D, 5), torch.ones(2)
-    refused(lambda: ops.recompute_sum_(total, cache, weights, *blocks), "blocks: expected 0 <= first", total)
-    first, last, stride = blocks
-    where = {"weights": weights.data_ptr(), "sum": total.data_ptr()}
-    given = {"first": first, "last": 3 if last is None else last, "stride": stride}
-    refused(lambda: native.recompute_sum(cache.native, **where, **given), "blocks: expected 0 <= first", total)
+SHAPE, DTYPE, CONFIG = ShapeMismatch, DTypeMismatch, ConfigError
+# What is called; the error; what its message says.
+REFUSED: list[tuple[Callable[[World], Any], type[Exception] | tuple[type[Exception], ...], str]] = [
+    # a vector of another length, shape, type, or none
+    (lambda w: w.step(update=w.u[1:]), SHAPE, r"x: expected shape \[2999\], got \[3000\]"),
+    (lambda w: w.step(x=w.x.view(30, 100)), SHAPE, r"x: expected shape \[3000\], got \[30, 100\]"),
+    (lambda w: w.step(m=w.wide[::2]), SHAPE, "m: expected a contiguous vector, got stride 2"),
+    (lambda w: w.step(m=w.double), DTYPE, "m: expected torch.float32, got torch.float64"),
+    (lambda w: w.step(v=w.v[1:]), SHAPE, "v: expected shape"),
+    (lambda w: w.step(vhat=w.vhat.half()), DTYPE, "vhat: expected torch.float32"),
+    (lambda w: w.step(x=torch.empty(D, device="meta")), DTYPE, "x is on meta, the update on cpu"),
+    (lambda w: w.step(acc=w.acc[1:]), SHAPE, "acc: expected shape"),
+    (lambda w: w.step(base=w.double), DTYPE, "base: expected torch.float32"),
+    (lambda w: w.step(out=w.out[1:]), SHAPE, "out: expected shape"),
+    (lambda w: w.step(x=w.freed), CONFIG, "x: its memory was freed"),
+    (lambda w: w.step(m=3.0), DTYPE, "m: expected a torch tensor, got float"),
+    (lambda w: ops.sgd_(None, w.u, lr=0.1), DTYPE, "x: expected a torch tensor, got NoneType"),
+    (lambda w: ops.accumulate_(None, w.u), DTYPE, "acc: expected a torch tensor"),
+    (lambda w: ops.accumulate_(w.acc[1:], w.u), SHAPE, "acc: expected shape"),
+    (lambda w: ops.accumulate_(w.freed, w.u), CONFIG, "acc: its memory was freed"),
+    (lambda w: ops.gather(w.u, None), DTYPE, "out: expected a torch tensor"),
+    (lambda w: ops.gather(w.u, w.double), DTYPE, "out: expected torch.float32"),
+    (lambda w: ops.difference(w.x, w.u, None), DTYPE, "out: expected a torch tensor"),
+    (lambda w: ops.difference(None, w.u, w.x), DTYPE, "a: expected a torch tensor"),
+    (lambda w: ops.difference(w.x, w.u.view(30, 100), w.out), SHAPE, "b: expected shape"),
+    (lambda w: ops.difference(w.x[1:], w.u, w.out), SHAPE, "a: expected shape"),
+    (lambda w: ops.distances(w.u, None, w.x), DTYPE, "x: expected a torch tensor"),
+    (lambda w: ops.distances(w.u, w.x, "x"), DTYPE, "base: expected a torch tensor"),
+    (lambda w: ops.distances(w.u, w.x[1:], w.base), SHAPE, "x: expected shape"),
+    (lambda w: w.store(update=vector(D + 1, 7), sum=vector(D + 1, 7)), SHAPE, "expected 3000 elements, as the cache's"),
+    (lambda w: w.store(sum=w.total[1:]), SHAPE, "sum: expected shape"),
+    (lambda w: w.store(sum=w.double), DTYPE, "sum: expected torch.float32"),
+    (lambda w: w.store(acc=w.acc[1:]), SHAPE, "acc: expected shape"),
+    (lambda w: ops.recompute_sum_(w.total, w.cache, torch.ones(3)), SHAPE, "weights: expected shape"),
+    (lambda w: ops.recompute_sum_(w.double, w.cache, w.weights), DTYPE, "sum: expected torch.float32"),
+    # an update
+    (lambda w: w.step(update=w.double), DTYPE, "expected dense float32, float16 or bfloat16, got torch.float64"),
+    (lambda w: w.step(update=torch.arange(D)), DTYPE, "got torch.int64"),
+    (lambda w: w.step(update="an update"), DTYPE, "got str"),
+    (lambda w: w.step(update=np.zeros(D, dtype=">f4")), DTYPE, "got a >f4 array"),
+    (lambda w: ops.accumulate_(w.acc, [w.u[:9], np.zeros(D - 9, dtype=np.int32)]), DTYPE, "got a int32 array"),
+    (lambda w: ops.accumulate_(w.acc, w.u.to_sparse()), DTYPE, "to_dense"),
+    (lambda w: ops.accumulate_(w.acc, object()), DTYPE, "got object"),
+    (lambda w: ops.accumulate_(w.acc, w.freed), DTYPE, "freed"),
+    (lambda w: ops.sgd_(w.x, [w.u[:5], None], lr=0.1), DTYPE, "got NoneType"),
+    (lambda w: ops.inspect(None), DTYPE, "got NoneType"),
+    (lambda w: ops.inspect(torch.empty(D, device="meta")), DTYPE, "meta"),
+    # an optimizer
+    (lambda w: w.step(optimizer="adamw"), CONFIG, "unknown optimizer 'adamw'; known: sgd, "),
+    (lambda w: w.step(optimizer=3), CONFIG, "unknown optimizer 3"),
+    (lambda w: w.step(vhat=None), CONFIG, "amsgrad needs vhat"),
+    (lambda w: w.step(optimizer="adam"), CONFIG, "adam has no vhat"),
+    (lambda w: w.step(acc=w.acc, base=w.base), CONFIG, "acc and base are two different directions"),
+    (lambda w: w.step(correction=0), CONFIG, "correction: expected a round from 1 on"),
+    (lambda w: w.step(correction=1, betas=(1.0, 0.9)), CONFIG, "correction: .* betas below 1"),
+    (lambda w: w.step(correction=1, betas=(0.9, 1.0)), CONFIG, "correction: .* betas below 1"),
+    (lambda w: w.step(betas=0.9), CONFIG, "betas: expected two numbers, got 0.9"),
+    (lambda w: w.step(betas=(0.9,)), CONFIG, "betas: expected two numbers"),
+    (lambda w: w.step(lr=None), TypeError, "number"),
+    (lambda w: w.step(gain="1"), TypeError, "number"),
+    (lambda w: w.step(verdict=torch.ones(6, dtype=torch.float64)), (CONFIG, DTYPE), "verdict"),
+    (lambda w: w.coded_step(units=w.units[:1]), SHAPE, r"units: expected a contiguous \[2, 12\], got \[1, 12\]"),
+    (lambda w: w.coded_step(units=w.units.double()), DTYPE, "units: expected torch.float32"),
+    (lambda w: w.coded_step(m=w.coded[0][:D]), SHAPE, r"m: expected shape \[3072\]"),
+    (lambda w: w.coded_step(v=w.v), DTYPE, "v: expected torch.uint8"),
+    (lambda w: w.coded_step(optimizer="sgd", m=None, v=None), CONFIG, "sgd has no moments"),
+    (lambda w: w.coded_step(rounding=(-1, 0)), CONFIG, "rounding: expected 0 to"),
+    (lambda w: w.coded_step(rounding=(0, 2**64)), CONFIG, "rounding: expected 0 to"),
+    (lambda w: w.coded_step(rounding=3), CONFIG, "rounding: expected two numbers"),
+    # rows
+    (lambda w: w.store(cache=None), CONFIG, "cache: needed"),
+    (lambda w: w.store(cache=3), AttributeError, "int"),
+    (lambda w: w.store(sum=None), CONFIG, "sum: needed"),
+    (lambda w: w.store(w.x, sum=None, acc=w.acc, optimizer="sgd", lr=1.0), CONFIG, "sum: needed"),
+    (lambda w: w.store(w.x, optimizer="sgd", lr=0.1, momentum=0.9), TypeError, "unexpected keyword argument"),
+    (lambda w: w.store(write=0.5), TypeError, "integer"),
+    (lambda w: w.store(terms=[0]), CONFIG, "terms: expected two numbers"),
+    (lambda w: w.store(client=-1), CONFIG, "client: expected 0 to 4294967295, got -1"),
+    (lambda w: w.store(client=2**32), CONFIG, "client: expected 0 to 4294967295"),
+    (lambda w: w.store(arrival=2**64), CONFIG, "arrival: expected 0 to 18446744073709551615"),
+    (lambda w: w.store(write_cache=w.int4), CONFIG, "write_cache: expected int8 rows of 3000, got int4 rows of 3000"),
+    (lambda w: w.store(write_cache=w.longer), CONFIG, "write_cache: expected int8 rows of 3000, got int8 rows of 3256"),
+    (lambda w: w.store(write_cache=w.one, write=1), CONFIG, "slots: expected"),  # its own number of rows counts
+    *(
+        (lambda w, how=how, step=step: w.store(w.x if step else None, **{"read": 1, **how}, **step), CONFIG, "slots: ")
+        for how in ({"write": 2}, {"write": -2}, {"write": 2**64}, {"read": 2}, {"read": -2}, {"terms": [(2, 1.0)]},
+                    {"terms": [(0, 1.0), (-1, 1.0)]})
+        for step in ({}, {"optimizer": "sgd", "lr": 1.0})
+    ),
+    (lambda w: ops.read_row(w.cache, -1), CONFIG, "slot: expected 0..1, got -1"),
+    (lambda w: ops.read_row(w.cache, 2), CONFIG, "slot: expected 0..1, got 2"),
+    *(
+        (lambda w, blocks=blocks: ops.recompute_sum_(w.total, w.cache, w.weights, *blocks), CONFIG, "blocks: expected")
+        for blocks in ((-1, None, 1), (0, 4, 1), (0, -1, 1), (0, None, 0), (0, None, -1), (-1, 0, 1), (0, 2**40, 1))
+    ),
+    # sums of blocks: blocks 0..2, rows of the shadow 0..2, slots 0..2
+    (lambda w: w.add(3, 2, 0, 1), CONFIG, r"blocks below 3, .*\(3, 2, 0, 1\)"),
+    (lambda w: w.add(-1, 2, 0, 1), CONFIG, "blocks below 3"),
+    (lambda w: w.add(2**70, 2, 0, 1), CONFIG, "blocks below 3"),
+    (lambda w: w.add(0, 3, 0, 1), CONFIG, "rows below 3"),
+    (lambda w: w.add(0, -1, 0, 1), CONFIG, "rows below 3"),
+    (lambda w: w.add(0, 2, -1, 1), CONFIG, "first <= last <= 2"),
+    (lambda w: w.add(0, 2, 0, 3), CONFIG, "first <= last <= 2"),
+    (lambda w: w.add(0, 2, 2, 1), CONFIG, "first <= last"),
+    (lambda w: w.add(1, 0, 1, 2), CONFIG, "two jobs for the same"),
+    (lambda w: w.add(0, 2, 1), CONFIG, r"4 whole numbers, got \(0, 2, 1\)"),
+    (lambda w: w.add(0, 2, 0, 1.0), CONFIG, "whole numbers"),
+    (lambda w: ops.add_rows_(w.shadow, w.cache, [5]), CONFIG, "whole numbers"),
+    (lambda w: w.add(shadow=w.shadow.float()), DTYPE, "shadow: expected torch.float64"),
+    (lambda w: w.add(shadow=w.shadow[:, 1:]), SHAPE, "shadow: expected a contiguous"),
+    (lambda w: w.add(shadow=w.shadow.view(-1)), SHAPE, "shadow: expected a contiguous"),
+    (lambda w: w.add(shadow=torch.ones(1024, 3, dtype=torch.float64).T), SHAPE, "shadow: expected a contiguous"),
+    (lambda w: w.add(shadow=torch.ones(3, 1024, dtype=torch.float64, device="meta")), DTYPE, "on cpu"),
+    (lambda w: w.add(weights=torch.ones(3)), SHAPE, "weights: expected shape"),
+    (lambda w: w.add(weights=w.weights.double()), DTYPE, "weights: expected torch.float32"),
+    (lambda w: w.add(weight=math.nan), CONFIG, "weight: expected a finite"),
+    (lambda w: w.add(weight=1e39), CONFIG, "weight: expected a finite"),
+    (lambda w: w.settle(3, 1), CONFIG, "blocks below 3"),
+    (lambda w: w.settle(-1, 1), CONFIG, "blocks below 3"),
+    (lambda w: w.settle(1, 3), CONFIG, "rows below 3"),
+    (lambda w: w.settle(0, 1), CONFIG, "two jobs for the same"),
+    (lambda w: w.settle(1, 1, 0), CONFIG, "2 whole numbers"),
+    (lambda w: w.settle(shadow=w.shadow.float()), DTYPE, "shadow: expected torch.float64"),
+    (lambda w: w.settle(total=w.double), DTYPE, "sum: expected torch.float32"),
+    (lambda w: w.settle(total=w.total.view(2, -1)), SHAPE, "sum: expected shape"),
+    (lambda w: w.settle(total=w.wide[::2]), SHAPE, "sum: expected a contiguous"),
+    (lambda w: w.settle(total=w.shadow.view(-1).view(torch.float32)[10:1510]), CONFIG, "sum overlaps shadow"),
+    # several models
+    (lambda w: ops.fold([], [], [], None, w.out), CONFIG, "there is no model"),
+    (lambda w: ops.fold([w.x], [None, w.base], [1.0], None, w.out), SHAPE, "1 models, 2 bases"),
+    (lambda w: w.fold(weights=(1.0, 1.0)), SHAPE, "and 2 weights"),
+    (lambda w: ops.fold([w.x, w.u[1:]], [None, None], [1.0, 1.0], None, None), SHAPE, "model 1 has 2999"),
+    (lambda w: w.fold(base=w.base[1:]), SHAPE, "base 0: expected shape"),
+    (lambda w: w.fold(model=w.u[1:]), SHAPE, "base 0: expected shape"),
+    (lambda w: w.fold(acc=w.acc[1:]), SHAPE, "acc: expected shape"),
+    (lambda w: w.fold(base=w.double), DTYPE, "base 0: expected torch.float32"),
+    (lambda w: w.fold(model=w.double), DTYPE, "got torch.float64"),
+    (lambda w: w.fold(acc=w.wide[1 : D + 1], out=w.wide[:D]), CONFIG, "out overlaps acc without being acc"),
+    (lambda w: ops.crc32c(w.u, -1), CONFIG, "crc32c: expected a checksum"),
+    (lambda w: ops.crc32c(w.u, 2**32), CONFIG, "crc32c: expected a checksum"),
+    # overlaps: what a step has written it would read again
+    *(
+        (lambda w, a=a, b=b, make=make: make(w, w.wide[a : a + D], w.wide[b : b + D]), CONFIG, words)
+        for a, b in ((0, 1), (1, 0), (0, 16), (16, 0), (0, D - 1), (D - 1, 0))
+        for make, words in (
+            (lambda w, p, q: ops.gather(p, q), "out overlaps the update"),
+            (lambda w, p, q: ops.gather([p[:7], p[7:]], q), "out overlaps the update"),
+            (lambda w, p, q: ops.accumulate_(q, p), "acc overlaps the update"),
+            (lambda w, p, q: w.step(x=p, out=q), "out overlaps x without being x"),
+            (lambda w, p, q: w.store(p, out=q, read=0, optimizer="sgd", lr=1.0), "out overlaps x without being x"),
+            (lambda w, p, q: w.store(update=p, sum=q), "sum overlaps the update"),
+            (lambda w, p, q: ops.difference(p, w.u, q), "out overlaps a without being a"),
+            (lambda w, p, q: ops.difference(w.u, p, q), "out overlaps b without being b"),
+        )
+    ),
+    (lambda w: ops.gather(w.u, w.u), CONFIG, "out overlaps the update"),
+    (lambda w: w.store(update=w.total), CONFIG, "sum overlaps the update"),
+    (lambda w: ops.accumulate_(w.acc, [w.acc[D // 2 :], w.acc[: D // 2]]), CONFIG, "acc overlaps the update"),
+    # where the sum begins, but not where this piece belongs; the same beginning, but numbers of another width
+    (lambda w: ops.accumulate_(w.acc, [torch.ones(4), w.acc[: D - 4]]), CONFIG, "acc overlaps the update"),
+    (lambda w: ops.accumulate_(w.acc, [w.acc.view(torch.float16)[:D]]), CONFIG, "acc overlaps the update"),
+    # distillation
+    *(
+        (lambda w, alpha=alpha: ops.distillation_loss(w.logits, w.targets, alpha=alpha), CONFIG, "alpha")
+        for alpha in (-0.1, 1.1, (0.8, 0.2), (0.2,), "half", (0.1, math.nan))
+    ),
+    (lambda w: ops.distillation_loss(torch.zeros(3, 5), w.targets), SHAPE, "student"),
+    (lambda w: ops.distillation_loss(torch.zeros(2, 4), w.targets), SHAPE, "student"),
+    (lambda w: ops.distillation_loss(w.logits.double(), w.targets), DTYPE, "probs"),
+    (lambda w: ops.distillation_loss(w.logits.to(torch.int64), w.targets), DTYPE, "student"),
+    (lambda w: ops.soft_targets(torch.zeros(3, 0)), SHAPE, "logits"),
+    (lambda w: ops.soft_targets(w.logits, scale=0.0), CONFIG, "scale"),
+]  # fmt: skip
+
+
+def test_what_is_refused_and_that_nothing_is_written() -> None:
+    wrong, world = [], World()
+    before = world.bytes()
+    for place, (call, error, words) in enumerate(REFUSED):
+        try:
+            call(world)
+            found = "not refused"
+        except Exception as raised:
+            found = "" if isinstance(raised, error) and re.search(words, str(raised)) else repr(raised)
+        if world.bytes() != before:
+            found, world = found + " something was written", World()
+        if found:
+            wrong.append(f"{place}: expected {words!r}: {found}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_may_overlap() -> None:
+    """A sum with itself, whole or in pieces; a difference into one of its two."""
+    acc, a, b = vector(D, 1), vector(D, 1), vector(D, 2)
+    twice, again, expected = acc * 2, acc * 4, a - b
+    assert torch.equal(ops.accumulate_(acc, acc), twice)
+    assert torch.equal(ops.accumulate_(acc, [acc[:5], acc[5:]]), again)
+    assert torch.equal(ops.difference(a, b, a), expected)
+    assert torch.equal(ops.difference(vector(D, 1), b, b), expected)
+
+
+@pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
+def test_moments_that_are_missing_or_not_asked_for(optimizer: str) -> None:
+    world, owned = World(), ops.OPTIMIZERS[optimizer]
+    for name in ("m", "v", "vhat"):
+        given = {key: getattr(world, key) if (key in owned) != (key == name) else None for key in ("m", "v", "vhat")}
+        words = f"{optimizer} {'needs' if name in owned else 'has no'} {name}"
+        refused(lambda given=given: world.step(optimizer=optimizer, **given), words, world.x)
+
+
+def test_a_row_of_the_other_cache_alone() -> None:
+    cache, other, total = rows(slots=1), rows(slots=3), torch.zeros(D)
+    ops.cached_step_(None, vector(D, 7), cache=cache, write=2, sum=total, write_cache=other)
 
 
 def test_blocks_that_are_there() -> None:
@@ -65,98 +329,44 @@ def test_blocks_that_are_there() -> None:
     assert torch.equal(pieces, whole) and (whole != 0).float().mean() > 0.9
 
 
-def shifts(size: int = D) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """A vector, another one that overlaps it, and the memory of both."""
-    for shift in (1, 16, size - 1):
-        both = vector(size + shift, shift)
-        yield both[:size], both[shift:], both
-        yield both[shift:], both[:size], both
+# ── the extension's own door ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gather_into_the_update() -> None:
-    for update, out, both in shifts():
-        refused(lambda out=out, update=update: ops.gather(update, out), "out overlaps the update", both)
-        refused(lambda o=out, u=update: ops.gather([u[:7], u[7:]], o), "out overlaps the update", both)
-    one = vector(D, 1)
-    refused(lambda: ops.gather(one, one), "out overlaps the update", one)
+@pytest.mark.parametrize(
+    "blocks", [(-1, None, 1), (0, 4, 1), (0, -1, 1), (0, None, 0), (0, None, -1), (-1, 0, 1), (0, 2**40, 1)]
+)
+def test_blocks_that_the_extension_refuses(blocks: tuple[int, int | None, int]) -> None:
+    cache, total, weights = rows(), vector(D, 5), torch.ones(2)
+    first, last, stride = blocks
+    where = {"weights": weights.data_ptr(), "sum": total.data_ptr()}
+    given = {"first": first, "last": 3 if last is None else last, "stride": stride}
+    refused(lambda: native.recompute_sum(cache.native, **where, **given), "blocks: expected 0 <= first", total)
 
 
-def test_accumulate_into_the_update() -> None:
-    for update, acc, both in shifts():
-        refused(lambda acc=acc, update=update: ops.accumulate_(acc, update), "acc overlaps the update", both)
-    acc = vector(D, 1)
-    for pieces in (
-        [acc[D // 2 :], acc[: D // 2]],
-        [torch.ones(4), acc[: D - 4]],  # where the sum begins, but not where this piece belongs
-        [acc.view(torch.float16)[:D]],  # the same beginning, but numbers of another width
+def test_names_and_slots_that_the_extension_refuses() -> None:
+    x, u, cache = vector(D, 1), vector(D, 2), rows()
+    pieces, at = [(u.data_ptr(), D, 0)], x.data_ptr()
+    step = {"kind": "single", "optimizer": "sgd", "x": at, "out": at, "lr": 1.0}
+    row = {"kind": "mean", "sum": at, "rows": cache.native}
+    for call, error, words in (
+        (lambda: ClientCache(D, 1, "int2"), ConfigError, "'int2'"),
+        (lambda: native.Rows(format="int2", size=D, slots=1, data=at, scales=0), ConfigError, "rows: unknown 'int2'"),
+        (lambda: native.read_row(cache.native, slot=2, out=at), ConfigError, "no slot 2"),
+        (lambda: native.step(pieces, None, {**step, "optimizer": "adamw"}), ConfigError, "unknown 'adamw'; known: sgd"),
+        (lambda: native.step(pieces, None, {**step, "kind": "double"}), ConfigError, "direction: unknown 'double'"),
+        (lambda: native.step(pieces, None, {**step, "y": at}), TypeError, "unknown argument 'y'"),
+        (lambda: native.step(pieces, None, {**step, "x": 0}), ConfigError, "x and x_out are needed"),
+        (lambda: native.step(pieces, None, {"kind": "single"}), ConfigError, "needs an optimizer"),
+        (lambda: native.step(pieces, None, {**row, "read": 2}), ConfigError, "no slot 2"),
+        (lambda: native.step(pieces, None, {**row, "write": 2}), ConfigError, "no slot 2"),
+        (lambda: native.step(pieces, None, {**row, "terms": [(2, 1.0)]}), ConfigError, "no slot 2"),
+        (lambda: native.step([(0, D, 0)], None, step), ConfigError, "address of zero"),
+        (lambda: native.step(pieces, step), TypeError, "expected pieces"),
+        (lambda: native.accumulate((1,), None, {}), TypeError, "expected a list"),
+        (lambda: native.accumulate([1], None, {}), TypeError, "expected a tuple"),
+        (lambda: native.accumulate([(1, 2)], None, {}), TypeError, "exactly 3 arguments"),
     ):
-        refused(lambda pieces=pieces: ops.accumulate_(acc, pieces), "acc overlaps the update", acc)
-    twice, again = acc * 2, acc * 4
-    assert torch.equal(ops.accumulate_(acc, acc), twice)  # itself, whole or in pieces, is allowed
-    assert torch.equal(ops.accumulate_(acc, [acc[:5], acc[5:]]), again)
-
-
-def test_a_step_beside_the_model_that_overlaps_it() -> None:
-    for x, out, both in shifts():
-        refused(
-            lambda x=x, out=out: ops.step_(x, vector(D, 2), optimizer="sgd", lr=1.0, out=out),
-            "out overlaps x without being x", both,
-        )  # fmt: skip
-        cache, total = rows(), vector(D, 3)
-        refused(
-            lambda x=x, out=out, cache=cache, total=total: ops.cached_step_(
-                x, vector(D, 2), cache=cache, write=0, read=0, sum=total, optimizer="sgd", lr=1.0, out=out
-            ),
-            "out overlaps x without being x", both, cache.data, cache.scales, total,
-        )  # fmt: skip
-
-
-def test_a_sum_that_overlaps_the_update() -> None:
-    cache, one = rows(), vector(D, 1)
-    for update, total, both in [*shifts(), (one, one, one)]:
-        refused(
-            lambda u=update, t=total: ops.cached_step_(None, u, cache=cache, write=1, sum=t),
-            "sum overlaps the update", both, cache.data, cache.scales,
-        )  # fmt: skip
-
-
-def test_a_difference_into_what_it_is_of() -> None:
-    for given, out, both in shifts():
-        other = vector(D, 9)
-        refused(lambda a=given, out=out, b=other: ops.difference(a, b, out), "out overlaps a without being a", both)
-        refused(lambda b=given, out=out, a=other: ops.difference(a, b, out), "out overlaps b without being b", both)
-    a, b = vector(D, 1), vector(D, 2)
-    expected = a - b
-    assert torch.equal(ops.difference(a.clone(), b, held := a.clone()), expected) and torch.equal(held, expected)
-    assert torch.equal(ops.difference(a, b, a), expected)  # one of them is allowed
-    assert torch.equal(ops.difference(vector(D, 1), b, b), expected)
-
-
-# ── names, moments, caches ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_names_that_mean_nothing() -> None:
-    x = vector(D, 1)
-    with pytest.raises(ConfigError, match="'int2'"):
-        ClientCache(D, 1, "int2")
-    refused(lambda: ops.step_(x, vector(D, 2), optimizer="adamw", lr=1.0), "unknown optimizer 'adamw'; known: sgd", x)
-    refused(
-        lambda: native.Rows(format="int2", size=D, slots=1, data=x.data_ptr(), scales=0),
-        "rows: unknown 'int2'; known: .*int8",
-    )
-
-
-@pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
-def test_moments_that_are_missing_or_not_asked_for(optimizer: str) -> None:
-    x, owned = vector(D, 1), ops.OPTIMIZERS[optimizer]
-    given = moments("amsgrad", D, 2)
-    for name in ("m", "v", "vhat"):
-        wrong = {key: given[key] for key in given if (key in owned) != (key == name)}
-        words = f"{optimizer} {'needs' if name in owned else 'has no'} {name}"
-        refused(
-            lambda wrong=wrong: ops.step_(x, vector(D, 3), optimizer=optimizer, lr=1.0, **wrong), words, x,
-            *given.values(),
-        )  # fmt: skip
+        refused(call, words, x, cache.data, cache.scales, error=error)
 
 
 def test_structs_that_lack_something() -> None:
@@ -172,100 +382,6 @@ def test_structs_that_lack_something() -> None:
         "dtype": (lambda: native.Update([(64, 4, 3)]), "unknown dtype 3"),
     }.values():
         refused(call, words)
-
-
-def test_a_cache_to_write_to_that_is_unlike_the_one_read() -> None:
-    cache, total, update = rows("int8"), vector(D, 5), vector(D, 6)
-    for other, words in (
-        (rows("int4"), "write_cache: expected int8 rows of 3000, got int4 rows of 3000"),
-        (rows("int8", D + 256), "write_cache: expected int8 rows of 3000, got int8 rows of 3256"),
-        (rows("int8", D - 1), "write_cache: expected int8 rows of 3000, got int8 rows of 2999"),
-    ):
-        refused(
-            lambda other=other: ops.cached_step_(None, update, cache=cache, write=0, sum=total, write_cache=other),
-            words, cache.data, cache.scales, other.data, other.scales, total,
-        )  # fmt: skip
-
-
-def test_none_where_a_vector_belongs() -> None:
-    """As of any object that is no array: an error, and nothing else."""
-    x, u, lost = vector(D, 1), vector(D, 2), (AttributeError, DTypeMismatch, TypeError)
-    for call in (
-        lambda: ops.sgd_(None, u, lr=0.1),
-        lambda: ops.sgd_(x, None, lr=0.1),
-        lambda: ops.sgd_(x, [u[:5], None], lr=0.1),
-        lambda: ops.sgd_(x, u, lr=None),
-        lambda: ops.accumulate_(None, u),
-        lambda: ops.gather(u, None),
-        lambda: ops.difference(x, u, None),
-        lambda: ops.difference(None, u, x),
-        lambda: ops.inspect(None),
-        lambda: ops.distances(u, None, x),
-        lambda: ops.distances(u, x, "x"),
-        lambda: ops.step_(x, u, optimizer="adam", lr=0.1, m=x, v=3.0),
-        lambda: ops.step_(x, u, optimizer="sgd", lr=0.1, gain="1"),
-        lambda: ops.step_(x, u, optimizer="sgd", lr=0.1, betas=0.9),
-        lambda: ops.cached_step_(x, u, cache=3, write=0, sum=x.clone(), optimizer="sgd", lr=0.1),
-        lambda: ops.cached_step_(x, u, cache=rows(), write=0, sum=x.clone(), optimizer="sgd", lr=0.1, momentum=0.9),
-        lambda: ops.cached_step_(None, u, cache=rows(), write=0.5, sum=x),
-        lambda: ops.cached_step_(None, u, cache=rows(), write=0, sum=x, terms=[0]),
-    ):
-        refused(call, "None|expected|argument|number|attribute|needed|integer", x, u, error=lost)
-    refused(lambda: ops.step_(x, u, optimizer=3, lr=0.1), "unknown optimizer 3", x)
-    for key in ({"client": -1}, {"client": 2**32}, {"arrival": 2**64}, {"write": 2**64}):
-        refused(lambda key=key: ops.cached_step_(None, u, cache=rows(), sum=x, **{"write": 0, **key}), "expected", x)
-
-
-@pytest.mark.parametrize(
-    "slots",
-    [{"write": 2}, {"write": -2}, {"read": 2}, {"read": -2}, {"terms": [(2, 1.0)]}, {"terms": [(0, 1.0), (-1, 1.0)]}],
-)
-def test_slots_that_are_not_there(slots: dict[str, Any]) -> None:
-    cache, total, x = rows(), vector(D, 5), vector(D, 6)
-    how = {"write": 0, "read": 1, **slots}
-    for model, step in ((None, {}), (x, {"optimizer": "sgd", "lr": 1.0})):
-        refused(
-            lambda model=model, step=step: ops.cached_step_(model, vector(D, 7), cache=cache, sum=total, **how, **step),
-            "slot", cache.data, cache.scales, total, x,
-        )  # fmt: skip
-
-
-def test_slots_of_the_cache_to_write_to() -> None:
-    """Its own number of rows counts, not that of the cache that is read."""
-    cache, other, total = rows(slots=3), rows(slots=1), torch.zeros(D)
-    refused(
-        lambda: ops.cached_step_(None, vector(D, 7), cache=cache, write=1, sum=total, write_cache=other),
-        "slots", cache.data, other.data, total,
-    )  # fmt: skip
-    ops.cached_step_(None, vector(D, 7), cache=other, write=2, sum=total, write_cache=cache)
-
-
-def test_rows_that_are_not_there() -> None:
-    cache, out = rows(), vector(D, 1)
-    for slot in (-1, 2):
-        refused(lambda slot=slot: ops.read_row(cache, slot), f"slot: expected 0..1, got {slot}")
-        refused(lambda slot=slot: native.read_row(cache.native, slot=slot, out=out.data_ptr()), f"no slot {slot}", out)
-
-
-def test_vectors_of_another_length_or_type() -> None:
-    cache, total = rows(), vector(D, 5)
-    held = (cache.data, cache.scales, total)
-
-    def call(**how: Any) -> Any:
-        given = {"update": vector(D, 7), "sum": total, "cache": cache, "write": 0, **how}
-        return ops.cached_step_(None, given.pop("update"), **given)
-
-    refused(lambda: call(update=vector(D + 1, 7), sum=vector(D + 1, 7)), "as the cache's rows have", *held,
-            error=ShapeMismatch)  # fmt: skip
-    refused(lambda: call(sum=vector(D - 1, 7)), "sum: expected shape", *held, error=ShapeMismatch)
-    refused(lambda: call(sum=total.double()), "sum: expected", *held, error=DTypeMismatch)
-    refused(lambda: call(cache=None), "cache: needed", *held)
-    refused(lambda: call(sum=None), "sum: needed", *held)
-    weights = torch.ones(3)
-    refused(lambda: ops.recompute_sum_(total, cache, weights), "weights: expected shape", *held, error=ShapeMismatch)
-
-
-# ── the extension's own door ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_addresses_go_by_name() -> None:
@@ -364,21 +480,7 @@ def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
     } and many <= by_name  # fmt: skip
 
 
-# ── numbers that the extension could not take ───────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("before", [-1, 2**32])
-def test_checksums_out_of_range(before: int) -> None:
-    refused(lambda: ops.crc32c(vector(D, 0), before), "crc32c: expected a checksum")
-
-
-def test_models_to_fold_that_do_not_go_together() -> None:
-    x, one, out = vector(D, 0), vector(D, 1), vector(D, 2)
-    refused(lambda: ops.fold([], [], [], None, out), "there is no model", out)
-    refused(lambda: ops.fold([x], [None, one], [1.0], None, out), "1 models, 2 bases", out, error=ShapeMismatch)
-    refused(lambda: ops.fold([x], [None], [1.0, 1.0], None, out), "and 2 weights", out, error=ShapeMismatch)
-    other = [x, vector(D - 1, 1)]
-    refused(lambda: ops.fold(other, [None, None], [1.0, 1.0], None, None), "model 1 has 2999", error=ShapeMismatch)
+# ── names that left ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", [name for name in REMOVED if name.startswith("fastagg.ops.")])

@@ -11,7 +11,6 @@ from support.kernels import BETAS, DECAYS, SIZES, bits, clones, extreme, moments
 
 import fastagg
 from fastagg import ops, reference
-from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 
 pytestmark = pytest.mark.kernel
 
@@ -200,37 +199,3 @@ def test_thread_count_changes_no_bit(threads: None) -> None:
         results.append((x, *state.values()))
     for other in results[1:]:
         assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-def refused(error: type[Exception], **changes: object) -> None:
-    """step_ raises and leaves every vector as it was."""
-    size = 64
-    arguments: dict[str, object] = {
-        "x": vector(size, 1), "update": vector(size, 2), "optimizer": "amsgrad", "lr": 0.1,
-        **moments("amsgrad", size, 3),
-    }  # fmt: skip
-    arguments.update(changes)
-    before = {k: v.clone() for k, v in arguments.items() if isinstance(v, torch.Tensor)}
-    with pytest.raises(error):
-        ops.step_(arguments.pop("x"), arguments.pop("update"), **arguments)
-    for name, tensor in before.items():
-        held = changes.get(name, arguments.get(name))
-        if isinstance(held, torch.Tensor):
-            assert torch.equal(held, tensor)
-
-
-def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
-    refused(ShapeMismatch, update=vector(63, 2))
-    refused(ShapeMismatch, x=vector(64, 1).view(8, 8))
-    refused(ShapeMismatch, m=vector(128, 1)[::2])
-    refused(DTypeMismatch, m=vector(64, 1).double())
-    refused(DTypeMismatch, update=vector(64, 2).double())
-    refused(DTypeMismatch, update=torch.arange(64))
-    refused(DTypeMismatch, update="an update")
-    refused(DTypeMismatch, update=np.zeros(64, dtype=">f4"))
-    refused(ConfigError, optimizer="adamw")
-    refused(ConfigError, vhat=None)
-    refused(ConfigError, optimizer="adam")  # has no vhat
-    refused(ConfigError, acc=vector(64, 1), base=vector(64, 1))
-    both = vector(80, 1)
-    refused(ConfigError, x=both[:64], out=both[16:])

@@ -9,10 +9,11 @@ import torch
 import fastagg
 from fastagg.errors import ConfigError, DataError, UpdateTooLarge
 from fastagg.sim.clients.client import rated
-from fastagg.sim.one.metrics import Row, summary
+from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.output import rows_csv
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.one.summary import summary
 from fastagg.sim.recipes.config import load
 from fastagg.sim.show.progress import Progress
 

@@ -17,6 +17,7 @@ from fastagg import _checks, ops
 from fastagg._build import native
 from fastagg._types import Move, Native, Plain, State
 from fastagg.errors import ConfigError, NonFiniteUpdate
+from fastagg.registry import Part
 from fastagg.rules.names import Kind, words
 from fastagg.rules.staleness import Facts, Staleness
 from fastagg.storage.cache import ClientCache
@@ -131,7 +132,7 @@ class DirectionState:
 
 
 @dataclass(frozen=True)
-class Direction:
+class Direction(Part):
     """Base class of the directions. A user's own defines :meth:`combine`. The package's directions have kernels.
 
     Attributes:

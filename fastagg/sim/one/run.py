@@ -20,10 +20,10 @@ from fastagg.sim.one import build, output
 from fastagg.sim.one.inputs import digests
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
-from fastagg.sim.one.metrics import summary as summary_of
 from fastagg.sim.one.passed import Factory, Passed, given
 from fastagg.sim.one.result import Folder, Result, Resume
 from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.one.summary import summary as summary_of
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
 
