@@ -6,7 +6,6 @@ import torch
 from fastagg.sim.clock.delays import ThreeClass
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.one.summary import summary
 
 ALL = {"participation": {"rule": "all"}}
 # Nobody is slow: with a full warm-up ACE would wait for them, longer than these runs last.
