@@ -203,10 +203,10 @@ def nvflare_jobs(session: nox.Session) -> None:
 
 @target("nightly", "wheel")
 def appfl(session: nox.Session) -> None:
-    """Test with real APPFL and pfl, and the small examples with and without fastagg."""
-    install(session, "torch")
+    """Test with real APPFL, pfl and optax, and the small examples with and without fastagg."""
+    install(session, "torch", "optax")
     install(session, wheel="appfl,pfl,test,tensorboard")
-    session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl"))
+    session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl", "optax"))
 
 
 @target("nightly", "wheel")

@@ -270,7 +270,7 @@ def nbytes(running: Running) -> dict[str, int]:
     engine, extension = running.engine, running.extension
     held = extension.state.memory()
     held["direction"] += sum(piece.nbytes for entry in engine.waiting for piece in entry["update"])
-    kept = {payload.data_ptr(): payload.nbytes for payload in engine.kept}
+    kept = {payload.data_ptr(): payload.nbytes for payload in (*engine.kept, *engine.held_before)}
     own = sum(tensor.nbytes for tensor in extension.own.values())
     return {
         "model": engine.model.numel() * 4, "moments": engine.moments_nbytes + own, **held,
