@@ -306,6 +306,13 @@ def races(session: nox.Session) -> None:
 
 
 @target("nightly")
+def readers(session: nox.Session) -> None:
+    """Look for races between threads of Python that read what servers hand out and others that write."""
+    install(session, *needed(), *COMPILING)
+    script(session, "readers")
+
+
+@target("nightly")
 def clang(session: nox.Session) -> None:
     """Compile with Clang's warnings, and compare the bits."""
     install(session, *COMPILING)

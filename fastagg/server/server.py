@@ -460,11 +460,12 @@ class Server:
             [False, True, 'UnknownClient']
         """
         answers = list(answers) if hasattr(answers, "__iter__") else [answers]
-        for answer in answers:
-            if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 6:
-                do = "give a list of such tuples; all but the first two may be left out"
-                what = "(client, update, version, num_samples, task, offset)"
-                raise ConfigError(_checks.wrong("receive_many", what, answer, do))
+        with self._refusing():
+            for answer in answers:
+                if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 6:
+                    do = "give a list of such tuples; all but the first two may be left out"
+                    what = "(client, update, version, num_samples, task, offset)"
+                    raise ConfigError(_checks.wrong("receive_many", what, answer, do))
         outcomes: list[Outcome] = []
         try:
             while len(outcomes) < len(answers):
@@ -530,11 +531,12 @@ class Server:
         Raises:
             ConfigError: an answer is not such a tuple. Nothing has changed.
         """
-        for answer in answers if isinstance(answers, (tuple, list)) else [answers]:
-            if not isinstance(answer, (tuple, list)) or not 3 <= len(answer) <= 4:
-                what = "tuples (task, trained, num_samples) or (task, trained, num_samples, offset)"
-                raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
-            check_task(answer[0])
+        with self._refusing():
+            for answer in answers if isinstance(answers, (tuple, list)) else [answers]:
+                if not isinstance(answer, (tuple, list)) or not 3 <= len(answer) <= 4:
+                    what = "tuples (task, trained, num_samples) or (task, trained, num_samples, offset)"
+                    raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
+                check_task(answer[0])
         return self._receive_models(answers, differences, measures=True)
 
     def _receive_models(
