@@ -65,7 +65,7 @@ def install(session: nox.Session, *packages: str, wheel: str | None = None) -> N
 
 
 def install_flower(session: nox.Session) -> None:
-    install(session, "flwr[simulation]==1.41.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
+    install(session, "flwr[simulation]==1.42.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
 
 
 def install_flare(session: nox.Session) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -57,6 +57,8 @@ class Server:
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how delays change a step. By default they change nothing.
+
+    What comes from a file may describe a part as plain data: ``staleness={"name": "Polynomial", "a": 0.5}``.
     """
 
     @_keywords.checked
@@ -864,8 +866,12 @@ def _taken(outcome: Outcome) -> Receipt:
 
 
 def _part(name: str, given: Any, kind: type, default: Any) -> Any:
+    """Return a part, also one that a recipe or a framework's file describes: ``{"name": "Polynomial", "a": 0.5}``."""
+    known = registry.parts(name)
+    if isinstance(given, Mapping) and given.get("name") in known:
+        return registry.part(name, given)
     if given is not None and not isinstance(given, kind):
-        known = registry.parts(name)
+        given = given.get("name", given) if isinstance(given, Mapping) else given
         like = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
         near = _checks.nearest(like, known) or type(default).__name__
         do = f"write {name}=fastagg.{near}(...), or another one of {', '.join(known)}"
