@@ -197,8 +197,7 @@ def test_a_recipe_describes_a_policy_of_staleness(name, rules):
     half = {"staleness": {"name": "Polynomial", "a": 0.5}}
     made_by = {"name": "own_rules:half", "rule": name}
     plain, described, made = (
-        run(asynchronous(algorithm={**algorithm, **given}, **more))
-        for given in ({}, half, made_by)
+        run(asynchronous(algorithm={**algorithm, **given}, **more)) for given in ({}, half, made_by)
     )
     assert described.rows == made.rows != plain.rows
     with pytest.raises(ConfigError, match="staleness Polynomial: unknown setting 'b'; known: a"):
