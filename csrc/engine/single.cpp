@@ -24,9 +24,10 @@ double Single::bound() const { return blend_ ? bound_ + std::abs(weight_) * 2.0 
 // beyond its own.
 double Single::growth(double lr) const {
   if (blend_ && divisor_ > 0.0 && lr * weight_ > 1.0 + 1e-9)
-    throw Refusal(Why::kSetting, "normalize: this answer's mixing weight would be " + std::to_string(lr * weight_) +
-                                     ", and it is at most 1; make normalize larger (the samples of all clients), or bound "
-                                     "a client's by max_samples");
+    throw Refusal(Why::kSetting,
+                  "normalize: this answer's mixing weight would be " + std::to_string(lr * weight_) +
+                      ", and it is at most 1; make normalize larger (the samples of all clients), or bound "
+                      "a client's by max_samples");
   const bool between = blend_ && lr * weight_ >= 0.0 && lr * weight_ <= 1.0;
   return std::abs(lr) * (between ? bound_ : bound());
 }
