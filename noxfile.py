@@ -65,7 +65,7 @@ def install(session: nox.Session, *packages: str, wheel: str | None = None) -> N
 
 
 def install_flower(session: nox.Session) -> None:
-    install(session, "flwr[simulation]==1.41.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
+    install(session, "flwr[simulation]==1.42.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
 
 
 def install_flare(session: nox.Session) -> None:
@@ -203,10 +203,10 @@ def nvflare_jobs(session: nox.Session) -> None:
 
 @target("nightly", "wheel")
 def appfl(session: nox.Session) -> None:
-    """Test with real APPFL and pfl, and the small examples with and without fastagg."""
-    install(session, "torch")
+    """Test with real APPFL, pfl and optax, and the small examples with and without fastagg."""
+    install(session, "torch", "optax")
     install(session, wheel="appfl,pfl,test,tensorboard")
-    session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl"))
+    session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl", "optax"))
 
 
 @target("nightly", "wheel")
@@ -310,6 +310,13 @@ def races(session: nox.Session) -> None:
     """Look for races in the CUDA kernels, emulated, with ThreadSanitizer."""
     install(session, *COMPILING)
     script(session, "races")
+
+
+@target("nightly")
+def readers(session: nox.Session) -> None:
+    """Look for races between threads of Python that read what servers hand out and others that write."""
+    install(session, *needed(), *COMPILING)
+    script(session, "readers")
 
 
 @target("nightly")

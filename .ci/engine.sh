@@ -12,7 +12,7 @@ made() { # NAME CMAKE_OPTIONS...
   echo "$name: built (${SECONDS}s)"
 }
 mkdir -p "$build"
-made addresses -DFASTAGG_SANITIZE=ON -DFASTAGG_DEVELOPER=ON
+made addresses -DFASTAGG_SANITIZE=address,undefined -DFASTAGG_DEVELOPER=ON
 ASAN_OPTIONS=alloc_dealloc_mismatch=0 "$build/addresses/fastagg_engine_tests"
-made threads -DFASTAGG_ENGINE_TESTS_SANITIZE=thread
+made threads -DFASTAGG_SANITIZE=thread
 TSAN_OPTIONS=halt_on_error=1 "$build/threads/fastagg_engine_tests" threads

@@ -9,7 +9,7 @@ seconds=${2:-1800}
 targets=("${@:3}")
 ((${#targets[@]})) || targets=(bindings log checkpoint file recipe)
 pip install -q atheris
-cmake -S . -B "$build" -G Ninja -DFASTAGG_SANITIZE=ON -DFASTAGG_CUDA=OFF -DFASTAGG_DEVELOPER=ON \
+cmake -S . -B "$build" -G Ninja -DFASTAGG_SANITIZE=address,undefined -DFASTAGG_CUDA=OFF -DFASTAGG_DEVELOPER=ON \
   -DPython_EXECUTABLE="$(command -v python)" -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" >"$build.log" || { cat "$build.log"; exit 1; }
 cmake --build "$build" >>"$build.log" || { cat "$build.log"; exit 1; }
 rm -rf "$build/package"

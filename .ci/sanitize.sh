@@ -7,7 +7,7 @@ set -euo pipefail
 build=$1
 shift # what follows are options of CMake
 here=$(pwd)
-cmake -S . -B "$build" -G Ninja -DFASTAGG_SANITIZE=ON -DFASTAGG_EMULATE_CUDA=ON -DFASTAGG_DEVELOPER=ON \
+cmake -S . -B "$build" -G Ninja -DFASTAGG_SANITIZE=address,undefined -DFASTAGG_EMULATE_CUDA=ON -DFASTAGG_DEVELOPER=ON \
   -DPython_EXECUTABLE="$(command -v python)" -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" "$@" >"$build.log" || { cat "$build.log"; exit 1; }
 cmake --build "$build" >>"$build.log" || { cat "$build.log"; exit 1; }
 printf 'built in %ss\n' "$SECONDS"

@@ -205,7 +205,8 @@ def FedAsync(
         b: setting of the hinge (default 4), >= 0. Other policies refuse it.
         normalize: a_t is also multiplied by a client's samples, with ``weighting="samples"``, and divided by this
             number, > 0: the samples of all clients (APPFL), or a client's average. With ``uniform`` it is divided only.
-            None: samples have no effect. See :class:`fastagg.Mixing`.
+            An answer whose a_t would be above 1 is refused; ``max_samples`` prevents that. None: samples have no
+            effect. See :class:`fastagg.Mixing`.
 
     Example:
         >>> server = fastagg.FedAsync(torch.zeros(2), alpha=0.5)

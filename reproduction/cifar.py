@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from shared import find_data, labels_in_range, read_table
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
-from fastagg.sim.data.files import find_data, labels_in_range, read_table
 
 NEEDS = "train-*.parquet and test-*.parquet, or {0}.npz; there or in {0}/"
 MEAN = (0.4914, 0.4822, 0.4465)

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from shared import exactly, find_data
 from torch import nn
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
-from fastagg.sim.data.files import find_data, read_text
-from fastagg.sim.models.networks import exactly, image_shape
+from fastagg.sim.data.files import read_text
+from fastagg.sim.models.networks import image_shape
 from fastagg.sim.seeds import generator
 
 Users = dict[str, tuple[Foreign, Foreign]]  # x and y of each user

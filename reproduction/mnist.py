@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared import find_data
 
 from fastagg.errors import DataError
 from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, split_by_label
-from fastagg.sim.data.files import find_data, read_bytes
+from fastagg.sim.data.files import read_bytes
 
 NEEDS = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"
 FILE = "mnist.npz"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from shared import exactly
 from torch import nn
 
-from fastagg.sim.models.networks import exactly, image_shape
+from fastagg.sim.models.networks import image_shape
 
 
 class Block(nn.Module):

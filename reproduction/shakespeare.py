@@ -16,13 +16,13 @@ from typing import Any
 import leaf
 import numpy as np
 import torch
+from shared import exactly, find_data
 from torch import nn
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
-from fastagg.sim.data.files import find_data, read_text
-from fastagg.sim.models.networks import exactly
+from fastagg.sim.data.files import read_text
 
 NEEDS = "LEAF JSON (*.json, or train/ and test/) or *.txt with NAME: lines; there or in shakespeare/"
 SPEAKER = re.compile(r"^([A-Z][^\n:]{0,60}):[ \t]*$", re.MULTILINE)

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from shared import find_data, labels_in_range, load_tokenizer, read_table
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
-from fastagg.sim.data.files import find_data, labels_in_range, read_table
-from fastagg.sim.data.tokenizer import load_tokenizer
 
 # The folder in GLUE's own archive, and the columns: as tables are exported, or in the archive's TSV files.
 PAIR = (("sentence1", "#1 String"), ("sentence2", "#2 String"), ("label", "Quality"))

@@ -7,20 +7,22 @@ threads, the locale. And a rule on the source: memory for native code is made in
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import locale
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.bits import digest
 
 import fastagg
 
@@ -63,31 +65,6 @@ def test_memory_is_made_in_one_place() -> None:
 # -- the results ------------------------------------------------------------------------------------------------------
 
 D = 3001
-
-
-def digest(value: Any) -> str:
-    """Of nested tensors and numbers: names, types and bits."""
-    found = blake2b(digest_size=12)
-
-    def add(one: Any) -> None:
-        if isinstance(one, torch.Tensor):
-            found.update(f"{one.dtype} {one.device} {list(one.shape)}".encode())
-            found.update(one.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if one.numel() else b"")
-        elif isinstance(one, np.ndarray):
-            found.update(f"{one.dtype} {one.shape}".encode() + one.tobytes())
-        elif isinstance(one, dict):
-            for name, item in one.items():
-                if name not in ("lives", "incarnation", "ids", "id"):
-                    add((str(name), item))
-        elif isinstance(one, (list, tuple)):
-            found.update(f"{len(one)}".encode())
-            for item in one:
-                add(item)
-        else:
-            found.update(repr(one).encode())
-
-    add(value)
-    return found.hexdigest()
 
 
 def vector(seed: int) -> torch.Tensor:
@@ -188,36 +165,40 @@ def of_presets(folder: Path) -> Iterator[tuple[str, Any]]:
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "bf16": {"dtype": torch.bfloat16, "threads": 1},
-    "float64, meta": {"dtype": torch.float64, "device": "meta", "threads": 3, "locale": True},
+    "bf16, Turkish": {"dtype": torch.bfloat16, "threads": 1, "locale": "tr_TR.UTF-8"},  # i and I are two letters
+    "float64, meta, German": {"dtype": torch.float64, "device": "meta", "threads": 3, "locale": "de_DE.UTF-8"},  # 0,5
 }
 
 
 def main(case: str) -> None:
     given = CASES[case]
     torch.set_num_threads(given.get("threads", 2))
-    if given.get("locale"):
-        for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "tr_TR.UTF-8", "C"):
-            try:
-                locale.setlocale(locale.LC_ALL, name)
-                break
-            except locale.Error:
-                pass
+    with contextlib.suppress(locale.Error):  # that this machine has not, and could not make
+        locale.setlocale(locale.LC_ALL, given.get("locale", "C"))
     torch.set_default_dtype(given.get("dtype", torch.float32))
     torch.set_default_device(given.get("device"))
     with tempfile.TemporaryDirectory() as folder:
         found = {name: digest(value) for part in (of_ops(), of_presets(Path(folder))) for name, value in part}
-    print(json.dumps(found))
+    print(json.dumps({"locale": locale.setlocale(locale.LC_ALL), "found": found}))
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, dict[str, str]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    makes = shutil.which("localedef") is not None and Path("/usr/share/i18n/locales").is_dir()
+    if makes:
+        here["LOCPATH"] = str(tmp_path_factory.mktemp("locales"))
     found = {}
-    for case in CASES:
+    for case, given in CASES.items():
+        if makes and "locale" in given:
+            name = given["locale"]
+            made = ["localedef", "-i", name.split(".")[0], "-f", "UTF-8", os.path.join(here["LOCPATH"], name)]
+            subprocess.run(made, check=True, capture_output=True, timeout=300)
         ran = subprocess.run([sys.executable, __file__, case], capture_output=True, text=True, env=here, timeout=300)
         assert ran.returncode == 0, ran.stderr
-        found[case] = json.loads(ran.stdout)
+        said = json.loads(ran.stdout)
+        assert not makes or said["locale"] == given.get("locale", "C")
+        found[case] = said["found"]
     return found
 
 

@@ -645,10 +645,10 @@ void adopt(Server& server, Server& other) {
   before->gate.retire();
 }
 
-py::list kept_of(const Server& server) {
+py::list tensors_of(const Server& server, const std::vector<store::Vector>& vectors) {
   py::list found;
   server.engine->follow();
-  for (const store::Vector& one : server.engine->ledger().all_kept()) found.append(tensor_of(one, server.size));
+  for (const store::Vector& one : vectors) found.append(tensor_of(one, server.size));
   return found;
 }
 
@@ -887,7 +887,10 @@ void bind_engine(py::module_& m) {
       .def("owed", [ledger](Server& server, py::handle client) { return ledger(server).owed(id_of(client)); })
       .def("tell_next", [ledger](Server& server, py::handle client,
                                  int32_t steps) { ledger(server).tell_next_to(id_of(client), steps); })
-      .def_property_readonly("kept", &kept_of)
+      .def_property_readonly(
+          "kept", [](const Server& server) { return tensors_of(server, server.engine->ledger().all_kept()); })
+      .def_property_readonly("held_before",
+                             [](const Server& server) { return tensors_of(server, server.engine->held_before()); })
       .def_property_readonly("known", [ledger](Server& server) { return ledger(server).known(); })
       .def_property_readonly("open_tasks", [ledger](Server& server) { return ledger(server).open_tasks(); })
       .def_property_readonly("expired", [ledger](Server& server) { return ledger(server).expired(); })

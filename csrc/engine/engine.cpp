@@ -52,6 +52,13 @@ store::Vector Engine::kept_now() const {
   return model_;
 }
 
+std::vector<store::Vector> Engine::held_before() const {
+  std::vector<store::Vector> found;
+  for (const Before& one : before_)
+    if (store::Owner owner = one.owner.lock()) found.push_back({std::move(owner), one.data});
+  return found;
+}
+
 // What an operation does that is no answer.
 Engine::Applied Engine::apply(const log::Operation& operation) {
   check_log();

@@ -106,6 +106,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     shared_ = true;
     return model_;
   }
+  // Versions of before that somebody still holds: a task, or whoever was handed one.
+  std::vector<store::Vector> held_before() const;
   // Lets the caller's work on a device, which reads what the server holds, wait for the server's.
   void follow() const { runner_->follow(); }
   double lr() const { return optimizer_.settings.lr; }
@@ -223,6 +225,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   store::Owner state_;
   double model_bound_ = 0.0;
   bool shared_ = false;  // whether somebody may hold this version
+  struct Before {
+    std::weak_ptr<void> owner;
+    float* data;
+  };
+  std::vector<Before> before_;  // versions that were shared; room for one more is made before a step
   std::vector<Waiting> waiting_;
   double enough_since_ = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
 

@@ -1,5 +1,7 @@
 #include "single.h"
 
+#include "../refusal.h"
+
 namespace fastagg::engine {
 
 Outcome Single::plan(const Given& given, bool) {
@@ -18,8 +20,14 @@ Outcome Single::plan(const Given& given, bool) {
 
 double Single::bound() const { return blend_ ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
 
-// A value between two versions is not larger than both.
+// A value between two versions is not larger than both. Where samples count, a client with many must not take the model
+// beyond its own.
 double Single::growth(double lr) const {
+  if (blend_ && divisor_ > 0.0 && lr * weight_ > 1.0 + 1e-9)
+    throw Refusal(Why::kSetting,
+                  "normalize: this answer's mixing weight would be " + std::to_string(lr * weight_) +
+                      ", and it is at most 1; make normalize larger (the samples of all clients), or bound "
+                      "a client's by max_samples");
   const bool between = blend_ && lr * weight_ >= 0.0 && lr * weight_ <= 1.0;
   return std::abs(lr) * (between ? bound_ : bound());
 }

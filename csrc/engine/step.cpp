@@ -324,6 +324,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
 void Engine::commit(Step& step) noexcept {
   if (step.outcome != Outcome::kKept) enough_since_ = std::nan("");
   if (step.outcome == Outcome::kStep) {
+    if (step.out && shared_) before_.push_back({model_.owner, model_.data});
     shared_ = false;
     if (step.out) std::swap(model_, step.out);
     if (step.optimizer) std::swap(optimizer_, *step.optimizer);
@@ -350,6 +351,11 @@ void Engine::plan_step(Step& step, const store::Vector* into, bool copies) {
   }
   check_bounds(step);
   if (step.outcome != Outcome::kStep) return;
+  if (before_.size() == before_.capacity()) {
+    before_.erase(std::remove_if(before_.begin(), before_.end(), [](const Before& one) { return one.owner.expired(); }),
+                  before_.end());
+    before_.reserve(2 * before_.size() + 8);
+  }
   if (own_step()) {  // only computes the direction, as a vector
     step.out = memory_->vector(settings_.size);
     memory_->zero(step.out.data, settings_.size * static_cast<int64_t>(sizeof(float)));

@@ -295,7 +295,8 @@ class Layout:
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
         if not ops.inspect(flat).finite:
             bad = [e.name for e in self._by_role["parameter"] if not torch.isfinite(self._cut(flat, e)).all()]
-            raise NonFiniteUpdate(f"params: the model to start from holds NaN or infinity in {_names(bad)}")
+            do = f"; what never changes is kept by buffers={{{bad[0]!r}: 'keep'}}" if self.form == "state_dict" else ""
+            raise NonFiniteUpdate(f"params: the model to start from holds NaN or infinity in {_names(bad)}{do}")
         counters = [dense(e.name, arrays[e.name]).clone() for e in self._by_role["counter"]]
         return ModelState(flat, buffers, counters)
 

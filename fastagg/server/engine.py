@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -64,11 +65,12 @@ class Running:
     engine: Native
     extension: Extension
     memory: Native  # where the engine's vectors are
+    first: weakref.ref[torch.UntypedStorage]  # the memory of the version that it began with, which is torch's
 
     def adopt(self, fresh: Running) -> None:
         """Go on with the state of another one, which nobody else uses. The caller is inside the gate."""
         self.engine.adopt(fresh.engine)  # whoever waits at its gate goes on with the new state
-        self.extension, self.memory = fresh.extension, fresh.memory
+        self.extension, self.memory, self.first = fresh.extension, fresh.memory, fresh.first
 
     @property
     def optimizer(self) -> Optimizer:
@@ -114,7 +116,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     engine.by_time = getattr(direction, "at_least", None) is not None
     engine.begin_incarnation(0, new_incarnation())
     engine.measure()
-    return Running(engine, extension, held)
+    return Running(engine, extension, held, weakref.ref(flat.untyped_storage()))
 
 
 def waiting_of(settings: ServerSettings) -> int:
@@ -270,7 +272,9 @@ def nbytes(running: Running) -> dict[str, int]:
     engine, extension = running.engine, running.extension
     held = extension.state.memory()
     held["direction"] += sum(piece.nbytes for entry in engine.waiting for piece in entry["update"])
-    kept = {payload.data_ptr(): payload.nbytes for payload in engine.kept}
+    kept = {payload.data_ptr(): payload.nbytes for payload in (*engine.kept, *engine.held_before)}
+    if (first := running.first()) is not None and first.data_ptr() != engine.model.data_ptr():
+        kept[first.data_ptr()] = engine.model.nbytes
     own = sum(tensor.nbytes for tensor in extension.own.values())
     return {
         "model": engine.model.numel() * 4, "moments": engine.moments_nbytes + own, **held,

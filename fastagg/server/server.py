@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -55,6 +55,8 @@ class Server:
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how delays change a step. By default they change nothing.
+
+    What comes from a file may describe a part as plain data: ``staleness={"name": "Polynomial", "a": 0.5}``.
     """
 
     @_keywords.checked
@@ -228,8 +230,9 @@ class Server:
             UnknownClient: the id is refused, or the task's own client is unknown.
             UnknownVersion: the task's own client no longer holds it.
         """
-        handed: Dispatch = self._engine.hand_on(check_task(task), client)
-        return handed
+        with self._refusing():
+            handed: Dispatch = self._engine.hand_on(check_task(task), client)
+            return handed
 
     def forget(self, client: Client, version: int | None = None) -> None:
         """End the open tasks of a client that will not answer, and free versions that only this client held.
@@ -242,7 +245,8 @@ class Server:
             UnknownClient: the client was never sent a model.
             UnknownVersion: the client has no open task of that version.
         """
-        self._engine.forget(client, version)
+        with self._refusing():
+            self._engine.forget(client, version)
 
     def expire(self, before: int | None = None) -> int:
         """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
@@ -259,9 +263,10 @@ class Server:
             >>> server.expire(before=1)  # tasks of versions below 1
             3
         """
-        if before is not None:
-            _checks.whole("before", before, least=0, most=engine.MOST)
-        return int(self._engine.expire(before))
+        with self._refusing():
+            if before is not None:
+                _checks.whole("before", before, least=0, most=engine.MOST)
+            return int(self._engine.expire(before))
 
     @property
     def incarnation(self) -> int:
@@ -457,11 +462,12 @@ class Server:
             [False, True, 'UnknownClient']
         """
         answers = list(answers) if hasattr(answers, "__iter__") else [answers]
-        for answer in answers:
-            if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 6:
-                do = "give a list of such tuples; all but the first two may be left out"
-                what = "(client, update, version, num_samples, task, offset)"
-                raise ConfigError(_checks.wrong("receive_many", what, answer, do))
+        with self._refusing():
+            for answer in answers:
+                if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 6:
+                    do = "give a list of such tuples; all but the first two may be left out"
+                    what = "(client, update, version, num_samples, task, offset)"
+                    raise ConfigError(_checks.wrong("receive_many", what, answer, do))
         outcomes: list[Outcome] = []
         try:
             while len(outcomes) < len(answers):
@@ -527,11 +533,12 @@ class Server:
         Raises:
             ConfigError: an answer is not such a tuple. Nothing has changed.
         """
-        for answer in answers if isinstance(answers, (tuple, list)) else [answers]:
-            if not isinstance(answer, (tuple, list)) or not 3 <= len(answer) <= 4:
-                what = "tuples (task, trained, num_samples) or (task, trained, num_samples, offset)"
-                raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
-            check_task(answer[0])
+        with self._refusing():
+            for answer in answers if isinstance(answers, (tuple, list)) else [answers]:
+                if not isinstance(answer, (tuple, list)) or not 3 <= len(answer) <= 4:
+                    what = "tuples (task, trained, num_samples) or (task, trained, num_samples, offset)"
+                    raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
+                check_task(answer[0])
         return self._receive_models(answers, differences, measures=True)
 
     def _receive_models(
@@ -585,14 +592,11 @@ class Server:
             ConfigError: the rule needs every single update, or there are more than 1,048,576 above the buffer's size.
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
-        try:
+        with self._refusing():
             self._answers.check_sum(partial)
             said = Said(client, version, task, offset, incarnation)
             answer = self._answers.of_sum(partial, said)
             return _taken(self._answers.receive([answer])[0])
-        except FastaggError as error:
-            self._refused(error)
-            raise
 
     def close_round(self, *, if_due: bool = False) -> float | None:
         """Step now along the mean of the updates that have arrived since the last step.
@@ -617,10 +621,11 @@ class Server:
             >>> server.close_round(), server.version  # b and c did not answer in time
             (1.0, 1)
         """
-        found: float | None = self._engine.close_round(if_due)
-        if found is not None and self._log is not None:
-            self._log.wait()
-        return found
+        with self._refusing():
+            found: float | None = self._engine.close_round(if_due)
+            if found is not None and self._log is not None:
+                self._log.wait()
+            return found
 
     def _named(self, outcomes: Sequence[Outcome], updates: Sequence[Any]) -> list[Outcome]:
         """Return the outcomes; a refused update's error names the array that is not finite."""
@@ -691,8 +696,21 @@ class Server:
         """Bytes of the server's state, by part.
 
         The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` and
-        ``distillation`` are separate), ``versions`` (kept for open tasks), ``clients`` (the ledger
-        of tasks), ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``."""
+        ``distillation`` are separate), ``versions`` (those that the rule keeps for open tasks, and older ones that
+        somebody holds: a :class:`fastagg.Dispatch`, or what :attr:`flat` and :meth:`parameters` gave), ``clients`` (the
+        ledger of tasks), ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``.
+
+        Example:
+            >>> server = fastagg.ASGD(torch.zeros(1000), lr=0.1)
+            >>> best = server.parameters()
+            >>> task = server.dispatch("ann")
+            >>> receipt = server.receive("ann", torch.ones(1000))
+            >>> server.memory()["versions"]  # of best and task
+            4000
+            >>> del best, task
+            >>> server.memory()["versions"]
+            0
+        """
         with self._engine.reading:
             parts = engine.nbytes(self._running)
         if self._log is not None:
@@ -848,8 +866,12 @@ def _taken(outcome: Outcome) -> Receipt:
 
 
 def _part(name: str, given: Any, kind: type, default: Any) -> Any:
+    """Return a part, also one that a recipe or a framework's file describes: ``{"name": "Polynomial", "a": 0.5}``."""
+    known = registry.parts(name)
+    if isinstance(given, Mapping) and given.get("name") in known:
+        return registry.part(name, given)
     if given is not None and not isinstance(given, kind):
-        known = registry.parts(name)
+        given = given.get("name", given) if isinstance(given, Mapping) else given
         like = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
         near = _checks.nearest(like, known) or type(default).__name__
         do = f"write {name}=fastagg.{near}(...), or another one of {', '.join(known)}"

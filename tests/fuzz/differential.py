@@ -11,19 +11,19 @@ meanwhile sees only versions that were there.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from hashlib import blake2b
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from support.bits import digest
 from support.presets import CLIENTS, PRESETS, numbers, update
 from torch import Tensor
 
@@ -31,29 +31,7 @@ import fastagg
 
 SHAPES = {"a": (40, 30), "b": (7,), "c": (), "d": (1000,)}
 SIZE = sum(math.prod(shape) for shape in SHAPES.values())
-SAMPLES = (0, 1, 2.5, 7)
-Operation = tuple[Any, ...]
 Sent = tuple[int, int, float, str]  # a task, an update, samples, and what is wrong with it
-
-
-class Wrong(AssertionError):
-    """Two lanes differ, or something that was handed out changed."""
-
-
-def digest(value: Any) -> str:
-    """Of the bits of tensors, arrays or what holds them, in the order of names."""
-    found = blake2b(digest_size=8)
-    for one in _arrays(value):
-        found.update(one.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def _arrays(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, dict):
-        for name in sorted(value):
-            yield from _arrays(value[name])
-    else:
-        yield value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))
 
 
 def named(flat: Tensor) -> dict[str, Tensor]:
@@ -65,15 +43,13 @@ def named(flat: Tensor) -> dict[str, Tensor]:
 # -- operations -------------------------------------------------------------------------------------------------------
 
 
-def spoiled(values: Tensor, at: int, value: float) -> Tensor:
-    values = values.float().clone()
-    values[at] = value
-    return values
+def spoiled(values: Tensor, value: float) -> Tensor:
+    return torch.cat([values.float()[:-1], values.new_tensor([value], dtype=torch.float32)])
 
 
 BAD: dict[str, Callable[[Tensor], Any]] = {
-    "nan": lambda u: spoiled(u, SIZE - 1, math.nan),
-    "inf": lambda u: named(spoiled(u, 0, math.inf)),
+    "nan": lambda u: spoiled(u, math.nan),
+    "inf": lambda u: named(spoiled(u, math.inf)),
     "short": lambda u: u[:-1],
     "integers": lambda u: u.to(torch.int64),
     "names": lambda u: {"a": u[:1200].view(40, 30)},
@@ -81,39 +57,38 @@ BAD: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def operations(draw: random.Random, rounds: bool) -> Iterator[Operation]:
+KINDS = {
+    "dispatch": 30, "answer": 40, "answers": 8, "bad": 6, "again": 5, "forget": 2, "hand_on": 2, "lr": 1, "read": 6,
+    "expire": 0.5, "close": 2,
+}  # fmt: skip
+
+
+def operations(draw: random.Random, rounds: bool) -> Iterator[tuple[Any, ...]]:
     """Random operations. Answers are to tasks by their place among all that were handed out."""
-    number, handed = 0, 0
-    for client in range(CLIENTS):
-        yield ("dispatch", client)
-        handed += 1
+    numbered, handed = itertools.count(), CLIENTS
+    kinds = {**KINDS, "close": KINDS["close"] * rounds}
+
+    def task() -> int:
+        return handed - 1 - min(int(draw.expovariate(0.4)), handed - 1)
+
+    def answer(bad: str = "") -> Sent:
+        return task(), next(numbered), draw.choice((0, 1, 2.5, 7)), bad
+
+    yield from (("dispatch", client) for client in range(CLIENTS))
     while True:
-        kind = draw.choices(
-            ("dispatch", "answer", "answers", "bad", "again", "forget", "hand_on", "lr", "read", "expire", "close"),
-            (30, 40, 8, 6, 5, 2, 2, 1, 6, 0.5, 2 if rounds else 0),
-        )[0]
-        task = handed - 1 - min(int(draw.expovariate(0.4)), handed - 1)
-        number += 1
-        samples = draw.choice(SAMPLES)
+        (kind,) = draw.choices(list(kinds), list(kinds.values()))
         if kind == "dispatch":
-            handed += 1
             yield (kind, draw.randrange(CLIENTS + (draw.random() < 0.02)))
         elif kind == "answers":
-            each = [
-                (handed - 1 - draw.randrange(min(6, handed)), number + k, draw.choice(SAMPLES), "")
-                for k in range(draw.randint(1, 4))
-            ]
-            number += 4
-            yield (kind, each)
+            yield (kind, [answer() for _ in range(draw.randint(1, 4))])
         elif kind in ("answer", "bad", "again"):
-            yield ("answers", [(task, number, samples, draw.choice(list(BAD)) if kind == "bad" else "")])
-            if kind == "again":
-                yield ("answers", [(task, number, samples, "")])
+            again = ("answers", [answer(draw.choice(list(BAD)) if kind == "bad" else "")])
+            yield from [again] * (1 + (kind == "again"))
         elif kind == "hand_on":
-            handed += 1
-            yield (kind, task, draw.randrange(CLIENTS))
+            yield (kind, task(), draw.randrange(CLIENTS))
         else:
-            yield (kind, task) if kind == "forget" else (kind,)
+            yield (kind, task()) if kind == "forget" else (kind,)
+        handed += kind in ("dispatch", "hand_on")
 
 
 # -- lanes ------------------------------------------------------------------------------------------------------------
@@ -127,24 +102,27 @@ class Lane:
         self.server = self.begin()
         self.tasks: list[fastagg.Dispatch | None] = []
         self.held: list[tuple[Any, str]] = []  # what was handed out, and its digest then
-        self.versions = {digest(self.server.flat)}
+        self.versions = self.now()
 
     def begin(self) -> fastagg.Server:
-        return self.make()
+        with self.settled():
+            return self.make()
 
     def between(self) -> None:
         """Whatever may happen to this server at any time."""
 
-    def settled(self) -> ExitStack | Any:
-        return ExitStack()
+    def settled(self) -> Any:
+        return nullcontext()
 
-    def run(self, operation: Operation) -> list[Any]:
+    def run(self, operation: tuple[Any, ...]) -> list[Any]:
         """Do it, and return what came out."""
         self.between()
         name, *rest = operation
         found = self.answers(*rest) if name == "answers" else [self.outcome(OPERATIONS[name], self, *rest)]
-        self.versions.add(digest(self.server.flat))
         return [*found, self.server.version, digest(self.server.flat)]
+
+    def now(self) -> set[str]:
+        return {digest(self.server.flat), digest(self.server.parameters())}
 
     def outcome(self, call: Callable[..., Any], *rest: Any) -> Any:
         try:
@@ -152,6 +130,8 @@ class Lane:
                 return seen(call(*rest))
         except fastagg.FastaggError as error:
             return type(error).__name__
+        finally:
+            self.versions |= self.now()
 
     def took(self, hand: Callable[..., fastagg.Dispatch], *given: Any) -> Any:
         self.tasks.append(None)  # a refused task has a place, too
@@ -176,20 +156,11 @@ class Lane:
         return given.client, BAD[bad](value) if bad else value, given.version, samples, given.id
 
     def answers(self, each: list[Sent]) -> list[Any]:
-        found = []
-        for one in each:
-            found.append(self.outcome(self.answer, *one))
-            self.versions.add(digest(self.server.flat))
-        return found
+        return [self.outcome(self.answer, *one) for one in each]
 
     def answer(self, *one: Any) -> Any:
         sent = self.sent(*one)
         return sent and self.server.receive(*sent[:4], task=sent[4])
-
-    def end(self) -> None:
-        for value, then in self.held:
-            if digest(value) != then:
-                raise Wrong(f"{type(self).__name__}: what was handed out changed")
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -284,9 +255,8 @@ class Routes(Lane):
 def seen(value: Any) -> Any:
     """What an outcome says, in bits."""
     if isinstance(value, fastagg.Receipt):
-        facts = (value.step_size, value.update_norm, value.weight)
-        bits = [None if one is None else float(one).hex() for one in facts]
-        return (value.client, value.applied, value.version, value.delay, *bits)
+        numbers = value.step_size, value.update_norm, value.weight
+        return (value.client, value.applied, value.version, value.delay, *map(repr, numbers))
     return type(value).__name__ if isinstance(value, Exception) else value
 
 
@@ -294,11 +264,7 @@ def seen(value: Any) -> Any:
 
 
 def run(seed: int, count: int = 60, preset: str | None = None) -> int:
-    """Run ``count`` operations of a seed. Return the version that was reached.
-
-    Raises:
-        Wrong: lanes differ.
-    """
+    """Run ``count`` operations of a seed. Return the version that was reached. AssertionError: lanes differ."""
     draw = random.Random(seed)
     name = preset or draw.choice(sorted(PRESETS))
     limits = draw.choice([{}, {}, {"max_delay": 2}, {"max_open_per_client": 2}, {"clip_norm": 0.01}])
@@ -313,7 +279,7 @@ def run(seed: int, count: int = 60, preset: str | None = None) -> int:
 
         def reader() -> None:
             while not stop.is_set():
-                read.update({digest(lanes[0].server.flat), digest(lanes[0].server.parameters())})
+                read.update(lanes[0].now())
 
         thread = threading.Thread(target=reader)
         thread.start()
@@ -321,17 +287,14 @@ def run(seed: int, count: int = 60, preset: str | None = None) -> int:
             for at, operation in zip(range(count), given, strict=False):
                 expected, *others = [lane.run(operation) for lane in lanes]
                 for lane, found in zip(lanes[1:], others, strict=True):
-                    if found != expected:
-                        raise Wrong(
-                            f"seed {seed}, {name}, {limits}, operation {at} {operation}: {type(lane).__name__} gave\n"
-                            f"  {found}, plain\n  {expected}"
-                        )
+                    where = f"seed {seed}, {name}, {limits}, operation {at} {operation}: {type(lane).__name__} gave"
+                    assert found == expected, f"{where}\n  {found}, plain\n  {expected}"
             for lane in lanes:
-                lane.end()
+                same = all(digest(value) == then for value, then in lane.held)
+                assert same, f"seed {seed}, {name}, {type(lane).__name__}: what was handed out changed"
         finally:
             stop.set()
             thread.join()
             lanes[2].server.close()
-        if mixed := read - lanes[0].versions:
-            raise Wrong(f"seed {seed}, {name}: a reader saw {len(mixed)} models that were no version")
+        assert read <= lanes[0].versions, f"seed {seed}, {name}: a reader saw models that were no version"
         return lanes[0].server.version

@@ -193,3 +193,16 @@ def test_aced_is_algorithm_a1_for_who_sends_as_it_does(tau: int) -> None:
         start[j] = t + 1
         tasks[j] = server.dispatch(j)
         torch.testing.assert_close(server.flat.double(), w, rtol=0, atol=1e-5)
+
+
+def test_a_mixing_weight_is_at_most_one() -> None:
+    made = [fastagg.FedAsync(torch.zeros(3), normalize=9, weighting="samples", alpha=0.5, **more)
+            for more in ({}, {"max_samples": 18})]  # fmt: skip
+    for server in made:
+        task = server.dispatch("ann")
+        if server is made[0]:
+            with pytest.raises(ConfigError, match=r"normalize: .* 1\.5.*max_samples"):
+                server.receive_model(task, torch.ones(3), 27)
+            assert server.version == 0 and torch.equal(server.flat, torch.zeros(3))
+        assert server.receive_model(task, torch.ones(3), 18 if server is made[0] else 27).applied
+        assert torch.equal(server.flat, torch.ones(3))  # the weight is 1: the client's model

@@ -36,6 +36,8 @@ def test_a_relay_hands_its_task_on(name: str) -> None:
     relayed.forget("relay")
     with pytest.raises(fastagg.UnknownClient, match="'relay' is not known any more: its last task"):
         relayed.hand_on(task, "d")
+    assert relayed.memory()["versions"] == 4 * D  # of tasks that this program holds
+    del task, handed
     assert relayed.memory()["versions"] == 0
 
 

@@ -108,8 +108,7 @@ def test_a_clock_that_jumps_ends_tasks_early_or_late_and_nothing_else(jump: floa
     else:
         with pytest.raises((UnknownVersion, UnknownClient)):
             server.receive("before", ones())
-    task = server.dispatch("after")
-    assert server.receive("after", ones(), task.version).applied
+    assert server.receive("after", ones(), server.dispatch("after").version).applied
     later(server, 61.0)
     server.expire()
     assert server.memory()["versions"] == 0 or jump < 0

@@ -127,3 +127,23 @@ def test_a_model_that_was_read_and_dropped_costs_later_updates_nothing() -> None
         server.receive(client, torch.ones(8))
         places.append(inside.engine(server).model.data_ptr())
     assert torch.equal(held, before) and held.data_ptr() != places[0] and len(set(places)) == 1
+
+
+@pytest.mark.parametrize("name", ["FedAsync", "ASGD"])
+def test_memory_has_every_version_that_somebody_holds(name: str) -> None:
+    """Also the first one, which is torch's memory, and one of which only a view is left; each once."""
+    server = getattr(fastagg, name)({"w": torch.zeros(100)}, **({"lr": 0.1} if name == "ASGD" else {}))
+    server.dispatch("late")  # FedAsync keeps version 0 for it
+    held = []
+    for version in range(20):
+        held.append(server.parameters()["w"][:1] if version % 2 else server.flat)
+        server.dispatch("ann")
+        server.receive("ann", torch.ones(100))
+        assert server.memory()["versions"] == 400 * len(held)
+    keeps = 400 * (name == "FedAsync")
+    del held[:10]
+    assert server.memory()["versions"] == 4000 + keeps
+    held.clear()
+    assert server.memory()["versions"] == keeps
+    server.forget("late")
+    assert server.memory()["versions"] == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,33 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"fastagg\[metrics\]"):
         fastagg.watch(fastagg.ASGD(torch.zeros(5), lr=0.1), object())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda server, task: server.dispatch([]),
+        lambda server, task: server.hand_on(task, "b"),
+        lambda server, task: server.forget("nobody"),
+        lambda server, task: server.expire(-1),
+        lambda server, task: server.close_round(),
+        lambda server, task: server.receive("nobody", torch.ones(5)),
+        lambda server, task: server.receive_many([("nobody", torch.ones(5))]),
+        lambda server, task: server.receive_model(task, torch.ones(5)),
+        lambda server, task: server.receive_models([(task, torch.ones(5), 1)]),
+        lambda server, task: server.receive_models([task]),
+        lambda server, task: server.receive_many([task]),
+        lambda server, task: server.receive_partial("nobody", None),
+        lambda server, task: server.receiving("nobody"),
+    ],
+)
+def test_whatever_is_refused_is_said(
+    call: Callable[..., object], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    server = fastagg.watch(fastagg.open(tmp_path / "a", lambda: fastagg.FedBuff(torch.zeros(5))))
+    task = server.dispatch("a")
+    server.forget("a")
+    server.close()
+    with caplog.at_level(logging.WARNING, "fastagg"), contextlib.suppress(fastagg.FastaggError):
+        call(server, task)
+    assert [one for one in caplog.messages if "refused: " in one]

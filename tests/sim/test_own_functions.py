@@ -125,6 +125,13 @@ def rule(model, *, num_clients, seed, lr=1.0):
     return fastagg.FedBuff(model, lr=lr, buffer_size=2, num_clients=num_clients, seed=seed)
 
 
+def half(model, *, rule, num_clients, seed, lr, buffer_size, distill=None):
+    more = {"distill": distill} if rule == "FedEcho" else {}
+    policy, clients = fastagg.Polynomial(0.5), {"num_clients": num_clients}
+    preset = getattr(fastagg, rule)
+    return preset(model, lr=lr, buffer_size=buffer_size, seed=seed, staleness=policy, **clients, **more)
+
+
 def untyped(model, **keywords):
     return fastagg.FedBuff(model, lr=1.0, buffer_size=2)
 """
@@ -168,3 +175,18 @@ def test_times_are_evaluated_beside_versions():
 
 
 FEDBUFF = {"name": "FedBuff", "lr": 1.0, "buffer_size": 2}
+
+
+@pytest.mark.parametrize("name", ["FedBuff", "FedEcho", "CA2FL", "FedAC"])
+def test_a_recipe_describes_a_policy_of_staleness(name, rules):
+    """The same run as with the policy's object, which a function makes; and delays count."""
+    algorithm = {"name": name, "buffer_size": 2, "lr": 0.1}
+    more = {"unlabelled": {"share": 0.2}, "run": {"versions": 10, "evaluate_every": 5}}
+    half = {"staleness": {"name": "Polynomial", "a": 0.5}}
+    made_by = {"name": "own_rules:half", "rule": name}
+    plain, described, made = (
+        run(asynchronous(algorithm={**algorithm, **given}, **more)) for given in ({}, half, made_by)
+    )
+    assert described.rows == made.rows != plain.rows
+    with pytest.raises(ConfigError, match="staleness Polynomial: unknown setting 'b'; known: a"):
+        run(asynchronous(algorithm={**algorithm, "staleness": {"name": "Polynomial", "b": 1}}, **more))

@@ -29,6 +29,8 @@ def worlds():
     for name in tables.names():
         for cell in tables.load(name).cells:
             config = cell.config
+            if config.data.shown.startswith("solutions:"):
+                continue  # test_solutions.py has a tiny model for it
             key = config.data.model_dump_json(), config.model.model_dump_json()
             found.setdefault(key, (f"{name}: {config.label}", config.data))
     worlds = []

@@ -1,9 +1,7 @@
-"""examples/mathinstruct: what is trained on, what is distilled on, and how an answer is scored."""
-
-import sys
-from pathlib import Path
+"""reproduction/solutions.py: what is trained on, what is distilled on, and how an answer is scored."""
 
 import pytest
+import scoring
 import torch
 
 from fastagg.errors import DataError
@@ -17,21 +15,8 @@ from fastagg.sim.recipes.config import from_dict
 from .fake_data import save_writer, write_math
 from .test_resume import Killed, Stop, same
 
-HERE = Path(__file__).parents[2] / "examples" / "mathinstruct"
 KEYS = {"pretrained": "tiny", "max_length": 96, "queries": 8, "query_length": 30, "new_tokens": 4}
 IGNORED = -100
-
-
-@pytest.fixture(autouse=True)
-def scoring(monkeypatch):
-    """The example is run in its folder."""
-    monkeypatch.chdir(HERE)
-    monkeypatch.syspath_prepend(str(HERE))
-    import scoring
-
-    yield scoring
-    for name in ("scoring", "solutions"):
-        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +30,7 @@ def scoring(monkeypatch):
         ("", "", False),
     ],
 )
-def test_the_last_number_counts(scoring, written, wanted, equal):
+def test_the_last_number_counts(written, wanted, equal):
     assert scoring.same_number(written, wanted) is equal
 
 
@@ -69,7 +54,7 @@ class Doubling(torch.nn.Module):
         return torch.cat([tokens, 2 * tokens[:, -1:]], dim=1)
 
 
-def test_accuracy_is_the_share_of_right_numbers_and_loss_that_of_the_solutions(scoring):
+def test_accuracy_is_the_share_of_right_numbers_and_loss_that_of_the_solutions():
     x = torch.tensor([[5, 3, 6, 0], [4, 8, 0, 0], [1, 1, 2, 4]])
     y = torch.tensor([[IGNORED, 6, IGNORED, IGNORED], [8, IGNORED, IGNORED, IGNORED], [IGNORED, IGNORED, 4, 5]])
     accuracy, loss = scoring.FinalNumbers(Digits(), 1, batch_size=2)(Doubling(), Samples(x, y))
@@ -141,8 +126,8 @@ def test_a_run_learns_distils_and_resumes(folder, tmp_path):
     same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_the_papers_table_names_what_the_example_has():
-    found = tables.load("fedecho-table5.toml")
+def test_the_papers_table_names_what_the_module_has():
+    found = tables.load("fedecho-table5")
     assert [cell.method for cell in found.cells] == ["FedBuff", "CA2FL", "FedAC", "FADAS", "FedEcho"]
     with pytest.raises(DataError, match=r"no data in .*MathInstruct"):
         build_data(found.cells[0].config.data, seed=0)

@@ -48,10 +48,3 @@ def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
             f"model {name!r} needs images [channels, height, width], the data's inputs are {tuple(shape)}"
         )
     return shape[0], shape[1], shape[2]
-
-
-def exactly(name: str, widths: Sequence[int], count: int) -> Sequence[int]:
-    """Return ``widths`` if there are ``count``. Otherwise ConfigError with the model's name."""
-    if len(widths) != count:
-        raise ConfigError(f"model {name!r} takes {count} widths, got {list(widths)}")
-    return widths

@@ -41,19 +41,3 @@ void threads() {
     CHECK(server.engine->ledger().now == next && server.engine->ledger().open_tasks() == 0);
   }
 }
-
-#if defined(__SANITIZE_THREAD__)
-// GCC 12's ThreadSanitizer does not see the lock that std::timed_mutex takes with a limit on a steady clock.
-#include <pthread.h>
-#include <sched.h>
-#include <time.h>
-extern "C" int pthread_mutex_clocklock(pthread_mutex_t* mutex, clockid_t clock, const timespec* until) noexcept {
-  for (;;) {
-    if (pthread_mutex_trylock(mutex) == 0) return 0;
-    timespec now;
-    clock_gettime(clock, &now);
-    if (now.tv_sec > until->tv_sec || (now.tv_sec == until->tv_sec && now.tv_nsec >= until->tv_nsec)) return ETIMEDOUT;
-    sched_yield();
-  }
-}
-#endif

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import torch
 from scoring import IGNORED, FinalNumbers
+from shared import Absent, find, load_tokenizer, read_table
 from torch import Tensor, nn
 
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import FederatedData, Samples, dirichlet_split
-from fastagg.sim.data.files import Absent, find, read_table
-from fastagg.sim.data.tokenizer import load_tokenizer
 from fastagg.sim.seeds import generator
 
 TRAIN = ("source", "instruction", "output")
