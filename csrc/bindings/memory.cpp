@@ -1,6 +1,4 @@
 // Binds the server's own vectors, as torch tensors, for fastagg/model/memory.py.
-#include <pybind11/stl.h>
-
 #include "../store/blocks.h"
 #include "arrays.h"
 #include "structs.h"

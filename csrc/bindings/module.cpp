@@ -1,7 +1,5 @@
 // The module that Python imports. It takes structs, addresses and scalars only. fastagg/ops checks the tensors. Every
 // call that touches vectors releases the GIL.
-#include <pybind11/numpy.h>
-
 #include <algorithm>
 #include <atomic>
 #include <iterator>
@@ -195,6 +193,7 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
     if (raised) bindings::set_error_of(raised);
   });
   bindings::install_waiting();
+  store::keep_reserve();
   py::module_::import("atexit").attr("register")(py::cpp_function(&bindings::end_calls));
   bind_structs(m);
   bindings::bind_memory(m);

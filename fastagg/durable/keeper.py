@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 import time
@@ -107,7 +108,10 @@ class Keeper:
         self.has_lost = self.running.extension.state.on_loss(self.soon)
         self._due = 0 if self.has_lost else max(0, self.every - replayed)
         self._thread = threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, f"the system refuses a thread: {error}") from error
 
     def wait(self, sequence: int) -> None:
         """Wait until the record is on the disk, so that a checkpoint with it may count. A full disk has room for it

@@ -395,8 +395,8 @@ class Server:
 
         The update is applied when it is complete and checked. ``upload.receipt`` is available then.
 
-        A server of :func:`fastagg.open` writes the chunks to its folder, and the step reads them there. So memory never
-        holds more than one chunk. Any other server collects the chunks in memory.
+        A server of :func:`fastagg.open` writes the chunks to its folder, and reads them when all are there. So while an
+        update comes, memory holds one chunk of it. Any other server collects the chunks in memory.
 
         Args:
             client, version, num_samples, kind, incarnation, task, offset: as in :meth:`receive`.
