@@ -65,12 +65,6 @@ constexpr size_t kReserve =
 std::atomic<void*> reserve{nullptr};
 std::new_handler other = nullptr;  // whoever was asked before
 
-void use_reserve() {
-  if (void* const held = reserve.exchange(nullptr)) return std::free(held);
-  if (other == nullptr) throw std::bad_alloc();
-  other();
-}
-
 #if defined(__linux__)
 constexpr size_t kHugePage = size_t{2} << 20;
 
@@ -150,6 +144,12 @@ void trim() noexcept {
   Free& held = free_blocks();
   const std::lock_guard<std::mutex> lock(held.mutex);
   for (Shelf& shelf : held.shelves) clear(shelf);
+}
+
+void use_reserve() {
+  if (void* const held = reserve.exchange(nullptr)) return std::free(held);
+  if (other == nullptr) throw std::bad_alloc();
+  other();
 }
 
 void keep_reserve() {

@@ -15,7 +15,7 @@ def at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
 
 
-def crc32c(buffers: Sequence[bytes | memoryview | np.ndarray], before: int = 0) -> int:
+def crc32c(buffers: Sequence[bytes | bytearray | memoryview | np.ndarray], before: int = 0) -> int:
     """Return the CRC-32C (Castagnoli) of consecutive buffers. ``before`` is the checksum of what precedes them."""
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers if len(buffer)]
     if not arrays:

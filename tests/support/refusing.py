@@ -1,8 +1,9 @@
-"""What the machine refuses: in turn, every allocation, every start of a thread and every call for a file of every public
-call. It runs with tests/native/refusing.c loaded before all else; ``run`` starts such a process.
+"""What the machine refuses: in turn, every allocation, every start of a thread and every call for a file of every
+public call. It runs with tests/native/refusing.c loaded before all else; ``run`` starts such a process.
 
-Each call is made in a child of its own, on a server in the middle of its work. Then nothing is refused any more, and the
-server must be as before the call, or as after it. Where it raised, it is as before, and raises what the machine says.
+Each call is made in a child of its own, on a server in the middle of its work. Then nothing is refused any more, and
+the server must be as before the call, or as after it. Where it raised, it is as before, and raises what the machine
+says.
 """
 
 from __future__ import annotations
@@ -21,14 +22,23 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from test_open import equal, without_lives
+
+import fastagg
+from fastagg.durable.disk import Disk
+from fastagg.durable.opening import open_on
+from support.presets import PRESETS, model, update
 
 SOURCE = Path(__file__).parents[1] / "native/refusing.c"
 MEMORY, THREAD, FILE = 1, 2, 4
 MINE, OTHERS = 1, 2
 SIZE, CLIENTS = 300, 3
 FOREVER = 1 << 40
+NAMES = "FedBuff;ACE, int8;AsyncFedED;FedAC;CA2FL, int4;FADAS, extended, in 8 bits;FedAvg, deterministic"
 
 
 def built(folder: Path) -> Path:
@@ -39,26 +49,16 @@ def built(folder: Path) -> Path:
 
 
 def run(library: Path, *arguments: object) -> str:
-    """Run :func:`main` in a process with the library, and return what it says."""
+    """Run :func:`main` in a process with the library, or code after "-c". Return what it says."""
     root = Path(__file__).parents[1]
     paths = os.pathsep.join([str(root), str(root / "durable"), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONMALLOC": "malloc", "PYTHONPATH": paths,
            "OMP_NUM_THREADS": "1", "REFUSING": str(library)}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-P", __file__, *map(str, arguments)], env=env, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-P", *([] if arguments[0] == "-c" else [__file__]), *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     return done.stdout
 
-
-if __name__ == "__main__" or "REFUSING" in os.environ:
-    import torch
-    from support.presets import PRESETS, model, update
-    from test_open import equal, without_lives
-
-    import fastagg
-    from fastagg.durable.disk import Disk
-    from fastagg.durable.opening import open_on
 
 Call = Callable[["Scene"], Any]
 
@@ -81,7 +81,7 @@ class Scene:
         self.model = update(9, SIZE)
         self.saved = self.server.state_dict()
         self.file = (folder or Path(tempfile.gettempdir())) / "saved.pt"
-        self.result: Any = None
+        self.server.flush()
 
     def make(self) -> fastagg.Server:
         return PRESETS[self.name](model(SIZE))
@@ -164,22 +164,23 @@ def point(scene: Callable[[], Scene], call: Call, plan: tuple[int, int, int, int
         traceback.print_exception(error)
         return f"{said}!"
     if name == "close and open":
-        return stored(on, before, said)
+        return stored(on, before, before, said)
     after_it = on.seen()
     if error is not None and not equal(before, after_it):
-        if not isinstance(error, fastagg.NotDurable):  # it says that the answer may count
+        told = any(isinstance(one, fastagg.Receipt) for one in getattr(error, "outcomes", ()))
+        if not (told or isinstance(error, fastagg.NotDurable)):  # which says that the answer may count
             return f"changed by a call that raised {said}!"
     elif error is None and name in READS and not equal(before, after_it):
         return "changed by a call that reads!"
     if on.folder is not None:
-        return stored(on, after_it, said)
+        return stored(on, before, after_it, said)
     if error is not None and name not in READS:  # it works now
         call(on)
     return "raised" if error is not None else "the same"
 
 
-def stored(on: Scene, live: Any, said: str) -> str:
-    """Open the folder again: it has what the server had."""
+def stored(on: Scene, before: Any, live: Any, said: str) -> str:
+    """Open the folder again. It has what the server had, or if that could not be written, what it had before."""
     last = None
     for _ in range(3):  # the log tries again by itself; a failed sync is final
         try:
@@ -189,8 +190,9 @@ def stored(on: Scene, live: Any, said: str) -> str:
         except fastagg.FastaggError as error:
             last = error
     on.server = on.opened()
-    if not equal(live, on.seen()) and not last:
-        return f"after {said}, the folder has another state!"
+    found = on.seen()
+    if not equal(live, found) and not (last and equal(before, found)):
+        return f"after {said or 'no error'}, {last or 'closed'}: the folder has another state!"
     return "raised" if said else "the same"
 
 
@@ -200,25 +202,33 @@ def is_named(error: BaseException, kind: int) -> bool:
         return kind == MEMORY
     if isinstance(error, (OSError, fastagg.FastaggError)):
         return True
-    # torch's own word for it, and Python's for an allocation that failed while it raised
-    texts = "DefaultCPUAllocator", "can't allocate memory", "bad_alloc", "can't start new thread"
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    if isinstance(error.__cause__, MemoryError):
+        return True
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    # torch's own words, and what others' code makes of it
+    return "Failed to allocate" in str(error) or "TensorBase" in str(error) or "fastagg" not in Path(last).parts[-4:]
 
 
-def every(name: str, what: str, plan: tuple[int, int, int], share: float, seed: int, ends: float, stored_too: bool
-          ) -> collections.Counter[str]:  # fmt: skip
-    """All points of a call, or a share of them."""
-    kind, whose, count = plan
+def every(
+    name: str, what: str, plan: tuple[int, int], share: float, seed: int, ends: float, stored_too: bool
+) -> collections.Counter[str]:
+    """All points of a call, or a share of them. Memory is refused once; all else once, a few times, or for good."""
+    kind, whose = plan
     rng, found, after = random.Random(f"{name} {what} {seed}"), collections.Counter[str](), 0
+    times = [1] if kind == MEMORY else [1, 3, FOREVER]
     call = {**CALLS, **PLAIN, **STORED}[what]
-    errors = {MEMORY: [errno.ENOMEM], THREAD: [errno.EAGAIN], FILE: [errno.EIO, errno.ENOSPC, errno.EMFILE]}[kind]
+    errors = {
+        MEMORY: [errno.ENOMEM],
+        THREAD: [errno.EAGAIN],
+        FILE: [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EDQUOT, errno.EROFS],
+    }[kind]
     while time.monotonic() < ends:
         if share < 1:
             after += int(rng.expovariate(share))
         with tempfile.TemporaryDirectory() as folder:
             inside = Path(folder) / "state" if stored_too else None
-            outcome = in_child(lambda: point(lambda: Scene(name, inside), call,  # noqa: B023
-                                             (kind, whose, after, count, rng.choice(errors)), what))  # noqa: B023
+            now = (kind, whose, after, rng.choice(times), rng.choice(errors))
+            outcome = in_child(partial(point, partial(Scene, name, inside), call, now, what))
         if outcome == "not reached":
             break
         found["wrong" if outcome.endswith("!") else outcome] += 1
@@ -255,11 +265,11 @@ def in_child(act: Callable[[], str]) -> str:
 def main(kind: str, whose: str, where: str, names: str, share: str, seed: str, seconds: str, only: str = "") -> None:
     """Refuse, and print how many points had which outcome. It ends with an error if one was wrong."""
     ends = time.monotonic() + float(seconds)
-    plan = {"memory": MEMORY, "thread": THREAD, "file": FILE}[kind], {"mine": MINE, "others": OTHERS}[whose], 1
+    plan = {"memory": MEMORY, "thread": THREAD, "file": FILE}[kind], {"mine": MINE, "others": OTHERS}[whose]
     total = collections.Counter[str]()
     stored_too = where == "stored"
     calls = {**CALLS, **(STORED if stored_too else PLAIN)}
-    for name in names.split(";"):
+    for name in (names or NAMES).split(";"):
         for what, call in calls.items():
             if only not in ("", what):
                 continue
