@@ -24,11 +24,12 @@ def extension() -> ModuleType:
     built = sorted(_ROOT.glob(f"build/*/_native{EXTENSION_SUFFIXES[0]}"), key=lambda path: path.stat().st_mtime)
     spec = spec_from_file_location(_NAME, built[-1]) if built else _installed()
     if spec is None or spec.loader is None:
-        others = [*Path(__file__).parent.glob("_native.*"), *_ROOT.glob("build/*/_native.*")]
-        named = "".join(f" {path} is of another Python." for path in others[:1])
+        others = [*Path(__file__).parent.glob("_native.*so"), *_ROOT.glob("build/*/_native.*so")]
+        named = "".join(f" {path} is of another one." for path in others[:1])
+        what = _ROOT if (_ROOT / "pyproject.toml").exists() else "fastagg"
         raise ImportError(
-            f"fastagg has no extension for this Python ({python_version()}, {EXTENSION_SUFFIXES[0]}).{named} Install it "
-            f"with this one: {sys.executable} -m pip install {_ROOT if (_ROOT / 'pyproject.toml').exists() else 'fastagg'}"
+            f"fastagg is not installed for this Python, {python_version()} ({EXTENSION_SUFFIXES[0]}).{named} Run "
+            f"`{sys.executable} -m pip install {what}`"
         )
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -29,6 +29,7 @@ from typing import Any
 from test_open import equal, without_lives
 
 import fastagg
+from fastagg.durable import log
 from fastagg.durable.disk import Disk
 from fastagg.durable.opening import open_on
 from support.presets import PRESETS, model, update
@@ -265,6 +266,7 @@ def in_child(act: Callable[[], str]) -> str:
 def main(kind: str, whose: str, where: str, names: str, share: str, seed: str, seconds: str, only: str = "") -> None:
     """Refuse, and print how many points had which outcome. It ends with an error if one was wrong."""
     ends = time.monotonic() + float(seconds)
+    log.SMALL = 0  # so that an update in chunks has a file
     plan = {"memory": MEMORY, "thread": THREAD, "file": FILE}[kind], {"mine": MINE, "others": OTHERS}[whose]
     total = collections.Counter[str]()
     stored_too = where == "stored"
