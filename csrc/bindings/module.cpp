@@ -272,8 +272,8 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
 #endif
 }
 
-// A second interpreter of a process: Python 3.12 refuses such a module by itself, and with 3.11 pybind11 would wait in it
-// for ever.
+// A second interpreter of a process: Python 3.12 refuses such a module by itself, and with 3.11 pybind11 would wait in
+// it for ever.
 PYBIND11_PLUGIN_IMPL(_native) {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__fastagg();
   PyErr_SetString(PyExc_ImportError, "fastagg runs in a process's main interpreter only; start a process instead");

@@ -127,7 +127,9 @@ class Pool {
     job_.store(&job);
     generation_.fetch_add(1);
     if (sleeping_.load() > 0) {
-      { std::lock_guard<std::mutex> lock(mutex_); }
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+      }
       wake_.notify_all();
     }
     job.work(0);

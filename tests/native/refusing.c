@@ -1,5 +1,5 @@
-// The machine refuses: an allocation, a thread or a call for a file fails, the n-th from now on. It is loaded before all
-// else (LD_PRELOAD), and Python is told to allocate by malloc (PYTHONMALLOC). Used by tests/support/refusing.py.
+// The machine refuses: an allocation, a thread or a call for a file fails, the n-th from now on. It is loaded before
+// all else (LD_PRELOAD), and Python is told to allocate by malloc (PYTHONMALLOC). Used by tests/support/refusing.py.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -99,24 +99,28 @@ int posix_memalign(void** out, size_t by, size_t size) {
   return (*out = __libc_memalign(by, size)) == NULL ? ENOMEM : 0;
 }
 
-#define CALL(kind, failed, type, name, arguments, given)         \
-  type name arguments {                                          \
-    static type(*next) arguments;                                \
-    if (next == NULL) next = (type(*) arguments)real(#name);     \
-    if (refused(kind)) return failed;                            \
-    return next given;                                           \
+#define CALL(kind, failed, type, name, arguments, given)     \
+  type name arguments {                                      \
+    static type(*next) arguments;                            \
+    if (next == NULL) next = (type(*) arguments)real(#name); \
+    if (refused(kind)) return failed;                        \
+    return next given;                                       \
   }
 
 CALL(kMemory, MAP_FAILED, void*, mmap, (void* at, size_t size, int may, int how, int file, off_t from),
      (at, size, may, how, file, from))
-CALL(kThread, EAGAIN, int, pthread_create,
-     (pthread_t * out, const pthread_attr_t* with, void* (*act)(void*), void* of), (out, with, act, of))
+CALL(kThread, EAGAIN, int, pthread_create, (pthread_t * out, const pthread_attr_t* with, void* (*act)(void*), void* of),
+     (out, with, act, of))
 CALL(kFile, -1, ssize_t, pread, (int file, void* to, size_t size, off_t at), (file, to, size, at))
 CALL(kFile, -1, ssize_t, pread64, (int file, void* to, size_t size, off_t at), (file, to, size, at))
 CALL(kFile, -1, ssize_t, pwrite, (int file, const void* from, size_t size, off_t at), (file, from, size, at))
 CALL(kFile, -1, ssize_t, pwrite64, (int file, const void* from, size_t size, off_t at), (file, from, size, at))
 CALL(kFile, -1, ssize_t, pwritev, (int file, const struct iovec* from, int count, off_t at), (file, from, count, at))
 CALL(kFile, -1, ssize_t, pwritev64, (int file, const struct iovec* from, int count, off_t at), (file, from, count, at))
+CALL(kFile, -1, ssize_t, pwritev64v2, (int file, const struct iovec* from, int count, off_t at, int how),
+     (file, from, count, at, how))
+CALL(kFile, -1, ssize_t, preadv64v2, (int file, const struct iovec* to, int count, off_t at, int how),
+     (file, to, count, at, how))
 CALL(kFile, -1, int, fsync, (int file), (file))
 CALL(kFile, -1, int, fdatasync, (int file), (file))
 CALL(kFile, -1, int, ftruncate, (int file, off_t size), (file, size))
@@ -131,13 +135,13 @@ static int opened(int folder, const char* name, int how, mode_t mode) {
   return refused(kFile) ? -1 : (int)syscall(SYS_openat, folder, name, how, mode);
 }
 static mode_t mode_of(int how, va_list more) { return how & O_CREAT ? va_arg(more, mode_t) : 0; }
-#define OPENS(name, before, folder)                           \
-  int name(before const char* path, int how, ...) {           \
-    va_list more;                                             \
-    va_start(more, how);                                      \
-    const mode_t mode = mode_of(how, more);                   \
-    va_end(more);                                             \
-    return opened(folder, path, how, mode);                   \
+#define OPENS(name, before, folder)                 \
+  int name(before const char* path, int how, ...) { \
+    va_list more;                                   \
+    va_start(more, how);                            \
+    const mode_t mode = mode_of(how, more);         \
+    va_end(more);                                   \
+    return opened(folder, path, how, mode);         \
   }
 #define NOTHING
 #define FOLDER int folder,
