@@ -21,5 +21,5 @@ def crc32c(buffers: Sequence[bytes | bytearray | memoryview | np.ndarray], befor
     if not arrays:
         return before
     # Type and number of elements are placeholders: crc32c uses only the addresses and `bytes`.
-    update = native.Update([(array.__array_interface__["data"][0], 1, 1) for array in arrays])
+    update = native.Update([(array.ctypes.data, 1, 1) for array in arrays])
     return int(native.crc32c(update, bytes=[array.size for array in arrays], before=before, in_software=False))

@@ -183,13 +183,10 @@ def point(scene: Callable[[], Scene], call: Call, plan: tuple[int, int, int, int
 def stored(on: Scene, before: Any, live: Any, said: str) -> str:
     """Open the folder again. It has what the server had, or if that could not be written, what it had before."""
     last = None
-    for _ in range(3):  # the log tries again by itself; a failed sync is final
-        try:
-            on.server.close()
-            last = None
-            break
-        except fastagg.FastaggError as error:
-            last = error
+    try:
+        on.server.close()
+    except fastagg.FastaggError as error:
+        last = error
     on.server = on.opened()
     found = on.seen()
     if not equal(live, found) and not (last and equal(before, found)):
