@@ -171,6 +171,8 @@ def point(scene: Callable[[], Scene], call: Call, plan: tuple[int, int, int, int
         told = any(isinstance(one, fastagg.Receipt) for one in getattr(error, "outcomes", ()))
         if not (told or isinstance(error, fastagg.NotDurable)):  # which says that the answer may count
             return f"changed by a call that raised {said}!"
+        if on.folder is None:
+            return "raised, and said what counts"
     elif error is None and name in READS and not equal(before, after_it):
         return "changed by a call that reads!"
     if on.folder is not None:
