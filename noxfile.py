@@ -282,6 +282,26 @@ def slow(session: nox.Session) -> None:
 
 
 @target("nightly", "wheel")
+def machine(session: nox.Session) -> None:
+    """Lose power, kill, and refuse memory, threads and files, ten minutes each; ``-- SEED`` repeats a night."""
+    install(session, wheel="test")
+    seed = session.posargs[0] if session.posargs else str(int(time.time()) // 86400)
+    session.log(f"seed {seed}")
+    for what, count in (("power", 2000), ("kill", 500), ("memory", 600), ("threads", 600), ("files", 600)):
+        session.run("python", "-P", ".ci/power.py", what, str(count), seed)
+
+
+@target("nightly", "wheel")
+def limits(session: nox.Session) -> None:
+    """Run tests of servers and folders with little: 64 more threads, 6 GB of addresses, or 64 descriptors."""
+    install(session, wheel="test")
+    tests = "tests/server/test_server.py tests/durable/test_open.py tests/csrc/test_pool.py"
+    for limit in ("ulimit -v 6000000", "ulimit -n 64", 'ulimit -u "$(($(ps -eL --no-headers | wc -l) + 64))"'):
+        line = f"{limit}; exec python -P -m {' '.join(PYTEST)} {tests}"
+        session.run("bash", "-euc", line, external=True, env={"OMP_NUM_THREADS": "1"})
+
+
+@target("nightly", "wheel")
 def threads(session: nox.Session) -> None:
     """Run the tests with threads, for a Python without a global lock: they need few packages."""
     install(session, "pytest", "hypothesis", wheel="")

@@ -5,7 +5,12 @@ python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_kil
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
 python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
 
-A third argument of `power` and `kill` is the first seed. With different ones, several may run at the same time.
+python .ci/power.py memory 600        so many seconds: in turn, an allocation of every public call fails
+python .ci/power.py threads 60        the same: the system refuses a thread, once, a few times, or for good
+python .ci/power.py files 600         the same: it refuses a call for a file, with every error
+
+A third argument of all but `arrivals` and `silent` is the first seed. With different ones, several may run at the same
+time.
 """
 
 from __future__ import annotations
@@ -70,10 +75,25 @@ def flat(what: str, count: int) -> None:
         print(f"{what}: recovered version {version} in {time.monotonic() - again:.1f} s", flush=True)
 
 
+def refuse(what: str, seconds: int, seed: int) -> None:
+    """The machine refuses (tests/support/refusing.py): this thread, or the log's and that of checkpoints."""
+    from support import refusing
+
+    kind = {"memory": "memory", "threads": "thread", "files": "file"}[what]
+    ways = [("mine", "plain"), ("mine", "stored"), ("others", "stored")]
+    with tempfile.TemporaryDirectory() as folder:
+        library = refusing.built(Path(folder))
+        for whose, where in ways[what == "files" :]:
+            share = 0.05 if what == "memory" else 0.3
+            print(refusing.run(library, kind, whose, where, "", share, seed, seconds / len(ways)), flush=True)
+
+
 def main(what: str, count: int, seed: int = 100) -> None:
     """Run one of them, and report the progress after every part."""
     if what in ("arrivals", "silent"):
         return flat(what, count)
+    if what in ("memory", "threads", "files"):
+        return refuse(what, count, seed)
     from test_killed import NAMES, kill
     from test_power import crashes
 

@@ -6,6 +6,17 @@ endif()
 
 include(CheckLanguage)
 check_language(CXX)
+if(NOT CMAKE_CXX_COMPILER AND NOT "$ENV{CXX}" STREQUAL "")
+  find_program(another NAMES g++ clang++ g++-15 g++-14 g++-13 g++-12 g++-11 c++)
+  if(another)
+    set(another " This one is here: CXX=${another}")
+  else()
+    set(another "")
+  endif()
+  message(FATAL_ERROR "fastagg needs a C++17 compiler. CXX names '$ENV{CXX}', and there is no such program. The name is the "
+    "environment's, or if that has none, the one that this Python was built with (sysconfig.get_config_var('CXX')). "
+    "Set CXX to a compiler, and run the same command again.${another}")
+endif()
 if(NOT CMAKE_CXX_COMPILER)
   message(FATAL_ERROR "fastagg needs a C++17 compiler and found none. Install one: apt-get install g++ (Debian, Ubuntu), "
     "dnf install gcc-c++ (Fedora, RHEL), or conda install -c conda-forge cxx-compiler. Then run the same command again.")

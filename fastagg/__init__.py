@@ -13,13 +13,30 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fastagg import _checks, registry
+from fastagg.errors import MissingDependency
 
 if TYPE_CHECKING:
     from fastagg.public import *  # noqa: F403
     from fastagg.public import __version__ as __version__
 
 
+_TORCH = 2, 6  # the oldest, as pyproject.toml says
+
+
+def _check_torch() -> None:
+    if find_spec("torch") is None:
+        raise MissingDependency(f"fastagg needs torch {_TORCH[0]}.{_TORCH[1]} or newer, which is not installed")
+    import torch
+
+    there = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if there < _TORCH:
+        raise MissingDependency(
+            f"fastagg needs torch {_TORCH[0]}.{_TORCH[1]} or newer, and here is {torch.__version__}"
+        )
+
+
 def _import_everything() -> None:
+    _check_torch()
     import fastagg.public as public
 
     names = [name for name in vars(public) if not name.startswith("_")]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from hashlib import sha256
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from platform import python_version
 from types import ModuleType
 
 _ROOT = Path(__file__).parents[1]
@@ -22,7 +24,13 @@ def extension() -> ModuleType:
     built = sorted(_ROOT.glob(f"build/*/_native{EXTENSION_SUFFIXES[0]}"), key=lambda path: path.stat().st_mtime)
     spec = spec_from_file_location(_NAME, built[-1]) if built else _installed()
     if spec is None or spec.loader is None:
-        raise ImportError(f"fastagg is not installed. Run `pip install .` in {_ROOT}")
+        others = [*Path(__file__).parent.glob("_native.*so"), *_ROOT.glob("build/*/_native.*so")]
+        named = "".join(f" {path} is of another one." for path in others[:1])
+        what = _ROOT if (_ROOT / "pyproject.toml").exists() else "fastagg"
+        raise ImportError(
+            f"fastagg is not installed for this Python, {python_version()} ({EXTENSION_SUFFIXES[0]}).{named} Run "
+            f"`{sys.executable} -m pip install {what}`"
+        )
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     if getattr(module, "sources", None) != _sources():

@@ -6,11 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
+import fastagg
 from fastagg import _extras
 from fastagg.errors import MissingDependency
 
@@ -34,6 +37,44 @@ def numbers(version: str) -> tuple[int, ...]:
 def test_the_core_needs_torch_and_numpy_alone() -> None:
     assert set(floors(PROJECT["dependencies"])) == {"torch", "numpy"}
     assert len(PROJECT["dependencies"]) == 2
+    assert floors(PROJECT["dependencies"])["torch"] == fastagg._TORCH
+
+
+@pytest.mark.parametrize(("there", "said"), [(None, "not installed"), ("2.5.1+cpu", "and here is 2.5.1")])
+def test_a_torch_that_is_missing_or_old_is_named(there: str | None, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if there is None:
+        monkeypatch.setattr(fastagg, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(torch, "__version__", there)
+    with pytest.raises(MissingDependency, match=rf"needs torch 2.6 or newer, .*{said}"):
+        fastagg._check_torch()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="later Pythons refuse by themselves")
+def test_a_second_interpreter_is_refused_by_name() -> None:
+    code = "import _xxsubinterpreters as s; s.run_string(s.create(), 'import fastagg._build')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert "fastagg runs in a process's main interpreter only" in done.stderr
+
+
+def test_a_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
+    if shutil.which("cmake") is None or shutil.which("ninja") is None:
+        pytest.skip("no cmake")
+    line = ["cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path]
+    done = subprocess.run(line, env={**os.environ, "CXX": "no-such"}, capture_output=True, text=True, check=False)
+    assert "CXX names 'no-such', and there is no such program" in " ".join(done.stderr.split())
+
+
+def test_a_tree_that_cannot_be_written_is_compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("scikit_build_core")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import backend
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    folder = Path(backend._begin(None)["build-dir"])
+    assert not folder.is_relative_to(ROOT)
+    folder.rmdir()
 
 
 def test_what_ci_installs_as_floors_are_the_floors() -> None:

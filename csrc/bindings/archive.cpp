@@ -1,7 +1,5 @@
 #include "archive.h"
 
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <functional>
 

@@ -1,13 +1,12 @@
 // States as plain Python data: numbers, lists, NumPy's columns, and torch's vectors.
 #pragma once
 
-#include <pybind11/numpy.h>
-
 #include <functional>
 #include <vector>
 
 #include "../engine/archive.h"
 #include "../engine/ledger.h"
+#include "python.h"
 
 namespace fastagg::bindings {
 

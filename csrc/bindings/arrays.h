@@ -2,12 +2,11 @@
 // table since about 2.10. With an older torch, vectors are made through a capsule, and only Python reads updates.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
 #include <vector>
 
 #include "../store/vector.h"
+#include "python.h"
 
 namespace fastagg::bindings {
 

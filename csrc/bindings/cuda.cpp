@@ -1,8 +1,6 @@
 // Binds the CUDA kernels as `_native.cuda`: with the CPU functions' structs, CUDA's own, and the device and stream.
 #include "../cuda/cuda.h"
 
-#include <pybind11/stl.h>
-
 #include "structs.h"
 #if defined(FASTAGG_CUDA_EMULATED)
 #include "testing.h"

@@ -1,6 +1,4 @@
 // Binds the states of directions, the rows of clients, and where they are. fastagg/rules makes them.
-#include <pybind11/stl.h>
-
 #include "../engine/all_clients.h"
 #include "../engine/buffered.h"
 #include "../engine/calibrated.h"

@@ -1,8 +1,6 @@
 // Binds the engine: what fastagg/server calls. An answer in a usual form is read, taken and acknowledged in one call.
 #include "../engine/engine.h"
 
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -70,6 +68,7 @@ class Held {
  public:
   Held(Server& server, bool reads) : server_(server), reads_(reads) {}
   void enter() {
+    store::keep_reserve();
     with_engine(server_, [this](Engine& engine) {
       if (reads_ && engine.gate.is_mine()) return;
       engine.gate.enter();
@@ -472,7 +471,10 @@ PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   }
   const Call call;
   auto* const server = static_cast<std::shared_ptr<Server>*>(PyCapsule_GetPointer(self, nullptr));
-  return guarded([&] { return Act(**server, args); });
+  return guarded([&] {
+    store::keep_reserve();
+    return Act(**server, args);
+  });
 }
 
 py::object function_of(const std::shared_ptr<Server>& server, PyMethodDef* method) {

@@ -1,7 +1,5 @@
 #include "extension.h"
 
-#include <pybind11/stl.h>
-
 #include "../cpu/cpu.h"
 #include "arrays.h"
 #include "host.h"

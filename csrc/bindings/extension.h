@@ -12,9 +12,8 @@
 // Moves are [(object, attribute or index, value)], with all values made already; the commit assigns them.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include "../engine/extension.h"
+#include "python.h"
 
 namespace fastagg::bindings {
 

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <system_error>
 #include <thread>
 
 #include "../store/blocking.h"
@@ -79,6 +80,14 @@ const char* name_of(Why why) {
     case Why::kDamaged: return "CheckpointError";
     default: return "ConfigError";
   }
+}
+
+// pybind11 throws its own error where Python had no memory, and has said so.
+bool has_no_memory() { return PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0; }
+
+// The system has refused a thread.
+void set_error(const std::system_error& error) {
+  py::set_error(PyExc_OSError, py::make_tuple(error.code().value(), error.code().message()));
 }
 
 void raise_as(const char* name, const char* text) {
@@ -177,6 +186,7 @@ void set_error(const Refusal& refused) {
 }
 
 void set_error_of_current_exception() noexcept {
+  if (has_no_memory()) return;
   try {
     throw;
   } catch (py::error_already_set& error) {
@@ -191,6 +201,8 @@ void set_error_of_current_exception() noexcept {
     raise_as("ConfigError", error.what());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
+  } catch (const std::system_error& error) {
+    set_error(error);
 #if defined(FASTAGG_CUDA)
   } catch (const cuda::Error& error) {
     raise_as("DeviceError", error.what());
@@ -205,6 +217,7 @@ void set_error_of_current_exception() noexcept {
 }
 
 void set_error_of(const std::exception_ptr& raised) {
+  if (has_no_memory()) return;
   try {
     std::rethrow_exception(raised);
   } catch (const Refusal& refused) {
@@ -213,6 +226,8 @@ void set_error_of(const std::exception_ptr& raised) {
     raise_as("CacheError", error.what());
   } catch (const Refused& error) {
     raise_as("ConfigError", error.what());
+  } catch (const std::system_error& error) {
+    set_error(error);
   }
 }
 

@@ -1,14 +1,13 @@
 // What Python needs around the engine: its lock, its objects as owners of memory, its errors.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <exception>
 #include <memory>
 #include <optional>
 
 #include "../refusal.h"
 #include "../store/vector.h"
+#include "python.h"
 
 namespace fastagg::bindings {
 

@@ -1,11 +1,10 @@
 // Ids of clients: Python's numbers and texts as values of the engine, and back.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <optional>
 
 #include "../client_id.h"
+#include "python.h"
 
 namespace fastagg::bindings {
 

@@ -1,6 +1,4 @@
 // Binds the log: the journal of a folder, its records, and the disk that tests put in place of the system's.
-#include <pybind11/stl.h>
-
 #include "../log/journal.h"
 #include "../log/operation.h"
 #include "host.h"
@@ -66,7 +64,7 @@ class PythonDisk : public Disk {
     } catch (py::error_already_set& error) {
       const bool of_disk = error.matches(PyExc_OSError);
       const std::string name = py::str(error.type().attr("__name__")), said = py::str(error.value());
-      throw DiskFailed(name + ": " + said, final || !of_disk);
+      throw DiskFailed((name + ": " + said).c_str(), final || !of_disk);
     }
   }
   template <typename T, typename Act>

@@ -1,7 +1,5 @@
 // The module that Python imports. It takes structs, addresses and scalars only. fastagg/ops checks the tensors. Every
 // call that touches vectors releases the GIL.
-#include <pybind11/numpy.h>
-
 #include <algorithm>
 #include <atomic>
 #include <iterator>
@@ -185,9 +183,28 @@ void set_tuning(const std::map<std::string, int64_t>& given) {
   cpu::set_tuning(tuning);
 }
 
+// pybind11 does not ask whether there was memory for an object of a class.
+PyObject* allocated(PyTypeObject* type, Py_ssize_t count) {
+  if (PyObject* const made = PyType_GenericAlloc(type, count)) return made;
+  try {
+    store::use_reserve();
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+  PyErr_Clear();
+  return PyType_GenericAlloc(type, count);
+}
+
+void keep_allocating(const py::module_& of) {
+  for (const auto& [name, one] : py::dict(of.attr("__dict__"))) {
+    if (PyType_Check(one.ptr())) reinterpret_cast<PyTypeObject*>(one.ptr())->tp_alloc = &allocated;
+    if (PyModule_Check(one.ptr())) keep_allocating(py::reinterpret_borrow<py::module_>(one));
+  }
+}
+
 }  // namespace
 
-PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
+PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   using py::arg;
   const py::kw_only by_name;
   m.doc() = "Compiled kernels of fastagg. Use fastagg.ops, which checks its arguments.";
@@ -195,6 +212,7 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
     if (raised) bindings::set_error_of(raised);
   });
   bindings::install_waiting();
+  store::keep_reserve();
   py::module_::import("atexit").attr("register")(py::cpp_function(&bindings::end_calls));
   bind_structs(m);
   bindings::bind_memory(m);
@@ -243,6 +261,7 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("tuning", [] { return dict_of(cpu::tuning()); });
   m.def("set_tuning", &set_tuning, arg("settings"));
 
+  keep_allocating(m);
   m.attr("sources") = fastagg_sources;
 #if defined(FASTAGG_CUDA)
   bind_cuda(m);
@@ -251,4 +270,12 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.attr("cuda_skipped") = FASTAGG_CUDA_SKIPPED;
   m.attr("cuda_emulated") = false;
 #endif
+}
+
+// A second interpreter of a process: Python 3.12 refuses such a module by itself, and with 3.11 pybind11 would wait in
+// it for ever.
+PYBIND11_PLUGIN_IMPL(_native) {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__fastagg();
+  PyErr_SetString(PyExc_ImportError, "fastagg runs in a process's main interpreter only; start a process instead");
+  return nullptr;
 }

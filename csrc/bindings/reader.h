@@ -2,8 +2,6 @@
 // BatchNorm's statistics or without; or the vectors of both (fastagg.model.ModelState).
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
 #include <string>
 #include <tuple>
@@ -11,6 +9,7 @@
 
 #include "../engine/arrival.h"
 #include "arrays.h"
+#include "python.h"
 
 namespace fastagg::bindings {
 

@@ -3,10 +3,9 @@
 // and fastagg.Dispatch derive from these types and add everything else.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include "../engine/arrival.h"
 #include "../engine/engine.h"
+#include "python.h"
 
 namespace fastagg::bindings {
 

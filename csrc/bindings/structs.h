@@ -1,9 +1,6 @@
 // Converts Python values, given by keyword, to the structs of plan.h. Each struct is checked when it is made.
 #pragma once
 
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -12,6 +9,7 @@
 
 #include "../math/reduce.h"
 #include "../plan.h"
+#include "python.h"
 
 namespace fastagg {
 

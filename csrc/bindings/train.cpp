@@ -1,6 +1,4 @@
 // Binds local training for fastagg/sim/clients/fused.py.
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>

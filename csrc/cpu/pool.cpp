@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -86,7 +87,11 @@ class Pool {
     crowded_ = CPU_COUNT(&allowed_) <= workers;
 #endif
     workers_.reserve(static_cast<size_t>(workers));
-    for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { serve(i); });
+    try {
+      for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { serve(i); });
+    } catch (
+        const std::exception&) {  // the system has no more threads: the others do the work of those that are missing
+    }
   }
 
   ~Pool() {
@@ -99,7 +104,7 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  int workers() const { return static_cast<int>(workers_.size()); }
+  int threads() const { return static_cast<int>(shares_.size()); }  // with the caller, as they were asked for
 
   // Whether calling the workers is worth it: they are awake, or the work is large enough to wake them, or calls follow
   // each other so quickly that the workers will be awake for the next ones.
@@ -256,16 +261,19 @@ void parallel(int64_t chunks, int64_t bytes, Task task, void* context) {
     return;
   }
   std::lock_guard<std::mutex> lock(shared.busy, std::adopt_lock);
-  if (shared.pool == nullptr || shared.pool->workers() != count - 1) {
+  if (shared.pool == nullptr || shared.pool->threads() != count) {
     shared.pool.reset();
-    shared.pool = std::make_unique<Pool>(count - 1);
+    try {
+      shared.pool = std::make_unique<Pool>(count - 1);
+    } catch (const std::bad_alloc&) {  // a step that has begun cannot fail
+    }
   }
-  if (shared.pool->worth(bytes)) {
+  if (shared.pool != nullptr && shared.pool->worth(bytes)) {
     shared.pool->run(task, context, chunks);
     return;
   }
   for (int64_t chunk = 0; chunk < chunks; ++chunk) task(context, chunk);
-  shared.pool->passed();
+  if (shared.pool != nullptr) shared.pool->passed();
 }
 
 }  // namespace fastagg::cpu

@@ -17,8 +17,10 @@ namespace {
 constexpr size_t kMostBuffers = 512;  // of one call; the system's limit is 1,024
 
 [[noreturn]] void fail(bool is_final = false) {
+  char text[200];
   const int number = errno;
-  throw DiskFailed("OSError: [Errno " + std::to_string(number) + "] " + std::strerror(number), is_final);
+  std::snprintf(text, sizeof text, "OSError: [Errno %d] %s", number, std::strerror(number));
+  throw DiskFailed(text, is_final);
 }
 
 template <typename Call>
@@ -43,7 +45,7 @@ int SystemDisk::open(const std::string& name) {
   struct stat found{};
   if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) {
     ::close(file);
-    throw DiskFailed(name + ": it is there, and no regular file", false);
+    throw DiskFailed((name + ": it is there, and no regular file").c_str(), false);
   }
   return file;
 }

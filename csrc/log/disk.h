@@ -4,7 +4,8 @@
 #include <sys/uio.h>
 
 #include <cstdint>
-#include <stdexcept>
+#include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -12,10 +13,16 @@ namespace fastagg::log {
 
 // `final`: what was written may be lost although the system said otherwise, or will say so. Nothing may be acknowledged
 // any more.
-class DiskFailed : public std::runtime_error {
+class DiskFailed : public std::exception {
  public:
-  DiskFailed(const std::string& text, bool is_final) : std::runtime_error(text), final(is_final) {}
+  DiskFailed(const char* text, bool is_final) noexcept : final(is_final) {
+    std::snprintf(text_, sizeof text_, "%s", text);
+  }
+  const char* what() const noexcept override { return text_; }
   bool final;
+
+ private:
+  char text_[256];  // of its own: without memory a final failure must not become another one
 };
 
 // The files of one folder, by name. Every method throws DiskFailed.

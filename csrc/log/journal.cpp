@@ -66,6 +66,7 @@ Journal::Journal(std::unique_ptr<Disk> disk, Start start)
       chain_(start.chain.known ? start.chain : Chain::from(start.sequence)),
       chain_next_(chain_) {
   if (!roots_) throw std::bad_alloc();
+  failure_.reserve(256);  // the thread says why it failed, also without memory (DiskFailed)
   roots_[last_ % kRoots] = {last_, chain_.digest};
   if (place_ > 0) here_ = busy_.back().name;
 }
@@ -279,32 +280,30 @@ void Journal::work() noexcept {
     if (first_ && !urgent_ && !closing_) wake_.wait_for(lock, kIdle, [this] { return urgent_ || closing_; });
     if (failed_ && !final_ && !closing_) wake_.wait_for(lock, kAgain);
     if (!first_ || final_ || (closing_ && failed_)) break;
-    group.clear();
-    uint64_t size = 0;
-    // records stay in the queue until they are on the disk
-    for (Entry* one = first_.get(); one != nullptr; one = one->next.get()) {
-      if (!group.empty() && size + one->nbytes() > kGroup) break;
-      group.push_back(one);
-      size += one->nbytes();
-    }
     urgent_ = false;
-    lock.unlock();
-    std::string wrong;
-    bool final = false;
+    std::optional<DiskFailed> wrong;
     try {
+      group.clear();
+      uint64_t size = 0;
+      // records stay in the queue until they are on the disk
+      for (Entry* one = first_.get(); one != nullptr; one = one->next.get()) {
+        if (!group.empty() && size + one->nbytes() > kGroup) break;
+        group.push_back(one);
+        size += one->nbytes();
+      }
+      lock.unlock();
       write(group);
     } catch (const DiskFailed& failed) {
-      wrong = failed.what();
-      final = failed.final;
-    } catch (const std::exception& error) {
-      wrong = error.what();
+      wrong = failed;
+    } catch (const std::exception& error) {  // no memory: it is tried again, too
+      wrong.emplace(error.what(), false);
     }
-    lock.lock();
-    failure_ = wrong;
-    nudged_ = nudged_ || (!wrong.empty() && !failed_);
-    failed_ = !wrong.empty();
-    final_ = final_ || final;
-    if (wrong.empty()) {
+    if (!lock.owns_lock()) lock.lock();
+    failure_.assign(wrong ? wrong->what() : "");
+    nudged_ = nudged_ || (wrong && !failed_);
+    failed_ = wrong.has_value();
+    final_ = final_ || (wrong && wrong->final);
+    if (!wrong) {
       durable = group.back()->sequence;
       chain_ = chain_next_;
       for (const Root& root : found_) {

@@ -60,6 +60,11 @@ Free& free_blocks() {
 
 std::atomic<int64_t> failing{-1};
 
+constexpr size_t kReserve =
+    size_t{1} << 20;  // large enough that the C library maps it, and gives it back to the system
+std::atomic<void*> reserve{nullptr};
+std::new_handler other = nullptr;  // whoever was asked before
+
 #if defined(__linux__)
 constexpr size_t kHugePage = size_t{2} << 20;
 
@@ -139,6 +144,21 @@ void trim() noexcept {
   Free& held = free_blocks();
   const std::lock_guard<std::mutex> lock(held.mutex);
   for (Shelf& shelf : held.shelves) clear(shelf);
+}
+
+void use_reserve() {
+  if (void* const held = reserve.exchange(nullptr)) return std::free(held);
+  if (other == nullptr) throw std::bad_alloc();
+  other();
+}
+
+void keep_reserve() {
+  if (reserve.load(std::memory_order_relaxed) != nullptr) return;
+  static const bool installed = (other = std::set_new_handler(&use_reserve), true);
+  void* const made = installed ? std::malloc(kReserve) : nullptr;
+  if (made == nullptr) throw std::bad_alloc();
+  void* none = nullptr;
+  if (!reserve.compare_exchange_strong(none, made)) std::free(made);
 }
 
 void fail_after(int64_t count) noexcept { failing = count; }

@@ -24,6 +24,12 @@ inline Block block_of(size_t nbytes) { return Block(take(nbytes), GivesBack{nbyt
 // Gives all blocks kept for reuse back to the operating system.
 void trim() noexcept;
 
+// Torch and pybind11 end the process where a small allocation of theirs fails: in functions that may not throw, and on
+// the way back from one that did. So some memory is kept, which a failing `operator new` gives back before it tries
+// again. A call from Python begins by looking that it is there. Throws std::bad_alloc, when nothing has changed yet.
+void keep_reserve();
+void use_reserve();  // throws std::bad_alloc if it is used up
+
 // For tests: one allocation fails, after `count` more have succeeded. Negative: none fails. Counted are allocations by
 // `take`. In a build that emulates CUDA, every `operator new` of this library is counted, too.
 void fail_after(int64_t count) noexcept;

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import io
-import mmap
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.storage import files
 
-Bytes = bytes | memoryview | mmap.mmap
+Bytes = bytes | bytearray | memoryview
 _MOST_BUFFERS = 512  # of one call; the system's limit is 1,024
 
 
@@ -112,32 +111,21 @@ class Disk:
                 left[0] = left[0][done:]
         return offset
 
-    def read(self, file: int, size: int, offset: int) -> bytes:
-        """Read up to ``size`` bytes."""
-        parts = []
-        while size and (part := os.pread(file, min(size, 1 << 30), offset)):
-            parts.append(part)
-            size, offset = size - len(part), offset + len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def read(self, file: int, size: int, offset: int) -> bytearray:
+        """Read up to ``size`` bytes. Files are read and never mapped: a page that cannot be read is then an error, and
+        not the end of the process."""
+        held, done = bytearray(size), 0
+        with memoryview(held) as view:
+            while done < size and (count := os.preadv(file, [view[done : done + (1 << 30)]], offset + done)):
+                done += count
+        del held[done:]
+        return held
 
-    def read_of(self, name: str) -> bytes:
-        """Read a whole file, by its name. A page that cannot be read is an error, and not the end of the process."""
+    def read_of(self, name: str) -> bytearray:
+        """Read a whole file, by its name."""
         file = self.open(name, write=False)
         try:
             return self.read(file, self.size(file), 0)
-        finally:
-            self.close(file)
-
-    def view(self, file: int) -> Bytes:
-        """Return the whole file as a buffer. The system reads its pages when they are used, and owns them."""
-        size = self.size(file)
-        return mmap.mmap(file, size, access=mmap.ACCESS_COPY) if size else b""
-
-    def view_of(self, name: str) -> Bytes:
-        """Return a whole file as a buffer, by its name."""
-        file = self.open(name, write=False)
-        try:
-            return self.view(file)
         finally:
             self.close(file)
 

@@ -175,7 +175,7 @@ def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]
     name = found.uploads.get(number)
     if name is None:
         raise CheckpointError(f"{disk.path / upload_name(number)}: the upload is missing")
-    held = memoryview(bytearray(disk.read_of(name)))[:nbytes]
+    held = memoryview(disk.read_of(name))[:nbytes]
     if len(held) != nbytes or raw.crc32c([held]) != crc:
         raise CheckpointError(f"{disk.path / name}: the upload is damaged")
     if not (code < len(DTYPES) and nbytes % DTYPES[code].itemsize == 0):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from fastagg.durable import trees
@@ -20,6 +22,7 @@ from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
 ROOM = 1 << 20  # bytes that a checkpoint's reserve has besides: for the log and the manifest
+_AGAIN = 0.05  # seconds after which a thread without memory goes on
 _PATIENCE = 1.5  # seconds in which the log goes on, if the disk has room again
 _log = logging.getLogger("fastagg")
 
@@ -38,9 +41,11 @@ class Latch:
 
     def set(self) -> None:
         self._is_set = True
-        with contextlib.suppress(IndexError):
-            while True:
+        try:  # needs no memory: nobody waits for ever because there was none
+            while self._waiting:
                 self._waiting.pop().release()
+        except IndexError:  # somebody else has set it, too
+            pass
 
     def wait(self, seconds: float | None = None) -> bool:
         """Return whether it is set, after ``seconds`` at the latest."""
@@ -107,7 +112,10 @@ class Keeper:
         self.has_lost = self.running.extension.state.on_loss(self.soon)
         self._due = 0 if self.has_lost else max(0, self.every - replayed)
         self._thread = threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, f"the system refuses a thread: {error}") from error
 
     def wait(self, sequence: int) -> None:
         """Wait until the record is on the disk, so that a checkpoint with it may count. A full disk has room for it
@@ -177,21 +185,29 @@ class Keeper:
 
     def _run(self) -> None:
         try:
-            while not self._closing and self._round():
+            while not self._closing and self._safely(self._round):
                 pass
         finally:
             self._ended.set()
-            self._refuse_requests()
+            while self._safely(self._refuse_requests):
+                pass
+
+    def _safely(self, act: Callable[[], bool]) -> bool:
+        """Return what ``act`` returns. Without memory it is done again: whoever waits still stands in the line."""
+        try:
+            return act()
+        except MemoryError:
+            time.sleep(_AGAIN)
+            self.journal.nudge()
+            return True
 
     def _round(self) -> bool:
         """Wait for something to do, and do it. Return whether more may come. Nothing of it is held afterwards: the
         error of a request holds the caller's frames, and so the server."""
         self.journal.wait_written(self._due)
-        requests = [self._requests.popleft() for _ in range(len(self._requests))]
+        requests = list(self._requests)
         if not self._closing and (requests or self._is_due()):
             self._serve(requests)
-        else:
-            self._requests.extendleft(reversed(requests))
         return bool(requests) or not self.journal.ended
 
     def _is_due(self) -> bool:
@@ -215,15 +231,18 @@ class Keeper:
         for request in requests:
             request.written, request.error = written, failed
             request.done.set()
+            self._requests.popleft()
 
-    def _refuse_requests(self) -> None:
-        while True:
+    def _refuse_requests(self) -> bool:
+        while self._requests:
+            error = CheckpointError(f"{self.disk.path}: this server is closed")
             try:
                 request = self._requests.popleft()
-            except IndexError:
-                return
-            request.error = CheckpointError(f"{self.disk.path}: this server is closed")
+            except IndexError:  # somebody else has taken it
+                break
+            request.error = error
             request.done.set()
+        return False
 
     def write(self) -> int:
         """Write a checkpoint, and return its number. Only one thread at a time calls this.

@@ -121,6 +121,11 @@ def open_on(
     """
     _checks.whole("keep", keep, least=1)
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
+    with named(disk.path):
+        if any(map(_CUT.fullmatch, disk.names())):
+            raise CheckpointError(
+                f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['fastagg.sharded']}"
+            )
     journal = keeper = None
     try:
         lock(disk)
@@ -130,9 +135,10 @@ def open_on(
             raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
         keeper.history = int(keep_history)
         start |= {"segment_bytes": segment}
-        journal = begin_journal(disk, start, durability, server.max_waiting)
-        log = Log(disk, journal, keeper, keeper.uploads, durability)
-        keeper.start(journal, replayed, min(segment, ROOM))
+        with named(disk.path):  # the system may refuse a thread
+            journal = begin_journal(disk, start, durability, server.max_waiting)
+            log = Log(disk, journal, keeper, keeper.uploads, durability)
+            keeper.start(journal, replayed, min(segment, ROOM))
         watch = watch_of(server) or Watch()  # `make` may have it watched
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
@@ -200,8 +206,6 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
 
 
 def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
-    if any(map(_CUT.fullmatch, disk.names())):
-        raise CheckpointError(f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['fastagg.sharded']}")
     server = _made(make, keep)
     for name in (*found.segments.values(), *(name for name in found.leftovers if not name.endswith(PARTIAL))):
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")

@@ -168,7 +168,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
 
 
 def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] | None = None) -> State:
-    """Return the state that a manifest describes. Its tensors are views of the file.
+    """Return the state that a manifest describes.
 
     Raises:
         CheckpointError: a checksum is wrong, or the file does not match the manifest. OSError: the system refuses to
@@ -176,7 +176,11 @@ def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] |
     """
     path = disk.path / folder / TENSORS
     try:
-        tensors = dict(_tensors(memoryview(disk.view_of(f"{folder}/{TENSORS}")), manifest, told))
+        file = disk.open(f"{folder}/{TENSORS}", write=False)
+        try:
+            tensors = dict(_tensors(disk, file, manifest, told))
+        finally:
+            disk.close(file)
         return restored(manifest["state"], tensors)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
@@ -192,21 +196,24 @@ def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] |
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
 
-def _tensors(data: memoryview, manifest: Plain, told: Callable[[str], None] | None) -> Iterator[tuple[str, Tensor]]:
-    size = int.from_bytes(data[:8], "little")
-    if size > len(data) - 8:
+def _tensors(
+    disk: Disk, file: int, manifest: Plain, told: Callable[[str], None] | None
+) -> Iterator[tuple[str, Tensor]]:
+    length = disk.size(file)
+    size = int.from_bytes(disk.read(file, 8, 0), "little")
+    if size > length - 8:
         raise CheckpointError("it ends too early")
-    header = json.loads(bytes(data[8 : 8 + size]))
+    header = json.loads(disk.read(file, size, 8))
     base, before = 8 + size, 0
     if set(header) != set(manifest["checksums"]):
         raise CheckpointError("its tensors are not those of its manifest")
     for name, said in header.items():
         begin, end = said["data_offsets"]
         dtype, shape, part = _BY_NAME[said["dtype"]], said["shape"], manifest["parts"][name]
-        if begin != before or end - begin != dtype.itemsize * math.prod(shape) or end > len(data) - base or part < 1:
+        if begin != before or end - begin != dtype.itemsize * math.prod(shape) or end > length - base or part < 1:
             raise CheckpointError(f"{name} claims more than its bytes")
         before = end
-        held = data[base + begin : base + end]
+        held = memoryview(disk.read(file, end - begin, base + begin))
         sums = [raw.crc32c([held[at : at + part]]) for at in range(0, len(held), part)]
         if sums != manifest["checksums"][name]:
             raise CheckpointError(f"wrong checksum of {name}")

@@ -1,9 +1,10 @@
-"""Updates that arrive in chunks and go to files of the server's folder. The step reads the file, and a record of the
-log refers to it. So memory never holds more than one chunk."""
+"""Updates that arrive in chunks and go to files of the server's folder, to which a record of the log refers. While one
+comes, memory holds one chunk of it. Its step reads the file."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -139,8 +140,10 @@ class StoredUpload(Upload):
 
     def _whole(self) -> tuple[Pieces, Native]:
         with self._naming():
-            view = memoryview(self._disk.view(self._blob.file))
-        return Pieces([tensor_in(view, self._dtype)]), self._blob
+            held = memoryview(self._disk.read(self._blob.file, self._nbytes, 0))
+            if len(held) != self._nbytes:
+                raise OSError(errno.EIO, "the file became shorter")
+        return Pieces([tensor_in(held, self._dtype)]), self._blob
 
     def _drop(self) -> None:
         if self._drops is not None:

@@ -369,7 +369,9 @@ class Server:
                 if receipt is not None:
                     taken: Receipt = receipt
                     return taken
-            return self._read(Said(client, version, task, offset, incarnation), update, num_samples, kind, control)
+            return _taken(
+                self._read(Said(client, version, task, offset, incarnation), update, num_samples, kind, control)[0]
+            )
         except NonFiniteUpdate as error:
             self._refused(error)
             raise admission.named(error, self.layout, update) from None
@@ -379,10 +381,9 @@ class Server:
 
     def _read(
         self, said: Said, update: Any, num_samples: float | None, kind: Kind | None = None, control: Any = None
-    ) -> Receipt:
+    ) -> list[Outcome]:
         """:meth:`receive` an update that only Python can read."""
-        answer = self._answers.of(self._answers.parse(update, kind), said, num_samples, control)
-        return _taken(self._answers.receive([answer])[0])
+        return self._answers.receive([self._answers.of(self._answers.parse(update, kind), said, num_samples, control)])
 
     def receiving(
         self,
@@ -400,8 +401,8 @@ class Server:
 
         The update is applied when it is complete and checked. ``upload.receipt`` is available then.
 
-        A server of :func:`fastagg.open` writes the chunks to its folder, and the step reads them there. So memory never
-        holds more than one chunk. Any other server collects the chunks in memory.
+        A server of :func:`fastagg.open` writes the chunks to its folder, and reads them when all are there. So while an
+        update comes, memory holds one chunk of it. Any other server collects the chunks in memory.
 
         Args:
             client, version, num_samples, kind, incarnation, task, offset: as in :meth:`receive`.
@@ -468,23 +469,28 @@ class Server:
                     do = "give a list of such tuples; all but the first two may be left out"
                     what = "(client, update, version, num_samples, task, offset)"
                     raise ConfigError(_checks.wrong("receive_many", what, answer, do))
-        outcomes: list[Outcome] = []
+        updates = [answer[1] for answer in answers]
+        outcomes: list[Outcome] = [None] * len(answers)  # type: ignore[list-item]
+        done, some = 0, outcomes[:0]  # what is taken is held, also if there is no memory for anything more
         try:
-            while len(outcomes) < len(answers):
-                outcomes += self._several(answers, len(outcomes))
+            while done < len(answers):
+                some = self._several(answers, done)
+                outcomes[done : done + len(some)] = some
+                done, some = done + len(some), outcomes[:0]
+            return self._named(outcomes, updates)
         except BaseException as error:
-            error.outcomes = outcomes + getattr(error, "outcomes", [])  # type: ignore[attr-defined]
+            error.outcomes = [*outcomes[:done], *some, *getattr(error, "outcomes", [])]  # type: ignore[attr-defined]
             raise
-        return self._named(outcomes, [answer[1] for answer in answers])
 
     def _several(self, answers: Sequence[Sent], begin: int) -> list[Outcome]:
         """Take some answers, at least one."""
         try:
             if found := self._receive_many(answers, begin):
-                return list(found)
+                outcomes: list[Outcome] = found
+                return outcomes
             # only Python can read this one, or it is refused
             client, update, version, num_samples, task, offset = (*answers[begin], *[None] * 4)[:6]
-            return [self._read(Said(client, version, task, offset), update, num_samples)]
+            return self._read(Said(client, version, task, offset), update, num_samples)
         except FastaggError as error:
             return [error]
 
@@ -560,10 +566,13 @@ class Server:
             except FastaggError as error:
                 self._refused(error)
                 outcomes[i] = error
+        taken: list[Outcome] = []
+        updates = [answers[i][1] for i in given]
         try:
-            taken = self._named(self._answers.receive(list(given.values())), [answers[i][1] for i in given])
+            taken = self._answers.receive(list(given.values()))
+            taken = self._named(taken, updates)
         except BaseException as error:
-            for i, outcome in zip(given, getattr(error, "outcomes", []), strict=False):
+            for i, outcome in zip(given, taken or getattr(error, "outcomes", []), strict=False):
                 outcomes[i] = outcome
             error.outcomes = outcomes  # type: ignore[attr-defined]
             raise

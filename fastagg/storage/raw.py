@@ -15,11 +15,11 @@ def at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
 
 
-def crc32c(buffers: Sequence[bytes | memoryview | np.ndarray], before: int = 0) -> int:
+def crc32c(buffers: Sequence[bytes | bytearray | memoryview | np.ndarray], before: int = 0) -> int:
     """Return the CRC-32C (Castagnoli) of consecutive buffers. ``before`` is the checksum of what precedes them."""
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers if len(buffer)]
     if not arrays:
         return before
     # Type and number of elements are placeholders: crc32c uses only the addresses and `bytes`.
-    update = native.Update([(array.__array_interface__["data"][0], 1, 1) for array in arrays])
+    update = native.Update([(array.ctypes.data, 1, 1) for array in arrays])
     return int(native.crc32c(update, bytes=[array.size for array in arrays], before=before, in_software=False))

@@ -236,7 +236,7 @@ class Failing(LossyDisk):
         return found
 
 
-CALLS = ("open", "allocate", "truncate", "write", "read", "view", "sync", "sync_folder", "rename", "remove", "lock",
+CALLS = ("open", "allocate", "truncate", "write", "read", "sync", "sync_folder", "rename", "remove", "lock",
          "names", "size", "make_folder")  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def test_no_descriptor_is_free_at_the_end_of_an_upload(monkeypatch: pytest.Monke
     with fastagg.open(tmp_path, make) as server:
         disk = inside.log(server)._disk
         with monkeypatch.context() as patch:
-            patch.setattr(disk, "view", refuse)
+            patch.setattr(disk, "read", refuse)
             with pytest.raises(fastagg.NotDurable, match="Too many open files"):
                 send(server, 1)
         assert not list(tmp_path.glob("upload-*")) and send(server, 1).durable

@@ -98,11 +98,8 @@ class LossyDisk(Disk):
             self.steps.append(("write", node, offset, new))
             return offset + len(new)
 
-    def read(self, file: int, size: int, offset: int) -> bytes:
-        return bytes(self.data[self.open_files[file]][offset : offset + size])
-
-    def view(self, file: int) -> Any:
-        return bytearray(self.data[self.open_files[file]])
+    def read(self, file: int, size: int, offset: int) -> bytearray:
+        return self.data[self.open_files[file]][offset : offset + size]
 
     def sync(self, file: int) -> None:
         try:

@@ -1,0 +1,53 @@
+"""The machine refuses memory, a thread or a call for a file: the server is as before, or as after the call, and says
+what was refused. A small share of all points; ``.ci/power.py memory|threads|files SECONDS`` takes more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support import refusing
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="calls are refused as on Linux")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return refusing.built(tmp_path_factory.mktemp("refusing"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "whose", "where", "share"),
+    [
+        ("memory", "mine", "plain", 0.002),
+        ("memory", "mine", "stored", 0.002),
+        ("thread", "mine", "stored", 0.5),
+        ("file", "mine", "stored", 0.02),
+        ("file", "others", "stored", 0.05),
+    ],
+)
+def test_what_is_refused_is_said_and_changes_nothing(
+    kind: str, whose: str, where: str, share: float, library: Path
+) -> None:
+    said = refusing.run(library, kind, whose, where, "FedBuff;AsyncFedED", share, 1, 60)
+    assert "'raised'" in said or "'the same'" in said
+
+
+def test_without_threads_the_results_are_the_same(library: Path) -> None:
+    code = """
+import ctypes, os, sys, torch, fastagg
+from fastagg._build import native
+from support.presets import update
+library = ctypes.CDLL(os.environ["REFUSING"])
+library.refuse(2, 3, ctypes.c_long(int(sys.argv[1])), ctypes.c_long(1 << 40), 11)
+fastagg.set_num_threads(4)
+server = fastagg.FADAS(torch.zeros(300_000), buffer_size=1)
+for k in range(3):
+    server.dispatch(0)
+    server.receive(0, update(k, 300_000))
+print(server.flat.double().sum().item().hex(), flush=True)
+os._exit(0)
+"""
+    found = {refusing.run(library, "-c", code, threads) for threads in (0, 1, 1 << 40)}
+    assert len(found) == 1
