@@ -1,6 +1,4 @@
 // Binds the server's own vectors, as torch tensors, for fastagg/model/memory.py.
-#include <pybind11/stl.h>
-
 #include <array>
 
 #include "../store/blocks.h"
