@@ -251,8 +251,7 @@ void bind_directions(py::module_& m) {
       .def("load", [](DirectionState& one,
                       const py::dict& state) { load(state, [&](Archive& archive) { one.fields(archive); }); })
       .def("nbytes", &DirectionState::nbytes)
-      .def_property_readonly("room", &DirectionState::room)
-      .def_property_readonly("immediate", &DirectionState::immediate);
+      .def_property_readonly("immediate", [](const DirectionState& one) { return one.is.immediate; });
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
   py::class_<Buffered::Setting>(m, "BufferedSetting")
@@ -268,6 +267,7 @@ void bind_directions(py::module_& m) {
              return std::make_shared<Buffered>(sign, setting, std::move(memory));
            }),
            by_name, arg("sign"), arg("setting"), arg("memory"))
+      .def_property_readonly("room", &Buffered::room)
       .def_property_readonly("total", &Buffered::total)
       .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })
       .def("bound_sum", [](Buffered& one, double bound) {

@@ -137,7 +137,7 @@ void fill(Server& server, const py::object& receipt, Arrival& arrival) {
   ReceiptObject* const one = receipt_in(receipt);
   one->value = arrival.receipt;
   one->kept = true;
-  one->scales = server.now()->direction().immediate();
+  one->scales = server.now()->direction().is.immediate;
   if (arrival.later) {
     *one->later = std::move(arrival.later);
   } else {
@@ -554,7 +554,8 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   }
   const auto& pieces = arrival.update.pieces;
   if (std::any_of(pieces.begin(), pieces.end(), [](const Piece& one) { return one.dtype == kWholeNumbers; }) &&
-      (pieces.size() != 1 || arrival.kind != Arrival::kSum || server.engine->direction().unit() == 0.0))
+      (pieces.size() != 1 || arrival.kind != Arrival::kSum || server.engine->direction().is.sums == nullptr ||
+       server.engine->direction().is.sums->unit == 0.0))
     damaged("whole numbers, and this is no exact sum");
   if (operation.kind != log::kRow && arrival.update.size != settings.size)
     damaged("the update has " + std::to_string(arrival.update.size) + " numbers, expected " +

@@ -16,6 +16,14 @@ double weight_of(const Contribution& one) { return one.weight * one.share; }
 
 }  // namespace
 
+Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
+    : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {
+  is.reads_once = true;
+  is.sums = this;
+  unit = setting.unit;
+  folds = setting.capacity != 1 && !exact();
+}
+
 void Buffered::check(const ClientId& client, int64_t start, int64_t now) const {
   if (setting_.synchronous && start != now)
     throw Refusal(Why::kUnknownVersion, "client " + shown(client) + ": its update is from round " +
@@ -32,7 +40,7 @@ double Buffered::grace(int64_t waiting) const {
 }
 
 // Adds all updates to the sum. If they make a step, the last one is not added: the step's kernel reads it directly.
-Outcome Buffered::plan(const Given& given, bool closes) {
+Outcome Buffered::plan(const Contributions& given, bool closes, bool aside) {
   int64_t count = 0;
   for (const Contribution& one : given) count += one.count;
   const bool steps = closes || count >= room();
@@ -44,7 +52,8 @@ Outcome Buffered::plan(const Given& given, bool closes) {
   if (held_.capacity() < held_.size() + more) held_.reserve(2 * (held_.size() + more));
   const bool one_alone = moves && held_.empty() && given_.size() == 1;
   if (exact() || !one_alone) begin_sum();
-  if (moves && settles(given_)) beside_ = memory_->vector(setting_.size);  // a step may fail after this
+  const bool beside = moves ? settles(given_) : aside && !held_.empty();  // a step may fail after this
+  if (beside) beside_ = memory_->vector(setting_.size);
   return outcome_;
 }
 
@@ -56,7 +65,7 @@ void Buffered::begin_sum() {
 }
 
 // Refuses what an exact sum cannot hold. All terms then have one unit, and the sum has room for them.
-void Buffered::check_exact(const Given& given) const {
+void Buffered::check_exact(const Contributions& given) const {
   const auto refuse = [](Why why, const std::string& text) { throw Refusal(why, "exact sums: " + text); };
   int64_t count = static_cast<int64_t>(held_.size());
   for (const Contribution& one : given) {
@@ -76,7 +85,7 @@ void Buffered::check_exact(const Given& given) const {
     refuse(Why::kSetting, "the round has as many updates or samples as a sum can hold; call close_round()");
 }
 
-void Buffered::plan_numbers(const Given& given, bool steps) {
+void Buffered::plan_numbers(const Contributions& given, bool steps) {
   given_ = given;
   versions_.clear();
   if (steps) versions_ = held_;
@@ -105,14 +114,14 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   const size_t into_sum = updates.size() - (steps && !updates.empty() ? 1 : 0);
   const double unit = exact() ? setting_.unit : 1.0;
   if (settles(given_)) {
-    const auto sign = static_cast<int64_t>(sign_);
+    const auto sign = static_cast<int64_t>(is.sign);
     const auto* more = updates.empty() ? nullptr : static_cast<const int64_t*>(updates.front()->pieces.front().data);
     if (!steps) return cpu::add_fixed(more, sign, acc_.data, fresh, upper(), setting_.size);
     cpu::settle_fixed(fresh ? nullptr : acc_.data, upper(), more, sign, beside_.data, setting_.size);
   } else {
     for (size_t i = 0; i < into_sum; ++i, fresh = false)
-      runner.accumulate(*updates[i], fresh ? nullptr : acc_.data, given_[i].gain * sign_ * weight_of(given_[i]) / unit,
-                        folded().data, upper());
+      runner.accumulate(*updates[i], fresh ? nullptr : acc_.data,
+                        given_[i].gain * is.sign * weight_of(given_[i]) / unit, folded().data, upper());
   }
   if (!steps) return;
   Direction direction;
@@ -123,12 +132,12 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
     return runner.step(sum_, direction, optimizer);
   }
   const Contribution& last = given_.back();
-  direction.gain = last.gain * sign_;
+  direction.gain = last.gain * is.sign;
   direction.weight = weight_of(last);
   if (exact()) {
     direction.kind = kFlush;
     direction.gain = 1.0;
-    direction.weight = last.gain * sign_ * weight_of(last) / unit;
+    direction.weight = last.gain * is.sign * weight_of(last) / unit;
     direction.buffer.acc = fresh ? nullptr : acc_.data;
     direction.buffer.scale = static_cast<float>(unit / divisor());
     direction.buffer.upper = upper();
@@ -140,10 +149,6 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
     direction.buffer.scale = static_cast<float>(1.0 / divisor());
   }
   runner.step(*updates.back(), direction, optimizer);
-}
-
-void Buffered::plan_aside() {
-  if (outcome_ != Outcome::kStep && !held_.empty()) beside_ = memory_->vector(setting_.size);
 }
 
 void Buffered::commit() noexcept {
@@ -171,7 +176,7 @@ std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
   std::vector<cpu::Trained> models;
   for (size_t i = 0; i < trained.size(); ++i)
     models.push_back(
-        {*trained[i].update, trained[i].base, static_cast<float>(given_[i].gain * sign_ * weight_of(given_[i]))});
+        {*trained[i].update, trained[i].base, static_cast<float>(given_[i].gain * is.sign * weight_of(given_[i]))});
   std::vector<std::atomic<int32_t>> largest(models.size());
   cpu::fold(models, held_.empty() ? nullptr : acc_.data, in_place_ ? nullptr : folded().data, largest);
   std::vector<bool> fit;
@@ -179,11 +184,6 @@ std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
   if (in_place_ && std::find(fit.begin(), fit.end(), false) == fit.end())
     cpu::fold(models, acc_.data, acc_.data, largest);
   return fit;
-}
-
-void Buffered::commit_fold(bool gives_up_sum) noexcept {
-  commit();
-  if (gives_up_sum) acc_ = {};
 }
 
 void Buffered::fields(Archive& archive) {

@@ -27,7 +27,8 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
   if (runner_->at_once()) return;
   const InOrder order(*runner_);  // the caller has made the model on its stream
   if (!own_step())
-    runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data), direction_->format());
+    runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data),
+                  direction_->is.rows ? direction_->is.rows->format : -1);
 }
 
 Engine::~Engine() { runner_->settle(); }
@@ -111,11 +112,14 @@ Task Engine::send(const log::Operation& operation) {
             operation.task == 0 ? ledger_.next_id(client, operation.version) : operation.task,
             model_,
             state_};
-  direction_->before_sending(operation.version);
+  const DirectionState::Traits& is = direction_->is;
+  if (is.ages) is.ages->before_sending(operation.version);
   log::Operation named = operation;
   named.task = task.id;
   log::Queued made = note(named);
-  direction_->sent(ledger_.send(client, operation.version, task.local_steps, kept, task.id), operation.version);
+  const int64_t place = ledger_.send(client, operation.version, task.local_steps, kept, task.id);
+  if (is.rows) is.rows->expect(place);
+  if (is.ages) is.ages->sent(place, operation.version);
   shared_ = true;
   add(std::move(made));
   return task;
@@ -187,11 +191,12 @@ void Engine::set_rate(double lr) {
 // out to be lost, too, nothing has changed yet.
 void Engine::give_up(std::vector<int64_t> slots) {
   check_log();
+  if (!direction_->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
   for (int64_t also = 0; also >= 0;) {
     log::Operation operation;
     operation.kind = log::kLost, operation.slots = slots;
     log::Queued made = note(operation);
-    also = direction_->give_up(slots);
+    also = direction_->is.rows->give_up(slots);
     if (also < 0) {
       add(std::move(made));
     } else {
@@ -246,7 +251,8 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
 
 // Ends a round that has no room for a sum, if that is the rule. What can be known of the sum's fitness is known before.
 void Engine::close_before(Arrival& arrival) {
-  if (arrival.kind != Arrival::kSum || !direction_->closes_before(arrival.count)) return;
+  const Sums* const sums = direction_->is.sums;
+  if (arrival.kind != Arrival::kSum || !sums || !sums->closes_before(arrival.count)) return;
   Given given;
   given.arrival = &arrival;
   find(given);
@@ -258,7 +264,8 @@ void Engine::close_before(Arrival& arrival) {
 }
 
 bool Engine::is_due() {
-  const double grace = direction_->grace(static_cast<int64_t>(waiting_.size()));
+  const Sums* const sums = direction_->is.sums;
+  const double grace = sums ? sums->grace(static_cast<int64_t>(waiting_.size())) : HUGE_VAL;
   if (!(grace < HUGE_VAL)) return false;
   const double time = ledger_.own_time();
   if (std::isnan(enough_since_)) enough_since_ = time;
@@ -282,8 +289,9 @@ bool Engine::close_round(Receipt* receipt, bool if_due) {
 
 // How many of these answers one pass can take: trained models of different clients that have room in the buffer.
 size_t Engine::together(const Arrival* arrivals, size_t count) const {
-  if (!settings_.folds || log_ || !direction_->folds()) return 0;
-  const auto most = std::min(count, static_cast<size_t>(direction_->room()));
+  const Sums* const sums = direction_->is.sums;
+  if (!settings_.folds || log_ || !sums || !sums->folds) return 0;
+  const auto most = std::min(count, static_cast<size_t>(sums->room()));
   size_t found = 0;
   int64_t offset = ledger_.offset;
   while (found < most && arrivals[found].kind == Arrival::kModel && !prepares(arrivals[found])) {

@@ -191,7 +191,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_bounds(Step& step);
   void write_receipts(const Step& step, bool applied, bool folding);
   void check_outcome(const Given& given) const;
-  Outcome planned(bool closes);
+  Outcome planned(bool closes, bool aside);
   void give_up(std::vector<int64_t> slots);
   bool fold(Step& step);
   bool may_read_once(const Given& given) const;
@@ -228,7 +228,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Of the step that is being taken; members, so that their memory is used again.
   std::vector<Given> given_;
-  DirectionState::Given contributions_;
+  DirectionState::Contributions contributions_;
   DirectionState::Updates updates_;
   std::vector<Statistics> statistics_;
   std::vector<Trained> trained_;

@@ -83,11 +83,12 @@ void Engine::find(Given& given) {
   Arrival& arrival = *given.arrival;
   given.task = find(arrival);
   direction_->check(arrival.client, given.task.version, ledger_.now);
-  if (arrival.kind == Arrival::kSum && arrival.count > std::max(direction_->room(), kLargestOverflow))
+  const Sums* const sums = direction_->is.sums;
+  if (arrival.kind == Arrival::kSum && arrival.count > std::max(sums ? sums->room() : 0, kLargestOverflow))
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(arrival.count) +
                                      " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
                                      " more than its buffer's size: let leaves take more often");
-  if (arrival.is_whole() != (arrival.kind == Arrival::kSum && direction_->unit() > 0.0))
+  if (arrival.is_whole() != (arrival.kind == Arrival::kSum && sums && sums->unit > 0.0))
     throw Refusal(Why::kSetting, "receive_partial: an exact sum belongs to a buffer with exact=, and only there");
   Contribution& brings = given.brings;
   brings.client = given.task.client;
@@ -96,7 +97,7 @@ void Engine::find(Given& given) {
   brings.share = share_of(arrival);
   brings.count = arrival.count;
   brings.total = arrival.total;
-  given.counts = brings.share > 0.0 || direction_->room() > 0;  // without samples it only takes a place in a round
+  given.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
   if (!prepares(arrival)) weigh(given);
 }
 
@@ -127,7 +128,7 @@ double Engine::share_of(const Arrival& arrival) const {
 void Engine::inspect(Given& given) {
   Arrival& arrival = *given.arrival;
   const bool prepared = prepares(arrival), here = runner_->at_once();
-  const Rows row = direction_->coded_row();
+  const Rows row = direction_->is.rows ? direction_->is.rows->coded : Rows{};
   const bool as_row = row.size > 0 && here && !prepared && !arrival.blob;
   log::Operation& operation = given.operation;
   if (arrival.kind == Arrival::kRow) {
@@ -234,7 +235,7 @@ double Engine::squares_of(const Arrival& arrival) const {
   const cpu::FixedNorm found = cpu::norm_of_fixed(terms, arrival.update.size);
   if (found.largest > fixed_limit(arrival.count))
     throw Refusal(Why::kTooLarge, "an exact sum that " + std::to_string(arrival.count) + " updates cannot have");
-  return found.squares * direction_->unit() * direction_->unit();
+  return found.squares * direction_->is.sums->unit * direction_->is.sums->unit;
 }
 
 // Copies an update, less the model that it was trained from if it is one, and returns the sum of squares of the copy.
@@ -320,7 +321,7 @@ void Engine::prepare(Given& given) {
     brings.norm = settings_.clip_norm;
   }
   if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
-  if (!direction_->blends()) return;
+  if (!direction_->is.blends) return;
   given.base = ledger_.kept(given.task.version);
   brings.base = given.base.data;
 }

@@ -2,13 +2,13 @@
 
 namespace fastagg::engine {
 
-Outcome Single::plan(const Given& given, bool) {
+Outcome Single::plan(const Contributions& given, bool, bool) {
   const Contribution& one = given.front();
   direction_ = {};
-  direction_.gain = one.gain * sign_;
+  direction_.gain = one.gain * is.sign;
   direction_.weight = weight_ = one.weight * scale(one);
   bound_ = std::abs(weight_) * one.norm;
-  if (blend_) {
+  if (is.blends) {
     direction_.kind = kBlend;
     direction_.base = one.base;
   }
@@ -16,11 +16,11 @@ Outcome Single::plan(const Given& given, bool) {
   return Outcome::kStep;
 }
 
-double Single::bound() const { return blend_ ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
+double Single::bound() const { return is.blends ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
 
 // A value between two versions is not larger than both.
 double Single::growth(double lr) const {
-  const bool between = blend_ && lr * weight_ >= 0.0 && lr * weight_ <= 1.0;
+  const bool between = is.blends && lr * weight_ >= 0.0 && lr * weight_ <= 1.0;
   return std::abs(lr) * (between ? bound_ : bound());
 }
 

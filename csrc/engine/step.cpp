@@ -57,22 +57,22 @@ void Engine::plan(Step& step, bool closes, bool folding) {
   step.takes = true;
   bool ends = closes;
   if (settings_.ordered) {
-    ends = ends || static_cast<int64_t>(waiting_.size()) + 1 == direction_->room();
+    ends = ends || static_cast<int64_t>(waiting_.size()) + 1 == direction_->is.sums->room();
     step.keeps = !ends;
     step.takes = step.ends_round = ends;
     in_order(closes ? nullptr : &first);
   }
-  step.outcome = planned(ends);
-  if (folding) direction_->plan_fold(still);
+  step.outcome = planned(ends, first.once);
+  if (folding) direction_->is.sums->plan_fold(still);
   step.along_sum = step.outcome == Outcome::kStep && (folding || updates_.empty());
   if (step.keeps) statistics_.clear();  // they count when the round ends
 }
 
 // What the direction plans. Rows that turn out to be lost are given up first, which is an operation of its own.
-Outcome Engine::planned(bool closes) {
+Outcome Engine::planned(bool closes, bool aside) {
   for (;;) {
     try {
-      return direction_->plan(contributions_, closes);
+      return direction_->plan(contributions_, closes, aside);
     } catch (const RowsLost& lost) {
       give_up(lost.slots);
     }
@@ -115,7 +115,7 @@ void Engine::write_receipts(const Step& step, bool applied, bool folding) {
     receipt.task = arrival.kind == Arrival::kClose ? 0 : one.task.id;
     receipt.step_size = std::nan("");
     if (makes && step.outcome == Outcome::kStep)
-      receipt.step_size = direction_->immediate() ? step.lr * weight * direction_->scale(one.brings) : step.lr;
+      receipt.step_size = direction_->is.immediate ? step.lr * weight * direction_->scale(one.brings) : step.lr;
     receipt.norm = folding ? std::nan("") : one.findings.reported_norm.value_or(one.norm);
     receipt.weight = weight;
     receipt.sequence = 0;
@@ -124,9 +124,9 @@ void Engine::write_receipts(const Step& step, bool applied, bool folding) {
     one.operation.known = !std::isnan(receipt.norm) || arrival.later;
     one.operation.decided = {receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
     log::decide(*one.record, one.operation);
-    one.record->later = arrival.later, one.record->scales = direction_->immediate();
+    one.record->later = arrival.later, one.record->scales = direction_->is.immediate;
     one.record->waits = log_->waits(receipt.applied);
-    if (void* const place = row_place(one)) direction_->copy_row_to(place);
+    if (void* const place = row_place(one)) direction_->is.rows->copy_row_to(place);
   }
 }
 
@@ -148,7 +148,7 @@ void Engine::check_outcome(const Given& given) const {
 
 // Adds trained models to the sum. False: one of them is not fit, and nothing has changed.
 bool Engine::fold(Step& step) {
-  const std::vector<bool> fit = direction_->run_fold(trained_);
+  const std::vector<bool> fit = direction_->is.sums->run_fold(trained_);
   const auto unfit = std::find(fit.begin(), fit.end(), false);
   fit_ = static_cast<size_t>(unfit - fit.begin());
   if (unfit != fit.end()) return false;
@@ -180,10 +180,11 @@ void Engine::run(Act act) {
 // update is copied instead, because a copy stays in the cache.
 bool Engine::may_read_once(const Given& given) const {
   const Arrival& arrival = *given.arrival;
-  return settings_.size >= kWorthReadingOnce && direction_->sets_aside() && given.counts && !arrival.is_private &&
+  return settings_.size >= kWorthReadingOnce && direction_->is.reads_once && given.counts && !arrival.is_private &&
          arrival.base == nullptr && !arrival.is_whole() &&
          (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) && runner_->at_once() && !log_ &&
-         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step();
+         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step() &&
+         (optimizer_.nbytes() == 0 || !direction_->would_step(arrival.count));  // moments move in place
 }
 
 // Calls the planned kernel, and checks what it has read before anything counts.
@@ -254,15 +255,8 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   Step step;
   plan(step, closes, folding);
   if (closes && step.outcome == Outcome::kKept) return 0;
-  const store::Vector into = step.along_sum ? direction_->folded() : store::Vector{};
+  const store::Vector into = step.along_sum ? direction_->is.sums->folded() : store::Vector{};
   Given& first = given_.front();
-  if (first.once && step.outcome == Outcome::kStep && optimizer_.nbytes() > 0) {  // moments move in place
-    first.once = false;
-    inspect(first);
-    prepare(first);
-    plan(step = {}, closes, folding);
-  }
-  if (first.once) direction_->plan_aside();
   try {
     if (step.takes || step.keeps)
       plan_step(step, into && runner_->at_once() ? &into : nullptr, first.findings.finishes);
@@ -284,7 +278,8 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     end.decided = {said.applied, said.version, said.step_size, 0.0, 0.0};
     first.record = log::record_of(*log_, end);
   }
-  if (cut_ && step.takes && !closes) cut_->before(direction_->writes(first.brings.client));
+  if (cut_ && step.takes && !closes)
+    cut_->before(direction_->is.rows ? direction_->is.rows->writes(first.brings.client) : -1);
   if (step.keeps) waiting_.reserve(waiting_.size() + 1);
 
   // -- get ready, run
@@ -296,11 +291,8 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   finish(step);
 
   // -- commit. What was there before is let go when everything has changed, because that may run Python's finalizers.
-  if (folding || step.along_sum) {
-    direction_->commit_fold(step.out && step.out.data == into.data);
-  } else if (step.takes) {
-    direction_->commit();
-  }
+  if (step.takes) direction_->commit();
+  if (step.out && step.out.data == into.data) direction_->is.sums->hand_over();
   commit(step);
   if (first.findings.change) first.findings.change->commit();
   if (statistics) {
@@ -404,7 +396,7 @@ void Engine::measure() {
     return Bounds{largest_of(model, settings_.size, settings_.largest_model), optimizer_.measured()};
   };
   Bounds found = of(model_);
-  if (direction_->blends())
+  if (direction_->is.blends)
     for (const store::Vector& kept : ledger_.all_kept()) found.model = std::max(found.model, of(kept).model);
   model_bound_ = direction_->model_bound = found.model;
   optimizer_.bounds = found.moments;

@@ -44,7 +44,8 @@ struct Seen {
     Engine& engine = *server.engine;
     const Ledger& ledger = engine.ledger();
     version = ledger.now, steps = ledger.steps, open = ledger.open_tasks(), known = ledger.known();
-    room = engine.direction().room(), expired = ledger.expired();
+    const Sums* const sums = engine.direction().is.sums;
+    room = sums ? sums->room() : 0, expired = ledger.expired();
     if (const auto* const buffer = dynamic_cast<const Buffered*>(&engine.direction()); buffer && room < kCapacity)
       sum.assign(buffer->acc().data, buffer->acc().data + server.size);
     const Ledger::State state = ledger.state();
