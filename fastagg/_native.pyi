@@ -276,7 +276,6 @@ class Receipt:
         kept: bool,
         /,
     ) -> None: ...
-    def _wait_for(self, fill: Callable[[Any], None], /) -> None: ...
 
 # What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in
 # one place: fastagg/server, fastagg/rules, fastagg/durable.

@@ -146,22 +146,22 @@ class PythonExtension : public Extension {
 
   Findings prepare(const Question& question) override {
     const Holds held;
-    const engine::Arrival& arrival = question.arrival;
-    Asked asked{to_python(arrival.client),
+    const engine::Answer& answer = question.answer;
+    Asked asked{to_python(answer.client),
                 question.task.version,
                 question.now,
                 question.task.local_steps,
                 question.norm,
                 question.share,
                 py::none(),
-                extra_of(arrival.extra.get()),
-                arrival.update,
-                arrival.copy ? arrival.copy : arrival.owner,
+                extra_of(answer.extra.get()),
+                answer.update,
+                answer.copy ? answer.copy : answer.owner,
                 question.model,
                 question.kept,
-                arrival.control,
+                answer.control,
                 size_};
-    if (arrival.reported) asked.reported = py::cast(arrival.reported);
+    if (answer.reported) asked.reported = py::cast(answer.reported);
     const py::object found = call("prepare")(std::move(asked));
     if (found.is_none()) return {};
     const auto& said = py::cast<const Answered&>(found);

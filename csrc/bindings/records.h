@@ -5,7 +5,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "../engine/arrival.h"
+#include "../engine/answer.h"
 #include "../engine/engine.h"
 
 namespace fastagg::bindings {
@@ -15,7 +15,6 @@ namespace py = pybind11;
 struct ReceiptObject {
   PyObject_HEAD PyObject* client;
   PyObject* journal;  // owns `log`; null: no log
-  PyObject* pending;  // fills in what a device has not said yet, when it is called with the receipt; null: nothing
   log::Journal* log;
   engine::Receipt value;
   bool kept;

@@ -220,11 +220,11 @@ void Engine::limit(const Limits& limits) {
 
 // -- answers ---------------------------------------------------------------------------------------------------------
 
-Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
+Engine::Result Engine::receive(Answer* answers, size_t count) {
   const Inside inside(gate, true);
   Result result;
   while (result.done < count) {
-    Arrival* const next = arrivals + result.done;
+    Answer* const next = answers + result.done;
     size_t group = together(next, count - result.done);
     try {
       size_t taken = 0;
@@ -250,16 +250,16 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
 }
 
 // Ends a round that has no room for a sum, if that is the rule. What can be known of the sum's fitness is known before.
-void Engine::close_before(Arrival& arrival) {
+void Engine::close_before(Answer& answer) {
   const Sums* const sums = direction_->is.sums;
-  if (arrival.kind != Arrival::kSum || !sums || !sums->closes_before(arrival.count)) return;
+  if (answer.kind != Answer::kSum || !sums || !sums->closes_before(answer.count)) return;
   Given given;
-  given.arrival = &arrival;
+  given.answer = &answer;
   find(given);
-  if (runner_->at_once() && !std::isfinite(squares_of(arrival)))
+  if (runner_->at_once() && !std::isfinite(squares_of(answer)))
     throw Refusal(Why::kNotFinite, "update: NaN or infinity");
-  Arrival end;
-  end.kind = Arrival::kClose;
+  Answer end;
+  end.kind = Answer::kClose;
   step(&end, 1, false);
 }
 
@@ -274,8 +274,8 @@ bool Engine::is_due() {
 
 bool Engine::close_round(Receipt* receipt, bool if_due) {
   const Inside inside(gate);
-  Arrival end;
-  end.kind = Arrival::kClose;
+  Answer end;
+  end.kind = Answer::kClose;
   if (!settings_.closes_early || (if_due && !is_due())) return false;
   try {
     if (step(&end, 1, false) == 0) return false;
@@ -288,19 +288,19 @@ bool Engine::close_round(Receipt* receipt, bool if_due) {
 }
 
 // How many of these answers one pass can take: trained models of different clients that have room in the buffer.
-size_t Engine::together(const Arrival* arrivals, size_t count) const {
+size_t Engine::together(const Answer* answers, size_t count) const {
   const Sums* const sums = direction_->is.sums;
   if (!settings_.folds || log_ || !sums || !sums->folds) return 0;
   const auto most = std::min(count, static_cast<size_t>(sums->room()));
   size_t found = 0;
   int64_t offset = ledger_.offset;
-  while (found < most && arrivals[found].kind == Arrival::kModel && !prepares(arrivals[found])) {
-    const int64_t next = arrivals[found].offset;
+  while (found < most && answers[found].kind == Answer::kModel && !prepares(answers[found])) {
+    const int64_t next = answers[found].offset;
     if (next >= 0 && next <= offset) break;  // an answer that came twice
     offset = std::max(offset, next);
     // Whether a client has a second open task is known only after its first answer counted.
-    const auto is_its = [&](const Arrival& other) { return other.client == arrivals[found].client; };
-    if (std::any_of(arrivals, arrivals + found, is_its)) break;
+    const auto is_its = [&](const Answer& other) { return other.client == answers[found].client; };
+    if (std::any_of(answers, answers + found, is_its)) break;
     ++found;
   }
   return found;
@@ -308,10 +308,10 @@ size_t Engine::together(const Arrival* arrivals, size_t count) const {
 
 // -- recovery --------------------------------------------------------------------------------------------------------
 
-void Engine::execute(const log::Operation& operation, Arrival* answer) {
+void Engine::execute(const log::Operation& operation, Answer* answer) {
   const Inside inside(gate);
-  Arrival end;
-  end.kind = Arrival::kClose;
+  Answer end;
+  end.kind = Answer::kClose;
   switch (operation.kind) {
     case log::kCloseRound:
       if (!settings_.closes_early)

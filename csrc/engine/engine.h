@@ -80,15 +80,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::optional<Refusal> refused;  // why the next one does not count,
     std::exception_ptr failed;       // or what else went wrong
   };
-  Result receive(Arrival* arrivals, size_t count);
+  Result receive(Answer* answers, size_t count);
   // Steps now along what has come; `if_due`: only if the round's time is over. False: it is not, nothing has come, or
   // the rule has no buffer.
   bool close_round(Receipt* receipt, bool if_due = false);
   // Whether the round has had enough updates for long enough.
   bool is_due();
-  // Executes an operation of a log; `answer` is the arrival of one that is an answer. Throws Refusal with nothing
+  // Executes an operation of a log; `answer` is the answer of one that is an answer. Throws Refusal with nothing
   // changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
-  void execute(const log::Operation& operation, Arrival* answer);
+  void execute(const log::Operation& operation, Answer* answer);
   // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
   void limit(const Limits& limits);
 
@@ -112,7 +112,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Settings& settings() const { return settings_; }
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted.
-  Ledger::Found find(const Arrival& answer) const;
+  Ledger::Found find(const Answer& answer) const;
   Extension* extension() const { return extension_.get(); }
 
   // Updates that wait for the rest of an ordered round.
@@ -152,7 +152,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
   // An answer of this step, and what is known of it.
   struct Given {
-    Arrival* arrival = nullptr;
+    Answer* answer = nullptr;
     Ledger::Found task{};
     Contribution brings;
     Findings findings;
@@ -170,17 +170,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Applied apply(const log::Operation& operation);
   Task send(const log::Operation& operation);
-  void close_before(Arrival& arrival);
-  size_t step(Arrival* arrivals, size_t count, bool folding);
-  size_t together(const Arrival* arrivals, size_t count) const;
+  void close_before(Answer& answer);
+  size_t step(Answer* answers, size_t count, bool folding);
+  size_t together(const Answer* answers, size_t count) const;
   void find(Given& given);
   void weigh(Given& given);
   void inspect(Given& given);
-  double squares_of(const Arrival& arrival) const;
-  double absorb(Arrival& arrival, log::Operation* record);
+  double squares_of(const Answer& answer) const;
+  double absorb(Answer& answer, log::Operation* record);
   void check_row(const Given& given, const Rows& held) const;
-  void describe_rest(const Arrival& arrival, log::Operation& to) const;
-  void copy_rest(const Arrival& arrival, const log::Operation& to) const;
+  void describe_rest(const Answer& answer, log::Operation& to) const;
+  void copy_rest(const Answer& answer, const log::Operation& to) const;
   void* row_place(const Given& given) const;
   void judge(Given& given);
   void prepare(Given& given);
@@ -202,8 +202,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void commit(Step& step) noexcept;
   void keep(Given& given) noexcept;
   bool own_step() const { return extension_ && extension_->asks.step; }
-  bool prepares(const Arrival& arrival) const;
-  double share_of(const Arrival& arrival) const;
+  bool prepares(const Answer& answer) const;
+  double share_of(const Answer& answer) const;
   store::Vector kept_now() const;
   void check_log() const;
   // What is written down of an operation: made before it changes anything, added to the log with the change.

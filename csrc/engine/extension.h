@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../math/hyper.h"
-#include "arrival.h"
+#include "answer.h"
 #include "ledger.h"
 #include "optimizer.h"
 
@@ -40,7 +40,7 @@ struct Findings {
 
 // An update that the extension is asked about, and what it may need to know.
 struct Question {
-  const Arrival& arrival;
+  const Answer& answer;
   const Ledger::Found& task;
   int64_t now;          // the server's version
   double norm, share;   // of the update, before clipping; in a mean

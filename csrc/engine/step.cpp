@@ -44,13 +44,13 @@ void Engine::plan(Step& step, bool closes, bool folding) {
   contributions_.clear(), updates_.clear(), statistics_.clear(), trained_.clear();
   bool still = true;
   for (Given& one : given_) {
-    const Arrival& arrival = *one.arrival;
-    if (arrival.kind == Arrival::kClose) break;
-    with(one.brings, arrival.update, arrival.reported.get(), arrival.extra.get());
+    const Answer& answer = *one.answer;
+    if (answer.kind == Answer::kClose) break;
+    with(one.brings, answer.update, answer.reported.get(), answer.extra.get());
     if (!folding) continue;
     contributions_.back().norm = kLargestElement;  // the pass finds larger elements
-    trained_.push_back({&arrival.update, arrival.base});
-    still = still && arrival.still;
+    trained_.push_back({&answer.update, answer.base});
+    still = still && answer.still;
   }
   Given& first = given_.front();
   if (!closes && !folding && (!first.counts || first.findings.waits)) return;  // it changes nothing, or not now
@@ -92,8 +92,8 @@ void Engine::in_order(Given* last) {
   for (Waiting& one : waiting_)
     all.push_back({&one.client, one.brings, &one.update, one.reported.get(), one.extra.get()});
   if (last != nullptr) {
-    const Arrival& arrival = *last->arrival;
-    all.push_back({&arrival.client, last->brings, &arrival.update, arrival.reported.get(), arrival.extra.get()});
+    const Answer& answer = *last->answer;
+    all.push_back({&answer.client, last->brings, &answer.update, answer.reported.get(), answer.extra.get()});
   }
   std::stable_sort(all.begin(), all.end(), [](const One& a, const One& b) { return *a.client < *b.client; });
   contributions_.clear(), updates_.clear(), statistics_.clear();
@@ -105,26 +105,26 @@ void Engine::in_order(Given* last) {
 
 void Engine::write_receipts(const Step& step, bool applied, bool folding) {
   for (Given& one : given_) {
-    Arrival& arrival = *one.arrival;
+    Answer& answer = *one.answer;
     const bool makes = step.outcome != Outcome::kKept && (!folding || &one == &given_.back());
     const double weight = one.counts ? one.brings.weight : 0.0;
-    Receipt& receipt = arrival.receipt;
+    Receipt& receipt = answer.receipt;
     receipt.applied = makes && applied;
     receipt.version = ledger_.now + makes;
-    receipt.delay = arrival.kind == Arrival::kClose ? 0 : ledger_.now - one.task.version;
-    receipt.task = arrival.kind == Arrival::kClose ? 0 : one.task.id;
+    receipt.delay = answer.kind == Answer::kClose ? 0 : ledger_.now - one.task.version;
+    receipt.task = answer.kind == Answer::kClose ? 0 : one.task.id;
     receipt.step_size = std::nan("");
     if (makes && step.outcome == Outcome::kStep)
       receipt.step_size = direction_->is.immediate ? step.lr * weight * direction_->scale(one.brings) : step.lr;
     receipt.norm = folding ? std::nan("") : one.findings.reported_norm.value_or(one.norm);
     receipt.weight = weight;
     receipt.sequence = 0;
-    if (!one.record || arrival.kind == Arrival::kClose) continue;
+    if (!one.record || answer.kind == Answer::kClose) continue;
     receipt.sequence = log_->next();
-    one.operation.known = !std::isnan(receipt.norm) || arrival.later;
+    one.operation.known = !std::isnan(receipt.norm) || answer.later;
     one.operation.decided = {receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
     log::decide(*one.record, one.operation);
-    one.record->later = arrival.later, one.record->scales = direction_->is.immediate;
+    one.record->later = answer.later, one.record->scales = direction_->is.immediate;
     one.record->waits = log_->waits(receipt.applied);
     if (void* const place = row_place(one)) direction_->is.rows->copy_row_to(place);
   }
@@ -132,9 +132,9 @@ void Engine::write_receipts(const Step& step, bool applied, bool folding) {
 
 // Whether the outcome is the one that the log tells.
 void Engine::check_outcome(const Given& given) const {
-  const log::Decided* const was = given.arrival->decided;
-  const Receipt& now = given.arrival->receipt;
-  const bool closes = given.arrival->kind == Arrival::kClose;
+  const log::Decided* const was = given.answer->decided;
+  const Receipt& now = given.answer->receipt;
+  const bool closes = given.answer->kind == Answer::kClose;
   if (was == nullptr || std::isnan(now.norm)) return;
   if (!closes && !same(was->norm, now.norm))
     throw Refusal(Why::kDamaged, "its numbers are not those that were counted: their norm was " +
@@ -179,12 +179,12 @@ void Engine::run(Act act) {
 // when it is done: so nothing may depend on the norm, and what it writes must be memory that nobody reads. A small
 // update is copied instead, because a copy stays in the cache.
 bool Engine::may_read_once(const Given& given) const {
-  const Arrival& arrival = *given.arrival;
-  return settings_.size >= kWorthReadingOnce && direction_->is.reads_once && given.counts && !arrival.is_private &&
-         arrival.base == nullptr && !arrival.is_whole() &&
-         (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) && runner_->at_once() && !log_ &&
-         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step() &&
-         (optimizer_.nbytes() == 0 || !direction_->would_step(arrival.count));  // moments move in place
+  const Answer& answer = *given.answer;
+  return settings_.size >= kWorthReadingOnce && direction_->is.reads_once && given.counts && !answer.is_private &&
+         answer.base == nullptr && !answer.is_whole() &&
+         (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && runner_->at_once() && !log_ &&
+         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(answer) && !own_step() &&
+         (optimizer_.nbytes() == 0 || !direction_->would_step(answer.count));  // moments move in place
 }
 
 // Calls the planned kernel, and checks what it has read before anything counts.
@@ -212,15 +212,15 @@ void Engine::finish(Step& step) {
 
 // Keeps an update until its round is complete.
 void Engine::keep(Given& given) noexcept {
-  Arrival& arrival = *given.arrival;
-  store::Owner& owner = arrival.copy ? arrival.copy : arrival.owner;
-  waiting_.push_back({std::move(arrival.client), given.brings, std::move(arrival.update), std::move(owner),
-                      std::move(arrival.reported), std::move(arrival.extra)});
+  Answer& answer = *given.answer;
+  store::Owner& owner = answer.copy ? answer.copy : answer.owner;
+  waiting_.push_back({std::move(answer.client), given.brings, std::move(answer.update), std::move(owner),
+                      std::move(answer.reported), std::move(answer.extra)});
 }
 
 // One step: of one answer, of several trained models in one pass (`folding`), or of the end of a round. Returns how
 // many answers it took. 0: nothing has changed, and `fit_` models may be taken in one pass.
-size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
+size_t Engine::step(Answer* answers, size_t count, bool folding) {
   check_log();
   fit_ = 0;
   const InOrder order(*runner_);
@@ -228,13 +228,13 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
     std::vector<Given>& given;
     ~Clears() { given.clear(); }
   } const clears{given_};
-  const bool closes = arrivals->kind == Arrival::kClose;
+  const bool closes = answers->kind == Answer::kClose;
 
   // -- find, inspect, prepare
   for (size_t i = 0; i < count; ++i) {
     given_.emplace_back();
     Given& one = given_.back();
-    one.arrival = &arrivals[i];
+    one.answer = &answers[i];
     if (closes) break;
     try {
       find(one);
@@ -274,7 +274,7 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   if (closes && log_) {
     log::Operation end;
     end.kind = log::kCloseRound;
-    const Receipt& said = arrivals->receipt;
+    const Receipt& said = answers->receipt;
     end.decided = {said.applied, said.version, said.step_size, 0.0, 0.0};
     first.record = log::record_of(*log_, end);
   }
@@ -303,8 +303,8 @@ size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
   for (Given& one : given_) {
     if (!closes) {
       if (one.findings.next_steps > 0) ledger_.tell_next(one.task.client, one.findings.next_steps);
-      const Receipt& said = one.arrival->receipt;
-      if (one.arrival->offset >= 0) ledger_.offset = one.arrival->offset;
+      const Receipt& said = one.answer->receipt;
+      if (one.answer->offset >= 0) ledger_.offset = one.answer->offset;
       ledger_.close(one.task.client, one.task.version, Ids::pack(said.version, said.applied));
     }
     if (one.record) log_->push(std::move(one.record));

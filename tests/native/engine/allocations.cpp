@@ -67,18 +67,18 @@ struct Seen {
 struct Fixture {
   Server server;
   std::vector<float> first, second;
-  std::vector<Arrival> arrivals;
+  std::vector<Answer> answers;
 
   Fixture(Rule rule, bool numbered, int64_t size) : server(rule, size, numbered) {
     std::mt19937_64 random(7);
     first = numbers(size, random), second = numbers(size, random);
     Engine& engine = *server.engine;
     for (int64_t i = 0; i < 3; ++i) engine.dispatch(ClientId::of(i));
-    Arrival one = answer(0, 0, first);
+    Answer one = answer(0, 0, first);
     CHECK(engine.receive(&one, 1).done == 1);
     engine.begin_incarnation(engine.ledger().now, 5);
     for (int64_t i = 2; i < 5; ++i) engine.dispatch(ClientId::of(i));
-    arrivals.push_back(answer(1, 0, second));
+    answers.push_back(answer(1, 0, second));
   }
 };
 
@@ -101,7 +101,7 @@ int64_t fail_each(Rule rule, bool numbered, Act act, int64_t size = 300) {
     if (!reached) return failing;
     if (!failed) continue;  // a failure that the operation can do without
     CHECK(Seen(fresh.server) == before);
-    fresh.arrivals.assign(1, answer(1, 0, fresh.second));  // an answer that failed is read again
+    fresh.answers.assign(1, answer(1, 0, fresh.second));  // an answer that failed is read again
     CHECK(act(fresh));
     Fixture other(rule, numbered, size);
     CHECK(act(other));
@@ -110,20 +110,20 @@ int64_t fail_each(Rule rule, bool numbered, Act act, int64_t size = 300) {
 }
 
 bool receive(Fixture& on) {
-  const auto result = on.server.engine->receive(on.arrivals.data(), on.arrivals.size());
+  const auto result = on.server.engine->receive(on.answers.data(), on.answers.size());
   CHECK(!result.refused);
   return result.done == 1;
 }
 
 bool receive_model(Fixture& on) {
-  on.arrivals.front().kind = Arrival::kModel;
+  on.answers.front().kind = Answer::kModel;
   const store::Vector base = on.server.engine->ledger().kept(0);
-  on.arrivals.front().base = base.data, on.arrivals.front().base_owner = base.owner;
+  on.answers.front().base = base.data, on.answers.front().base_owner = base.owner;
   return receive(on);
 }
 
 bool receive_model_in_place(Fixture& on) {
-  on.arrivals.front().still = true;
+  on.answers.front().still = true;
   return receive_model(on);
 }
 

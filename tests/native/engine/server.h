@@ -70,12 +70,12 @@ inline std::vector<float> numbers(int64_t size, std::mt19937_64& random) {
   return made;
 }
 
-inline Arrival answer(int64_t client, int64_t version, const std::vector<float>& values) {
-  Arrival arrival;
-  arrival.client = ClientId::of(client);
-  arrival.version = version;
-  arrival.update.add(values.data(), static_cast<int64_t>(values.size()), kFloat32);
-  return arrival;
+inline Answer answer(int64_t client, int64_t version, const std::vector<float>& values) {
+  Answer answer;
+  answer.client = ClientId::of(client);
+  answer.version = version;
+  answer.update.add(values.data(), static_cast<int64_t>(values.size()), kFloat32);
+  return answer;
 }
 
 }  // namespace fastagg::engine
