@@ -76,9 +76,7 @@ void bind_device_structs(py::module_& m) {
            }),
            by_name, arg("device"), arg("stream"), arg("verdict") = 0);
   py::class_<cuda::Blocks>(m, "Blocks")
-      .def(py::init([](int64_t first, int64_t last, int64_t stride) {
-             return cuda::Blocks{first, last, stride};
-           }),
+      .def(py::init([](int64_t first, int64_t last, int64_t stride) { return cuda::Blocks{first, last, stride}; }),
            by_name, arg("first"), arg("last"), arg("stride"));
   py::class_<cuda::Rules>(m, "Rules")
       .def(py::init([](double clip_norm, double lam, double eps, double gamma_max) {
@@ -86,10 +84,8 @@ void bind_device_structs(py::module_& m) {
            }),
            by_name, arg("clip_norm") = 0.0, arg("lam") = 0.0, arg("eps") = 1.0, arg("gamma_max") = 0.0);
   py::class_<cuda::Against>(m, "Against")
-      .def(py::init([](Address x, Address base, bool inner) {
-             return cuda::Against{at(x), at(base), inner};
-           }),
-           by_name, arg("x") = 0, arg("base") = 0, arg("inner") = false);
+      .def(py::init([](Address x, Address base, bool inner) { return cuda::Against{at(x), at(base), inner}; }), by_name,
+           arg("x") = 0, arg("base") = 0, arg("inner") = false);
   py::class_<cuda::Loss>(m, "Loss").def(py::init(&loss_of), by_name, arg("which"), arg("alpha"), arg("scratch"),
                                         arg("loss"), arg("gradient"));
 }

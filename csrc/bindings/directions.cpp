@@ -5,6 +5,7 @@
 #include "../engine/buffered.h"
 #include "../engine/calibrated.h"
 #include "../engine/on_cpu.h"
+#include "../engine/ordered.h"
 #include "../engine/single.h"
 #include "../store/row_cut.h"
 #include "archive.h"
@@ -274,6 +275,8 @@ void bind_directions(py::module_& m) {
         check_bound(bound);
         one.bound_sum(bound);
       });
+  py::class_<Ordered, DirectionState, std::shared_ptr<Ordered>>(m, "Ordered")
+      .def(py::init<std::shared_ptr<DirectionState>>(), arg("round"));
   py::class_<AllClients, DirectionState, std::shared_ptr<AllClients>> all(m, "AllClients");
   py::class_<AllClients::Setting>(m, "AllClientsSetting")
       .def(py::init([](int64_t clients, bool full, bool direct, int64_t max_delay, bool by_dispatch) {

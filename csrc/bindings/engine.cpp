@@ -9,6 +9,7 @@
 
 #include "../cpu/cpu.h"
 #include "../cuda/cuda.h"
+#include "../engine/ordered.h"
 #include "../store/process.h"
 #include "archive.h"
 #include "arrays.h"
@@ -625,42 +626,49 @@ py::list kept_of(const Server& server) {
   return found;
 }
 
+// The direction that keeps updates until their round is complete; null: it is another one.
+engine::Ordered* ordered_of(const Server& server) {
+  return dynamic_cast<engine::Ordered*>(&server.engine->direction());
+}
+
 py::list waiting_of(const Server& server) {
   py::list found;
   server.engine->follow();
-  for (const Engine::Waiting& one : server.engine->waiting()) {
+  const engine::Ordered* const ordered = ordered_of(server);
+  if (ordered == nullptr) return found;
+  for (const auto& [answer, brings] : ordered->waiting()) {
     py::list pieces;
     // not the owner itself, which may be Python's object of all pieces
-    const store::Owner owner = std::make_shared<store::Owner>(one.owner);
-    for (const Piece& piece : one.update.pieces)
+    const store::Owner owner = std::make_shared<store::Owner>(answer.owner);
+    for (const Piece& piece : answer.update.pieces)
       pieces.append(tensor_of(owner, const_cast<void*>(piece.data), piece.size,
                               static_cast<Element>(static_cast<int>(piece.dtype))));
     py::dict entry;
-    entry["client"] = to_python(one.client);
-    entry["gain"] = one.brings.gain, entry["weight"] = one.brings.weight;
-    entry["share"] = one.brings.share, entry["norm"] = one.brings.norm;
+    entry["client"] = to_python(answer.client);
+    entry["gain"] = brings.gain, entry["weight"] = brings.weight;
+    entry["share"] = brings.share, entry["norm"] = brings.norm;
     entry["update"] = pieces;
-    entry["reported"] = one.reported ? py::cast(std::const_pointer_cast<engine::Reported>(one.reported)) : py::none();
+    entry["reported"] =
+        answer.reported ? py::cast(std::const_pointer_cast<engine::Reported>(answer.reported)) : py::none();
     found.append(entry);
   }
   return found;
 }
 
 void load_waiting(Server& server, const py::list& entries) {
-  std::vector<Engine::Waiting> all;
+  std::vector<engine::Ordered::Waiting> all;
   for (const py::handle given : entries) {
     const auto entry = py::reinterpret_borrow<py::dict>(given);
-    Engine::Waiting one;
-    one.client = id_of(entry["client"]);
-    one.brings.start = one.brings.now = server.engine->ledger().now;
-    one.brings.gain = py::cast<double>(entry["gain"]), one.brings.weight = py::cast<double>(entry["weight"]);
-    one.brings.share = py::cast<double>(entry["share"]), one.brings.norm = py::cast<double>(entry["norm"]);
-    one.update = update_of(py::object(entry["update"]).attr("native"));
-    one.owner = owner_of(entry["update"]);
-    if (!entry["reported"].is_none()) one.reported = py::cast<std::shared_ptr<engine::Reported>>(entry["reported"]);
-    all.push_back(std::move(one));
+    auto& [answer, brings] = all.emplace_back();
+    answer.client = id_of(entry["client"]);
+    brings.start = brings.now = server.engine->ledger().now;
+    brings.gain = py::cast<double>(entry["gain"]), brings.weight = py::cast<double>(entry["weight"]);
+    brings.share = py::cast<double>(entry["share"]), brings.norm = py::cast<double>(entry["norm"]);
+    answer.update = update_of(py::object(entry["update"]).attr("native"));
+    answer.owner = owner_of(entry["update"]);
+    if (!entry["reported"].is_none()) answer.reported = py::cast<std::shared_ptr<engine::Reported>>(entry["reported"]);
   }
-  server.engine->load_waiting(std::move(all));
+  if (engine::Ordered* const ordered = ordered_of(server)) ordered->load(std::move(all));
 }
 
 }  // namespace
@@ -697,15 +705,15 @@ void bind_engine(py::module_& m) {
            arg("decoupled_weight_decay") = false, arg("initial") = 0.0);
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t clients, double clip_norm, double max_samples, double largest_model,
-                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,
-                       bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
-             return Settings{size,          clients,     clip_norm,      weighs_by_samples, max_samples,
-                             largest_model, local_steps, keeps_versions, ordered,           closes_early,
-                             folds,         defers,      staleness};
+                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool closes_early, bool folds,
+                       bool defers, const engine::Staleness& staleness) {
+             return Settings{size,         clients,       clip_norm,   weighs_by_samples,
+                             max_samples,  largest_model, local_steps, keeps_versions,
+                             closes_early, folds,         defers,      staleness};
            }),
            by_name, arg("size"), arg("clients"), arg("clip_norm"), arg("max_samples"), arg("largest_model"),
-           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
-           arg("folds"), arg("defers"), arg("staleness"));
+           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("closes_early"), arg("folds"),
+           arg("defers"), arg("staleness"));
   py::class_<engine::Extension::Asks>(m, "Asks").def(
       py::init([](bool prepare, bool step, bool statistics, bool bounds) {
         return engine::Extension::Asks{prepare, step, statistics, bounds};

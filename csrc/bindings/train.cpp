@@ -201,8 +201,7 @@ void bind_train(py::module_& m) {
   py::class_<Crew, std::shared_ptr<Crew>>(m, "Crew", "Threads that train clients ahead of time.")
       .def(py::init(&Crew::make), arg("threads"));
   py::class_<Training>(m, "Training").def("wait", &Training::wait);
-  m.def(
-      "uniform", [](const py::bytes& seed) { return generator(seed).uniform(); }, arg("seed"));
+  m.def("uniform", [](const py::bytes& seed) { return generator(seed).uniform(); }, arg("seed"));
   m.def("below", &below, arg("seed"), arg("count"));
   m.def("permutations", &permutations, arg("seed"), arg("size"), arg("count"), arg("out"));
 }

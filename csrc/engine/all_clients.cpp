@@ -97,7 +97,7 @@ void AllClients::plan_terms(int64_t client, int64_t now) {
   expired_next_ = std::max(expired_, oldest);
 }
 
-Outcome AllClients::plan(const Contributions& given, bool, bool) {
+Outcome AllClients::plan(const Contributions& given, bool, Way) {
   given_ = given.front();
   copy_ = nullptr;
   const auto c = static_cast<size_t>(given_.client);

@@ -25,7 +25,7 @@ class AllClients : public DirectionState, public RowKeeper, public Ages {
   AllClients(double sign, const Setting& setting, std::optional<Rows> rows, uint64_t seed, float* sum,
              std::shared_ptr<Resummation> resummation);
   AllClients(double sign, const Setting& setting, std::shared_ptr<store::Tiers> tiers, uint64_t seed, float* sum);
-  Outcome plan(const Contributions& given, bool closes, bool aside) override;
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;

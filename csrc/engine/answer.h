@@ -33,7 +33,6 @@ struct Answer {
     kModel,   // a trained model, which is taken less `base`; or the difference itself, without one
     kSum,     // of several clients' updates, each of them weighed already
     kRow,     // an update as the encoded row that it became, from a log
-    kClose,   // the end of a round: a step along what has come
   };
   Kind kind = kUpdate;
   ClientId client;

@@ -2,6 +2,10 @@
 // straight into the step.
 #pragma once
 
+#include <atomic>
+#include <vector>
+
+#include "../cpu/cpu.h"
 #include "direction.h"
 
 namespace fastagg::engine {
@@ -22,7 +26,7 @@ class Buffered : public DirectionState, public Sums {
   };
   Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory);
   void check(const ClientId& client, int64_t start, int64_t now) const override;
-  Outcome plan(const Contributions& given, bool closes, bool aside) override;
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void measured(const Contributions& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
@@ -30,12 +34,11 @@ class Buffered : public DirectionState, public Sums {
   double grace(int64_t waiting) const override;
   bool closes_before(int64_t count) const override { return setting_.closes_first && !held_.empty() && count > room(); }
 
-  void plan_fold(bool still) override;
-  std::vector<bool> run_fold(const std::vector<Trained>& trained) override;
-  store::Vector folded() const override { return beside_ ? beside_ : acc_; }
+  size_t fold() override;
+  store::Vector along() const override;
   void hand_over() noexcept override { acc_ = {}; }
 
-  double total() const { return total_; }
+  double total() const override { return total_; }
   const store::Vector& acc() const { return acc_; }
   // After loading: a bound of the sum's elements.
   void bound_sum(double bound) { acc_bound_ = bound; }
@@ -48,6 +51,10 @@ class Buffered : public DirectionState, public Sums {
   double divisor() const { return setting_.divisor > 0.0 ? setting_.divisor : total_next_; }
   Upper upper() { return exact() ? Upper{reinterpret_cast<int32_t*>(high_.data), marks_.data()} : Upper{}; }
   void begin_sum();
+  void plan_memory(Way way);
+  void run_last(Runner& runner, const Update& update, bool fresh, const Optimizer& optimizer);
+  void step_along(Runner& runner, const Optimizer& optimizer);
+  const store::Vector& into() const { return beside_ ? beside_ : acc_; }
   void exact_fields(Archive& archive);
   void check_loaded(bool there) const;
   bool settles(const Contributions& given) const { return exact() && (given.empty() || given.back().total >= 0.0); }
@@ -62,8 +69,10 @@ class Buffered : public DirectionState, public Sums {
   // Planned:
   Outcome outcome_ = Outcome::kKept;
   Contributions given_;
-  Update sum_;             // `folded`, as the step reads it
+  Update sum_;             // as a step along it reads it
   bool in_place_ = false;  // models are checked in a pass of their own, and then added where the sum is
+  std::vector<cpu::Trained> models_;
+  std::vector<std::atomic<int32_t>> largest_;  // of their elements
   double total_next_ = 0.0, acc_bound_next_ = 0.0;
 };
 

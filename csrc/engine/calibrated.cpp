@@ -37,7 +37,7 @@ int64_t Calibrated::writes(int64_t client) const {
   return free_.empty() ? -1 : free_.back();
 }
 
-Outcome Calibrated::plan(const Contributions& given, bool, bool) {
+Outcome Calibrated::plan(const Contributions& given, bool, Way) {
   const Contribution& one = given_ = given.front();
   Fresh* mine = fresh_of(one.client);
   known_ = mine != nullptr;

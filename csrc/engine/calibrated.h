@@ -18,7 +18,7 @@ class Calibrated : public DirectionState, public RowKeeper {
   };
   Calibrated(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
              std::shared_ptr<Resummation> resummation);
-  Outcome plan(const Contributions& given, bool closes, bool aside) override;
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;

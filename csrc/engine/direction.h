@@ -32,18 +32,19 @@ class Sums {
   // How many more updates make a step; a sum of several clients may have more.
   virtual int64_t room() const = 0;
   // For how many seconds a round that has as many updates as it needs waits for more; infinity: it needs more, or never
-  // ends by time. `waiting`: updates of an ordered round.
+  // ends by time. It is given how many more wait elsewhere.
   virtual double grace(int64_t) const { return HUGE_VAL; }
   // Whether a round ends, as it is, before a sum of so many updates is added.
   virtual bool closes_before(int64_t) const { return false; }
-  // Adds trained models to the sum, in one pass which also finds out which of them are fit (largest element). If one is
-  // not, nothing has changed. Planned with `plan`; then `folded` is the sum, and a full round steps along it.
-  // `still`: nobody writes to the models meanwhile.
-  virtual void plan_fold(bool) {}
-  virtual std::vector<bool> run_fold(const std::vector<Trained>&) { return {}; }
-  virtual store::Vector folded() const { return {}; }
-  // After `commit`: the sum's memory has become the next version's.
+  // What updates in it count for.
+  virtual double total() const { return 0.0; }
+  // Of what was planned: the sum, if the step is along it and reads nothing else. Its memory may become the next
+  // version's: then `hand_over` comes after `commit`.
+  virtual store::Vector along() const { return {}; }
   virtual void hand_over() noexcept {}
+  // Adds trained models to memory that nobody reads. Returns how many of them, from the first on, are fit (largest
+  // element). If all are, `run` and `commit` may follow.
+  virtual size_t fold() { return 0; }
 
  protected:
   ~Sums() = default;
@@ -86,15 +87,13 @@ class Ages {
 
 class DirectionState {
  public:
-  using Contributions = std::vector<Contribution>;
-  using Updates = std::vector<const Update*>;
-
   struct Traits {
     double sign = 1.0;        // what an update is multiplied by to be added to the model
     bool immediate = false;   // a step is made of one update, whose weight scales it,
     double divisor = 0.0;     // and so does its share, divided by this; 0: it does not
     bool blends = false;      // it reads the versions that updates were trained from
     bool reads_once = false;  // one update's norm may be found by `run`, aside
+    bool keeps = false;       // it keeps updates until their round is complete
     Sums* sums = nullptr;
     RowKeeper* rows = nullptr;
     Ages* ages = nullptr;
@@ -109,17 +108,19 @@ class DirectionState {
   // Refuses what this direction never takes.
   virtual void check(const ClientId&, int64_t, int64_t) const {}
   // What these updates, in order, make. `closes`: a step, whether or not the round is full. All but a buffer take one
-  // update at a time. `aside`: its norm is not known, and `run` only writes to memory that nobody reads before
-  // `commit`, besides the optimizer's; `measured` tells the norm in between. Throws RowsLost.
-  virtual Outcome plan(const Contributions& given, bool closes, bool aside) = 0;
+  // update at a time. kOnce: its norm is not known, and `run` only writes to memory that nobody reads before `commit`,
+  // besides the optimizer's; `measured` tells the norm in between. Throws RowsLost.
+  virtual Outcome plan(const Contributions& given, bool closes, Way way) = 0;
   virtual void measured(const Contributions&) {}
-  // `optimizer` steps exactly if `plan` said so.
+  // `optimizer` steps exactly if `plan` said so. Allocates nothing.
   virtual void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) = 0;
   virtual void commit() noexcept = 0;
   virtual void cancel() noexcept {}
 
   // Whether so many more updates make a step.
   bool would_step(int64_t count) const { return is.sums == nullptr || count >= is.sums->room(); }
+  // Of those that were given, and came before: the updates whose statistics count now.
+  const Contributions& counted(const Contributions& given) const { return counted_ != nullptr ? *counted_ : given; }
   // Of an immediate step.
   double scale(const Contribution& one) const { return is.divisor > 0.0 ? one.share / is.divisor : 1.0; }
   // Of what was planned: the versions of the updates in the step, and the largest magnitudes that an element of the
@@ -137,6 +138,7 @@ class DirectionState {
   double model_bound = 0.0;  // of the model's elements, and of versions that are kept
 
  protected:
+  const Contributions* counted_ = nullptr;  // null: those that were given
   std::vector<int64_t> versions_;
   double bound_ = 0.0, kept_bound_ = 0.0;
 };

@@ -4,12 +4,23 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../cpu/cpu.h"
 #include "in_order.h"
 
 namespace fastagg::engine {
 namespace {
 
 constexpr int64_t kOverdueAtATime = 8;  // limits the time of one call
+
+double largest_of(const store::Vector& model, int64_t size, double most) {
+  Update update;
+  update.add(model.data, size, kFloat32);
+  const double norm = std::sqrt(cpu::sum_squares(update));
+  if (norm < std::min(1e37, most / 2)) return norm;
+  double largest = 0.0;
+  for (int64_t i = 0; i < size; ++i) largest = std::max<double>(largest, std::abs(model.data[i]));
+  return largest;
+}
 
 }  // namespace
 
@@ -220,20 +231,36 @@ void Engine::limit(const Limits& limits) {
 
 // -- answers ---------------------------------------------------------------------------------------------------------
 
+bool Engine::prepares(const Answer& answer) const {
+  return extension_ && (extension_->asks.prepare || answer.control || answer.extra);
+}
+
+Ledger::Found Engine::find(const Answer& answer) const {
+  const ClientId& client = answer.client;
+  const std::optional<uint64_t>& incarnation = answer.incarnation;
+  if (answer.offset >= 0 && answer.offset <= ledger_.offset)
+    throw Refusal(Why::kAlreadyCounted, "client " + shown(client) + ": the answer at offset " +
+                                            std::to_string(answer.offset) +
+                                            " was counted already, or passed over: the server has come to offset " +
+                                            std::to_string(ledger_.offset) + "; go on behind it (server.offset)");
+  const Ledger::Found task = ledger_.find(client, answer.version, answer.task);
+  if (incarnation && ledger_.incarnation_of(task.version) != *incarnation)
+    throw Refusal(Why::kStaleIncarnation,
+                  "client " + shown(client) + ": its task (version " + std::to_string(task.version) + ", incarnation " +
+                      std::to_string(*incarnation) +
+                      ") was sent before the server was restarted, or by another server, and its version is lost; drop "
+                      "this answer and send a new task: server.dispatch(" +
+                      shown(client) + ")");
+  return task;
+}
+
 Engine::Result Engine::receive(Answer* answers, size_t count) {
   const Inside inside(gate, true);
   Result result;
   while (result.done < count) {
     Answer* const next = answers + result.done;
-    size_t group = together(next, count - result.done);
     try {
-      size_t taken = 0;
-      while (group > 0 && taken == 0) {
-        taken = step(next, group, true);
-        group = fit_;
-      }
-      if (taken == 0) close_before(*next);
-      if (taken == 0) taken = step(next, 1, false);
+      const size_t taken = take(next, count - result.done);
       result.done += taken;
       is_due();  // the round's time begins
       for (size_t i = 0; i < taken; ++i)
@@ -249,23 +276,27 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
   return result;
 }
 
-// Ends a round that has no room for a sum, if that is the rule. What can be known of the sum's fitness is known before.
-void Engine::close_before(Answer& answer) {
+// Takes as many answers as fit one pass, at least one.
+size_t Engine::take(Answer* answers, size_t count) {
+  for (size_t group = Several::together(*this, answers, count); group > 0;) {
+    Several several(*this);
+    if (const size_t taken = several.take(answers, group); taken > 0) return taken;
+    group = several.fit();
+  }
+  // A round that has no room for a sum ends first, if that is the rule.
   const Sums* const sums = direction_->is.sums;
-  if (answer.kind != Answer::kSum || !sums || !sums->closes_before(answer.count)) return;
-  Given given;
-  given.answer = &answer;
-  find(given);
-  if (runner_->at_once() && !std::isfinite(squares_of(answer)))
-    throw Refusal(Why::kNotFinite, "update: NaN or infinity");
-  Answer end;
-  end.kind = Answer::kClose;
-  step(&end, 1, false);
+  if (answers->kind == Answer::kSum && sums && sums->closes_before(answers->count)) {
+    OneAnswer(*this).look_at(*answers);
+    Receipt receipt;
+    EndOfRound(*this).take(&receipt);
+  }
+  OneAnswer(*this).take(*answers);
+  return 1;
 }
 
 bool Engine::is_due() {
   const Sums* const sums = direction_->is.sums;
-  const double grace = sums ? sums->grace(static_cast<int64_t>(waiting_.size())) : HUGE_VAL;
+  const double grace = sums ? sums->grace(0) : HUGE_VAL;
   if (!(grace < HUGE_VAL)) return false;
   const double time = ledger_.own_time();
   if (std::isnan(enough_since_)) enough_since_ = time;
@@ -274,53 +305,44 @@ bool Engine::is_due() {
 
 bool Engine::close_round(Receipt* receipt, bool if_due) {
   const Inside inside(gate);
-  Answer end;
-  end.kind = Answer::kClose;
   if (!settings_.closes_early || (if_due && !is_due())) return false;
   try {
-    if (step(&end, 1, false) == 0) return false;
+    return EndOfRound(*this).take(receipt);
   } catch (const Refusal& refused) {
     if (!if_due || refused.why != Why::kTooLarge) throw;
     return false;  // whoever called does something else, and the round goes on
   }
-  *receipt = end.receipt;
-  return true;
 }
 
-// How many of these answers one pass can take: trained models of different clients that have room in the buffer.
-size_t Engine::together(const Answer* answers, size_t count) const {
-  const Sums* const sums = direction_->is.sums;
-  if (!settings_.folds || log_ || !sums || !sums->folds) return 0;
-  const auto most = std::min(count, static_cast<size_t>(sums->room()));
-  size_t found = 0;
-  int64_t offset = ledger_.offset;
-  while (found < most && answers[found].kind == Answer::kModel && !prepares(answers[found])) {
-    const int64_t next = answers[found].offset;
-    if (next >= 0 && next <= offset) break;  // an answer that came twice
-    offset = std::max(offset, next);
-    // Whether a client has a second open task is known only after its first answer counted.
-    const auto is_its = [&](const Answer& other) { return other.client == answers[found].client; };
-    if (std::any_of(answers, answers + found, is_its)) break;
-    ++found;
-  }
-  return found;
+// Replaces the bounds, which otherwise only grow, by measured values. This is a pass over the vectors, and rarely
+// needed.
+void Engine::measure() {
+  const InOrder order(*runner_);
+  const auto of = [&](const store::Vector& model) {
+    if (extension_ && extension_->asks.bounds) return extension_->bounds(model, optimizer_);
+    return Bounds{largest_of(model, settings_.size, settings_.largest_model), optimizer_.measured()};
+  };
+  Bounds found = of(model_);
+  if (direction_->is.blends)
+    for (const store::Vector& kept : ledger_.all_kept()) found.model = std::max(found.model, of(kept).model);
+  model_bound_ = direction_->model_bound = found.model;
+  optimizer_.bounds = found.moments;
 }
 
 // -- recovery --------------------------------------------------------------------------------------------------------
 
 void Engine::execute(const log::Operation& operation, Answer* answer) {
   const Inside inside(gate);
-  Answer end;
-  end.kind = Answer::kClose;
+  Receipt receipt;
   switch (operation.kind) {
     case log::kCloseRound:
       if (!settings_.closes_early)
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
-      if (operation.known) end.decided = &operation.decided;
-      if (step(&end, 1, false) == 0) throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
+      if (!EndOfRound(*this).take(&receipt, operation.known ? &operation.decided : nullptr))
+        throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
     case log::kAnswer:
-    case log::kRow: step(answer, 1, false); return;
+    case log::kRow: OneAnswer(*this).take(*answer); return;
     case log::kLost: give_up(operation.slots); return;
     default: apply(operation);
   }

@@ -2,7 +2,7 @@
 
 namespace fastagg::engine {
 
-Outcome Single::plan(const Contributions& given, bool, bool) {
+Outcome Single::plan(const Contributions& given, bool, Way) {
   const Contribution& one = given.front();
   direction_ = {};
   direction_.gain = one.gain * is.sign;

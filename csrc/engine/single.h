@@ -13,8 +13,8 @@ class Single : public DirectionState {
     is.blends = blend;
     is.divisor = divisor;
   }
-  Outcome plan(const Contributions& given, bool closes, bool aside) override;
-  void measured(const Contributions& given) override { plan(given, true, true); }
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  void measured(const Contributions& given) override { plan(given, true, Way::kOnce); }
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override {}
   double bound() const override;

@@ -1,4 +1,5 @@
-// Every allocation of an operation fails in turn. Each time the server is as before, and the next call works.
+// Every allocation of an operation fails in turn. Each time the server is as before, and the next call works. From the
+// first kernel of a step to the last line of its commit there is no allocation that could fail.
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -8,9 +9,12 @@
 #include "server.h"
 
 namespace {
-thread_local int64_t left = -1;  // allocations until one fails; negative: none does
+thread_local int64_t left = -1;     // allocations until one fails; negative: none does
+thread_local bool running = false;  // a kernel has been called, and the commit has not ended
+thread_local int64_t late = 0;      // allocations since
 
 void* given(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+  late += running;
   if (left >= 0 && left-- == 0) throw std::bad_alloc();
   if (void* const found = std::aligned_alloc(alignment, (size / alignment + 1) * alignment)) return found;
   throw std::bad_alloc();
@@ -127,9 +131,67 @@ bool receive_model_in_place(Fixture& on) {
   return receive_model(on);
 }
 
+// Tells when a step's first kernel is called. `plants`: it allocates there.
+class Marks : public OnCpu {
+ public:
+  explicit Marks(bool plants) : plants_(plants) {}
+  void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
+    mark();
+    OnCpu::step(update, direction, optimizer);
+  }
+  void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) override {
+    mark();
+    OnCpu::accumulate(update, acc, weight, out, upper);
+  }
+  void recompute_sum(const Rows& rows, const float* weights, float* sum) override {
+    mark();
+    OnCpu::recompute_sum(rows, weights, sum);
+  }
+  void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override {
+    mark();
+    OnCpu::add_rows(rows, jobs, weights, weight);
+  }
+
+ private:
+  void mark() {
+    running = true;
+    if (plants_) std::make_unique<int64_t>(late);
+  }
+  const bool plants_;
+};
+
+// How many allocations fell between the first kernel of a step and the end of its commit, over some rounds.
+int64_t late_in(Rule rule, int64_t size, bool plants) {
+  Server server(rule, size, true, std::make_shared<Marks>(plants));
+  std::mt19937_64 random(3);
+  const std::vector<float> values = numbers(size, random);
+  Engine& engine = *server.engine;
+  late = 0;
+  for (int64_t turn = 0; turn < 12 * kClients; ++turn) {
+    for (int64_t i = 0; turn % kClients == 0 && i < kClients; ++i) engine.dispatch(ClientId::of(i));
+    Answer one = answer(turn % kClients, Ledger::kLast, values);
+    const auto taken = engine.receive(&one, 1);
+    running = false;
+    CHECK(taken.done == 1);
+  }
+  return late;
+}
+
+void no_late_ones() {
+  for (const Rule rule : {Rule::kFedBuff, Rule::kAsgd, Rule::kFadas, Rule::kAce, Rule::kAceInt8, Rule::kAced,
+                          Rule::kCa2fl, Rule::kFedAvg})
+    for (const int64_t size : {int64_t{300}, int64_t{5000}, int64_t{200'000}}) {
+      const int64_t found = late_in(rule, size, false);
+      if (found != 0) std::printf("rule %d: %lld late\n", static_cast<int>(rule), static_cast<long long>(found));
+      CHECK(found == 0);
+      CHECK(late_in(rule, size, true) > 0);
+    }
+}
+
 }  // namespace
 
 void allocations() {
+  no_late_ones();
   int64_t found = 0;
   for (const Rule rule : kRules)
     for (const bool numbered : {true, false}) {
