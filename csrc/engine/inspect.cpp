@@ -271,14 +271,33 @@ void Transaction::judge(Given& given) {
   given.norm = std::sqrt(squares);
 }
 
+Question Transaction::question_of(const Given& given) const {
+  const Answer& answer = *given.answer;
+  const Sums* const sums = of_.direction_->is.sums;
+  return {answer.client,
+          given.task.version,
+          of_.ledger_.now,
+          given.task.local_steps,
+          given.norm,
+          given.brings.share,
+          sums ? sums->room() : 0,
+          sums ? sums->total() : 0.0,
+          answer.update,
+          answer.copy ? answer.copy : answer.owner,
+          of_.model_,
+          given.base,
+          answer.control,
+          answer.reported,
+          answer.extra};
+}
+
 // What the extension finds out about an update, its weight and its clipping.
 void Transaction::prepare(Given& given) {
   Answer& answer = *given.answer;
   Contribution& brings = given.brings;
   if (of_.prepares(answer) && given.counts) {
     given.base = of_.ledger_.kept(given.task.version);
-    given.findings = of_.extension_->prepare(
-        {answer, given.task, of_.ledger_.now, given.norm, brings.share, of_.model_, given.base});
+    given.findings = of_.extension_->prepare(question_of(given));
     const Findings& found = given.findings;
     if (found.verdict != nullptr) answer.later = of_.runner_->coming(found.verdict);
     given.norm = found.norm.value_or(given.norm);

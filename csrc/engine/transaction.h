@@ -95,6 +95,7 @@ class Transaction {
   double absorb(Answer& answer, log::Operation* record);
   void check_row(const Given& given, const Rows& held) const;
   void judge(Given& given);
+  Question question_of(const Given& given) const;
   Outcome planned(bool closes, Way way);
   double rate() const;
   void plan_step(Way way);

@@ -25,6 +25,7 @@ from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Facts, Staleness
 from fastagg.server.statistics import Statistics, divided
 from fastagg.storage import memory, staging
+from fastagg.storage.cell import Swapped
 from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
@@ -55,6 +56,9 @@ class Extension:
         always: whether :meth:`prepare` is called for every update.
     """
 
+    held = Swapped[Statistics]()
+    own = Swapped[dict[str, Tensor]]()  # the state of a user's own optimizer
+
     def __init__(
         self, direction: Direction, optimizer: Optimizer, staleness: Staleness, layout: Layout, state: DirectionState,
         held: Statistics, *, device: torch.device, on_host: bool, clip_norm: float | None, defers: bool,
@@ -68,7 +72,7 @@ class Extension:
         self.always = self.measures or self.policy.looks or state.asks
         # whether Python reads the numbers of updates and models, and not only what was measured of them
         self.reads_update = not on_host or state.asks
-        self.own: dict[str, Tensor] = {}  # the state of a user's own optimizer
+        self.own = {}
 
     def asks(self) -> Native:
         """Return which methods the engine calls."""
@@ -210,7 +214,7 @@ class Extension:
         change = None if asked.control is None else Pieces([asked.control.to(self.device)])
         arrival = Arrival(
             facts.client, facts.update, facts.version, asked.now, facts.gain, found.weight, asked.share, base, cosine,
-            change, statistics,
+            change, statistics, asked.room, asked.total,
         )  # fmt: skip
         self.state.before(arrival, found)
 

@@ -78,11 +78,11 @@ struct Fixture {
     first = numbers(size, random), second = numbers(size, random);
     Engine& engine = *server.engine;
     for (int64_t i = 0; i < 3; ++i) engine.dispatch(ClientId::of(i));
-    Answer one = answer(0, 0, first);
+    Answer one = answer_of(0, 0, first);
     CHECK(engine.receive(&one, 1).done == 1);
     engine.begin_incarnation(engine.ledger().now, 5);
     for (int64_t i = 2; i < 5; ++i) engine.dispatch(ClientId::of(i));
-    answers.push_back(answer(1, 0, second));
+    answers.push_back(answer_of(1, 0, second));
   }
 };
 
@@ -105,7 +105,7 @@ int64_t fail_each(Rule rule, bool numbered, Act act, int64_t size = 300) {
     if (!reached) return failing;
     if (!failed) continue;  // a failure that the operation can do without
     CHECK(Seen(fresh.server) == before);
-    fresh.answers.assign(1, answer(1, 0, fresh.second));  // an answer that failed is read again
+    fresh.answers.assign(1, answer_of(1, 0, fresh.second));  // an answer that failed is read again
     CHECK(act(fresh));
     Fixture other(rule, numbered, size);
     CHECK(act(other));
@@ -155,9 +155,10 @@ class Marks : public OnCpu {
  private:
   void mark() {
     running = true;
-    if (plants_) std::make_unique<int64_t>(late);
+    if (plants_) planted_ = std::make_unique<int64_t>(late);
   }
   const bool plants_;
+  std::unique_ptr<int64_t> planted_;  // a member, so that no compiler leaves it out
 };
 
 // How many allocations fell between the first kernel of a step and the end of its commit, over some rounds.
@@ -169,7 +170,7 @@ int64_t late_in(Rule rule, int64_t size, bool plants) {
   late = 0;
   for (int64_t turn = 0; turn < 12 * kClients; ++turn) {
     for (int64_t i = 0; turn % kClients == 0 && i < kClients; ++i) engine.dispatch(ClientId::of(i));
-    Answer one = answer(turn % kClients, Ledger::kLast, values);
+    Answer one = answer_of(turn % kClients, Ledger::kLast, values);
     const auto taken = engine.receive(&one, 1);
     running = false;
     CHECK(taken.done == 1);
@@ -180,7 +181,7 @@ int64_t late_in(Rule rule, int64_t size, bool plants) {
 void no_late_ones() {
   for (const Rule rule : {Rule::kFedBuff, Rule::kAsgd, Rule::kFadas, Rule::kAce, Rule::kAceInt8, Rule::kAced,
                           Rule::kCa2fl, Rule::kFedAvg})
-    for (const int64_t size : {int64_t{300}, int64_t{5000}, int64_t{200'000}}) {
+    for (const int64_t size : {int64_t{300}, int64_t{5000}}) {  // a larger update is read once, aside
       const int64_t found = late_in(rule, size, false);
       if (found != 0) std::printf("rule %d: %lld late\n", static_cast<int>(rule), static_cast<long long>(found));
       CHECK(found == 0);

@@ -84,7 +84,7 @@ inline std::vector<float> numbers(int64_t size, std::mt19937_64& random) {
   return made;
 }
 
-inline Answer answer(int64_t client, int64_t version, const std::vector<float>& values) {
+inline Answer answer_of(int64_t client, int64_t version, const std::vector<float>& values) {
   Answer answer;
   answer.client = ClientId::of(client);
   answer.version = version;

@@ -22,7 +22,7 @@ void threads() {
           const Task task = server.engine->dispatch(ClientId::of(me));
           const std::vector<float> values = numbers(server.size, random);
           CHECK(std::isfinite(task.model.data[turn]));  // a version that was sent never changes
-          Answer answer = answer(me, task.version, values);
+          Answer answer = answer_of(me, task.version, values);
           CHECK(server.engine->receive(&answer, 1).done == 1);
           receipts[static_cast<size_t>(me)].push_back(answer.receipt);
         }

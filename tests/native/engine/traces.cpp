@@ -74,7 +74,7 @@ void trace(Rule rule, int64_t size) {
     const Task task = engine.dispatch(ClientId::of(client));
     CHECK(task.version == expected.version);
     std::vector<float> values = numbers(size, random);
-    Answer answer = answer(client, task.version, values);
+    Answer answer = answer_of(client, task.version, values);
     Doubles update(values.begin(), values.end());
     double weight = 1.0;
     if (buffers && turn % 4 == 1) {
