@@ -18,66 +18,33 @@ using engine::Extension;
 using engine::Findings;
 using engine::Question;
 
-// A value that Python reads as an attribute (fastagg/storage/cell.py), and that a commit exchanges.
-struct CellObject {
-  PyObject_HEAD PyObject* value;
+// A value that Python reads as an attribute (fastagg/storage/cell.py), and that a commit exchanges. Whoever reads it
+// takes a reference before anybody can let it go.
+struct Cell {
+  Cell() = default;
+  Cell(const Cell&) = delete;
+  Cell& operator=(const Cell&) = delete;
+  ~Cell() { Py_XDECREF(value); }
+  PyObject* value = nullptr;
 };
 
-CellObject* cell_in(py::handle object) { return reinterpret_cast<CellObject*>(object.ptr()); }
-
-int visit_cell(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  Py_VISIT(cell_in(self)->value);
-  return 0;
+py::object value_of(const py::object& cell) {
+  const py::scoped_critical_section alone(cell);
+  return py::reinterpret_borrow<py::object>(__atomic_load_n(&py::cast<Cell&>(cell).value, __ATOMIC_ACQUIRE));
 }
 
-int clear_cell(PyObject* self) {
-  Py_CLEAR(cell_in(self)->value);
-  return 0;
+void set_value(const py::object& cell, py::object value) {
+  PyObject* const next = value.release().ptr();
+  value = py::reinterpret_steal<py::object>(__atomic_exchange_n(&py::cast<Cell&>(cell).value, next, __ATOMIC_ACQ_REL));
+  const py::scoped_critical_section alone(cell);
 }
-
-void free_cell(PyObject* self) {
-  PyTypeObject* const type = Py_TYPE(self);
-  PyObject_GC_UnTrack(self);
-  clear_cell(self);
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
-PyObject* value_of(PyObject* self, void*) {
-  const py::scoped_critical_section alone(self);
-  PyObject* const value = __atomic_load_n(&cell_in(self)->value, __ATOMIC_ACQUIRE);
-  return Py_NewRef(value == nullptr ? Py_None : value);
-}
-
-int set_value(PyObject* self, PyObject* value, void*) {
-  PyObject* before = nullptr;
-  {
-    const py::scoped_critical_section alone(self);
-    before = __atomic_exchange_n(&cell_in(self)->value, Py_XNewRef(value), __ATOMIC_ACQ_REL);
-  }
-  Py_XDECREF(before);
-  return 0;
-}
-
-PyGetSetDef cell_properties[] = {{"value", value_of, set_value, nullptr, nullptr},
-                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
-PyType_Slot cell_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(free_cell)},
-                            {Py_tp_traverse, reinterpret_cast<void*>(visit_cell)},
-                            {Py_tp_clear, reinterpret_cast<void*>(clear_cell)},
-                            {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
-                            {Py_tp_getset, cell_properties},
-                            {0, nullptr}};
-PyType_Spec cell_spec = {"fastagg._native.Cell", sizeof(CellObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-                         cell_slots};
-PyTypeObject* cell_type = nullptr;  // lives as long as the module
 
 // Where that attribute of an object is.
 py::object cell_of(const py::object& object, const py::object& name) {
   const py::object own = py::getattr(object, "__dict__", py::none());
   if (PyDict_Check(own.ptr())) {
     py::object found = item_of(own, py::str("_{}_cell").format(name));
-    if (found && Py_TYPE(found.ptr()) == cell_type) return found;
+    if (found && py::isinstance<Cell>(found)) return found;
   }
   throw Refusal(Why::kSetting, py::cast<std::string>(py::str(py::type::handle_of(object))) + ": its state '" +
                                    py::cast<std::string>(py::str(name)) +
@@ -124,7 +91,7 @@ class Moves : public engine::Change {
     if (PyUnicode_Check(py::object(move[1]).ptr())) {
       py::object cell = cell_of(move[0], move[1]);
       const py::object value = move[2];
-      pointers.emplace_back(reinterpret_cast<void**>(&cell_in(cell)->value), nullptr);
+      pointers.emplace_back(reinterpret_cast<void**>(&py::cast<Cell&>(cell).value), nullptr);
       pointers.back().second = Py_NewRef(value.ptr());
       in_->push_back(std::move(cell));
     } else {
@@ -294,10 +261,7 @@ void bind_extension(py::module_& m) {
         return made;
       },
       by_name, arg("values"), arg("counters"));
-  PyObject* const type = PyType_FromSpec(&cell_spec);
-  if (type == nullptr) throw py::error_already_set();
-  cell_type = reinterpret_cast<PyTypeObject*>(type);
-  m.attr("Cell") = py::handle(type);
+  py::class_<Cell>(m, "Cell").def(py::init<>()).def_property("value", &value_of, &set_value);
   py::class_<Found>(m, "Findings")
       .def_readwrite("norm", &Found::norm)
       .def_readwrite("weight", &Found::weight)
