@@ -43,7 +43,6 @@ class OnDevice:
     def __init__(self, parsed: Parsed) -> None:
         self.parsed = parsed
         self.verdict: Tensor | None = None
-        self.later: Later | None = None
 
 
 class Extension:
@@ -225,8 +224,8 @@ class Extension:
         held: OnDevice = asked.extra
         if held.parsed.buffers is not None:
             verdict[5:].mul_(ops.judge(held.parsed.buffers)[5:])
-        held.verdict, held.later = verdict, Later(verdict)
-        self.policy.judged(facts, held.later)
+        held.verdict = verdict
+        self.policy.judged(facts, Later(verdict))
         found.norm = math.nan
         found.weight = 1.0 if self.measures else self.staleness.weight(facts.delay)
         found.verdict = verdict.data_ptr()
