@@ -132,7 +132,7 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   }
   if (!steps && updates.empty()) return;
   const size_t into_sum = updates.size() - (steps && !updates.empty() ? 1 : 0);
-  const double unit = exact() ? setting_.unit : 1.0;
+  const double term = exact() ? setting_.unit : 1.0;  // what 1 in the sum means
   if (settles(given_)) {
     const auto sign = static_cast<int64_t>(is.sign);
     const auto* more = updates.empty() ? nullptr : static_cast<const int64_t*>(updates.front()->pieces.front().data);
@@ -141,7 +141,7 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   } else {
     for (size_t i = 0; i < into_sum; ++i, fresh = false)
       runner.accumulate(*updates[i], fresh ? nullptr : acc_.data,
-                        given_[i].gain * is.sign * weight_of(given_[i]) / unit, into().data, upper());
+                        given_[i].gain * is.sign * weight_of(given_[i]) / term, into().data, upper());
   }
   if (!steps) return;
   if (updates.empty() || settles(given_)) return step_along(runner, optimizer);
@@ -157,7 +157,7 @@ void Buffered::step_along(Runner& runner, const Optimizer& optimizer) {
 
 // A step along the sum and one more update. `fresh`: the sum is still empty.
 void Buffered::run_last(Runner& runner, const Update& update, bool fresh, const Optimizer& optimizer) {
-  const double unit = exact() ? setting_.unit : 1.0;
+  const double term = exact() ? setting_.unit : 1.0;  // what 1 in the sum means
   const Contribution& last = given_.back();
   Direction direction;
   direction.gain = last.gain * is.sign;
@@ -165,9 +165,9 @@ void Buffered::run_last(Runner& runner, const Update& update, bool fresh, const 
   if (exact()) {
     direction.kind = kFlush;
     direction.gain = 1.0;
-    direction.weight = last.gain * is.sign * weight_of(last) / unit;
+    direction.weight = last.gain * is.sign * weight_of(last) / term;
     direction.buffer.acc = fresh ? nullptr : acc_.data;
-    direction.buffer.scale = static_cast<float>(unit / divisor());
+    direction.buffer.scale = static_cast<float>(term / divisor());
     direction.buffer.upper = upper();
   } else if (fresh) {
     direction.weight /= divisor();
