@@ -50,6 +50,8 @@ class Runner {
   // The verdict of the last judge on the device, and whether the kernels of the next `prepare` obey one (cuda.h). Null:
   // none.
   virtual const void* verdict() const { return nullptr; }
+  // Brings a verdict of somebody else's, which the device computes, to the host.
+  virtual std::shared_ptr<Judgement> coming(const void*) { return nullptr; }
   virtual void obey(const void*) {}
   virtual void prepare() {}
   virtual void launch() {}

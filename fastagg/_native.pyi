@@ -1,6 +1,6 @@
 """Types of the compiled module (csrc/bindings). Addresses are whole numbers: what ``data_ptr()`` gives."""
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 _Job = tuple[int, int, int, int]  # block, first slot, last slot, address of the shadow
@@ -261,7 +261,6 @@ class Receipt:
         kept: bool,
         /,
     ) -> None: ...
-    def _wait_for(self, fill: Callable[[Any], None], /) -> None: ...
 
 # What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in
 # one place: fastagg/server, fastagg/rules, fastagg/durable.

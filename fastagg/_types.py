@@ -16,5 +16,5 @@ Tree = Any
 Foreign = Any
 # An object of the compiled extension of which _native.pyi says no more: the engine, the log and what they hand out.
 Native = Any
-# What a commit assigns: an object, its attribute or index, the value.
+# What a commit exchanges: an object, its attribute (storage/cell.py), the value; or int64 numbers, an index, a number.
 Move = tuple[object, str | int, object]

@@ -3,6 +3,7 @@
 #include "../engine/buffered.h"
 #include "../engine/calibrated.h"
 #include "../engine/on_cpu.h"
+#include "../engine/ordered.h"
 #include "../engine/single.h"
 #include "../store/row_cut.h"
 #include "archive.h"
@@ -249,8 +250,7 @@ void bind_directions(py::module_& m) {
       .def("load", [](DirectionState& one,
                       const py::dict& state) { load(state, [&](Archive& archive) { one.fields(archive); }); })
       .def("nbytes", &DirectionState::nbytes)
-      .def_property_readonly("room", &DirectionState::room)
-      .def_property_readonly("immediate", &DirectionState::immediate);
+      .def_property_readonly("immediate", [](const DirectionState& one) { return one.is.immediate; });
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
   py::class_<Buffered::Setting>(m, "BufferedSetting")
@@ -266,12 +266,15 @@ void bind_directions(py::module_& m) {
              return std::make_shared<Buffered>(sign, setting, std::move(memory));
            }),
            by_name, arg("sign"), arg("setting"), arg("memory"))
+      .def_property_readonly("room", &Buffered::room)
       .def_property_readonly("total", &Buffered::total)
       .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })
       .def("bound_sum", [](Buffered& one, double bound) {
         check_bound(bound);
         one.bound_sum(bound);
       });
+  py::class_<Ordered, DirectionState, std::shared_ptr<Ordered>>(m, "Ordered")
+      .def(py::init<std::shared_ptr<DirectionState>>(), arg("round"));
   py::class_<AllClients, DirectionState, std::shared_ptr<AllClients>> all(m, "AllClients");
   py::class_<AllClients::Setting>(m, "AllClientsSetting")
       .def(py::init([](int64_t clients, bool full, bool direct, int64_t max_delay, bool by_dispatch) {

@@ -7,6 +7,7 @@
 
 #include "../cpu/cpu.h"
 #include "../cuda/cuda.h"
+#include "../engine/ordered.h"
 #include "../store/process.h"
 #include "archive.h"
 #include "arrays.h"
@@ -20,7 +21,7 @@
 namespace fastagg::bindings {
 namespace {
 
-using engine::Arrival;
+using engine::Answer;
 using engine::Engine;
 using py::arg;
 
@@ -124,21 +125,21 @@ void close_if_due(Server& server) {
 // -- answers
 
 // A receipt that is made before its answer is taken.
-py::object made_for(Server& server, py::handle client, const Arrival& arrival) {
+py::object made_for(Server& server, py::handle client, const Answer& answer) {
   py::object receipt = make<ReceiptObject>(server.receipts());
-  receipt_in(receipt)->client = plain(client, arrival.client).release().ptr();
+  receipt_in(receipt)->client = plain(client, answer.client).release().ptr();
   if (server.now()->settings().defers) receipt_in(receipt)->later = new std::shared_ptr<Judgement>();
   return receipt;
 }
 
 // Copies what a receipt needs. Cannot fail.
-void fill(Server& server, const py::object& receipt, Arrival& arrival) {
+void fill(Server& server, const py::object& receipt, Answer& answer) {
   ReceiptObject* const one = receipt_in(receipt);
-  one->value = arrival.receipt;
+  one->value = answer.receipt;
   one->kept = true;
-  one->scales = server.now()->direction().immediate();
-  if (arrival.later) {
-    *one->later = std::move(arrival.later);
+  one->scales = server.now()->direction().is.immediate;
+  if (answer.later) {
+    *one->later = std::move(answer.later);
   } else {
     delete std::exchange(one->later, nullptr);
   }
@@ -149,11 +150,11 @@ void fill(Server& server, const py::object& receipt, Arrival& arrival) {
 }
 
 // Waits until the records of these answers are on the disk, as far as their senders wait for it.
-void wait_for_disk(const Server& server, const Arrival* arrivals, size_t count) {
+void wait_for_disk(const Server& server, const Answer* answers, size_t count) {
   if (!server.log) return;
   uint64_t last = 0;
   for (size_t i = 0; i < count; ++i)
-    if (server.log->waits(arrivals[i].receipt.applied)) last = std::max(last, arrivals[i].receipt.sequence);
+    if (server.log->waits(answers[i].receipt.applied)) last = std::max(last, answers[i].receipt.sequence);
   if (last > 0) server.log->wait(last);
 }
 
@@ -190,9 +191,29 @@ class Watched {
   double waited_ = 0.0;
 };
 
-Engine::Result receive(Server& server, Arrival* arrivals, size_t count) {
+Engine::Result receive(Server& server, Answer* answers, size_t count) {
   const Released released(server.is_long());
-  return with_engine(server, [&](Engine& engine) { return engine.receive(arrivals, count); });
+  return with_engine(server, [&](Engine& engine) { return engine.receive(answers, count); });
+}
+
+// An answer's numbers, if Python has read them; null: it has not.
+const Answer* answer_in(py::handle given) {
+  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(py::type::of<Answer>().ptr());
+  return Py_TYPE(given.ptr()) == type ? py::cast<const Answer*>(given) : nullptr;
+}
+
+// The model that a trained one is taken from; None: it is a difference already.
+void set_base(Answer& answer, const py::object& task) {
+  answer.kind = Answer::kModel;
+  if (task.is_none()) return;
+  py::object flat = task.attr("flat");
+  answer.base = vector_of(flat).data;
+  answer.base_owner = owner_of(std::move(flat));
+}
+
+void set_sum(Answer& answer, int64_t count, double total) {
+  answer.kind = Answer::kSum;
+  answer.count = count, answer.total = total;
 }
 
 double samples_of(py::handle given, bool* usual) {
@@ -210,52 +231,62 @@ double samples_of(py::handle given, bool* usual) {
   return count;
 }
 
-// Reads an answer: (client, update, version, num_samples, task, offset, incarnation). False: only Python can.
-bool read(Server& server, py::handle const* given, Arrays& arrays, Arrival& arrival) {
-  bool usual = true;
-  arrival.samples = samples_of(given[3], &usual);
-  if (!server.reader || !usual) return false;
-  const Reader::Found found = server.reader->read(given[1], arrays, arrival);
+// Reads an answer's numbers. False: only Python can.
+bool read_update(Server& server, py::handle given, Arrays& arrays, Answer& answer) {
+  if (const Answer* const pieces = answer_in(given)) {  // Python has read it
+    const double samples = answer.samples;
+    answer = *pieces;
+    answer.samples = samples;
+    return true;
+  }
+  if (!server.reader) return false;
+  const Reader::Found found = server.reader->read(given, arrays, answer);
   if (found == Reader::Found::kNo) return false;
   if (server.device >= 0) {
     // Python looks for a model where a difference is expected, joins many pieces, sends much, and copies for a log.
     constexpr int64_t kMostSent = int64_t{1} << 18;
-    if ((found == Reader::Found::kArrays && server.checks_models) || arrival.reported) return false;
-    if (arrays.on_device() ? static_cast<bool>(server.log) || arrival.update.pieces.size() > cuda::kMostPieces
-                           : arrival.update.size > kMostSent)
+    if ((found == Reader::Found::kArrays && server.checks_models) || answer.reported) return false;
+    if (arrays.on_device() ? static_cast<bool>(server.log) || answer.update.pieces.size() > cuda::kMostPieces
+                           : answer.update.size > kMostSent)
       return false;
-    arrival.in_host = !arrays.on_device();
-    if (arrival.in_host) arrival.on_host = arrival.update;
-    arrival.owner = arrays.owner(arrival.update.size * static_cast<int64_t>(sizeof(float)));
+    answer.in_host = !arrays.on_device();
+    if (answer.in_host) answer.on_host = answer.update;
+    answer.owner = arrays.owner(answer.update.size * static_cast<int64_t>(sizeof(float)));
   } else if (found == Reader::Found::kArrays && server.checks_models) {
-    const bool nearly =
-        reading(server, [&](Engine& engine) { return cpu::nearly(arrival.update, engine.model().data); });
-    if (nearly) return false;
+    return !reading(server, [&](Engine& engine) { return cpu::nearly(answer.update, engine.model().data); });
   }
-  arrival.client = id_of(given[0]);
-  arrival.version = version_of(given[2], arrival.client);
-  arrival.task = task_id_of(given[4]);
-  arrival.offset = offset_of(given[5]);
-  arrival.incarnation = incarnation_of(given[6]);
+  return true;
+}
+
+// Reads an answer: (client, update, version, num_samples, task, offset, incarnation). False: only Python can.
+bool read(Server& server, py::handle const* given, Arrays& arrays, Answer& answer) {
+  bool usual = true;
+  answer.samples = samples_of(given[3], &usual);
+  if (!usual || !read_update(server, given[1], arrays, answer)) return false;
+  answer.client = id_of(given[0]);
+  answer.version = version_of(given[2], answer.client);
+  answer.task = task_id_of(given[4]);
+  answer.offset = offset_of(given[5]);
+  answer.incarnation = incarnation_of(given[6]);
   return true;
 }
 
 // receive(client, update, version, num_samples, task, offset, incarnation): the receipt, or None if only Python can
-// read the update.
+// read the update. It then comes again with its numbers as an `Answer`.
 PyObject* take(Server& server, PyObject* const* args) {
   Arrays arrays(server.device);
-  Arrival arrival;
+  Answer answer;
   const py::handle given[7] = {args[0], args[1], args[2], args[3], args[4], args[5], args[6]};
-  if (!read(server, given, arrays, arrival)) return Py_NewRef(Py_None);
+  if (!read(server, given, arrays, answer)) return Py_NewRef(Py_None);
   close_if_due(server);
-  py::object receipt = made_for(server, given[0], arrival);
+  py::object receipt = made_for(server, given[0], answer);
   Watched watched(server, 1);
-  const Engine::Result result = receive(server, &arrival, 1);
+  const Engine::Result result = receive(server, &answer, 1);
   if (result.failed) std::rethrow_exception(result.failed);
   if (result.refused) throw *result.refused;
-  fill(server, receipt, arrival);
-  wait_for_disk(server, &arrival, 1);
-  watched.add(arrival.receipt);
+  fill(server, receipt, answer);
+  wait_for_disk(server, &answer, 1);
+  watched.add(answer.receipt);
   watched.end();
   return receipt.release().ptr();
 }
@@ -272,24 +303,24 @@ py::object outcome_of_exception(py::list& outcomes, size_t done) {
 }
 
 // The outcomes of answers that are read already: a receipt or an error for each. The gate may refuse some, too.
-py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::vector<py::object>& clients) {
-  const size_t count = arrivals.size();
+py::list receive_all(Server& server, std::vector<Answer>& answers, const std::vector<py::object>& clients) {
+  const size_t count = answers.size();
   close_if_due(server);
   std::vector<py::object> receipts;
-  for (size_t i = 0; i < count; ++i) receipts.push_back(made_for(server, clients[i], arrivals[i]));
+  for (size_t i = 0; i < count; ++i) receipts.push_back(made_for(server, clients[i], answers[i]));
   py::list outcomes(count);  // all memory is there before the first answer counts
   Watched watched(server, count);
   for (size_t done = 0; done < count;) {
     Engine::Result result;
     try {
-      result = receive(server, arrivals.data() + done, count - done);
+      result = receive(server, answers.data() + done, count - done);
     } catch (...) {
       result.failed = std::current_exception();
     }
     for (const size_t until = done + result.done; done < until; ++done) {
-      fill(server, receipts[done], arrivals[done]);
+      fill(server, receipts[done], answers[done]);
       outcomes[done] = receipts[done];
-      watched.add(arrivals[done].receipt);
+      watched.add(answers[done].receipt);
     }
     if (!result.refused && !result.failed) continue;
     try {
@@ -301,11 +332,11 @@ py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::
     }
   }
   try {
-    wait_for_disk(server, arrivals.data(), count);
+    wait_for_disk(server, answers.data(), count);
   } catch (...) {
     const py::object error = outcome_of_exception(outcomes, count);
     for (size_t i = 0; i < count; ++i) {
-      const engine::Receipt& receipt = arrivals[i].receipt;
+      const engine::Receipt& receipt = answers[i].receipt;
       if (receipt.sequence > 0 && server.log->waits(receipt.applied)) outcomes[i] = error;
     }
   }
@@ -314,93 +345,35 @@ py::list receive_all(Server& server, std::vector<Arrival>& arrivals, const std::
 }
 
 // receive_many(answers, begin): the outcomes of the first answers from `begin` on, up to one that only Python can read.
-// Answers are (client, update, version, num_samples, task, offset); all but the first two may be left out.
+// Answers are (client, update, version, num_samples, task, offset, incarnation); all but the first two may be left out.
 PyObject* take_many(Server& server, PyObject* const* args) {
-  const py::handle answers(args[0]);
-  const Py_ssize_t begin = PyLong_AsSsize_t(args[1]), end = PySequence_Fast_GET_SIZE(answers.ptr());
+  const py::handle sent(args[0]);
+  const Py_ssize_t begin = PyLong_AsSsize_t(args[1]), end = PySequence_Fast_GET_SIZE(sent.ptr());
   std::deque<Arrays> arrays;
-  std::vector<Arrival> arrivals;
+  std::vector<Answer> answers;
   std::vector<py::object> clients;
-  arrivals.reserve(static_cast<size_t>(end - begin));
+  answers.reserve(static_cast<size_t>(end - begin));
   for (Py_ssize_t i = begin; i < end; ++i) {
-    const py::object answer = item_at(answers, i);
-    if (!answer) break;
+    const py::object one = item_at(sent, i);
+    if (!one) break;
     // copied, because their owner may change the list
-    const auto parts = py::reinterpret_steal<py::object>(PySequence_Tuple(answer.ptr()));
+    const auto parts = py::reinterpret_steal<py::object>(PySequence_Tuple(one.ptr()));
     if (!parts) throw py::error_already_set();
     py::handle given[7] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
     const Py_ssize_t count = PyTuple_GET_SIZE(parts.ptr());
-    for (Py_ssize_t part = 0; part < std::min<Py_ssize_t>(count, 6); ++part)
+    for (Py_ssize_t part = 0; part < std::min<Py_ssize_t>(count, 7); ++part)
       given[part] = PyTuple_GET_ITEM(parts.ptr(), part);
-    Arrival arrival;
+    Answer answer;
     arrays.emplace_back(server.device);
     try {
-      if (!read(server, given, arrays.back(), arrival)) break;
+      if (!read(server, given, arrays.back(), answer)) break;
     } catch (const Refusal&) {  // it is raised when this answer is taken alone
       break;
     }
-    arrivals.push_back(std::move(arrival));
+    answers.push_back(std::move(answer));
     clients.push_back(py::reinterpret_borrow<py::object>(given[0]));
   }
-  return receive_all(server, arrivals, clients).release().ptr();
-}
-
-// An answer that Python has read.
-struct Parsed {
-  py::object client, version, incarnation, task = py::none(), offset = py::none();
-  py::object update;  // Pieces: `native`, and whoever owns them
-  double samples = std::nan("");
-  std::shared_ptr<engine::Reported> reported;
-  py::object control = py::none(), extra = py::none(), on_host = py::none();
-  py::object base = py::none();  // a task: the update is a trained model
-  int64_t count = 0;             // of a sum of so many updates, with this weight in a mean
-  double total = -1.0;
-  std::shared_ptr<log::Blob> blob;
-  bool is_private = false, still = false;
-  bool is_difference = false;  // of a trained model from its base: it is added as a model is, and not measured
-};
-
-Arrival arrival_of(const Parsed& parsed) {
-  Arrival arrival;
-  arrival.client = id_of(parsed.client);
-  arrival.version = version_of(parsed.version, arrival.client);
-  arrival.incarnation = incarnation_of(parsed.incarnation);
-  arrival.task = task_id_of(parsed.task);
-  arrival.offset = offset_of(parsed.offset);
-  arrival.update = update_of(parsed.update.attr("native"));
-  arrival.owner = owner_of(parsed.update);
-  arrival.samples = parsed.samples;
-  arrival.reported = parsed.reported;
-  arrival.control = vector_of(parsed.control);
-  if (!parsed.extra.is_none()) arrival.extra = owner_of(parsed.extra);
-  if (!parsed.on_host.is_none()) arrival.on_host = update_of(parsed.on_host.attr("native"));
-  arrival.blob = parsed.blob;
-  arrival.is_private = parsed.is_private;
-  arrival.still = parsed.still;
-  if (parsed.count > 0) {
-    arrival.kind = Arrival::kSum;
-    arrival.count = parsed.count;
-    arrival.total = parsed.total;
-  }
-  if (!parsed.base.is_none() && task_of(parsed.base) != nullptr) {
-    arrival.kind = Arrival::kModel;
-    py::object flat = parsed.base.attr("flat");
-    arrival.base = vector_of(flat).data;
-    arrival.base_owner = owner_of(std::move(flat));
-  } else if (parsed.is_difference) {
-    arrival.kind = Arrival::kModel;
-  }
-  return arrival;
-}
-
-py::list receive_parsed(Server& server, const std::vector<const Parsed*>& answers) {
-  std::vector<Arrival> arrivals;
-  std::vector<py::object> clients;
-  for (const Parsed* one : answers) {
-    arrivals.push_back(arrival_of(*one));
-    clients.push_back(one->client);
-  }
-  return receive_all(server, arrivals, clients);
+  return receive_all(server, answers, clients).release().ptr();
 }
 
 // -- tasks
@@ -494,19 +467,19 @@ PyMethodDef* method(const char* name) {
 
 // -- recovery
 
-// The arrival of an answer from a log. Its parts lie in `body`, or in the file that it was streamed into (`update`).
-Arrival arrival_of(const Server& server, const log::Operation& operation, const py::object& body,
-                   const py::object& update) {
+// An answer from a log. Its parts lie in `body`, or in the file that it was streamed into (`update`).
+Answer answer_of(const Server& server, const log::Operation& operation, const py::object& body,
+                 const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
   const engine::Settings& settings = server.engine->settings();
-  Arrival arrival;
-  arrival.client = operation.client;
-  arrival.version = operation.version;
-  arrival.samples = operation.share;
-  if (operation.known && !operation.again) arrival.decided = &operation.decided;
-  arrival.is_private = true;
+  Answer answer;
+  answer.client = operation.client;
+  answer.version = operation.version;
+  answer.samples = operation.share;
+  if (operation.known && !operation.again) answer.decided = &operation.decided;
+  answer.is_private = true;
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
-  arrival.owner = std::make_shared<store::Owner>(owner_of(body));
+  answer.owner = std::make_shared<store::Owner>(owner_of(body));
   if (!(std::isfinite(operation.share) && operation.share >= 0.0))
     damaged("the update's weight is no number of at least 0");
   auto reported = std::make_shared<engine::Reported>();
@@ -515,7 +488,7 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
     const auto count = static_cast<int64_t>(part.count);
     if (part.role == log::kParameters) {
       if (part.dtype > kWholeNumbers) damaged("parameters of an unknown type");
-      arrival.update.add(part.data, count, static_cast<Dtype>(part.dtype));
+      answer.update.add(part.data, count, static_cast<Dtype>(part.dtype));
     } else if (part.role == log::kBuffers) {
       if (part.dtype != kFloat32) damaged("statistics of an unknown type");
       const auto* from = reinterpret_cast<const float*>(part.data);
@@ -526,40 +499,41 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
       reported->counters.insert(reported->counters.end(), from, from + count);
     } else if (part.role == log::kControl) {
       if (part.dtype != kFloat32 || count != settings.size) damaged("a control variate of another size");
-      arrival.control = store::new_vector(count);
-      std::memcpy(arrival.control.data, part.data, part.nbytes());
+      answer.control = store::new_vector(count);
+      std::memcpy(answer.control.data, part.data, part.nbytes());
     } else if (part.role == log::kUpdates) {
       if (part.dtype != log::kInt64 || count != 1) damaged("a sum's number of updates is not one whole number");
-      arrival.kind = Arrival::kSum;
-      std::memcpy(&arrival.count, part.data, sizeof arrival.count);
-      arrival.total = operation.share;
+      answer.kind = Answer::kSum;
+      std::memcpy(&answer.count, part.data, sizeof answer.count);
+      answer.total = operation.share;
     } else if (part.role == log::kOffset) {
       if (part.dtype != log::kInt64 || count != 1) damaged("an offset that is not one whole number");
-      std::memcpy(&arrival.offset, part.data, sizeof arrival.offset);
-      if (arrival.offset < 0) damaged("an offset below zero");
+      std::memcpy(&answer.offset, part.data, sizeof answer.offset);
+      if (answer.offset < 0) damaged("an offset below zero");
     } else if (part.role == log::kMeasured) {
       damaged(
           "it is of a slice of a model, and servers in slices are gone: a model that is too large for one host is "
           "cut into parts, one server each");
     } else if (part.role == log::kRowRole) {
-      arrival.row = part.data, arrival.row_nbytes = part.count, arrival.format = part.dtype;
+      answer.row = part.data, answer.row_nbytes = part.count, answer.format = part.dtype;
     }
   }
   if (operation.kind == log::kRow) {
     if (!operation.known) damaged("it does not tell the outcome");
-    if (!arrival.update.pieces.empty()) damaged("it holds an update and a row");
-    arrival.kind = Arrival::kRow;
-    arrival.norm = operation.decided.norm;
+    if (!answer.update.pieces.empty()) damaged("it holds an update and a row");
+    answer.kind = Answer::kRow;
+    answer.norm = operation.decided.norm;
   } else if (!update.is_none()) {
-    arrival.update = update_of(update.attr("native"));
-    arrival.owner = owner_of(update);
+    answer.update = update_of(update.attr("native"));
+    answer.owner = owner_of(update);
   }
-  const auto& pieces = arrival.update.pieces;
+  const auto& pieces = answer.update.pieces;
   if (std::any_of(pieces.begin(), pieces.end(), [](const Piece& one) { return one.dtype == kWholeNumbers; }) &&
-      (pieces.size() != 1 || arrival.kind != Arrival::kSum || server.engine->direction().unit() == 0.0))
+      (pieces.size() != 1 || answer.kind != Answer::kSum || server.engine->direction().is.sums == nullptr ||
+       server.engine->direction().is.sums->unit == 0.0))
     damaged("whole numbers, and this is no exact sum");
-  if (operation.kind != log::kRow && arrival.update.size != settings.size)
-    damaged("the update has " + std::to_string(arrival.update.size) + " numbers, expected " +
+  if (operation.kind != log::kRow && answer.update.size != settings.size)
+    damaged("the update has " + std::to_string(answer.update.size) + " numbers, expected " +
             std::to_string(settings.size));
   if (!values.empty()) {
     reported->size = static_cast<int64_t>(values.size());
@@ -569,32 +543,32 @@ Arrival arrival_of(const Server& server, const log::Operation& operation, const 
   if (reported->given()) {
     const py::object fits = python_of(*server.engine->extension()).attr("fits");
     if (!py::cast<bool>(fits(reported->size, reported->counters.size()))) damaged("the statistics are not the model's");
-    arrival.reported = std::move(reported);
+    answer.reported = std::move(reported);
   }
-  return arrival;
+  return answer;
 }
 
 // Sends an answer of the log to the device, as when it came.
-void bring(const Server& server, Arrival& arrival) {
+void bring(const Server& server, Answer& answer) {
   py::list pieces;
-  for (const Piece& piece : arrival.update.pieces)
+  for (const Piece& piece : answer.update.pieces)
     pieces.append(
-        tensor_of(arrival.owner, const_cast<void*>(piece.data), piece.size, static_cast<Element>(piece.dtype)));
-  const py::object reported = arrival.reported ? py::cast(arrival.reported) : py::none();
+        tensor_of(answer.owner, const_cast<void*>(piece.data), piece.size, static_cast<Element>(piece.dtype)));
+  const py::object reported = answer.reported ? py::cast(answer.reported) : py::none();
   const py::tuple found = python_of(*server.engine->extension()).attr("brought")(pieces, reported);
   const py::object there = found[0], extra = found[1];
-  arrival.update = update_of(there.attr("native"));
-  arrival.owner = owner_of(there);
-  if (!extra.is_none()) arrival.extra = owner_of(extra);
+  answer.update = update_of(there.attr("native"));
+  answer.owner = owner_of(there);
+  if (!extra.is_none()) answer.extra = owner_of(extra);
 }
 
 void execute(Server& server, const log::Operation& operation, const py::object& body, const py::object& update) {
-  Arrival arrival;
+  Answer answer;
   const bool answers = operation.kind == log::kAnswer || operation.kind == log::kRow;
-  if (answers) arrival = arrival_of(server, operation, body, update);
-  if (server.device >= 0 && operation.kind == log::kAnswer && !arrival.is_whole()) bring(server, arrival);
+  if (answers) answer = answer_of(server, operation, body, update);
+  if (server.device >= 0 && operation.kind == log::kAnswer && !answer.is_whole()) bring(server, answer);
   const Released released(answers && server.is_long());
-  server.engine->execute(operation, &arrival);
+  server.engine->execute(operation, &answer);
 }
 
 // -- settings and state
@@ -654,42 +628,49 @@ py::list tensors_of(const Server& server, const std::vector<store::Vector>& vect
   return found;
 }
 
+// The direction that keeps updates until their round is complete; null: it is another one.
+engine::Ordered* ordered_of(const Server& server) {
+  return dynamic_cast<engine::Ordered*>(&server.engine->direction());
+}
+
 py::list waiting_of(const Server& server) {
   py::list found;
   server.engine->follow();
-  for (const Engine::Waiting& one : server.engine->waiting()) {
+  const engine::Ordered* const ordered = ordered_of(server);
+  if (ordered == nullptr) return found;
+  for (const auto& [answer, brings] : ordered->waiting()) {
     py::list pieces;
     // not the owner itself, which may be Python's object of all pieces
-    const store::Owner owner = std::make_shared<store::Owner>(one.owner);
-    for (const Piece& piece : one.update.pieces)
+    const store::Owner owner = std::make_shared<store::Owner>(answer.owner);
+    for (const Piece& piece : answer.update.pieces)
       pieces.append(tensor_of(owner, const_cast<void*>(piece.data), piece.size,
                               static_cast<Element>(static_cast<int>(piece.dtype))));
     py::dict entry;
-    entry["client"] = to_python(one.client);
-    entry["gain"] = one.brings.gain, entry["weight"] = one.brings.weight;
-    entry["share"] = one.brings.share, entry["norm"] = one.brings.norm;
+    entry["client"] = to_python(answer.client);
+    entry["gain"] = brings.gain, entry["weight"] = brings.weight;
+    entry["share"] = brings.share, entry["norm"] = brings.norm;
     entry["update"] = pieces;
-    entry["reported"] = one.reported ? py::cast(std::const_pointer_cast<engine::Reported>(one.reported)) : py::none();
+    entry["reported"] =
+        answer.reported ? py::cast(std::const_pointer_cast<engine::Reported>(answer.reported)) : py::none();
     found.append(entry);
   }
   return found;
 }
 
 void load_waiting(Server& server, const py::list& entries) {
-  std::vector<Engine::Waiting> all;
+  std::vector<engine::Ordered::Waiting> all;
   for (const py::handle given : entries) {
     const auto entry = py::reinterpret_borrow<py::dict>(given);
-    Engine::Waiting one;
-    one.client = id_of(entry["client"]);
-    one.brings.start = one.brings.now = server.engine->ledger().now;
-    one.brings.gain = py::cast<double>(entry["gain"]), one.brings.weight = py::cast<double>(entry["weight"]);
-    one.brings.share = py::cast<double>(entry["share"]), one.brings.norm = py::cast<double>(entry["norm"]);
-    one.update = update_of(py::object(entry["update"]).attr("native"));
-    one.owner = owner_of(entry["update"]);
-    if (!entry["reported"].is_none()) one.reported = py::cast<std::shared_ptr<engine::Reported>>(entry["reported"]);
-    all.push_back(std::move(one));
+    auto& [answer, brings] = all.emplace_back();
+    answer.client = id_of(entry["client"]);
+    brings.start = brings.now = server.engine->ledger().now;
+    brings.gain = py::cast<double>(entry["gain"]), brings.weight = py::cast<double>(entry["weight"]);
+    brings.share = py::cast<double>(entry["share"]), brings.norm = py::cast<double>(entry["norm"]);
+    answer.update = update_of(py::object(entry["update"]).attr("native"));
+    answer.owner = owner_of(entry["update"]);
+    if (!entry["reported"].is_none()) answer.reported = py::cast<std::shared_ptr<engine::Reported>>(entry["reported"]);
   }
-  server.engine->load_waiting(std::move(all));
+  if (engine::Ordered* const ordered = ordered_of(server)) ordered->load(std::move(all));
 }
 
 }  // namespace
@@ -726,45 +707,42 @@ void bind_engine(py::module_& m) {
            arg("decoupled_weight_decay") = false, arg("initial") = 0.0);
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t clients, double clip_norm, double max_samples, double largest_model,
-                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool ordered,
-                       bool closes_early, bool folds, bool defers, const engine::Staleness& staleness) {
-             return Settings{size,          clients,     clip_norm,      weighs_by_samples, max_samples,
-                             largest_model, local_steps, keeps_versions, ordered,           closes_early,
-                             folds,         defers,      staleness};
+                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool closes_early, bool folds,
+                       bool defers, const engine::Staleness& staleness) {
+             return Settings{size,         clients,       clip_norm,   weighs_by_samples,
+                             max_samples,  largest_model, local_steps, keeps_versions,
+                             closes_early, folds,         defers,      staleness};
            }),
            by_name, arg("size"), arg("clients"), arg("clip_norm"), arg("max_samples"), arg("largest_model"),
-           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("ordered"), arg("closes_early"),
-           arg("folds"), arg("defers"), arg("staleness"));
+           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("closes_early"), arg("folds"),
+           arg("defers"), arg("staleness"));
   py::class_<engine::Extension::Asks>(m, "Asks").def(
       py::init([](bool prepare, bool step, bool statistics, bool bounds) {
         return engine::Extension::Asks{prepare, step, statistics, bounds};
       }),
       by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"));
-  py::class_<Parsed>(m, "Answer")
-      .def_readwrite("samples", &Parsed::samples)
-      .def_readwrite("reported", &Parsed::reported)
-      .def_readwrite("control", &Parsed::control)
-      .def_readwrite("extra", &Parsed::extra)
-      .def_readwrite("on_host", &Parsed::on_host)
-      .def_readwrite("base", &Parsed::base)
-      .def_readwrite("count", &Parsed::count)
-      .def_readwrite("total", &Parsed::total)
-      .def_readwrite("blob", &Parsed::blob)
-      .def_readwrite("is_private", &Parsed::is_private)
-      .def_readwrite("still", &Parsed::still)
-      .def_readwrite("is_difference", &Parsed::is_difference);
+  // the numbers of an answer that Python has read; who sent it, and for which task, are arguments of `receive`
+  py::class_<Answer>(m, "Answer")
+      .def_readwrite("reported", &Answer::reported)
+      .def_readwrite("blob", &Answer::blob)
+      .def_readwrite("is_private", &Answer::is_private)
+      .def_readwrite("still", &Answer::still)
+      .def("less", &set_base, arg("task"))
+      .def("sum_of", &set_sum, arg("count"), arg("total"))
+      .def("with_control", [](Answer& answer, const py::object& control) { answer.control = vector_of(control); })
+      .def("with_extra", [](Answer& answer, py::object extra) { answer.extra = owner_of(std::move(extra)); })
+      .def("with_copy", [](Answer& answer, const py::object& pieces) {
+        answer.on_host = update_of(pieces.attr("native")), answer.on_host_owner = owner_of(pieces);
+      });
   // a function, because of memory that runs out (extension.cpp)
   m.def(
       "answer",
-      [](py::object client, py::object version, py::object task, py::object offset, py::object incarnation,
-         py::object update) {
-        Parsed made;
-        made.client = std::move(client), made.version = std::move(version);
-        made.task = std::move(task), made.offset = std::move(offset);
-        made.incarnation = std::move(incarnation), made.update = std::move(update);
+      [](const py::object& pieces) {
+        Answer made;
+        made.update = update_of(pieces.attr("native")), made.owner = owner_of(pieces);
         return made;
       },
-      arg("client"), arg("version"), arg("task"), arg("offset"), arg("incarnation"), arg("update"));
+      arg("pieces"));
 
   const auto ledger = [](Server& server) -> engine::Ledger& { return server.engine->ledger(); };
   py::class_<Server, std::shared_ptr<Server>>(m, "Engine")
@@ -789,7 +767,6 @@ void bind_engine(py::module_& m) {
                              [](const std::shared_ptr<Server>& server) {
                                return function_of(server, method<entry<take_many, 2>>("receive_many"));
                              })
-      .def("receive_parsed", &receive_parsed, py::call_guard<Call>())
       .def("close_round", &close_round, arg("if_due") = false)
       .def_property_readonly(
           "is_due", [](Server& server) { return reading(server, [](Engine& engine) { return engine.is_due(); }); })
@@ -865,7 +842,7 @@ void bind_engine(py::module_& m) {
           "find",
           [](Server& server, py::handle client, py::handle version, py::handle task, py::handle offset,
              py::handle incarnation) {
-            Arrival asked;
+            Answer asked;
             asked.client = id_of(client);
             asked.version = version_of(version, asked.client);
             asked.task = task_id_of(task), asked.offset = offset_of(offset);

@@ -1,5 +1,9 @@
 #include "extension.h"
 
+#include <pybind11/critical_section.h>
+
+#include <utility>
+
 #include "../cpu/cpu.h"
 #include "arrays.h"
 #include "host.h"
@@ -12,42 +16,41 @@ using engine::Extension;
 using engine::Findings;
 using engine::Question;
 
-// A value that Python keeps in an object's attributes or in a list, and the next one. It is there already, and no code
-// of a user's stands before it, so exchanging both cannot fail.
-struct Place {
-  py::object in, key, value;  // a dict and a name, or a list and an index
-
-  Place(py::handle object, py::object at, py::object next) : key(std::move(at)), value(std::move(next)) {
-    if (!PyUnicode_Check(key.ptr())) {
-      in = py::reinterpret_borrow<py::object>(object);
-      if (PyList_CheckExact(in.ptr()) && py::cast<size_t>(key) < py::len(in)) return;
-    } else if (Py_TYPE(object.ptr())->tp_setattro == &PyObject_GenericSetAttr) {
-      const py::object own = py::getattr(py::type::handle_of(object), key, py::none());
-      const bool set_by_code = Py_TYPE(own.ptr())->tp_descr_set != nullptr;  // a property, or a slot
-      in = set_by_code ? py::none() : py::getattr(object, "__dict__", py::none());
-      if (PyDict_CheckExact(in.ptr()) && PyDict_Contains(in.ptr(), key.ptr()) == 1) return;
-    }
-    throw Refusal(Why::kSetting, py::cast<std::string>(py::str(py::type::handle_of(object))) + ": its state '" +
-                                     py::cast<std::string>(py::str(key)) +
-                                     "' is no plain attribute that was set before, and no item of a list; the server "
-                                     "sets no properties and slots, and calls no __setattr__");
-  }
-
-  void swap() noexcept {
-    PyObject* before = nullptr;
-    if (PyList_CheckExact(in.ptr())) {
-      const Py_ssize_t at = PyLong_AsSsize_t(key.ptr());
-      before = Py_NewRef(PyList_GET_ITEM(in.ptr(), at));
-      PyList_SetItem(in.ptr(), at, Py_NewRef(value.ptr()));
-    } else {
-      before = Py_XNewRef(PyDict_GetItemWithError(in.ptr(), key.ptr()));
-      if (PyDict_SetItem(in.ptr(), key.ptr(), value.ptr()) != 0) PyErr_WriteUnraisable(key.ptr());
-    }
-    value = py::reinterpret_steal<py::object>(before);
-  }
+// A value that Python reads as an attribute (fastagg/storage/cell.py), and that a commit exchanges. Whoever reads it
+// takes a reference before anybody can let it go.
+struct Cell {
+  Cell() = default;
+  Cell(const Cell&) = delete;
+  Cell& operator=(const Cell&) = delete;
+  ~Cell() { Py_XDECREF(value); }
+  PyObject* value = nullptr;
 };
 
-// What Python has prepared.
+py::object value_of(const py::object& cell) {
+  const py::scoped_critical_section alone(cell);
+  return py::reinterpret_borrow<py::object>(__atomic_load_n(&py::cast<Cell&>(cell).value, __ATOMIC_ACQUIRE));
+}
+
+void set_value(const py::object& cell, py::object value) {
+  PyObject* const next = value.release().ptr();
+  value = py::reinterpret_steal<py::object>(__atomic_exchange_n(&py::cast<Cell&>(cell).value, next, __ATOMIC_ACQ_REL));
+  const py::scoped_critical_section alone(cell);
+}
+
+// Where that attribute of an object is.
+py::object cell_of(const py::object& object, const py::object& name) {
+  const py::object own = py::getattr(object, "__dict__", py::none());
+  if (PyDict_Check(own.ptr())) {
+    py::object found = item_of(own, py::str("_{}_cell").format(name));
+    if (found && py::isinstance<Cell>(found)) return found;
+  }
+  throw Refusal(Why::kSetting, py::cast<std::string>(py::str(py::type::handle_of(object))) + ": its state '" +
+                                   py::cast<std::string>(py::str(name)) +
+                                   "' is no Swapped attribute (fastagg.storage.cell), or was not set before");
+}
+
+// What Python has prepared: (an object, the name of an attribute that is Swapped, its next value), or (a vector of
+// int64, an index, its next value).
 class Moves : public engine::Change {
  public:
   explicit Moves(py::object moves, py::object finish = py::none())
@@ -56,62 +59,68 @@ class Moves : public engine::Change {
   }
   ~Moves() override {
     if (Py_IsInitialized() == 0) {
-      places_.release();  // Python's objects are gone
+      in_.release();  // Python's objects are gone
       return;
     }
     const Holds held;
-    places_.reset();
+    release();
   }
 
   void finish(const store::Vector& model, int64_t size) override {
     const Holds held;
     py::handle(object_of(finish_))(tensor_of(model, size));
+    release();
+    in_ = std::make_unique<std::vector<py::object>>();
     find();  // there may be more
-  }
-
-  // What was there before is let go with this object, when all has changed.
-  void commit() noexcept override {
-    const Holds held;
-    for (Place& one : *places_) one.swap();
   }
 
  private:
   void find() {
-    auto found = std::make_unique<std::vector<Place>>();
-    if (const py::handle moves(object_of(moves_)); !moves.is_none())
-      for (const py::handle move : moves) {
-        const py::tuple parts = py::reinterpret_borrow<py::tuple>(move);
-        found->emplace_back(py::object(parts[0]), parts[1], parts[2]);
-      }
-    places_ = std::move(found);
+    const py::handle moves(object_of(moves_));
+    if (moves.is_none()) return;
+    try {
+      for (const py::handle move : moves) add(py::reinterpret_borrow<py::tuple>(move));
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+  void add(const py::tuple& move) {
+    if (PyUnicode_Check(py::object(move[1]).ptr())) {
+      py::object cell = cell_of(move[0], move[1]);
+      const py::object value = move[2];
+      pointers.emplace_back(reinterpret_cast<void**>(&py::cast<Cell&>(cell).value), nullptr);
+      pointers.back().second = Py_NewRef(value.ptr());
+      in_->push_back(std::move(cell));
+    } else {
+      const py::object given = move[0];
+      const auto at = py::cast<py::ssize_t>(move[1]);
+      if (!py::isinstance<py::array_t<int64_t>>(given))
+        throw Refusal(Why::kSetting, "a move of an item: expected a NumPy array of int64");
+      auto vector = py::reinterpret_borrow<py::array_t<int64_t>>(given);
+      if (vector.ndim() != 1 || !vector.writeable() || at < 0 || at >= vector.size())
+        throw Refusal(Why::kSetting, "a move of an item: no item " + std::to_string(at) + " that can be written");
+      numbers.emplace_back(vector.mutable_data(at), py::cast<int64_t>(move[2]));
+      in_->push_back(std::move(vector));
+    }
+  }
+  void release() noexcept {
+    const auto in = std::exchange(in_, nullptr);
+    const auto let_go = std::exchange(pointers, {});
+    numbers.clear();
+    // whoever has read a pointer has taken a reference of his own when this is entered
+    for (const py::object& one : *in) const py::scoped_critical_section alone(one);
+    for (const auto& [place, value] : let_go) Py_XDECREF(static_cast<PyObject*>(value));
   }
 
   store::Owner moves_, finish_;
-  std::unique_ptr<std::vector<Place>> places_;
+  std::unique_ptr<std::vector<py::object>> in_ = std::make_unique<std::vector<py::object>>();  // where the places are
 };
 
 // What Python returns from `prepare`.
-struct Answered {
-  std::optional<double> norm, weight, share, reported_norm;
-  bool drops = false, waits = false, unclipped = false;
-  int32_t next_steps = 0;
-  py::object update = py::none();  // Pieces to step along
-  uintptr_t verdict = 0;
-  py::object moves = py::none(), finish = py::none(), owner = py::none();
-};
-
-// What `prepare` is asked, as Python's objects: it may keep them.
-struct Asked {
-  py::object client;
-  int64_t version, now;
-  int32_t local_steps;
-  double norm, share;
-  py::object reported, extra;
-  // Python's objects of these are made when they are asked for
-  Update numbers;
-  store::Owner owner;
-  store::Vector model, kept, control;
-  int64_t size;
+struct Found : Findings {
+  py::object pieces = py::none();  // to step along
+  py::object moves = py::none(), finish = py::none(), owned = py::none();
 };
 
 py::object tensor_or_none(const store::Vector& vector, int64_t size) {
@@ -119,10 +128,10 @@ py::object tensor_or_none(const store::Vector& vector, int64_t size) {
 }
 
 // Pieces, or the tensors that make them up.
-py::object pieces_of(const Asked& asked) {
+py::object pieces_of(const Question& asked) {
   if (PyObject* const object = object_of(asked.owner)) return py::reinterpret_borrow<py::object>(object);
   py::list tensors;
-  for (const Piece& piece : asked.numbers.pieces)
+  for (const Piece& piece : asked.update.pieces)
     tensors.append(tensor_of(asked.owner, const_cast<void*>(piece.data), piece.size,
                              static_cast<Element>(static_cast<int>(piece.dtype))));
   return std::move(tensors);
@@ -142,38 +151,16 @@ class PythonExtension : public Extension {
 
   py::handle object() const { return object_of(object_); }
 
-  Findings prepare(const Question& question) override {
+  Findings prepare(Question question) override {
     const Holds held;
-    const engine::Arrival& arrival = question.arrival;
-    Asked asked{to_python(arrival.client),
-                question.task.version,
-                question.now,
-                question.task.local_steps,
-                question.norm,
-                question.share,
-                py::none(),
-                extra_of(arrival.extra.get()),
-                arrival.update,
-                arrival.copy ? arrival.copy : arrival.owner,
-                question.model,
-                question.kept,
-                arrival.control,
-                size_};
-    if (arrival.reported) asked.reported = py::cast(arrival.reported);
-    const py::object found = call("prepare")(std::move(asked));
-    if (found.is_none()) return {};
-    const auto& said = py::cast<const Answered&>(found);
-    Findings findings;
-    findings.norm = said.norm, findings.weight = said.weight, findings.share = said.share;
-    findings.reported_norm = said.reported_norm;
-    findings.drops = said.drops, findings.waits = said.waits, findings.unclipped = said.unclipped;
-    findings.next_steps = said.next_steps;
-    findings.verdict = reinterpret_cast<const void*>(said.verdict);
-    findings.finishes = !said.finish.is_none();
-    if (!said.update.is_none()) findings.update = update_of(said.update.attr("native"));
-    findings.owner = owner_of(py::make_tuple(said.update, said.owner));
-    if (findings.finishes || !said.moves.is_none()) findings.change = std::make_unique<Moves>(said.moves, said.finish);
-    return findings;
+    const py::object answer = call("prepare")(std::move(question));
+    if (answer.is_none()) return {};
+    auto& found = py::cast<Found&>(answer);
+    found.finishes = !found.finish.is_none();
+    if (!found.pieces.is_none()) found.update = update_of(found.pieces.attr("native"));
+    found.owner = owner_of(py::make_tuple(found.pieces, found.owned));
+    if (found.finishes || !found.moves.is_none()) found.change = std::make_unique<Moves>(found.moves, found.finish);
+    return static_cast<Findings&&>(found);
   }
 
   std::optional<double> weight(int64_t delay) override {
@@ -272,44 +259,51 @@ void bind_extension(py::module_& m) {
         return made;
       },
       by_name, arg("values"), arg("counters"));
-  py::class_<Answered>(m, "Findings")
-      .def_readwrite("norm", &Answered::norm)
-      .def_readwrite("weight", &Answered::weight)
-      .def_readwrite("share", &Answered::share)
-      .def_readwrite("reported_norm", &Answered::reported_norm)
-      .def_readwrite("drops", &Answered::drops)
-      .def_readwrite("waits", &Answered::waits)
-      .def_readwrite("unclipped", &Answered::unclipped)
-      .def_readwrite("next_steps", &Answered::next_steps)
-      .def_readwrite("update", &Answered::update)
-      .def_readwrite("verdict", &Answered::verdict)
-      .def_readwrite("moves", &Answered::moves)
-      .def_readwrite("finish", &Answered::finish)
-      .def_readwrite("owner", &Answered::owner);
-  m.def("findings", [] { return Answered(); });
-  py::class_<Asked>(m, "Question")
-      .def_readonly("client", &Asked::client)
-      .def_readonly("version", &Asked::version)
-      .def_readonly("now", &Asked::now)
-      .def_readonly("local_steps", &Asked::local_steps)
-      .def_readonly("norm", &Asked::norm)
-      .def_readonly("share", &Asked::share)
+  py::class_<Cell>(m, "Cell").def(py::init<>()).def_property("value", &value_of, &set_value);
+  py::class_<Found>(m, "Findings")
+      .def_readwrite("norm", &Found::norm)
+      .def_readwrite("weight", &Found::weight)
+      .def_readwrite("share", &Found::share)
+      .def_readwrite("reported_norm", &Found::reported_norm)
+      .def_readwrite("drops", &Found::drops)
+      .def_readwrite("waits", &Found::waits)
+      .def_readwrite("unclipped", &Found::unclipped)
+      .def_readwrite("next_steps", &Found::next_steps)
+      .def_readwrite("update", &Found::pieces)
+      .def_property(
+          "verdict", [](const Found& found) { return reinterpret_cast<uintptr_t>(found.verdict); },
+          [](Found& found, uintptr_t at) { found.verdict = reinterpret_cast<const void*>(at); })
+      .def_readwrite("moves", &Found::moves)
+      .def_readwrite("finish", &Found::finish)
+      .def_readwrite("owner", &Found::owned);
+  m.def("findings", [] { return std::make_unique<Found>(); });
+  const auto vector = [](const store::Vector Question::* which) {
+    return [which](const Question& one) { return tensor_or_none(one.*which, one.update.size); };
+  };
+  py::class_<Question>(m, "Question")
+      .def_property_readonly("client", [](const Question& one) { return to_python(one.client); })
+      .def_readonly("version", &Question::version)
+      .def_readonly("now", &Question::now)
+      .def_readonly("local_steps", &Question::local_steps)
+      .def_readonly("norm", &Question::norm)
+      .def_readonly("share", &Question::share)
+      .def_readonly("room", &Question::room)
+      .def_readonly("total", &Question::total)
       .def_property_readonly("update", &pieces_of)
-      .def_property_readonly("model", [](const Asked& one) { return tensor_of(one.model, one.size); })
-      .def_property_readonly("kept", [](const Asked& one) { return tensor_or_none(one.kept, one.size); })
-      .def_property_readonly("control", [](const Asked& one) { return tensor_or_none(one.control, one.size); })
+      .def_property_readonly("model", vector(&Question::model))
+      .def_property_readonly("kept", vector(&Question::kept))
+      .def_property_readonly("control", vector(&Question::control))
       // |model - kept|^2, |update|^2 and the inner product of both, on the CPU
       .def("distances",
-           [](const Asked& one, bool inner) {
+           [](const Question& one, bool inner) {
              const py::gil_scoped_release released;
-             const auto* const base = static_cast<const float*>(one.kept.data);
-             const cpu::Distances found =
-                 cpu::distances(one.numbers, static_cast<const float*>(one.model.data), base, inner);
+             const cpu::Distances found = cpu::distances(one.update, one.model.data, one.kept.data, inner);
              return std::make_tuple(found.moved, found.update, found.inner);
            })
-      .def_property_readonly("has_base", [](const Asked& one) { return static_cast<bool>(one.kept); })
-      .def_readonly("reported", &Asked::reported)
-      .def_readonly("extra", &Asked::extra);
+      .def_property_readonly("has_base", [](const Question& one) { return static_cast<bool>(one.kept); })
+      .def_property_readonly(
+          "reported", [](const Question& one) { return std::const_pointer_cast<engine::Reported>(one.reported); })
+      .def_property_readonly("extra", [](const Question& one) { return extra_of(one.extra.get()); });
 }
 
 }  // namespace fastagg::bindings

@@ -35,10 +35,10 @@ Reader::Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& part
 }
 
 // A tuple (parameters, statistics, counters). False: it is not of this model, or has another form.
-bool Reader::read_whole(py::handle given, Arrays& arrays, engine::Arrival& arrival, Places& statistics) const {
+bool Reader::read_whole(py::handle given, Arrays& arrays, engine::Answer& answer, Places& statistics) const {
   const void* const flat = arrays.add(PyTuple_GET_ITEM(given.ptr(), 0), Element::kFloat32, &size_, 1);
   if (flat == nullptr || parts_.empty()) return false;
-  arrival.update.add(flat, size_, kFloat32);
+  answer.update.add(flat, size_, kFloat32);
   if (statistics_ > 0) {
     const void* const values = arrays.add(PyTuple_GET_ITEM(given.ptr(), 1), Element::kFloat32, &statistics_, 1);
     if (values == nullptr) return false;
@@ -60,7 +60,7 @@ bool Reader::read_whole(py::handle given, Arrays& arrays, engine::Arrival& arriv
 }
 
 // The model's arrays, by name or in order. False: they are not of this model, or have another form.
-bool Reader::read_arrays(py::handle given, bool by_name, Arrays& arrays, engine::Arrival& arrival,
+bool Reader::read_arrays(py::handle given, bool by_name, Arrays& arrays, engine::Answer& answer,
                          Places& statistics) const {
   const auto count = static_cast<Py_ssize_t>(parts_.size());
   const Py_ssize_t held = by_name ? PyDict_Size(given.ptr()) : PySequence_Fast_GET_SIZE(given.ptr());
@@ -76,7 +76,7 @@ bool Reader::read_arrays(py::handle given, bool by_name, Arrays& arrays, engine:
                                         part.shape.data(), static_cast<int32_t>(part.shape.size()));
     if (data == nullptr) return false;
     if (is_parameter) {
-      arrival.update.add(data, part.size, kFloat32);
+      answer.update.add(data, part.size, kFloat32);
     } else {
       statistics.emplace_back(data, &part);
     }
@@ -84,19 +84,19 @@ bool Reader::read_arrays(py::handle given, bool by_name, Arrays& arrays, engine:
   return true;
 }
 
-Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Arrival& arrival) const {
+Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Answer& answer) const {
   PyObject* const from = given.ptr();
   const bool by_name = named_ && is_plain_dict(from), in_order = PyList_CheckExact(from) || PyTuple_CheckExact(from);
   const bool by_vector = reinterpret_cast<PyObject*>(Py_TYPE(from)) == whole_.ptr();
   Places reported;
   if (by_vector) {
-    if (!read_whole(given, arrays, arrival, reported)) return Found::kNo;
+    if (!read_whole(given, arrays, answer, reported)) return Found::kNo;
   } else if (by_name || in_order) {
-    if (!read_arrays(given, by_name, arrays, arrival, reported)) return Found::kNo;
+    if (!read_arrays(given, by_name, arrays, answer, reported)) return Found::kNo;
   } else {
     const void* const data = arrays.add(given, Element::kFloat32, &size_, 1);
     if (data == nullptr) return Found::kNo;
-    arrival.update.add(data, size_, kFloat32);
+    answer.update.add(data, size_, kFloat32);
   }
   const Found found = by_name || in_order ? Found::kArrays : Found::kVector;
   if (reported.empty()) return found;
@@ -113,7 +113,7 @@ Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Arrival& ar
     }
   }
   if (!engine::fits(*copies, rules_)) return Found::kNo;
-  arrival.reported = std::move(copies);
+  answer.reported = std::move(copies);
   return found;
 }
 

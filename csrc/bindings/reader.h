@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../engine/arrival.h"
+#include "../engine/answer.h"
 #include "arrays.h"
 #include "python.h"
 
@@ -28,9 +28,9 @@ class Reader {
          int64_t size);
 
   enum class Found { kNo, kVector, kArrays };
-  // Sets the arrival's update, which lies in `arrays`, and copies the statistics that came with it. kNo: the update has
+  // Sets the answer's update, which lies in `arrays`, and copies the statistics that came with it. kNo: the update has
   // another form or type, or does not fit the model. The code in Python then reads it and reports what is wrong.
-  Found read(py::handle given, Arrays& arrays, engine::Arrival& arrival) const;
+  Found read(py::handle given, Arrays& arrays, engine::Answer& answer) const;
 
  private:
   struct Part {
@@ -40,8 +40,8 @@ class Reader {
     ArrayRole role;
   };
   typedef std::vector<std::pair<const void*, const Part*>> Places;
-  bool read_arrays(py::handle given, bool by_name, Arrays& arrays, engine::Arrival& arrival, Places& statistics) const;
-  bool read_whole(py::handle given, Arrays& arrays, engine::Arrival& arrival, Places& statistics) const;
+  bool read_arrays(py::handle given, bool by_name, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
+  bool read_whole(py::handle given, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
 
   std::vector<Part> parts_;
   Py_ssize_t parameters_ = 0;  // how many of the parts

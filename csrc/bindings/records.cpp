@@ -35,7 +35,7 @@ ReceiptObject* receipt_of(PyObject* self) { return reinterpret_cast<ReceiptObjec
 
 void free_receipt(PyObject* self) {
   const ReceiptObject* const one = receipt_of(self);
-  release({one->client, one->journal, one->pending});
+  release({one->client, one->journal});
   delete one->later;
   free_object(self);
 }
@@ -52,14 +52,8 @@ void settle(ReceiptObject& one) {
 
 // Whether the receipt's numbers are there; a device may still have to say them.
 bool is_settled(PyObject* self) {
-  if (receipt_of(self)->later != nullptr) return guarded([&] { return settle(*receipt_of(self)), self; }) != nullptr;
-  py::object pending;
-  {
-    const py::scoped_critical_section alone(self);
-    pending = py::reinterpret_borrow<py::object>(receipt_of(self)->pending);
-  }
-  if (!pending) return true;
-  return static_cast<bool>(py::reinterpret_steal<py::object>(PyObject_CallOneArg(pending.ptr(), self)));
+  ReceiptObject* const one = receipt_of(self);
+  return one->later == nullptr || guarded([&] { return settle(*one), self; }) != nullptr;
 }
 
 template <PyObject* (*Of)(const ReceiptObject&)>
@@ -108,16 +102,8 @@ PyObject* fill_receipt(PyObject* self, PyObject* args) {
   if (PyErr_Occurred() != nullptr) return nullptr;
   value.applied = applied != 0, value.version = version, value.delay = delay;
   const py::scoped_critical_section alone(self);
-  PyObject* const pending = one->pending;
   Py_XSETREF(one->client, Py_NewRef(client));
-  one->value = value, one->kept = kept != 0, one->pending = nullptr;
-  Py_XDECREF(pending);
-  Py_RETURN_NONE;
-}
-
-PyObject* wait_for_device(PyObject* self, PyObject* pending) {
-  const py::scoped_critical_section alone(self);
-  Py_XSETREF(receipt_of(self)->pending, Py_NewRef(pending));
+  one->value = value, one->kept = kept != 0;
   Py_RETURN_NONE;
 }
 
@@ -136,9 +122,7 @@ PyGetSetDef receipt_properties[] = {{"applied", settled<applied_of>, nullptr, nu
                                     {"durable", durable_of, nullptr, nullptr, nullptr},
                                     {"digest", digest_of, nullptr, nullptr, nullptr},
                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
-PyMethodDef receipt_methods[] = {{"_fill", fill_receipt, METH_VARARGS, nullptr},
-                                 {"_wait_for", wait_for_device, METH_O, nullptr},
-                                 {nullptr, nullptr, 0, nullptr}};
+PyMethodDef receipt_methods[] = {{"_fill", fill_receipt, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyType_Slot receipt_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(free_receipt)},
                                {Py_tp_members, receipt_members},
                                {Py_tp_getset, receipt_properties},

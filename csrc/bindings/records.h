@@ -3,7 +3,7 @@
 // and fastagg.Dispatch derive from these types and add everything else.
 #pragma once
 
-#include "../engine/arrival.h"
+#include "../engine/answer.h"
 #include "../engine/engine.h"
 #include "python.h"
 
@@ -14,7 +14,6 @@ namespace py = pybind11;
 struct ReceiptObject {
   PyObject_HEAD PyObject* client;
   PyObject* journal;  // owns `log`; null: no log
-  PyObject* pending;  // fills in what a device has not said yet, when it is called with the receipt; null: nothing
   log::Journal* log;
   engine::Receipt value;
   bool kept;

@@ -23,12 +23,14 @@ AllClients::AllClients(double sign, const Setting& setting, std::optional<Rows> 
     : DirectionState(sign),
       setting_(setting),
       rows_(rows),
-      format_(rows ? rows->format : kPlainRows),
       seed_(seed),
       sum_(sum),
       resummation_(std::move(resummation)),
       shares_(static_cast<size_t>(setting.clients)),
       weights_(static_cast<size_t>(setting.clients)) {
+  is.rows = this;
+  if (ages() && setting.by_dispatch) is.ages = this;
+  if (rows) hold_rows(rows->format, rows->size);
   mean_.pieces.reserve(1);
   if (ages()) begun_.assign(static_cast<size_t>(setting.clients), kNever);
 }
@@ -37,20 +39,22 @@ AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<stor
                        float* sum)
     : AllClients(sign, setting, std::nullopt, seed, sum, nullptr) {
   tiers_ = std::move(tiers);
-  format_ = tiers_->setting().format;
+  hold_rows(tiers_->setting().format, tiers_->setting().size);
 }
 
 // An fp32 row is as long as the update, and the sum takes the update's own numbers where there are no rows.
-Rows AllClients::coded_row() const {
-  if (!keeps_rows() || format_ == kPlainRows) return {};
-  Rows one;
-  one.format = format_;
-  one.size = rows_ ? rows_->size : tiers_->setting().size;
-  return one;
+void AllClients::hold_rows(int of, int64_t size) {
+  format = of;
+  if (format == kPlainRows) return;
+  coded.format = format;
+  coded.size = size;
+}
+
+void AllClients::expect(int64_t client) noexcept {
+  if (tiers_) tiers_->expect(client);
 }
 
 void AllClients::before_sending(int64_t version) {
-  if (!ages() || !setting_.by_dispatch) return;
   if (due_count_ > 4 * setting_.clients + 1024) {  // most of it is of dispatches that later ones replaced
     std::unordered_map<int64_t, std::vector<int64_t>> due;
     for (size_t i = 0; i < begun_.size(); ++i)
@@ -64,8 +68,6 @@ void AllClients::before_sending(int64_t version) {
 }
 
 void AllClients::sent(int64_t client, int64_t version) noexcept {
-  if (tiers_) tiers_->expect(client);
-  if (!ages() || !setting_.by_dispatch) return;
   const auto c = static_cast<size_t>(client);
   if (begun_[c] == version) return;
   if (shares_[c] > 0.0f && weights_[c] == 0.0f) back_.push_back(client);
@@ -95,7 +97,7 @@ void AllClients::plan_terms(int64_t client, int64_t now) {
   expired_next_ = std::max(expired_, oldest);
 }
 
-Outcome AllClients::plan(const Given& given, bool) {
+Outcome AllClients::plan(const Contributions& given, bool, Way) {
   given_ = given.front();
   copy_ = nullptr;
   const auto c = static_cast<size_t>(given_.client);
@@ -149,10 +151,10 @@ Direction AllClients::exchange() const {
   direction.kind = kMean;
   direction.gain = given_.gain * given_.weight;
   direction.sum = {sum_, keeps_rows() ? entering_ : 1.0f, leaving_, 1.0f, {}};
-  direction.row.format = format_;
+  direction.row.format = format;
   direction.row.key = {seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(keeps_rows() ? client : 0)};
-  direction.row.coded = coded_row().packed_at(const_cast<void*>(given_.row));  // it is only read
-  direction.row.copy = coded_row().packed_at(copy_);
+  direction.row.coded = coded.packed_at(const_cast<void*>(given_.row));  // it is only read
+  direction.row.copy = coded.packed_at(copy_);
   if (tiers_) direction.row.read = tiers_->old_row(), direction.row.write = tiers_->new_row();
   if (rows_) direction.row.read = rows_->row(leaving_ != 0.0f ? client : -1), direction.row.write = rows_->row(client);
   return direction;
@@ -160,10 +162,9 @@ Direction AllClients::exchange() const {
 
 // The new row was made ahead of the step; the log's copy of it was not.
 void AllClients::copy_new_row(const Exchange& row) const {
-  const Rows one = coded_row();
-  std::memcpy(row.copy.data, row.write.data, static_cast<size_t>(one.row_bytes()));
+  std::memcpy(row.copy.data, row.write.data, static_cast<size_t>(coded.row_bytes()));
   if (row.copy.scales != nullptr)
-    std::memcpy(row.copy.scales, row.write.scales, static_cast<size_t>(one.row_scales()) * sizeof(float));
+    std::memcpy(row.copy.scales, row.write.scales, static_cast<size_t>(coded.row_scales()) * sizeof(float));
 }
 
 // More rows leave the sum, or come back, than memory has room for. They are read window by window, which may fail, so
@@ -205,7 +206,7 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
   } else if (!steps || direct_) {
     runner.step(update, direction, Optimizer{});
   } else {
-    direction.sum.scale = static_cast<float>(sign_ / total_value_);
+    direction.sum.scale = static_cast<float>(is.sign / total_value_);
     runner.step(update, direction, optimizer);
   }
   if (total_value_ == 0.0) runner.zero(sum_, update.size * static_cast<int64_t>(sizeof(float)));
@@ -231,7 +232,7 @@ void AllClients::step_along_sum(Runner& runner, const Update& update, const Opti
   mean_.size = 0;
   mean_.add(sum_, update.size, kFloat32);
   Direction along;
-  along.gain = sign_ / total_value_;
+  along.gain = is.sign / total_value_;
   runner.step(mean_, along, optimizer);
 }
 
@@ -278,7 +279,7 @@ void AllClients::plan_row() {
 
 // The sum is made anew without these rows, and their clients are as if they were never heard.
 int64_t AllClients::give_up(const std::vector<int64_t>& lost) {
-  if (!tiers_) return DirectionState::give_up(lost);
+  if (!tiers_) return RowKeeper::give_up(lost);
   std::vector<int64_t> held;
   for (const int64_t one : lost) {
     if (one < 0 || one >= setting_.clients) throw Refusal(Why::kDamaged, "a lost row of a client that is not there");

@@ -12,7 +12,7 @@
 
 namespace fastagg::engine {
 
-class AllClients : public DirectionState {
+class AllClients : public DirectionState, public RowKeeper, public Ages {
  public:
   struct Setting {
     int64_t clients;
@@ -25,14 +25,13 @@ class AllClients : public DirectionState {
   AllClients(double sign, const Setting& setting, std::optional<Rows> rows, uint64_t seed, float* sum,
              std::shared_ptr<Resummation> resummation);
   AllClients(double sign, const Setting& setting, std::shared_ptr<store::Tiers> tiers, uint64_t seed, float* sum);
-  Outcome plan(const Given& given, bool closes) override;
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override { return rows_ ? client : -1; }
-  Rows coded_row() const override;
-  int format() const override { return format_; }
   void copy_row_to(void* place) noexcept override { copy_ = place; }
+  void expect(int64_t client) noexcept override;
   void before_sending(int64_t version) override;
   void sent(int64_t client, int64_t version) noexcept override;
   void fields(Archive& archive) override;
@@ -40,6 +39,7 @@ class AllClients : public DirectionState {
   int64_t give_up(const std::vector<int64_t>& lost) override;
 
  private:
+  void hold_rows(int of, int64_t size);
   void plan_terms(int64_t client, int64_t now);
   void plan_bounds();
   void plan_row();
@@ -53,7 +53,6 @@ class AllClients : public DirectionState {
   Setting setting_;
   std::optional<Rows> rows_;
   std::shared_ptr<store::Tiers> tiers_;
-  int format_ = kPlainRows;
   uint64_t seed_;
   float* sum_;
   std::shared_ptr<Resummation> resummation_;

@@ -16,6 +16,14 @@ double weight_of(const Contribution& one) { return one.weight * one.share; }
 
 }  // namespace
 
+Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
+    : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {
+  is.reads_once = true;
+  is.sums = this;
+  unit = setting.unit;
+  folds = setting.capacity != 1 && !exact();
+}
+
 void Buffered::check(const ClientId& client, int64_t start, int64_t now) const {
   if (setting_.synchronous && start != now)
     throw Refusal(Why::kUnknownVersion, "client " + shown(client) + ": its update is from round " +
@@ -32,20 +40,36 @@ double Buffered::grace(int64_t waiting) const {
 }
 
 // Adds all updates to the sum. If they make a step, the last one is not added: the step's kernel reads it directly.
-Outcome Buffered::plan(const Given& given, bool closes) {
+Outcome Buffered::plan(const Contributions& given, bool closes, Way way) {
   int64_t count = 0;
   for (const Contribution& one : given) count += one.count;
   const bool steps = closes || count >= room();
   if (given.empty() && (!steps || held_.empty())) return outcome_ = Outcome::kKept;
   plan_numbers(given, steps);
-  const bool moves = outcome_ == Outcome::kStep;
-  beside_ = {};
   const auto more = static_cast<size_t>(count);
   if (held_.capacity() < held_.size() + more) held_.reserve(2 * (held_.size() + more));
-  const bool one_alone = moves && held_.empty() && given_.size() == 1;
-  if (exact() || !one_alone) begin_sum();
-  if (moves && settles(given_)) beside_ = memory_->vector(setting_.size);  // a step may fail after this
+  plan_memory(way);
   return outcome_;
+}
+
+void Buffered::plan_memory(Way way) {
+  const bool moves = outcome_ == Outcome::kStep, models = way == Way::kModels || way == Way::kStillModels;
+  const bool one_alone = moves && held_.empty() && given_.size() == 1 && !models;
+  beside_ = {};
+  if (exact() || !one_alone) begin_sum();
+  // In place, the memory of a second sum is saved, and each model is read twice.
+  in_place_ = way == Way::kStillModels && !held_.empty() && !moves;
+  // What may still fail needs the old sum.
+  const bool may_fail = models  ? !in_place_ && !held_.empty()
+                        : moves ? settles(given_)
+                                : way == Way::kOnce && !held_.empty();
+  if (may_fail) beside_ = memory_->vector(setting_.size);
+  models_.clear(), sum_ = {};
+  if (moves && (models || given_.empty() || settles(given_))) sum_.add(into().data, setting_.size, kFloat32);
+  if (!models) return;
+  for (const Contribution& one : given_)
+    models_.push_back({*one.update, one.base, static_cast<float>(one.gain * is.sign * weight_of(one))});
+  largest_ = std::vector<std::atomic<int32_t>>(models_.size());
 }
 
 void Buffered::begin_sum() {
@@ -56,7 +80,7 @@ void Buffered::begin_sum() {
 }
 
 // Refuses what an exact sum cannot hold. All terms then have one unit, and the sum has room for them.
-void Buffered::check_exact(const Given& given) const {
+void Buffered::check_exact(const Contributions& given) const {
   const auto refuse = [](Why why, const std::string& text) { throw Refusal(why, "exact sums: " + text); };
   int64_t count = static_cast<int64_t>(held_.size());
   for (const Contribution& one : given) {
@@ -76,7 +100,7 @@ void Buffered::check_exact(const Given& given) const {
     refuse(Why::kSetting, "the round has as many updates or samples as a sum can hold; call close_round()");
 }
 
-void Buffered::plan_numbers(const Given& given, bool steps) {
+void Buffered::plan_numbers(const Contributions& given, bool steps) {
   given_ = given;
   versions_.clear();
   if (steps) versions_ = held_;
@@ -101,49 +125,69 @@ void Buffered::plan_numbers(const Given& given, bool steps) {
 void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
   bool fresh = held_.empty();
   const bool steps = outcome_ == Outcome::kStep;
+  if (!models_.empty()) {
+    if (in_place_) cpu::fold(models_, acc_.data, acc_.data, largest_);
+    if (steps) step_along(runner, optimizer);
+    return;
+  }
   if (!steps && updates.empty()) return;
   const size_t into_sum = updates.size() - (steps && !updates.empty() ? 1 : 0);
-  const double unit = exact() ? setting_.unit : 1.0;
+  const double term = exact() ? setting_.unit : 1.0;  // what 1 in the sum means
   if (settles(given_)) {
-    const auto sign = static_cast<int64_t>(sign_);
+    const auto sign = static_cast<int64_t>(is.sign);
     const auto* more = updates.empty() ? nullptr : static_cast<const int64_t*>(updates.front()->pieces.front().data);
     if (!steps) return cpu::add_fixed(more, sign, acc_.data, fresh, upper(), setting_.size);
     cpu::settle_fixed(fresh ? nullptr : acc_.data, upper(), more, sign, beside_.data, setting_.size);
   } else {
     for (size_t i = 0; i < into_sum; ++i, fresh = false)
-      runner.accumulate(*updates[i], fresh ? nullptr : acc_.data, given_[i].gain * sign_ * weight_of(given_[i]) / unit,
-                        folded().data, upper());
+      runner.accumulate(*updates[i], fresh ? nullptr : acc_.data,
+                        given_[i].gain * is.sign * weight_of(given_[i]) / term, into().data, upper());
   }
   if (!steps) return;
+  if (updates.empty() || settles(given_)) return step_along(runner, optimizer);
+  run_last(runner, *updates.back(), fresh, optimizer);
+}
+
+// A step along the sum itself.
+void Buffered::step_along(Runner& runner, const Optimizer& optimizer) {
   Direction direction;
-  if (updates.empty() || settles(given_)) {  // the step is along the sum itself
-    direction.weight = unit / divisor();
-    sum_ = {};
-    sum_.add(folded().data, setting_.size, kFloat32);
-    return runner.step(sum_, direction, optimizer);
-  }
+  direction.weight = (exact() ? setting_.unit : 1.0) / divisor();
+  runner.step(sum_, direction, optimizer);
+}
+
+// A step along the sum and one more update. `fresh`: the sum is still empty.
+void Buffered::run_last(Runner& runner, const Update& update, bool fresh, const Optimizer& optimizer) {
+  const double term = exact() ? setting_.unit : 1.0;  // what 1 in the sum means
   const Contribution& last = given_.back();
-  direction.gain = last.gain * sign_;
+  Direction direction;
+  direction.gain = last.gain * is.sign;
   direction.weight = weight_of(last);
   if (exact()) {
     direction.kind = kFlush;
     direction.gain = 1.0;
-    direction.weight = last.gain * sign_ * weight_of(last) / unit;
+    direction.weight = last.gain * is.sign * weight_of(last) / term;
     direction.buffer.acc = fresh ? nullptr : acc_.data;
-    direction.buffer.scale = static_cast<float>(unit / divisor());
+    direction.buffer.scale = static_cast<float>(term / divisor());
     direction.buffer.upper = upper();
-  } else if (fresh) {  // the sum is still empty
+  } else if (fresh) {
     direction.weight /= divisor();
   } else {
     direction.kind = kFlush;
     direction.buffer.acc = acc_.data;
     direction.buffer.scale = static_cast<float>(1.0 / divisor());
   }
-  runner.step(*updates.back(), direction, optimizer);
+  runner.step(update, direction, optimizer);
 }
 
-void Buffered::plan_aside() {
-  if (outcome_ != Outcome::kStep && !held_.empty()) beside_ = memory_->vector(setting_.size);
+store::Vector Buffered::along() const {
+  return outcome_ == Outcome::kStep && (given_.empty() || !models_.empty()) ? into() : store::Vector{};
+}
+
+// In place, this pass only checks them. The old sum is only read, so a model that is unfit leaves it as it was.
+size_t Buffered::fold() {
+  cpu::fold(models_, held_.empty() ? nullptr : acc_.data, in_place_ ? nullptr : into().data, largest_);
+  const auto fit = [](const std::atomic<int32_t>& bits) { return bits <= kLargestElementBits; };
+  return static_cast<size_t>(std::find_if_not(largest_.begin(), largest_.end(), fit) - largest_.begin());
 }
 
 void Buffered::commit() noexcept {
@@ -157,33 +201,6 @@ void Buffered::commit() noexcept {
   for (const Contribution& one : given_) held_.insert(held_.end(), static_cast<size_t>(one.count), one.start);
   total_ = total_next_;
   acc_bound_ = acc_bound_next_;
-}
-
-// In place, the memory of a second sum is saved, and each model is read twice. A step may fail: it needs the old sum.
-void Buffered::plan_fold(bool still) {
-  if (!acc_) acc_ = memory_->vector(setting_.size);
-  in_place_ = still && !held_.empty() && outcome_ != Outcome::kStep;
-  // The old sum is only read, so a model that turns out to be unfit leaves it as it was.
-  if (!held_.empty() && !in_place_) beside_ = memory_->vector(setting_.size);
-}
-
-std::vector<bool> Buffered::run_fold(const std::vector<Trained>& trained) {
-  std::vector<cpu::Trained> models;
-  for (size_t i = 0; i < trained.size(); ++i)
-    models.push_back(
-        {*trained[i].update, trained[i].base, static_cast<float>(given_[i].gain * sign_ * weight_of(given_[i]))});
-  std::vector<std::atomic<int32_t>> largest(models.size());
-  cpu::fold(models, held_.empty() ? nullptr : acc_.data, in_place_ ? nullptr : folded().data, largest);
-  std::vector<bool> fit;
-  for (const auto& bits : largest) fit.push_back(bits <= kLargestElementBits);
-  if (in_place_ && std::find(fit.begin(), fit.end(), false) == fit.end())
-    cpu::fold(models, acc_.data, acc_.data, largest);
-  return fit;
-}
-
-void Buffered::commit_fold(bool gives_up_sum) noexcept {
-  commit();
-  if (gives_up_sum) acc_ = {};
 }
 
 void Buffered::fields(Archive& archive) {

@@ -2,11 +2,15 @@
 // straight into the step.
 #pragma once
 
+#include <atomic>
+#include <vector>
+
+#include "../cpu/cpu.h"
 #include "direction.h"
 
 namespace fastagg::engine {
 
-class Buffered : public DirectionState {
+class Buffered : public DirectionState, public Sums {
  public:
   // A negative capacity: however many come until `close_round`. `synchronous`: only updates of the current version.
   // `at_least`: so many are enough for a step, `grace` seconds later; 0: never.
@@ -20,42 +24,40 @@ class Buffered : public DirectionState {
     double largest = 0.0, unit = 0.0;  // of an exact sum: the largest norm of a term, and the unit. 0: a sum of floats
     double divisor = 0.0;              // of the sum. 0: what updates count for; negative: that times their weights
   };
-  Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
-      : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {}
+  Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory);
   void check(const ClientId& client, int64_t start, int64_t now) const override;
-  Outcome plan(const Given& given, bool closes) override;
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override;
-  bool sets_aside() const override { return true; }
-  void plan_aside() override;
-  void measured(const Given& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
+  void measured(const Contributions& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
   int64_t room() const override;
   double grace(int64_t waiting) const override;
-  double unit() const override { return setting_.unit; }
   bool closes_before(int64_t count) const override { return setting_.closes_first && !held_.empty() && count > room(); }
 
-  bool folds() const override { return setting_.capacity != 1 && !exact(); }
-  void plan_fold(bool still) override;
-  std::vector<bool> run_fold(const std::vector<Trained>& trained) override;
-  store::Vector folded() const override { return beside_ ? beside_ : acc_; }
-  void commit_fold(bool gives_up_sum) noexcept override;
+  size_t fold() override;
+  store::Vector along() const override;
+  void hand_over() noexcept override { acc_ = {}; }
 
-  double total() const { return total_; }
+  double total() const override { return total_; }
   const store::Vector& acc() const { return acc_; }
   // After loading: a bound of the sum's elements.
   void bound_sum(double bound) { acc_bound_ = bound; }
   void fields(Archive& archive) override;
 
  private:
-  void plan_numbers(const Given& given, bool steps);
-  void check_exact(const Given& given) const;
+  void plan_numbers(const Contributions& given, bool steps);
+  void check_exact(const Contributions& given) const;
   bool exact() const { return setting_.unit > 0.0; }
   double divisor() const { return setting_.divisor > 0.0 ? setting_.divisor : total_next_; }
   Upper upper() { return exact() ? Upper{reinterpret_cast<int32_t*>(high_.data), marks_.data()} : Upper{}; }
   void begin_sum();
+  void plan_memory(Way way);
+  void run_last(Runner& runner, const Update& update, bool fresh, const Optimizer& optimizer);
+  void step_along(Runner& runner, const Optimizer& optimizer);
+  const store::Vector& into() const { return beside_ ? beside_ : acc_; }
   void exact_fields(Archive& archive);
   void check_loaded(bool there) const;
-  bool settles(const Given& given) const { return exact() && (given.empty() || given.back().total >= 0.0); }
+  bool settles(const Contributions& given) const { return exact() && (given.empty() || given.back().total >= 0.0); }
 
   Setting setting_;
   std::shared_ptr<store::Memory> memory_;
@@ -66,9 +68,11 @@ class Buffered : public DirectionState {
   double total_ = 0.0, acc_bound_ = 0.0;
   // Planned:
   Outcome outcome_ = Outcome::kKept;
-  Given given_;
-  Update sum_;             // `folded`, as the step reads it
+  Contributions given_;
+  Update sum_;             // as a step along it reads it
   bool in_place_ = false;  // models are checked in a pass of their own, and then added where the sum is
+  std::vector<cpu::Trained> models_;
+  std::vector<std::atomic<int32_t>> largest_;  // of their elements
   double total_next_ = 0.0, acc_bound_next_ = 0.0;
 };
 

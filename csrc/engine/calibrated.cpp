@@ -16,6 +16,8 @@ Calibrated::Calibrated(double sign, const Setting& setting, const Rows& rows, ui
       resummation_(std::move(resummation)),
       slots_(static_cast<size_t>(setting.clients), -1),
       weights_(static_cast<size_t>(rows.slots)) {
+  is.rows = this;
+  format = rows.format;
   for (int64_t slot = rows.slots; slot-- > 0;) free_.push_back(static_cast<int32_t>(slot));
   const auto most = static_cast<size_t>(std::min(setting.capacity, setting.clients));
   fresh_.reserve(most);
@@ -35,7 +37,7 @@ int64_t Calibrated::writes(int64_t client) const {
   return free_.empty() ? -1 : free_.back();
 }
 
-Outcome Calibrated::plan(const Given& given, bool) {
+Outcome Calibrated::plan(const Contributions& given, bool, Way) {
   const Contribution& one = given_ = given.front();
   Fresh* mine = fresh_of(one.client);
   known_ = mine != nullptr;
@@ -75,7 +77,7 @@ void Calibrated::run(Runner& runner, const Updates& updates, const Optimizer& op
   Direction direction;
   direction.kind = kCalibrated;
   direction.gain = given_.gain * given_.weight;
-  direction.weight = given_.share * sign_;
+  direction.weight = given_.share * is.sign;
   direction.row = {rows_.format, rows_.row(read_), rows_.row(write_), key};
   direction.buffer.acc = held_.empty() ? nullptr : acc_;
   direction.buffer.out = acc_;
@@ -83,7 +85,7 @@ void Calibrated::run(Runner& runner, const Updates& updates, const Optimizer& op
     runner.step(update, direction, Optimizer{});
   } else {
     direction.buffer.scale = static_cast<float>(1.0 / divisor_);
-    direction.sum = {sum_, 1.0f, 1.0f, static_cast<float>(sign_ / static_cast<double>(setting_.clients)), {}};
+    direction.sum = {sum_, 1.0f, 1.0f, static_cast<float>(is.sign / static_cast<double>(setting_.clients)), {}};
     for (const auto& [slot, weight] : terms_) direction.sum.terms.push_back({rows_.row(slot), weight});
     runner.step(update, direction, optimizer);
     for (const auto& [slot, weight] : terms_) {

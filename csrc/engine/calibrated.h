@@ -10,7 +10,7 @@
 
 namespace fastagg::engine {
 
-class Calibrated : public DirectionState {
+class Calibrated : public DirectionState, public RowKeeper {
  public:
   struct Setting {
     int64_t clients, capacity;
@@ -18,12 +18,11 @@ class Calibrated : public DirectionState {
   };
   Calibrated(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
              std::shared_ptr<Resummation> resummation);
-  Outcome plan(const Given& given, bool closes) override;
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override;
-  int format() const override { return rows_.format; }
   void fields(Archive& archive) override;
   int64_t nbytes() const override;
 

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "../plan.h"
 
 namespace fastagg::engine {
 
+struct Answer;
+
 struct Contribution {
+  Answer* answer = nullptr;     // it came with
   int64_t client = -1;          // the place of its record; its number, where clients are numbered
   int64_t start = 0;            // the version it was trained from
   int64_t now = 0;              // the server's
@@ -24,13 +28,15 @@ struct Contribution {
   double counts_for() const { return total < 0.0 ? share : total; }
 };
 
-// A trained model that is added to a sum, less `base`; no base: it is a difference already.
-struct Trained {
-  const Update* update;
-  const float* base;
-};
+using Contributions = std::vector<Contribution>;
+using Updates = std::vector<const Update*>;
 
 enum class Outcome { kKept, kStep, kIdle };  // waits; the model steps; the version moves on without a step
+
+// How updates are read: once their norms are known; by the step's kernel, which finds the norm; or as trained models
+// that are added to a sum, several in one pass, which finds out which of them are fit. Nobody writes to still ones
+// meanwhile.
+enum class Way { kMeasured, kOnce, kModels, kStillModels };
 
 // What no element may exceed: then squares are finite, and so are sums of as many as there will ever be.
 constexpr int32_t kLargestElementBits = 0x5d800000;  // of 2^60 in fp32

@@ -3,6 +3,9 @@
 // A step goes through three calls. `plan` may refuse and reserves whatever is needed; nothing that anybody can see has
 // changed. `run` calls kernels, which cannot fail. `commit` moves what was planned into place and cannot fail either.
 // Where kernels are not called at once they may still come to nothing: `cancel` takes `run` back.
+//
+// What a direction is, is data (`is`). What only some have are interfaces of their own, to which `is` points: sums
+// (a buffer), rows (a row per client), ages (ACED).
 #pragma once
 
 #include <cmath>
@@ -20,12 +23,84 @@ struct RowsLost {  // rows on a disk are damaged, and must be given up first
   std::vector<int64_t> slots;
 };
 
+// What only sums have: updates wait in them for others.
+class Sums {
+ public:
+  double unit = 0.0;   // of sums of whole numbers (math/fixed.h); 0: sums are of floats
+  bool folds = false;  // trained models are added several in one pass
+
+  // How many more updates make a step; a sum of several clients may have more.
+  virtual int64_t room() const = 0;
+  // For how many seconds a round that has as many updates as it needs waits for more; infinity: it needs more, or never
+  // ends by time. It is given how many more wait elsewhere.
+  virtual double grace(int64_t) const { return HUGE_VAL; }
+  // Whether a round ends, as it is, before a sum of so many updates is added.
+  virtual bool closes_before(int64_t) const { return false; }
+  // What updates in it count for.
+  virtual double total() const { return 0.0; }
+  // Of what was planned: the sum, if the step is along it and reads nothing else. Its memory may become the next
+  // version's: then `hand_over` comes after `commit`.
+  virtual store::Vector along() const { return {}; }
+  virtual void hand_over() noexcept {}
+  // Adds trained models to memory that nobody reads. Returns how many of them, from the first on, are fit (largest
+  // element). If all are, `run` and `commit` may follow.
+  virtual size_t fold() { return 0; }
+
+ protected:
+  ~Sums() = default;
+};
+
+// What only rows have: what a log, a checkpoint and a device want of them.
+class RowKeeper {
+ public:
+  int format = kPlainRows;  // of the rows, with or without memory for them
+  // A row, without slots, if all that an update changes follows from the encoded row that it becomes: then a log keeps
+  // that row. No size: the update's own numbers are needed.
+  Rows coded;
+
+  // The slot of the row that the next update of this client will write over; negative: none.
+  virtual int64_t writes(int64_t) const { return -1; }
+  // After `plan`: `run` puts the new row, packed, here, too.
+  virtual void copy_row_to(void*) noexcept {}
+  // A client was sent a model: its row will be wanted.
+  virtual void expect(int64_t) noexcept {}
+  // Gives up rows that are damaged, as if their clients were never heard. Returns one that turns out to be damaged,
+  // too, with nothing changed; negative: it is done.
+  virtual int64_t give_up(const std::vector<int64_t>&) {
+    throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
+  }
+
+ protected:
+  ~RowKeeper() = default;
+};
+
+// How old a client's information is (ACED): the only reason for a direction to hear of dispatches.
+class Ages {
+ public:
+  // A client is about to be sent a version, which may fail, and was sent it.
+  virtual void before_sending(int64_t version) = 0;
+  virtual void sent(int64_t client, int64_t version) noexcept = 0;
+
+ protected:
+  ~Ages() = default;
+};
+
 class DirectionState {
  public:
-  using Given = std::vector<Contribution>;
-  using Updates = std::vector<const Update*>;
+  struct Traits {
+    double sign = 1.0;        // what an update is multiplied by to be added to the model
+    bool immediate = false;   // a step is made of one update, whose weight scales it,
+    double divisor = 0.0;     // and so does its share, divided by this; 0: it does not
+    bool blends = false;      // it reads the versions that updates were trained from
+    bool reads_once = false;  // one update's norm may be found by `run`, aside
+    bool keeps = false;       // it keeps updates until their round is complete
+    Sums* sums = nullptr;
+    RowKeeper* rows = nullptr;
+    Ages* ages = nullptr;
+  };
+  Traits is;
 
-  explicit DirectionState(double sign) : sign_(sign) {}
+  explicit DirectionState(double sign) { is.sign = sign; }
   virtual ~DirectionState() = default;
   DirectionState(const DirectionState&) = delete;
   DirectionState& operator=(const DirectionState&) = delete;
@@ -33,59 +108,21 @@ class DirectionState {
   // Refuses what this direction never takes.
   virtual void check(const ClientId&, int64_t, int64_t) const {}
   // What these updates, in order, make. `closes`: a step, whether or not the round is full. All but a buffer take one
-  // update at a time. Throws RowsLost.
-  virtual Outcome plan(const Given& given, bool closes) = 0;
-  // `optimizer` steps exactly if `plan` said so.
+  // update at a time. kOnce: its norm is not known, and `run` only writes to memory that nobody reads before `commit`,
+  // besides the optimizer's; `measured` tells the norm in between. Throws RowsLost.
+  virtual Outcome plan(const Contributions& given, bool closes, Way way) = 0;
+  virtual void measured(const Contributions&) {}
+  // `optimizer` steps exactly if `plan` said so. Allocates nothing.
   virtual void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) = 0;
   virtual void commit() noexcept = 0;
   virtual void cancel() noexcept {}
 
-  // Whether one update's norm may be found by `run`. Then `plan` is told no norm, and `plan_aside` follows: from there
-  // on `run` only writes to memory that nobody reads before `commit`, besides the optimizer's. `measured` tells the
-  // norm before `commit`.
-  virtual bool sets_aside() const { return false; }
-  virtual void plan_aside() {}
-  virtual void measured(const Given&) {}
-
-  // How many more updates make a step; a sum of several clients may have more. 0: this direction adds nothing up.
-  virtual int64_t room() const { return 0; }
-  // The unit of sums of whole numbers (math/fixed.h); 0: sums are of floats.
-  virtual double unit() const { return 0.0; }
-  // For how many seconds a round that has as many updates as it needs waits for more; infinity: it needs more, or never
-  // ends by time. `waiting`: updates of an ordered round.
-  virtual double grace(int64_t) const { return HUGE_VAL; }
-  // Whether a round ends, as it is, before a sum of so many updates is added.
-  virtual bool closes_before(int64_t) const { return false; }
-  // Adds trained models to the sum, several in one pass, which also finds out which of them are fit (largest element).
-  // If one is not, nothing has changed. Planned with `plan`; then `folded` is the sum, and a full round steps along it.
-  virtual bool folds() const { return false; }
-  virtual void plan_fold(bool) {}  // `still`: nobody writes to the models meanwhile
-  virtual std::vector<bool> run_fold(const std::vector<Trained>&) { return {}; }
-  virtual store::Vector folded() const { return {}; }
-  // The sum's memory may become the next version's, if nobody needs it.
-  virtual void commit_fold(bool) noexcept {}
-
-  // A client is about to be sent a version, which may fail, and was sent it.
-  virtual void before_sending(int64_t) {}
-  virtual void sent(int64_t, int64_t) noexcept {}
-  // The slot of the row that the next update of this client will write over; negative: none.
-  virtual int64_t writes(int64_t) const { return -1; }
-  // A row, without slots, if all that an update changes follows from the encoded row that it becomes: then a log keeps
-  // that row. No size: the update's own numbers are needed.
-  virtual Rows coded_row() const { return {}; }
-  // The format of its rows, with or without memory for them; negative: it has none.
-  virtual int format() const { return -1; }
-  // After `plan`: `run` puts the new row, packed, here, too.
-  virtual void copy_row_to(void*) noexcept {}
-  virtual bool immediate() const { return false; }  // a step is made of one update, whose weight scales it
-  virtual double scale(const Contribution&) const { return 1.0; }  // and what else does
-  // Gives up rows that are damaged, as if their clients were never heard. Returns one that turns out to be damaged,
-  // too, with nothing changed; negative: it is done.
-  virtual int64_t give_up(const std::vector<int64_t>&) {
-    throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
-  }
-  virtual bool blends() const { return false; }  // reads the versions that updates were trained from
-
+  // Whether so many more updates make a step.
+  bool would_step(int64_t count) const { return is.sums == nullptr || count >= is.sums->room(); }
+  // Of those that were given, and came before: the updates whose statistics count now.
+  const Contributions& counted(const Contributions& given) const { return counted_ != nullptr ? *counted_ : given; }
+  // Of an immediate step.
+  double scale(const Contribution& one) const { return is.divisor > 0.0 ? one.share / is.divisor : 1.0; }
   // Of what was planned: the versions of the updates in the step, and the largest magnitudes that an element of the
   // direction, and of what this state keeps, can have.
   const std::vector<int64_t>& versions() const { return versions_; }
@@ -98,11 +135,10 @@ class DirectionState {
   virtual void fields(Archive& archive) = 0;
   virtual int64_t nbytes() const { return 0; }
 
-  double sign() const { return sign_; }
   double model_bound = 0.0;  // of the model's elements, and of versions that are kept
 
  protected:
-  double sign_;  // what an update is multiplied by to be added to the model
+  const Contributions* counted_ = nullptr;  // null: those that were given
   std::vector<int64_t> versions_;
   double bound_ = 0.0, kept_bound_ = 0.0;
 };

@@ -4,12 +4,23 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../cpu/cpu.h"
 #include "in_order.h"
 
 namespace fastagg::engine {
 namespace {
 
 constexpr int64_t kOverdueAtATime = 8;  // limits the time of one call
+
+double largest_of(const store::Vector& model, int64_t size, double most) {
+  Update update;
+  update.add(model.data, size, kFloat32);
+  const double norm = std::sqrt(cpu::sum_squares(update));
+  if (norm < std::min(1e37, most / 2)) return norm;
+  double largest = 0.0;
+  for (int64_t i = 0; i < size; ++i) largest = std::max<double>(largest, std::abs(model.data[i]));
+  return largest;
+}
 
 }  // namespace
 
@@ -27,7 +38,8 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
   if (runner_->at_once()) return;
   const InOrder order(*runner_);  // the caller has made the model on its stream
   if (!own_step())
-    runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data), direction_->format());
+    runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data),
+                  direction_->is.rows ? direction_->is.rows->format : -1);
 }
 
 Engine::~Engine() { runner_->settle(); }
@@ -118,11 +130,14 @@ Task Engine::send(const log::Operation& operation) {
             operation.task == 0 ? ledger_.next_id(client, operation.version) : operation.task,
             model_,
             state_};
-  direction_->before_sending(operation.version);
+  const DirectionState::Traits& is = direction_->is;
+  if (is.ages) is.ages->before_sending(operation.version);
   log::Operation named = operation;
   named.task = task.id;
   log::Queued made = note(named);
-  direction_->sent(ledger_.send(client, operation.version, task.local_steps, kept, task.id), operation.version);
+  const int64_t place = ledger_.send(client, operation.version, task.local_steps, kept, task.id);
+  if (is.rows) is.rows->expect(place);
+  if (is.ages) is.ages->sent(place, operation.version);
   shared_ = true;
   add(std::move(made));
   return task;
@@ -194,11 +209,12 @@ void Engine::set_rate(double lr) {
 // out to be lost, too, nothing has changed yet.
 void Engine::give_up(std::vector<int64_t> slots) {
   check_log();
+  if (!direction_->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
   for (int64_t also = 0; also >= 0;) {
     log::Operation operation;
     operation.kind = log::kLost, operation.slots = slots;
     log::Queued made = note(operation);
-    also = direction_->give_up(slots);
+    also = direction_->is.rows->give_up(slots);
     if (also < 0) {
       add(std::move(made));
     } else {
@@ -222,20 +238,36 @@ void Engine::limit(const Limits& limits) {
 
 // -- answers ---------------------------------------------------------------------------------------------------------
 
-Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
+bool Engine::prepares(const Answer& answer) const {
+  return extension_ && (extension_->asks.prepare || answer.control || answer.extra);
+}
+
+Ledger::Found Engine::find(const Answer& answer) const {
+  const ClientId& client = answer.client;
+  const std::optional<uint64_t>& incarnation = answer.incarnation;
+  if (answer.offset >= 0 && answer.offset <= ledger_.offset)
+    throw Refusal(Why::kAlreadyCounted, "client " + shown(client) + ": the answer at offset " +
+                                            std::to_string(answer.offset) +
+                                            " was counted already, or passed over: the server has come to offset " +
+                                            std::to_string(ledger_.offset) + "; go on behind it (server.offset)");
+  const Ledger::Found task = ledger_.find(client, answer.version, answer.task);
+  if (incarnation && ledger_.incarnation_of(task.version) != *incarnation)
+    throw Refusal(Why::kStaleIncarnation,
+                  "client " + shown(client) + ": its task (version " + std::to_string(task.version) + ", incarnation " +
+                      std::to_string(*incarnation) +
+                      ") was sent before the server was restarted, or by another server, and its version is lost; drop "
+                      "this answer and send a new task: server.dispatch(" +
+                      shown(client) + ")");
+  return task;
+}
+
+Engine::Result Engine::receive(Answer* answers, size_t count) {
   const Inside inside(gate, true);
   Result result;
   while (result.done < count) {
-    Arrival* const next = arrivals + result.done;
-    size_t group = together(next, count - result.done);
+    Answer* const next = answers + result.done;
     try {
-      size_t taken = 0;
-      while (group > 0 && taken == 0) {
-        taken = step(next, group, true);
-        group = fit_;
-      }
-      if (taken == 0) close_before(*next);
-      if (taken == 0) taken = step(next, 1, false);
+      const size_t taken = take(next, count - result.done);
       result.done += taken;
       is_due();  // the round's time begins
       for (size_t i = 0; i < taken; ++i)
@@ -251,21 +283,27 @@ Engine::Result Engine::receive(Arrival* arrivals, size_t count) {
   return result;
 }
 
-// Ends a round that has no room for a sum, if that is the rule. What can be known of the sum's fitness is known before.
-void Engine::close_before(Arrival& arrival) {
-  if (arrival.kind != Arrival::kSum || !direction_->closes_before(arrival.count)) return;
-  Given given;
-  given.arrival = &arrival;
-  find(given);
-  if (runner_->at_once() && !std::isfinite(squares_of(arrival)))
-    throw Refusal(Why::kNotFinite, "update: NaN or infinity");
-  Arrival end;
-  end.kind = Arrival::kClose;
-  step(&end, 1, false);
+// Takes as many answers as fit one pass, at least one.
+size_t Engine::take(Answer* answers, size_t count) {
+  for (size_t group = Several::together(*this, answers, count); group > 0;) {
+    Several several(*this);
+    if (const size_t taken = several.take(answers, group); taken > 0) return taken;
+    group = several.fit();
+  }
+  // A round that has no room for a sum ends first, if that is the rule.
+  const Sums* const sums = direction_->is.sums;
+  if (answers->kind == Answer::kSum && sums && sums->closes_before(answers->count)) {
+    OneAnswer(*this).look_at(*answers);
+    Receipt receipt;
+    EndOfRound(*this).take(&receipt);
+  }
+  OneAnswer(*this).take(*answers);
+  return 1;
 }
 
 bool Engine::is_due() {
-  const double grace = direction_->grace(static_cast<int64_t>(waiting_.size()));
+  const Sums* const sums = direction_->is.sums;
+  const double grace = sums ? sums->grace(0) : HUGE_VAL;
   if (!(grace < HUGE_VAL)) return false;
   const double time = ledger_.own_time();
   if (std::isnan(enough_since_)) enough_since_ = time;
@@ -274,52 +312,44 @@ bool Engine::is_due() {
 
 bool Engine::close_round(Receipt* receipt, bool if_due) {
   const Inside inside(gate);
-  Arrival end;
-  end.kind = Arrival::kClose;
   if (!settings_.closes_early || (if_due && !is_due())) return false;
   try {
-    if (step(&end, 1, false) == 0) return false;
+    return EndOfRound(*this).take(receipt);
   } catch (const Refusal& refused) {
     if (!if_due || refused.why != Why::kTooLarge) throw;
     return false;  // whoever called does something else, and the round goes on
   }
-  *receipt = end.receipt;
-  return true;
 }
 
-// How many of these answers one pass can take: trained models of different clients that have room in the buffer.
-size_t Engine::together(const Arrival* arrivals, size_t count) const {
-  if (!settings_.folds || log_ || !direction_->folds()) return 0;
-  const auto most = std::min(count, static_cast<size_t>(direction_->room()));
-  size_t found = 0;
-  int64_t offset = ledger_.offset;
-  while (found < most && arrivals[found].kind == Arrival::kModel && !prepares(arrivals[found])) {
-    const int64_t next = arrivals[found].offset;
-    if (next >= 0 && next <= offset) break;  // an answer that came twice
-    offset = std::max(offset, next);
-    // Whether a client has a second open task is known only after its first answer counted.
-    const auto is_its = [&](const Arrival& other) { return other.client == arrivals[found].client; };
-    if (std::any_of(arrivals, arrivals + found, is_its)) break;
-    ++found;
-  }
-  return found;
+// Replaces the bounds, which otherwise only grow, by measured values. This is a pass over the vectors, and rarely
+// needed.
+void Engine::measure() {
+  const InOrder order(*runner_);
+  const auto of = [&](const store::Vector& model) {
+    if (extension_ && extension_->asks.bounds) return extension_->bounds(model, optimizer_);
+    return Bounds{largest_of(model, settings_.size, settings_.largest_model), optimizer_.measured()};
+  };
+  Bounds found = of(model_);
+  if (direction_->is.blends)
+    for (const store::Vector& kept : ledger_.all_kept()) found.model = std::max(found.model, of(kept).model);
+  model_bound_ = direction_->model_bound = found.model;
+  optimizer_.bounds = found.moments;
 }
 
 // -- recovery --------------------------------------------------------------------------------------------------------
 
-void Engine::execute(const log::Operation& operation, Arrival* answer) {
+void Engine::execute(const log::Operation& operation, Answer* answer) {
   const Inside inside(gate);
-  Arrival end;
-  end.kind = Arrival::kClose;
+  Receipt receipt;
   switch (operation.kind) {
     case log::kCloseRound:
       if (!settings_.closes_early)
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
-      if (operation.known) end.decided = &operation.decided;
-      if (step(&end, 1, false) == 0) throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
+      if (!EndOfRound(*this).take(&receipt, operation.known ? &operation.decided : nullptr))
+        throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
     case log::kAnswer:
-    case log::kRow: step(answer, 1, false); return;
+    case log::kRow: OneAnswer(*this).take(*answer); return;
     case log::kLost: give_up(operation.slots); return;
     default: apply(operation);
   }

@@ -1,13 +1,9 @@
-// The engine of a server: what it knows, and the one way in which anything changes.
-//
-// An answer goes through the stages of `step`: find its task, inspect it, prepare (only if a rule is written in the
-// host language), plan, get ready, run, commit. Up to `ready` anything may be refused, and then nothing has changed.
-// Between the first kernel and the last line of the commit nothing can fail. So no interrupt and no failed allocation
-// falls in between.
+// The engine of a server: what it knows, its operations, and its gate. Answers, and the end of a round, are
+// transactions (transaction.h).
 //
 // Read once: an update's bytes are copied into memory of the engine's own while they are inspected, and all later
 // stages and the log read that copy. A large one, where that costs time, is instead read by the step's kernel alone,
-// which writes to new memory (may_read_once). Its sender may do with its memory what it likes.
+// which writes to new memory (OneAnswer::may_read_once). Its sender may do with its memory what it likes.
 #pragma once
 
 #include <deque>
@@ -25,6 +21,7 @@
 #include "ledger.h"
 #include "optimizer.h"
 #include "staleness.h"
+#include "transaction.h"
 
 namespace fastagg::engine {
 
@@ -37,7 +34,6 @@ struct Settings {
   double largest_model = kLargestModel;  // what the model's own types hold
   int32_t local_steps = 0;               // of a task by default; 0: none are told
   bool keeps_versions = false;           // every one that a client may answer
-  bool ordered = false;                  // a round's result does not depend on the order of its updates
   bool closes_early = false;             // `close_round` steps along what has come
   bool folds = false;                    // trained models may be added several at a time, in one pass
   bool defers = false;                   // kernels obey the device's verdict, for which nobody waits
@@ -80,15 +76,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::optional<Refusal> refused;  // why the next one does not count,
     std::exception_ptr failed;       // or what else went wrong
   };
-  Result receive(Arrival* arrivals, size_t count);
+  Result receive(Answer* answers, size_t count);
   // Steps now along what has come; `if_due`: only if the round's time is over. False: it is not, nothing has come, or
   // the rule has no buffer.
   bool close_round(Receipt* receipt, bool if_due = false);
   // Whether the round has had enough updates for long enough.
   bool is_due();
-  // Executes an operation of a log; `answer` is the arrival of one that is an answer. Throws Refusal with nothing
+  // Executes an operation of a log; `answer` is the answer of one that is an answer. Throws Refusal with nothing
   // changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
-  void execute(const log::Operation& operation, Arrival* answer);
+  void execute(const log::Operation& operation, Answer* answer);
   // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
   void limit(const Limits& limits);
 
@@ -114,20 +110,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Settings& settings() const { return settings_; }
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted.
-  Ledger::Found find(const Arrival& answer) const;
+  Ledger::Found find(const Answer& answer) const;
   Extension* extension() const { return extension_.get(); }
-
-  // Updates that wait for the rest of an ordered round.
-  struct Waiting {
-    ClientId client;
-    Contribution brings;
-    Update update;
-    store::Owner owner;
-    std::shared_ptr<const Reported> reported;
-    store::Owner extra;
-  };
-  const std::vector<Waiting>& waiting() const { return waiting_; }
-  void load_waiting(std::vector<Waiting> waiting) { waiting_ = std::move(waiting); }
 
   // From now on every operation is written to this log.
   void attach(std::shared_ptr<log::Journal> journal) { log_ = std::move(journal); }
@@ -138,33 +122,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void measure();  // computes new bounds of elements
 
  private:
-  struct Step {
-    bool takes = false;  // the direction has planned it
-    bool keeps = false;  // its answer waits for an ordered round
-    bool ends_round = false;
-    bool along_sum = false;  // the step is along the sum of updates, none of them new
-    Outcome outcome = Outcome::kKept;
-    double lr = 0.0;
-    store::Vector out;
-    std::optional<OptimizerState> optimizer;  // a copy, if the real one must not change yet
-    Optimizer kernel;
-    Bounds bounds;
-    std::unique_ptr<Change> moves;
-    bool applied(double usual) const { return outcome == Outcome::kStep && (lr != 0.0 || usual == 0.0); }
-  };
-  // An answer of this step, and what is known of it.
-  struct Given {
-    Arrival* arrival = nullptr;
-    Ledger::Found task{};
-    Contribution brings;
-    Findings findings;
-    log::Operation operation;
-    log::Queued record;
-    store::Vector base;
-    double norm = 0.0;
-    bool counts = true;  // no rule has dropped it
-    bool once = false;   // its step reads the sender's memory, instead of a copy
-  };
+  friend class Transaction;
+  friend class OneAnswer;
+  friend class Several;
+  friend class EndOfRound;
   struct Applied {
     std::optional<Task> task;
     int64_t ended = 0;
@@ -172,40 +133,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Applied apply(const log::Operation& operation);
   Task send(const log::Operation& operation);
-  void close_before(Arrival& arrival);
-  size_t step(Arrival* arrivals, size_t count, bool folding);
-  size_t together(const Arrival* arrivals, size_t count) const;
-  void find(Given& given);
-  void weigh(Given& given);
-  void inspect(Given& given);
-  double squares_of(const Arrival& arrival) const;
-  double absorb(Arrival& arrival, log::Operation* record);
-  void check_row(const Given& given, const Rows& held) const;
-  void describe_rest(const Arrival& arrival, log::Operation& to) const;
-  void copy_rest(const Arrival& arrival, const log::Operation& to) const;
-  void* row_place(const Given& given) const;
-  void judge(Given& given);
-  void prepare(Given& given);
-  void with(const Contribution& brings, const Update& update, const Reported* reported, const void* extra);
-  void plan(Step& step, bool closes, bool folding);
-  void in_order(Given* last);
-  void plan_step(Step& step, const store::Vector* into, bool copies);
-  void check_bounds(Step& step);
-  void write_receipts(const Step& step, bool applied, bool folding);
-  void check_outcome(const Given& given) const;
-  Outcome planned(bool closes);
+  size_t take(Answer* answers, size_t count);
   void give_up(std::vector<int64_t> slots);
-  bool fold(Step& step);
-  bool may_read_once(const Given& given) const;
-  void run_once(Step& step);
-  template <typename Act>
-  void run(Act act);
-  void finish(Step& step);
-  void commit(Step& step) noexcept;
-  void keep(Given& given) noexcept;
   bool own_step() const { return extension_ && extension_->asks.step; }
-  bool prepares(const Arrival& arrival) const;
-  double share_of(const Arrival& arrival) const;
+  bool prepares(const Answer& answer) const;
   store::Vector kept_now() const;
   void check_log() const;
   // What is written down of an operation: made before it changes anything, added to the log with the change.
@@ -224,22 +155,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   store::Vector model_;
   store::Owner state_;
   double model_bound_ = 0.0;
-  bool shared_ = false;  // whether somebody may hold this version
+  bool shared_ = false;                                             // whether somebody may hold this version
   struct Before {
     std::weak_ptr<void> owner;
     float* data;
   };
   std::vector<Before> before_;  // versions that were shared; room for one more is made before a step
-  std::vector<Waiting> waiting_;
   double enough_since_ = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
 
-  // Of the step that is being taken; members, so that their memory is used again.
-  std::vector<Given> given_;
-  DirectionState::Given contributions_;
-  DirectionState::Updates updates_;
-  std::vector<Statistics> statistics_;
-  std::vector<Trained> trained_;
-  size_t fit_ = 0;  // how many of the models of the last pass could be taken together
+  Scratch scratch_;
 };
 
 }  // namespace fastagg::engine

@@ -5,22 +5,32 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "../math/hyper.h"
-#include "arrival.h"
+#include "answer.h"
 #include "ledger.h"
 #include "optimizer.h"
 
 namespace fastagg::engine {
 
+// A change is a pointer, or a number in memory that the host language sees, too. Both are exchanged, so a commit needs
+// nothing of the host language. What was there before is let go with this object, when all has changed.
 class Change {
  public:
   virtual ~Change() = default;
-  // Works on the next version, of so many elements, before anybody holds it (distillation). May fail.
+  // Works on the next version, of so many elements, before anybody holds it (distillation). May fail, and may add more.
   virtual void finish(const store::Vector&, int64_t) {}
-  virtual void commit() noexcept = 0;
+  void commit() noexcept {
+    for (auto& [place, value] : pointers) value = __atomic_exchange_n(place, value, __ATOMIC_ACQ_REL);
+    for (auto& [place, value] : numbers) __atomic_store_n(place, value, __ATOMIC_RELEASE);
+  }
   store::Owner state;  // of the model besides its vector, from now on; none: it stays
+
+ protected:
+  std::vector<std::pair<void**, void*>> pointers;
+  std::vector<std::pair<int64_t*, int64_t>> numbers;
 };
 
 // What was learned about an update before its step is planned. All of it is optional.
@@ -38,14 +48,21 @@ struct Findings {
   std::unique_ptr<Change> change;
 };
 
-// An update that the extension is asked about, and what it may need to know.
+// An update that the extension is asked about, and what it may need to know. The extension may keep it.
 struct Question {
-  const Arrival& arrival;
-  const Ledger::Found& task;
-  int64_t now;          // the server's version
-  double norm, share;   // of the update, before clipping; in a mean
+  ClientId client;
+  int64_t version, now;  // it was trained from; the server's
+  int32_t local_steps;
+  double norm, share;  // of the update, before clipping; in a mean
+  int64_t room;        // how many updates make a step, this one among them; 0: it is no sum
+  double total;        // what those in the sum count for
+  Update update;
+  store::Owner owner;
   store::Vector model;  // the current one
   store::Vector kept;   // what was kept with the version that it was trained from
+  store::Vector control;
+  std::shared_ptr<const Reported> reported;
+  store::Owner extra;
 };
 
 // BatchNorm's statistics that came with an answer: read already, or in a form that only the extension knows.
@@ -73,7 +90,7 @@ class Extension {
   };
   Asks asks;
 
-  virtual Findings prepare(const Question& question) = 0;
+  virtual Findings prepare(Question question) = 0;
   // A rule of a user's own. No weight: the update is dropped.
   virtual std::optional<double> weight(int64_t delay) = 0;
   virtual double rate(double lr, const std::vector<int64_t>& delays) = 0;

@@ -53,59 +53,60 @@ Update update_at(const std::vector<log::Part>& parts) {
   return update;
 }
 
+// The other parts of an answer, besides its parameters.
+void describe_rest(const Answer& answer, int64_t size, log::Operation& to) {
+  if (answer.reported && answer.reported->size > 0)
+    to.parts.push_back({log::kBuffers, kFloat32, static_cast<uint64_t>(answer.reported->size)});
+  if (answer.reported && !answer.reported->counters.empty())
+    to.parts.push_back({log::kCounter, log::kInt64, answer.reported->counters.size()});
+  if (answer.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(size)});
+  if (answer.kind == Answer::kSum) to.parts.push_back({log::kUpdates, log::kInt64, 1});
+  if (answer.offset >= 0) to.parts.push_back({log::kOffset, log::kInt64, 1});
+}
+
+void copy_rest(const Answer& answer, const log::Operation& to) {
+  for (const log::Part& part : to.parts) {
+    const void* from = nullptr;
+    if (part.role == log::kBuffers) from = answer.reported->values.data;
+    if (part.role == log::kCounter) from = answer.reported->counters.data();
+    if (part.role == log::kControl) from = answer.control.data;
+    if (part.role == log::kUpdates) from = &answer.count;
+    if (part.role == log::kOffset) from = &answer.offset;
+    if (from != nullptr) std::memcpy(const_cast<uint8_t*>(part.data), from, part.nbytes());
+  }
+}
+
 }  // namespace
 
-bool Engine::prepares(const Arrival& arrival) const {
-  return extension_ && (extension_->asks.prepare || arrival.control || arrival.extra);
-}
-
-Ledger::Found Engine::find(const Arrival& answer) const {
-  const ClientId& client = answer.client;
-  const std::optional<uint64_t>& incarnation = answer.incarnation;
-  if (answer.offset >= 0 && answer.offset <= ledger_.offset)
-    throw Refusal(Why::kAlreadyCounted, "client " + shown(client) + ": the answer at offset " +
-                                            std::to_string(answer.offset) +
-                                            " was counted already, or passed over: the server has come to offset " +
-                                            std::to_string(ledger_.offset) + "; go on behind it (server.offset)");
-  const Ledger::Found task = ledger_.find(client, answer.version, answer.task);
-  if (incarnation && ledger_.incarnation_of(task.version) != *incarnation)
-    throw Refusal(Why::kStaleIncarnation,
-                  "client " + shown(client) + ": its task (version " + std::to_string(task.version) + ", incarnation " +
-                      std::to_string(*incarnation) +
-                      ") was sent before the server was restarted, or by another server, and its version is lost; drop "
-                      "this answer and send a new task: server.dispatch(" +
-                      shown(client) + ")");
-  return task;
-}
-
 // Finds the task that an answer refers to, and what it counts for.
-void Engine::find(Given& given) {
-  Arrival& arrival = *given.arrival;
-  given.task = find(arrival);
-  direction_->check(arrival.client, given.task.version, ledger_.now);
-  if (arrival.kind == Arrival::kSum && arrival.count > std::max(direction_->room(), kLargestOverflow))
-    throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(arrival.count) +
+void Transaction::find(Given& given) {
+  Answer& answer = *given.answer;
+  given.task = of_.find(answer);
+  of_.direction_->check(answer.client, given.task.version, of_.ledger_.now);
+  const Sums* const sums = of_.direction_->is.sums;
+  if (answer.kind == Answer::kSum && answer.count > std::max(sums ? sums->room() : 0, kLargestOverflow))
+    throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
                                      " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
                                      " more than its buffer's size: let leaves take more often");
-  if (arrival.is_whole() != (arrival.kind == Arrival::kSum && direction_->unit() > 0.0))
+  if (answer.is_whole() != (answer.kind == Answer::kSum && sums && sums->unit > 0.0))
     throw Refusal(Why::kSetting, "receive_partial: an exact sum belongs to a buffer with exact=, and only there");
   Contribution& brings = given.brings;
   brings.client = given.task.client;
   brings.start = given.task.version;
-  brings.now = ledger_.now;
-  brings.share = share_of(arrival);
-  brings.count = arrival.count;
-  brings.total = arrival.total;
-  given.counts = brings.share > 0.0 || direction_->room() > 0;  // without samples it only takes a place in a round
-  if (!prepares(arrival)) weigh(given);
+  brings.now = of_.ledger_.now;
+  brings.share = share_of(answer);
+  brings.count = answer.count;
+  brings.total = answer.total;
+  given.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
+  if (!of_.prepares(answer)) weigh(given);
 }
 
-void Engine::weigh(Given& given) {
+void Transaction::weigh(Given& given) {
   Contribution& brings = given.brings;
   const int64_t delay = brings.now - brings.start;
-  if (settings_.staleness.weight != Staleness::kAskWeight) {
-    brings.weight = settings_.staleness.weight_of(delay);
-  } else if (const auto weight = extension_->weight(delay); weight) {
+  if (of_.settings_.staleness.weight != Staleness::kAskWeight) {
+    brings.weight = of_.settings_.staleness.weight_of(delay);
+  } else if (const auto weight = of_.extension_->weight(delay); weight) {
     brings.weight = *weight;
   } else {
     given.counts = false;
@@ -113,103 +114,79 @@ void Engine::weigh(Given& given) {
 }
 
 // What an answer counts for in a mean.
-double Engine::share_of(const Arrival& arrival) const {
-  if (arrival.kind == Arrival::kSum) return 1.0;
-  if (!settings_.weighs_by_samples) return 1.0;
-  if (std::isnan(arrival.samples))
+double Transaction::share_of(const Answer& answer) const {
+  if (answer.kind == Answer::kSum) return 1.0;
+  if (!of_.settings_.weighs_by_samples) return 1.0;
+  if (std::isnan(answer.samples))
     throw Refusal(
         Why::kSetting,
         "num_samples: needed with weighting=\"samples\", got None; write receive(..., num_samples=len(data))");
-  return std::min(arrival.samples, settings_.max_samples);
+  return std::min(answer.samples, of_.settings_.max_samples);
 }
 
 // Reads the update, once: into memory of the engine's own, which is the record's where there is one.
-void Engine::inspect(Given& given) {
-  Arrival& arrival = *given.arrival;
-  const bool prepared = prepares(arrival), here = runner_->at_once();
-  const Rows row = direction_->coded_row();
-  const bool as_row = row.size > 0 && here && !prepared && !arrival.blob;
-  log::Operation& operation = given.operation;
-  if (arrival.kind == Arrival::kRow) {
+void Transaction::inspect(Given& given) {
+  Answer& answer = *given.answer;
+  const bool prepared = of_.prepares(answer), here = of_.runner_->at_once();
+  const Rows row = of_.direction_->is.rows ? of_.direction_->is.rows->coded : Rows{};
+  const bool as_row = row.size > 0 && here && !prepared && !answer.blob;
+  if (answer.kind == Answer::kRow) {
     check_row(given, as_row ? row : Rows{});
-    given.brings.row = arrival.row;
-    arrival.update.size = settings_.size;
+    given.brings.row = answer.row;
+    answer.update.size = of_.settings_.size;
   }
-  const Update& logged = here ? arrival.update : arrival.on_host;
-  if (log_) {
-    operation = {};
-    operation.kind = as_row ? log::kRow : log::kAnswer;
-    operation.client = arrival.client;
-    operation.version = given.task.version;
-    operation.incarnation = ledger_.incarnation_of(given.task.version);
-    operation.share = arrival.kind == Arrival::kSum ? arrival.total : given.brings.share;
-    if (arrival.blob) {
-      const log::Blob& blob = *arrival.blob;
-      operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
-    } else if (!as_row) {
-      operation.parts = arrival.base == nullptr
-                            ? parts_of(logged)
-                            : std::vector<log::Part>{{log::kParameters, kFloat32, static_cast<uint64_t>(logged.size)}};
-    }
-    describe_rest(arrival, operation);
-    if (as_row && given.counts)  // a dropped update becomes no row
-      operation.parts.push_back(
-          {log::kRowRole, static_cast<uint8_t>(row.format), static_cast<uint64_t>(row.packed_bytes())});
-    given.record = log::record_of_answer(*log_, operation);
-    copy_rest(arrival, operation);
-    given.record->blob = arrival.blob;
-  }
+  const Update& logged = here ? answer.update : answer.on_host;
+  if (of_.log_) note(given, row, as_row);
   if (!here) {
-    if (log_) {
-      const Update copy = update_at(operation.parts);
+    if (of_.log_) {
+      const Update copy = update_at(given.operation.parts);
       cpu::copy(logged, copy);
-      if (arrival.in_host) arrival.update = copy;  // what the device is sent is what the record holds
+      if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
     }
     if (!prepared) judge(given);
     return;
   }
-  given.norm = arrival.norm;
-  if (arrival.kind == Arrival::kRow) return;
+  given.norm = answer.norm;
+  if (answer.kind == Answer::kRow) return;
   // An extension and an ordered round keep what they read, and the record's memory is used again.
-  const bool into_record = given.record && !as_row && !arrival.blob, kept = prepared || settings_.ordered;
-  const double squares = absorb(arrival, into_record && !kept ? &operation : nullptr);
-  if (into_record && kept) cpu::copy(arrival.update, update_at(operation.parts));
+  const bool into_record = given.record && !as_row && !answer.blob, kept = prepared || of_.direction_->is.keeps;
+  const double squares = absorb(answer, into_record && !kept ? &given.operation : nullptr);
+  if (into_record && kept) cpu::copy(answer.update, update_at(given.operation.parts));
   if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   given.norm = std::sqrt(squares);
 }
 
-// The other parts of an answer, besides its parameters.
-void Engine::describe_rest(const Arrival& arrival, log::Operation& to) const {
-  if (arrival.reported && arrival.reported->size > 0)
-    to.parts.push_back({log::kBuffers, kFloat32, static_cast<uint64_t>(arrival.reported->size)});
-  if (arrival.reported && !arrival.reported->counters.empty())
-    to.parts.push_back({log::kCounter, log::kInt64, arrival.reported->counters.size()});
-  if (arrival.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(settings_.size)});
-  if (arrival.kind == Arrival::kSum) to.parts.push_back({log::kUpdates, log::kInt64, 1});
-  if (arrival.offset >= 0) to.parts.push_back({log::kOffset, log::kInt64, 1});
-}
-
-void Engine::copy_rest(const Arrival& arrival, const log::Operation& to) const {
-  for (const log::Part& part : to.parts) {
-    const void* from = nullptr;
-    if (part.role == log::kBuffers) from = arrival.reported->values.data;
-    if (part.role == log::kCounter) from = arrival.reported->counters.data();
-    if (part.role == log::kControl) from = arrival.control.data;
-    if (part.role == log::kUpdates) from = &arrival.count;
-    if (part.role == log::kOffset) from = &arrival.offset;
-    if (from != nullptr) std::memcpy(const_cast<uint8_t*>(part.data), from, part.nbytes());
+// Makes the record of an answer. It has room for the numbers, or for the row that they become.
+void Transaction::note(Given& given, const Rows& row, bool as_row) {
+  const Answer& answer = *given.answer;
+  const Update& logged = of_.runner_->at_once() ? answer.update : answer.on_host;
+  log::Operation& operation = given.operation;
+  operation = {};
+  operation.kind = as_row ? log::kRow : log::kAnswer;
+  operation.client = answer.client;
+  operation.version = given.task.version;
+  operation.incarnation = of_.ledger_.incarnation_of(given.task.version);
+  operation.share = answer.kind == Answer::kSum ? answer.total : given.brings.share;
+  if (answer.blob) {
+    const log::Blob& blob = *answer.blob;
+    operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
+  } else if (!as_row) {
+    operation.parts = answer.base == nullptr
+                          ? parts_of(logged)
+                          : std::vector<log::Part>{{log::kParameters, kFloat32, static_cast<uint64_t>(logged.size)}};
   }
-}
-
-// Where the record of an answer holds the row that its update becomes.
-void* Engine::row_place(const Given& given) const {
-  const log::Part* const row = given.operation.kind == log::kRow ? given.operation.part(log::kRowRole) : nullptr;
-  return row == nullptr ? nullptr : const_cast<uint8_t*>(row->data);
+  describe_rest(answer, of_.settings_.size, operation);
+  if (as_row && given.counts)  // a dropped update becomes no row
+    operation.parts.push_back(
+        {log::kRowRole, static_cast<uint8_t>(row.format), static_cast<uint64_t>(row.packed_bytes())});
+  given.record = log::record_of_answer(*of_.log_, operation);
+  copy_rest(answer, operation);
+  given.record->blob = answer.blob;
 }
 
 // Checks a row from a log: an answer whose update had this norm.
-void Engine::check_row(const Given& given, const Rows& held) const {
-  const Arrival& arrival = *given.arrival;
+void Transaction::check_row(const Given& given, const Rows& held) const {
+  const Answer& answer = *given.answer;
   // By so much at most an encoded row's numbers are larger than those of its update: bf16 rounds up by less than 2^-7,
   // and a scale is never below the smallest normal number (math/rows.h).
   constexpr double kRounded = 1.01, kLeast = 1e-35;
@@ -218,31 +195,31 @@ void Engine::check_row(const Given& given, const Rows& held) const {
     refuse(
         "it holds an encoded row, and this server takes none: open the folder with a server on the CPU that has "
         "the same cache, and call its checkpoint()");
-  if (!(arrival.norm >= 0.0 && std::isfinite(arrival.norm))) refuse("the norm of its update is no number");
+  if (!(answer.norm >= 0.0 && std::isfinite(answer.norm))) refuse("the norm of its update is no number");
   if (!given.counts) return;  // the update was dropped, and became no row
-  if (arrival.row == nullptr) refuse("the row is missing");
-  if (arrival.format != held.format || static_cast<int64_t>(arrival.row_nbytes) != held.packed_bytes())
+  if (answer.row == nullptr) refuse("the row is missing");
+  if (answer.format != held.format || static_cast<int64_t>(answer.row_nbytes) != held.packed_bytes())
     refuse("it holds a row of another format or size than this server's");
-  if (!(largest_in(held, arrival.row) <= kRounded * std::abs(given.brings.weight) * arrival.norm + kLeast))
+  if (!(largest_in(held, answer.row) <= kRounded * std::abs(given.brings.weight) * answer.norm + kLeast))
     refuse("its row's numbers are not finite, or larger than the update's norm allows");
 }
 
 // The sum of squares of an update.
-double Engine::squares_of(const Arrival& arrival) const {
-  if (!arrival.is_whole()) return cpu::sum_squares(arrival.update);
-  const auto* terms = static_cast<const int64_t*>(arrival.update.pieces.front().data);
-  const cpu::FixedNorm found = cpu::norm_of_fixed(terms, arrival.update.size);
-  if (found.largest > fixed_limit(arrival.count))
-    throw Refusal(Why::kTooLarge, "an exact sum that " + std::to_string(arrival.count) + " updates cannot have");
-  return found.squares * direction_->unit() * direction_->unit();
+double Transaction::squares_of(const Answer& answer) const {
+  if (!answer.is_whole()) return cpu::sum_squares(answer.update);
+  const auto* terms = static_cast<const int64_t*>(answer.update.pieces.front().data);
+  const cpu::FixedNorm found = cpu::norm_of_fixed(terms, answer.update.size);
+  if (found.largest > fixed_limit(answer.count))
+    throw Refusal(Why::kTooLarge, "an exact sum that " + std::to_string(answer.count) + " updates cannot have");
+  return found.squares * of_.direction_->is.sums->unit * of_.direction_->is.sums->unit;
 }
 
 // Copies an update, less the model that it was trained from if it is one, and returns the sum of squares of the copy.
-double Engine::absorb(Arrival& arrival, log::Operation* record) {
-  Update& update = arrival.update;
-  if (arrival.is_private) return squares_of(arrival);
+double Transaction::absorb(Answer& answer, log::Operation* record) {
+  Update& update = answer.update;
+  if (answer.is_private) return squares_of(answer);
   std::vector<log::Part> parts;
-  if (arrival.base != nullptr) {
+  if (answer.base != nullptr) {
     parts.push_back({log::kParameters, kFloat32, static_cast<uint64_t>(update.size)});
   } else if (record == nullptr) {
     parts = parts_of(update);
@@ -257,36 +234,36 @@ double Engine::absorb(Arrival& arrival, log::Operation* record) {
   }
   const Update copy = update_at(record != nullptr ? record->parts : parts);
   double squares = 0.0;
-  if (arrival.is_whole()) {
+  if (answer.is_whole()) {
     void* const to = const_cast<void*>(copy.pieces.front().data);
     std::memcpy(to, update.pieces.front().data, static_cast<size_t>(update.size) * sizeof(int64_t));
-    Arrival own;
-    own.kind = arrival.kind, own.count = arrival.count, own.update = copy;
+    Answer own;
+    own.kind = answer.kind, own.count = answer.count, own.update = copy;
     squares = squares_of(own);
-  } else if (arrival.base == nullptr) {
+  } else if (answer.base == nullptr) {
     squares = cpu::absorb(update, copy);
   } else {
     std::vector<std::atomic<int32_t>> largest(1);
     auto* out = static_cast<float*>(const_cast<void*>(copy.pieces.front().data));
-    cpu::fold({{update, arrival.base, 1.0f}}, nullptr, out, largest);
+    cpu::fold({{update, answer.base, 1.0f}}, nullptr, out, largest);
     squares = cpu::sum_squares(copy);
   }
   update = copy;
-  arrival.copy = std::move(memory);
+  answer.copy = std::move(memory);
   return squares;
 }
 
 // Asks the device for an update's norm, and waits for it, unless kernels obey the verdict.
-void Engine::judge(Given& given) {
-  Arrival& arrival = *given.arrival;
-  const double clip_norm = arrival.kind == Arrival::kSum ? 0.0 : settings_.clip_norm;
-  std::shared_ptr<Judgement> found =
-      runner_->judge({arrival.update, arrival.owner, arrival.in_host, settings_.ordered, !settings_.defers, clip_norm});
-  arrival.in_host = false;
+void Transaction::judge(Given& given) {
+  Answer& answer = *given.answer;
+  const double clip_norm = answer.kind == Answer::kSum ? 0.0 : of_.settings_.clip_norm;
+  std::shared_ptr<Judgement> found = of_.runner_->judge(
+      {answer.update, answer.owner, answer.in_host, of_.direction_->is.keeps, !of_.settings_.defers, clip_norm});
+  answer.in_host = false;
   given.norm = std::nan("");
-  if (settings_.defers) {
-    given.findings.verdict = runner_->verdict();
-    arrival.later = std::move(found);
+  if (of_.settings_.defers) {
+    given.findings.verdict = of_.runner_->verdict();
+    answer.later = std::move(found);
     return;
   }
   const double squares = found->wait().norm2;
@@ -294,18 +271,38 @@ void Engine::judge(Given& given) {
   given.norm = std::sqrt(squares);
 }
 
+Question Transaction::question_of(const Given& given) const {
+  const Answer& answer = *given.answer;
+  const Sums* const sums = of_.direction_->is.sums;
+  return {answer.client,
+          given.task.version,
+          of_.ledger_.now,
+          given.task.local_steps,
+          given.norm,
+          given.brings.share,
+          sums ? sums->room() : 0,
+          sums ? sums->total() : 0.0,
+          answer.update,
+          answer.copy ? answer.copy : answer.owner,
+          of_.model_,
+          given.base,
+          answer.control,
+          answer.reported,
+          answer.extra};
+}
+
 // What the extension finds out about an update, its weight and its clipping.
-void Engine::prepare(Given& given) {
-  Arrival& arrival = *given.arrival;
+void Transaction::prepare(Given& given) {
+  Answer& answer = *given.answer;
   Contribution& brings = given.brings;
-  if (prepares(arrival) && given.counts) {
-    given.base = ledger_.kept(given.task.version);
-    given.findings =
-        extension_->prepare({arrival, given.task, ledger_.now, given.norm, brings.share, model_, given.base});
+  if (of_.prepares(answer) && given.counts) {
+    given.base = of_.ledger_.kept(given.task.version);
+    given.findings = of_.extension_->prepare(question_of(given));
     const Findings& found = given.findings;
+    if (found.verdict != nullptr) answer.later = of_.runner_->coming(found.verdict);
     given.norm = found.norm.value_or(given.norm);
     brings.share = found.share.value_or(brings.share);
-    if (found.update) arrival.update = *found.update;
+    if (found.update) answer.update = *found.update;
     given.counts = !found.drops;
     if (found.weight) {
       brings.weight = *found.weight;
@@ -314,14 +311,14 @@ void Engine::prepare(Given& given) {
     }
   }
   brings.norm = given.norm;
-  if (settings_.clip_norm > 0.0 && given.norm > settings_.clip_norm && !given.findings.unclipped &&
-      arrival.kind != Arrival::kSum) {
-    brings.gain = settings_.clip_norm / given.norm;
-    brings.norm = settings_.clip_norm;
+  if (of_.settings_.clip_norm > 0.0 && given.norm > of_.settings_.clip_norm && !given.findings.unclipped &&
+      answer.kind != Answer::kSum) {
+    brings.gain = of_.settings_.clip_norm / given.norm;
+    brings.norm = of_.settings_.clip_norm;
   }
   if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
-  if (!direction_->blends()) return;
-  given.base = ledger_.kept(given.task.version);
+  if (!of_.direction_->is.blends) return;
+  given.base = of_.ledger_.kept(given.task.version);
   brings.base = given.base.data;
 }
 

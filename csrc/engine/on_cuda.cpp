@@ -185,6 +185,12 @@ std::shared_ptr<Judgement> OnCuda::judge(const Unread& unread) {
   return coming;
 }
 
+std::shared_ptr<Judgement> OnCuda::coming(const void* verdict) {
+  std::shared_ptr<cuda::Coming> coming = place_.queue->coming();
+  cuda::copy(coming->place(), verdict, static_cast<int64_t>(sizeof(Verdict)), where());
+  return coming;
+}
+
 void OnCuda::load(const Optimizer& optimizer, int format) {
   cuda::Where loads = where();
   loads.loads = true;

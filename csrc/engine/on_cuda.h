@@ -36,6 +36,7 @@ class OnCuda : public Runner {
   void load(const Optimizer& optimizer, int format) override;
   std::shared_ptr<Judgement> judge(const Unread& unread) override;
   const void* verdict() const override { return verdict_; }
+  std::shared_ptr<Judgement> coming(const void* verdict) override;
   void obey(const void* verdict) override { obeyed_ = static_cast<const Verdict*>(verdict); }
   void prepare() override;
   void launch() override;

@@ -4,13 +4,13 @@
 
 namespace fastagg::engine {
 
-Outcome Single::plan(const Given& given, bool) {
+Outcome Single::plan(const Contributions& given, bool, Way) {
   const Contribution& one = given.front();
   direction_ = {};
-  direction_.gain = one.gain * sign_;
+  direction_.gain = one.gain * is.sign;
   direction_.weight = weight_ = one.weight * scale(one);
   bound_ = std::abs(weight_) * one.norm;
-  if (blend_) {
+  if (is.blends) {
     direction_.kind = kBlend;
     direction_.base = one.base;
   }
@@ -18,17 +18,17 @@ Outcome Single::plan(const Given& given, bool) {
   return Outcome::kStep;
 }
 
-double Single::bound() const { return blend_ ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
+double Single::bound() const { return is.blends ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
 
 // A value between two versions is not larger than both. Where samples count, a client with many must not take the model
 // beyond its own.
 double Single::growth(double lr) const {
-  if (blend_ && divisor_ > 0.0 && lr * weight_ > 1.0 + 1e-9)
+  if (is.blends && is.divisor > 0.0 && lr * weight_ > 1.0 + 1e-9)
     throw Refusal(Why::kSetting,
                   "normalize: this answer's mixing weight would be " + std::to_string(lr * weight_) +
                       ", and it is at most 1; make normalize larger (the samples of all clients), or bound "
                       "a client's by max_samples");
-  const bool between = blend_ && lr * weight_ >= 0.0 && lr * weight_ <= 1.0;
+  const bool between = is.blends && lr * weight_ >= 0.0 && lr * weight_ <= 1.0;
   return std::abs(lr) * (between ? bound_ : bound());
 }
 

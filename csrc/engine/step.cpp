@@ -1,12 +1,10 @@
-// One step: its plan, its kernels and its commit.
+// The three kinds of transactions, and what is behind an answer's inspection: plan, run and commit.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "../cpu/cpu.h"
 #include "../math/optimizers.h"
 #include "engine.h"
-#include "in_order.h"
 #include "on_cpu.h"
 
 namespace fastagg::engine {
@@ -14,406 +12,379 @@ namespace {
 
 constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;
 
-const char* name_of(Outcome outcome, bool applied) {
-  return applied ? "step" : outcome != Outcome::kKept ? "drop" : "keep";
-}
-
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-double largest_of(const store::Vector& model, int64_t size, double most) {
-  Update update;
-  update.add(model.data, size, kFloat32);
-  const double norm = std::sqrt(cpu::sum_squares(update));
-  if (norm < std::min(1e37, most / 2)) return norm;
-  double largest = 0.0;
-  for (int64_t i = 0; i < size; ++i) largest = std::max<double>(largest, std::abs(model.data[i]));
-  return largest;
-}
-
-}  // namespace
-
-// Adds an answer to those that the step is planned with.
-void Engine::with(const Contribution& brings, const Update& update, const Reported* reported, const void* extra) {
-  contributions_.push_back(brings);
-  contributions_.back().update = &update;
-  updates_.push_back(&update);
-  if (reported != nullptr || extra != nullptr) statistics_.push_back({reported, extra, brings.share});
-}
-
-void Engine::plan(Step& step, bool closes, bool folding) {
-  contributions_.clear(), updates_.clear(), statistics_.clear(), trained_.clear();
-  bool still = true;
-  for (Given& one : given_) {
-    const Arrival& arrival = *one.arrival;
-    if (arrival.kind == Arrival::kClose) break;
-    with(one.brings, arrival.update, arrival.reported.get(), arrival.extra.get());
-    if (!folding) continue;
-    contributions_.back().norm = kLargestElement;  // the pass finds larger elements
-    trained_.push_back({&arrival.update, arrival.base});
-    still = still && arrival.still;
-  }
-  Given& first = given_.front();
-  if (!closes && !folding && (!first.counts || first.findings.waits)) return;  // it changes nothing, or not now
-  step.takes = true;
-  bool ends = closes;
-  if (settings_.ordered) {
-    ends = ends || static_cast<int64_t>(waiting_.size()) + 1 == direction_->room();
-    step.keeps = !ends;
-    step.takes = step.ends_round = ends;
-    in_order(closes ? nullptr : &first);
-  }
-  step.outcome = planned(ends);
-  if (folding) direction_->plan_fold(still);
-  step.along_sum = step.outcome == Outcome::kStep && (folding || updates_.empty());
-  if (step.keeps) statistics_.clear();  // they count when the round ends
-}
-
-// What the direction plans. Rows that turn out to be lost are given up first, which is an operation of its own.
-Outcome Engine::planned(bool closes) {
-  for (;;) {
-    try {
-      return direction_->plan(contributions_, closes);
-    } catch (const RowsLost& lost) {
-      give_up(lost.slots);
-    }
-  }
-}
-
-// The updates of an ordered round: those that wait, and one more, by their clients.
-void Engine::in_order(Given* last) {
-  struct One {
-    const ClientId* client;
-    Contribution brings;
-    const Update* update;
-    const Reported* reported;
-    const void* extra;
-  };
-  std::vector<One> all;
-  for (Waiting& one : waiting_)
-    all.push_back({&one.client, one.brings, &one.update, one.reported.get(), one.extra.get()});
-  if (last != nullptr) {
-    const Arrival& arrival = *last->arrival;
-    all.push_back({&arrival.client, last->brings, &arrival.update, arrival.reported.get(), arrival.extra.get()});
-  }
-  std::stable_sort(all.begin(), all.end(), [](const One& a, const One& b) { return *a.client < *b.client; });
-  contributions_.clear(), updates_.clear(), statistics_.clear();
-  for (One& one : all) {
-    one.brings.now = ledger_.now;
-    with(one.brings, *one.update, one.reported, one.extra);
-  }
-}
-
-void Engine::write_receipts(const Step& step, bool applied, bool folding) {
-  for (Given& one : given_) {
-    Arrival& arrival = *one.arrival;
-    const bool makes = step.outcome != Outcome::kKept && (!folding || &one == &given_.back());
-    const double weight = one.counts ? one.brings.weight : 0.0;
-    Receipt& receipt = arrival.receipt;
-    receipt.applied = makes && applied;
-    receipt.version = ledger_.now + makes;
-    receipt.delay = arrival.kind == Arrival::kClose ? 0 : ledger_.now - one.task.version;
-    receipt.task = arrival.kind == Arrival::kClose ? 0 : one.task.id;
-    receipt.step_size = std::nan("");
-    if (makes && step.outcome == Outcome::kStep)
-      receipt.step_size = direction_->immediate() ? step.lr * weight * direction_->scale(one.brings) : step.lr;
-    receipt.norm = folding ? std::nan("") : one.findings.reported_norm.value_or(one.norm);
-    receipt.weight = weight;
-    receipt.sequence = 0;
-    if (!one.record || arrival.kind == Arrival::kClose) continue;
-    receipt.sequence = log_->next();
-    one.operation.known = !std::isnan(receipt.norm) || arrival.later;
-    one.operation.decided = {receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
-    log::decide(*one.record, one.operation);
-    one.record->later = arrival.later, one.record->scales = direction_->immediate();
-    one.record->waits = log_->waits(receipt.applied);
-    if (void* const place = row_place(one)) direction_->copy_row_to(place);
-  }
-}
-
 // Whether the outcome is the one that the log tells.
-void Engine::check_outcome(const Given& given) const {
-  const log::Decided* const was = given.arrival->decided;
-  const Receipt& now = given.arrival->receipt;
-  const bool closes = given.arrival->kind == Arrival::kClose;
+void check_outcome(const log::Decided* was, const Receipt& now, bool answers) {
   if (was == nullptr || std::isnan(now.norm)) return;
-  if (!closes && !same(was->norm, now.norm))
+  if (answers && !same(was->norm, now.norm))
     throw Refusal(Why::kDamaged, "its numbers are not those that were counted: their norm was " +
                                      std::to_string(was->norm) + " then, and is " + std::to_string(now.norm));
   const bool equal = was->applied == now.applied && was->version == now.version &&
-                     same(was->step_size, now.step_size) && (closes || same(was->weight, now.weight));
+                     same(was->step_size, now.step_size) && (!answers || same(was->weight, now.weight));
   if (equal) return;
   throw Refusal(Why::kSetting, "the outcome differs from the recorded one: the rule or the model differs (version " +
                                    std::to_string(was->version) + " then, " + std::to_string(now.version) + " now)");
 }
 
-// Adds trained models to the sum. False: one of them is not fit, and nothing has changed.
-bool Engine::fold(Step& step) {
-  const std::vector<bool> fit = direction_->run_fold(trained_);
-  const auto unfit = std::find(fit.begin(), fit.end(), false);
-  fit_ = static_cast<size_t>(unfit - fit.begin());
-  if (unfit != fit.end()) return false;
-  if (step.outcome == Outcome::kStep) direction_->run(*runner_, {}, step.kernel);
-  return true;
+// Where the record of an answer holds the row that its update becomes.
+void* row_place(const Given& given) {
+  const log::Part* const row = given.operation.kind == log::kRow ? given.operation.part(log::kRowRole) : nullptr;
+  return row == nullptr ? nullptr : const_cast<uint8_t*>(row->data);
 }
 
-// Calls the planned kernels. Nothing has changed until all that they need is ready.
-template <typename Act>
-void Engine::run(Act act) {
-  if (runner_->at_once()) return act();
-  try {
-    runner_->obey(given_.front().findings.verdict);
-    act();
-    runner_->prepare();
-    // What only this step may be the last to hold.
-    runner_->hold(model_.owner);
-    for (const Given& one : given_) runner_->hold(one.base.owner);
-    runner_->launch();
-  } catch (...) {
-    runner_->forget();
-    direction_->cancel();
-    throw;
-  }
+}  // namespace
+
+Transaction::Transaction(Engine& of) : of_(of), order_(*of.runner_), given_(of.scratch_.given) {
+  of.check_log();
+  bounds_ = {of.model_bound_, of.optimizer_.bounds};
+}
+
+Transaction::~Transaction() { given_.clear(); }
+
+Given& Transaction::add(Answer& answer) {
+  Given& one = given_.emplace_back();
+  one.answer = one.brings.answer = &answer;
+  return one;
+}
+
+// -- one answer
+
+void OneAnswer::take(Answer& answer) {
+  Given& one = add(answer);
+  find(one);
+  const bool once = may_read_once(one);
+  if (!once) inspect(one);
+  prepare(one);
+  if (one.counts && !one.findings.waits) plan(false, once ? Way::kOnce : Way::kMeasured);
+  if (once) read_once(one);
+  if (aside_) run(), finish();
+  decide(one, outcome_ != Outcome::kKept, one.findings.reported_norm.value_or(one.norm));
+  check_outcome(answer.decided, answer.receipt, true);
+  conclude();
+  if (planned_ && !once && !aside_) run();
+  commit();
+}
+
+void OneAnswer::look_at(Answer& answer) {
+  find(add(answer));
+  if (of_.runner_->at_once() && !std::isfinite(squares_of(answer)))
+    throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  given_.clear();
 }
 
 // Whether the step's kernel may be the one that reads the sender's memory. It then reads it once, and the norm is known
 // when it is done: so nothing may depend on the norm, and what it writes must be memory that nobody reads. A small
 // update is copied instead, because a copy stays in the cache.
-bool Engine::may_read_once(const Given& given) const {
-  const Arrival& arrival = *given.arrival;
-  return settings_.size >= kWorthReadingOnce && direction_->sets_aside() && given.counts && !arrival.is_private &&
-         arrival.base == nullptr && !arrival.is_whole() &&
-         (arrival.kind == Arrival::kUpdate || arrival.kind == Arrival::kSum) && runner_->at_once() && !log_ &&
-         !settings_.ordered && settings_.clip_norm == 0.0 && !prepares(arrival) && !own_step();
+bool OneAnswer::may_read_once(const Given& given) const {
+  const Answer& answer = *given.answer;
+  const Settings& settings = of_.settings_;
+  const DirectionState& direction = *of_.direction_;
+  return settings.size >= kWorthReadingOnce && direction.is.reads_once && given.counts && !answer.is_private &&
+         answer.base == nullptr && !answer.is_whole() &&
+         (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && of_.runner_->at_once() && !of_.log_ &&
+         settings.clip_norm == 0.0 && !of_.prepares(answer) && !of_.own_step() &&
+         (of_.optimizer_.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
 }
 
 // Calls the planned kernel, and checks what it has read before anything counts.
-void Engine::run_once(Step& step) {
-  Given& given = given_.front();
+void OneAnswer::read_once(Given& given) {
+  Scratch& scratch = of_.scratch_;
   ReadsOnce reader;
-  direction_->run(reader, updates_, step.kernel);
+  of_.direction_->run(reader, scratch.updates, kernel_);
   if (!std::isfinite(reader.squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
-  given.norm = given.brings.norm = contributions_.front().norm = std::sqrt(reader.squares);
-  direction_->measured(contributions_);
-  check_bounds(step);
+  given.norm = given.brings.norm = scratch.contributions.front().norm = std::sqrt(reader.squares);
+  of_.direction_->measured(scratch.contributions);
+  check_bounds();
 }
 
-// The part of a step that is the extension's. It works on a vector that nobody else holds, so it may fail.
-void Engine::finish(Step& step) {
-  if (step.outcome != Outcome::kStep) return;
-  if (own_step()) {
-    Extension::Stepped found = extension_->step(step.out, model_, step.lr, ledger_.steps + 1);
-    step.out = std::move(found.model);
-    step.moves = std::move(found.change);
+// -- several trained models
+
+size_t Several::together(const Engine& of, const Answer* answers, size_t count) {
+  const Sums* const sums = of.direction_->is.sums;
+  if (!of.settings_.folds || of.log_ || !sums || !sums->folds) return 0;
+  const auto most = std::min(count, static_cast<size_t>(sums->room()));
+  size_t found = 0;
+  int64_t offset = of.ledger_.offset;
+  while (found < most && answers[found].kind == Answer::kModel && !of.prepares(answers[found])) {
+    const int64_t next = answers[found].offset;
+    if (next >= 0 && next <= offset) break;  // an answer that came twice
+    offset = std::max(offset, next);
+    // Whether a client has a second open task is known only after its first answer counted.
+    const auto is_its = [&](const Answer& other) { return other.client == answers[found].client; };
+    if (std::any_of(answers, answers + found, is_its)) break;
+    ++found;
   }
-  const Findings& findings = given_.front().findings;
-  if (findings.finishes) findings.change->finish(step.out, settings_.size);
+  return found;
 }
 
-// Keeps an update until its round is complete.
-void Engine::keep(Given& given) noexcept {
-  Arrival& arrival = *given.arrival;
-  store::Owner& owner = arrival.copy ? arrival.copy : arrival.owner;
-  waiting_.push_back({std::move(arrival.client), given.brings, std::move(arrival.update), std::move(owner),
-                      std::move(arrival.reported), std::move(arrival.extra)});
-}
-
-// One step: of one answer, of several trained models in one pass (`folding`), or of the end of a round. Returns how
-// many answers it took. 0: nothing has changed, and `fit_` models may be taken in one pass.
-size_t Engine::step(Arrival* arrivals, size_t count, bool folding) {
-  check_log();
-  fit_ = 0;
-  const InOrder order(*runner_);
-  struct Clears {
-    std::vector<Given>& given;
-    ~Clears() { given.clear(); }
-  } const clears{given_};
-  const bool closes = arrivals->kind == Arrival::kClose;
-
-  // -- find, inspect, prepare
+size_t Several::take(Answer* answers, size_t count) {
+  bool still = true;
   for (size_t i = 0; i < count; ++i) {
-    given_.emplace_back();
-    Given& one = given_.back();
-    one.arrival = &arrivals[i];
-    if (closes) break;
+    Given& one = add(answers[i]);
     try {
       find(one);
-      if (folding && !one.counts) throw Refusal(Why::kSetting, "dropped");
-    } catch (const Refusal&) {
-      if (i == 0 && folding) return 0;
-      if (i == 0) throw;
-      given_.pop_back();  // it is found again as the first answer
+      if (!one.counts) throw Refusal(Why::kSetting, "dropped");
+    } catch (const Refusal&) {  // it is found again as the first answer
+      if (i == 0) return 0;
+      given_.pop_back();
       break;
     }
-    if (folding) continue;
-    one.once = may_read_once(one);
-    if (!one.once) inspect(one);
-    prepare(one);
+    one.brings.norm = kLargestElement;  // the pass finds larger elements
+    one.brings.base = answers[i].base;
+    still = still && answers[i].still;
   }
-
-  // -- plan
-  Step step;
-  plan(step, closes, folding);
-  if (closes && step.outcome == Outcome::kKept) return 0;
-  const store::Vector into = step.along_sum ? direction_->folded() : store::Vector{};
-  Given& first = given_.front();
-  if (first.once && step.outcome == Outcome::kStep && optimizer_.nbytes() > 0) {  // moments move in place
-    first.once = false;
-    inspect(first);
-    prepare(first);
-    plan(step = {}, closes, folding);
-  }
-  if (first.once) direction_->plan_aside();
+  Sums& sums = *of_.direction_->is.sums;
   try {
-    if (step.takes || step.keeps)
-      plan_step(step, into && runner_->at_once() ? &into : nullptr, first.findings.finishes);
+    plan(false, still ? Way::kStillModels : Way::kModels);
   } catch (const Refusal& refused) {
-    if (folding && refused.why == Why::kTooLarge) return 0;  // the bounds assume the largest elements
+    if (refused.why == Why::kTooLarge) return 0;  // the bounds assume the largest elements
     throw;
   }
-  if (first.once) run_once(step);
-  const bool applied = step.applied(lr());
-  std::unique_ptr<Change> statistics;
-  if (first.counts && extension_ && extension_->asks.statistics)
-    statistics = extension_->statistics(statistics_, name_of(step.outcome, applied));
-  write_receipts(step, applied, folding);
-  check_outcome(first);
-  if (closes && log_) {
+  fit_ = sums.fold();
+  if (fit_ < given_.size()) return 0;
+  for (Given& one : given_) decide(one, outcome_ != Outcome::kKept && &one == &given_.back(), std::nan(""));
+  conclude();
+  run();
+  commit();
+  return fit_;
+}
+
+// -- the end of a round
+
+bool EndOfRound::take(Receipt* receipt, const log::Decided* was) {
+  plan(true, Way::kMeasured);
+  if (outcome_ == Outcome::kKept) return false;
+  *receipt = {};
+  receipt->applied = applied();
+  receipt->version = of_.ledger_.now + 1;
+  if (steps()) receipt->step_size = lr_;
+  check_outcome(was, *receipt, false);
+  if (of_.log_) {
     log::Operation end;
     end.kind = log::kCloseRound;
-    const Receipt& said = arrivals->receipt;
-    end.decided = {said.applied, said.version, said.step_size, 0.0, 0.0};
-    first.record = log::record_of(*log_, end);
+    end.decided = {receipt->applied, receipt->version, receipt->step_size, 0.0, 0.0};
+    record_ = log::record_of(*of_.log_, end);
   }
-  if (cut_ && step.takes && !closes) cut_->before(direction_->writes(first.brings.client));
-  if (step.keeps) waiting_.reserve(waiting_.size() + 1);
+  conclude();
+  run();
+  commit();
+  of_.add(std::move(record_));
+  return true;
+}
 
-  // -- get ready, run
-  if (folding) {
-    if (!fold(step)) return 0;
-  } else if (step.takes && !first.once) {
-    run([&] { direction_->run(*runner_, updates_, step.kernel); });
-  }
-  finish(step);
+// -- plan
 
-  // -- commit. What was there before is let go when everything has changed, because that may run Python's finalizers.
-  if (folding || step.along_sum) {
-    direction_->commit_fold(step.out && step.out.data == into.data);
-  } else if (step.takes) {
-    direction_->commit();
-  }
-  commit(step);
-  if (first.findings.change) first.findings.change->commit();
-  if (statistics) {
-    statistics->commit();
-    if (statistics->state) std::swap(state_, statistics->state);
-  }
-  if (step.ends_round) waiting_.clear();
+// What the answers make, and all that the step needs; nothing of it is visible yet.
+void Transaction::plan(bool closes, Way way) {
+  Scratch& scratch = of_.scratch_;
+  scratch.contributions.clear(), scratch.updates.clear();
   for (Given& one : given_) {
-    if (!closes) {
-      if (one.findings.next_steps > 0) ledger_.tell_next(one.task.client, one.findings.next_steps);
-      const Receipt& said = one.arrival->receipt;
-      if (one.arrival->offset >= 0) ledger_.offset = one.arrival->offset;
-      ledger_.close(one.task.client, one.task.version, Ids::pack(said.version, said.applied));
+    scratch.contributions.push_back(one.brings);
+    scratch.contributions.back().update = &one.answer->update;
+    scratch.updates.push_back(&one.answer->update);
+  }
+  outcome_ = planned(closes, way);
+  planned_ = true;
+  lr_ = steps() ? rate() : of_.lr();
+  check_bounds();
+  if (steps()) plan_step(way);
+}
+
+// What the direction plans. Rows that turn out to be lost are given up first, which is an operation of its own.
+Outcome Transaction::planned(bool closes, Way way) {
+  for (;;) {
+    try {
+      return of_.direction_->plan(of_.scratch_.contributions, closes, way);
+    } catch (const RowsLost& lost) {
+      of_.give_up(lost.slots);
     }
-    if (one.record) log_->push(std::move(one.record));
   }
-  if (step.keeps) keep(first);
-  return given_.size();
 }
 
-void Engine::commit(Step& step) noexcept {
-  if (step.outcome != Outcome::kKept) enough_since_ = std::nan("");
-  if (step.outcome == Outcome::kStep) {
-    if (step.out && shared_) before_.push_back({model_.owner, model_.data});
-    shared_ = false;
-    if (step.out) std::swap(model_, step.out);
-    if (step.optimizer) std::swap(optimizer_, *step.optimizer);
-    ++ledger_.steps;
-  }
-  if (step.outcome != Outcome::kKept) ++ledger_.now;
-  if (!step.takes) return;
-  model_bound_ = direction_->model_bound = step.bounds.model;
-  optimizer_.bounds = step.bounds.moments;
-  if (step.moves) step.moves->commit();
+double Transaction::rate() const {
+  const Staleness& staleness = of_.settings_.staleness;
+  if (staleness.rate == Staleness::kSame) return of_.lr();
+  std::vector<int64_t> delays;
+  for (const int64_t start : of_.direction_->versions()) delays.push_back(of_.ledger_.now - start);
+  return staleness.rate == Staleness::kAskRate ? of_.extension_->rate(of_.lr(), delays)
+                                               : staleness.rate_of(of_.lr(), delays);
 }
 
-// -- the plan of a step ----------------------------------------------------------------------------------------------
-
-// Prepares a step; nothing of it is visible yet: its learning rate, the vector of the next version, the optimizer's
-// struct. `copies`: the step may still fail after its kernels.
-void Engine::plan_step(Step& step, const store::Vector* into, bool copies) {
-  step.lr = lr();
-  const Staleness& staleness = settings_.staleness;
-  if (step.outcome == Outcome::kStep && staleness.rate != Staleness::kSame) {
-    std::vector<int64_t> delays;
-    for (const int64_t start : direction_->versions()) delays.push_back(ledger_.now - start);
-    step.lr = staleness.rate == Staleness::kAskRate ? extension_->rate(lr(), delays) : staleness.rate_of(lr(), delays);
+// The vector of the next version, and the optimizer's struct.
+void Transaction::plan_step(Way way) {
+  const int64_t size = of_.settings_.size;
+  if (auto& before = of_.before_; before.size() == before.capacity()) {
+    const auto gone = [](const Engine::Before& one) { return one.owner.expired(); };
+    before.erase(std::remove_if(before.begin(), before.end(), gone), before.end());
+    before.reserve(2 * before.size() + 8);
   }
-  check_bounds(step);
-  if (step.outcome != Outcome::kStep) return;
-  if (before_.size() == before_.capacity()) {
-    before_.erase(std::remove_if(before_.begin(), before_.end(), [](const Before& one) { return one.owner.expired(); }),
-                  before_.end());
-    before_.reserve(2 * before_.size() + 8);
-  }
-  if (own_step()) {  // only computes the direction, as a vector
-    step.out = memory_->vector(settings_.size);
-    memory_->zero(step.out.data, settings_.size * static_cast<int64_t>(sizeof(float)));
-    step.kernel = {place_in<Sgd>(Optimizers{}), {}, {}, step.out.data, step.out.data};
-    step.kernel.hyper.lr = 1.0f;
+  if (of_.own_step()) {  // only computes the direction, as a vector
+    aside_ = true;
+    next_ = of_.memory_->vector(size);
+    of_.memory_->zero(next_.data, size * static_cast<int64_t>(sizeof(float)));
+    kernel_ = {place_in<Sgd>(Optimizers{}), {}, {}, next_.data, next_.data};
+    kernel_.hyper.lr = 1.0f;
     return;
   }
-  if (copies) step.optimizer = optimizer_.copy();
+  aside_ = !given_.empty() && given_.front().findings.finishes;
+  if (aside_) moments_ = of_.optimizer_.copy();
+  if (const Sums* const sums = of_.direction_->is.sums; sums && of_.runner_->at_once()) sum_ = sums->along();
   // Python that runs before the commit may still hand this version out.
-  const bool readable = shared_ || !runner_->at_once() || (extension_ && extension_->asks.statistics);
-  if (readable || copies || given_.front().once) step.out = into != nullptr ? *into : memory_->vector(settings_.size);
-  const OptimizerState& with = step.optimizer ? *step.optimizer : optimizer_;
-  step.kernel = with.planned(ledger_.steps, step.lr, model_.data, step.out ? step.out.data : model_.data);
+  const bool readable = of_.shared_ || !of_.runner_->at_once() || (of_.extension_ && of_.extension_->asks.statistics);
+  if (readable || aside_ || way == Way::kOnce) next_ = sum_ ? sum_ : of_.memory_->vector(size);
+  const OptimizerState& with = moments_ ? *moments_ : of_.optimizer_;
+  kernel_ = with.planned(of_.ledger_.steps, lr_, of_.model_.data, next_ ? next_.data : of_.model_.data);
 }
 
 // Computes upper bounds of all elements after this step, and refuses an update that might not stay finite. An update
 // that waits for others is checked as if the step were taken now.
-void Engine::check_bounds(Step& step) {
-  const auto refuse = [this](const std::string& what) {
-    const char* const type = settings_.largest_model < kLargestModel ? "the model's own type" : "float32";
+void Transaction::check_bounds() {
+  const Settings& settings = of_.settings_;
+  const DirectionState& direction = *of_.direction_;
+  const OptimizerSettings& optimizer = of_.optimizer_.settings;
+  const auto refuse = [&](const std::string& what) {
+    const char* const type = settings.largest_model < kLargestModel ? "the model's own type" : "float32";
     throw Refusal(Why::kTooLarge, "the update is too large: " + what + " could leave the range of " + type);
   };
-  if (!(direction_->kept_bound() <= kLargestSum)) refuse("the sum of updates");
+  if (!(direction.kept_bound() <= kLargestSum)) refuse("the sum of updates");
   for (bool measured = false;; measured = true) {
-    const double drag = optimizer_.settings.drag() * model_bound_;
-    const double d = direction_->bound() + drag;
-    Bounds next{model_bound_, optimizer_.bounds};
-    const double keep = std::max(1.0, std::abs(optimizer_.settings.keep(step.lr)));
-    if (!own_step()) {
-      next.model *= keep;
-      const double along = direction_->growth(step.lr) + std::abs(step.lr) * drag;
-      next.model += optimizer_.growth(step.lr, d, along, next.moments);
+    const Bounds now{of_.model_bound_, of_.optimizer_.bounds};
+    const double drag = optimizer.drag() * now.model, keep = std::max(1.0, std::abs(optimizer.keep(lr_)));
+    const double d = direction.bound() + drag;
+    Bounds next = now;
+    if (!of_.own_step()) {
+      const double along = direction.growth(lr_) + std::abs(lr_) * drag;
+      next.model = next.model * keep + of_.optimizer_.growth(lr_, d, along, next.moments);
     }
     const bool fits = std::max(d, keep) <= kLargestElement &&
-                      next.model <= std::min(kLargestModel, settings_.largest_model) && next.moments.m <= kLargestSum &&
+                      next.model <= std::min(kLargestModel, settings.largest_model) && next.moments.m <= kLargestSum &&
                       next.moments.v <= kLargestMoment;
-    if (fits) {
-      step.bounds = step.outcome == Outcome::kStep ? next : Bounds{model_bound_, optimizer_.bounds};
-      return;
-    }
+    bounds_ = steps() ? next : now;
+    if (fits) return;
     if (measured) refuse(d <= kLargestElement ? "the model or the optimizer's moments" : "the square of the direction");
-    measure();
+    of_.measure();
   }
 }
 
-// Replaces the bounds, which otherwise only grow, by measured values. This is a pass over the vectors, and rarely
-// needed.
-void Engine::measure() {
-  const InOrder order(*runner_);
-  const auto of = [&](const store::Vector& model) {
-    if (extension_ && extension_->asks.bounds) return extension_->bounds(model, optimizer_);
-    return Bounds{largest_of(model, settings_.size, settings_.largest_model), optimizer_.measured()};
-  };
-  Bounds found = of(model_);
-  if (direction_->blends())
-    for (const store::Vector& kept : ledger_.all_kept()) found.model = std::max(found.model, of(kept).model);
-  model_bound_ = direction_->model_bound = found.model;
-  optimizer_.bounds = found.moments;
+// -- conclude
+
+bool Transaction::applied() const { return steps() && (lr_ != 0.0 || of_.lr() == 0.0); }
+
+// Writes an answer's receipt, and the outcome into its record. `ends`: it is the one that makes a version.
+void Transaction::decide(Given& given, bool ends, double norm) {
+  const DirectionState& direction = *of_.direction_;
+  Receipt& receipt = given.answer->receipt;
+  const double weight = given.counts ? given.brings.weight : 0.0;
+  receipt = {};
+  receipt.applied = ends && applied();
+  receipt.version = of_.ledger_.now + ends;
+  receipt.delay = of_.ledger_.now - given.task.version;
+  receipt.task = given.task.id;
+  if (ends && steps()) receipt.step_size = direction.is.immediate ? lr_ * weight * direction.scale(given.brings) : lr_;
+  receipt.norm = norm;
+  receipt.weight = weight;
+  if (!given.record) return;
+  receipt.sequence = of_.log_->next();
+  given.operation.known = !std::isnan(norm) || given.answer->later;
+  given.operation.decided = {receipt.applied, receipt.version, receipt.step_size, weight, norm};
+  log::decide(*given.record, given.operation);
+  given.record->later = given.answer->later, given.record->scales = direction.is.immediate;
+  given.record->waits = of_.log_->waits(receipt.applied);
+  if (void* const place = row_place(given)) direction.is.rows->copy_row_to(place);
+}
+
+// The last that may fail: statistics, and a row that a checkpoint has not written yet.
+void Transaction::conclude() {
+  const bool counts = given_.empty() || given_.front().counts;
+  if (counts && of_.extension_ && of_.extension_->asks.statistics) {
+    std::vector<Statistics>& all = of_.scratch_.statistics;
+    all.clear();
+    const auto add = [&](const Contribution& one) {
+      if (one.answer->reported || one.answer->extra)
+        all.push_back({one.answer->reported.get(), one.answer->extra.get(), one.share});
+    };
+    if (planned_) {
+      for (const Contribution& one : of_.direction_->counted(of_.scratch_.contributions)) add(one);
+    } else {
+      add(given_.front().brings);
+    }
+    const char* const name = applied() ? "step" : outcome_ != Outcome::kKept ? "drop" : "keep";
+    statistics_ = of_.extension_->statistics(all, name);
+  }
+  if (const RowKeeper* const rows = of_.direction_->is.rows; rows && of_.cut_ && planned_ && !given_.empty())
+    of_.cut_->before(rows->writes(given_.front().brings.client));
+}
+
+// -- run and commit
+
+// Calls the planned kernels. On a device nothing has changed until all that they need is ready.
+void Transaction::run() {
+  DirectionState& direction = *of_.direction_;
+  Runner& runner = *of_.runner_;
+  const Updates& updates = of_.scratch_.updates;
+  if (runner.at_once()) return direction.run(runner, updates, kernel_);
+  try {
+    runner.obey(given_.empty() ? nullptr : given_.front().findings.verdict);
+    direction.run(runner, updates, kernel_);
+    runner.prepare();
+    // What only this step may be the last to hold.
+    runner.hold(of_.model_.owner);
+    for (const Given& one : given_) runner.hold(one.base.owner);
+    runner.launch();
+  } catch (...) {
+    runner.forget();
+    direction.cancel();
+    throw;
+  }
+}
+
+// The part of a step that is the extension's. It works on a vector that nobody else holds, so it may fail.
+void Transaction::finish() {
+  if (of_.own_step()) {
+    Extension::Stepped found = of_.extension_->step(next_, of_.model_, lr_, of_.ledger_.steps + 1);
+    next_ = std::move(found.model);
+    stepped_ = std::move(found.change);
+  }
+  if (given_.empty()) return;
+  const Findings& findings = given_.front().findings;
+  if (findings.finishes) findings.change->finish(next_, of_.settings_.size);
+}
+
+// What was there before is let go with this object, because that may run Python's finalizers.
+void Transaction::commit() noexcept {
+  if (planned_) {
+    of_.direction_->commit();
+    if (next_ && next_.data == sum_.data) of_.direction_->is.sums->hand_over();
+  }
+  if (steps()) {
+    if (next_ && of_.shared_) of_.before_.push_back({of_.model_.owner, of_.model_.data});
+    of_.shared_ = false;
+    if (next_) std::swap(of_.model_, next_);
+    if (moments_) std::swap(of_.optimizer_, *moments_);
+    ++of_.ledger_.steps;
+  }
+  if (planned_) {
+    of_.model_bound_ = of_.direction_->model_bound = bounds_.model;
+    of_.optimizer_.bounds = bounds_.moments;
+  }
+  if (outcome_ != Outcome::kKept) {
+    of_.enough_since_ = std::nan("");
+    ++of_.ledger_.now;
+  }
+  if (stepped_) stepped_->commit();
+  if (statistics_) {
+    statistics_->commit();
+    if (statistics_->state) std::swap(of_.state_, statistics_->state);
+  }
+  for (Given& one : given_) {
+    if (one.findings.change) one.findings.change->commit();
+    if (one.findings.next_steps > 0) of_.ledger_.tell_next(one.task.client, one.findings.next_steps);
+    const Answer& answer = *one.answer;
+    if (answer.offset >= 0) of_.ledger_.offset = answer.offset;
+    of_.ledger_.close(one.task.client, one.task.version, Ids::pack(answer.receipt.version, answer.receipt.applied));
+    if (one.record) of_.log_->push(std::move(one.record));
+  }
 }
 
 }  // namespace fastagg::engine

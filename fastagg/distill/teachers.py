@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,15 +12,24 @@ from fastagg import ops
 from fastagg._types import Move, State
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
+from fastagg.storage.cell import Swapped
+
+
+class Heard(NamedTuple):
+    """What is known of all clients' logits together."""
+
+    sum: Tensor
+    heard: int = 0  # the number of clients heard from
+    arrivals: int = 0
+    spare: int = 0  # the slot that is written next
+    used: int = 1  # slots that were written at least once, or are spare
 
 
 class Put(NamedTuple):
     """A client's new logits, written to a slot that is not in use yet."""
 
-    sum: Tensor  # over all clients, including the new logits
-    heard: int
-    # (object, attribute or index, value): assigning these makes the new logits the client's
-    moves: list[Move]
+    after: Heard
+    moves: list[Move]  # which make the new logits the client's
 
 
 class Teachers:
@@ -36,51 +46,45 @@ class Teachers:
         seed: the seed of the rounding.
     """
 
+    now = Swapped[Heard]()
+
     def __init__(self, num_clients: int, rows: int, classes: int, format: str, device: torch.device, seed: int) -> None:
         self.rows, self.classes = rows, classes
         self.cache = ClientCache(rows * classes, num_clients + 1, format, device, seed)
-        self.sum = torch.zeros(rows * classes, dtype=torch.float64, device=device)
-        self.slots = [-1] * num_clients  # by client; -1: not heard from
-        self.spare = 0
-        self.used = 1  # slots that were written at least once, or are spare
-        self.heard = 0  # the number of clients heard from
-        self.arrivals = 0
+        self.slots = np.full(num_clients, -1, dtype=np.int64)  # by client; -1: not heard from
+        self.now = Heard(torch.zeros(rows * classes, dtype=torch.float64, device=device))
 
     def put(self, client: int, logits: Tensor) -> Put:
         """Store a client's logits, [rows*classes] fp32, finite. They replace the old ones when the moves are made."""
-        old = self.slots[client]
+        now, old = self.now, int(self.slots[client])
         stored = memory.zeros(self.cache.size, self.cache.device)
         ops.cached_step_(
-            None, logits, cache=self.cache, write=self.spare, client=client, arrival=self.arrivals, sum=stored
+            None, logits, cache=self.cache, write=now.spare, client=client, arrival=now.arrivals, sum=stored
         )  # a sum of zero takes what the row stores, exactly
-        total = self.sum + stored
+        total = now.sum + stored
         if old >= 0:
             total -= ops.read_row(self.cache, old)
-        heard = self.heard + (old < 0)
-        moves: list[Move] = [
-            (self, "sum", total), (self, "heard", heard), (self, "arrivals", self.arrivals + 1),
-            (self.slots, client, self.spare), (self, "spare", old if old >= 0 else self.used),
-            (self, "used", self.used + (old < 0)),
-        ]  # fmt: skip
-        return Put(total, heard, moves)
+        spare = old if old >= 0 else now.used
+        after = Heard(total, now.heard + (old < 0), now.arrivals + 1, spare, now.used + (old < 0))
+        return Put(after, [(self, "now", after), (self.slots, client, now.spare)])
 
     def mean(self, put: Put, out: Tensor) -> ops.SoftTargets:
         """Return the targets from the mean of all clients' logits, including new ones. Probabilities go to ``out``,
         [rows, classes]."""
-        logits = put.sum.to(torch.float32).view(self.rows, self.classes)
-        return ops.soft_targets(logits, scale=1.0 / put.heard, out=out)
+        logits = put.after.sum.to(torch.float32).view(self.rows, self.classes)
+        return ops.soft_targets(logits, scale=1.0 / put.after.heard, out=out)
 
     def nbytes(self) -> int:
         """Return the bytes of the rows and their sum."""
-        return self.cache.nbytes() + self.sum.nbytes
+        return self.cache.nbytes() + self.now.sum.nbytes
 
     def state_dict(self) -> State:
         """Return the state. Tensors may be shared."""
-        clients = [client for client, slot in enumerate(self.slots) if slot >= 0]
+        clients = np.flatnonzero(self.slots >= 0).tolist()
         return {
-            "cache": {**self.cache.state_dict([self.slots[client] for client in clients]), "slots": None},
+            "cache": {**self.cache.state_dict(self.slots[clients].tolist()), "slots": None},
             "clients": clients,
-            "sum": self.sum, "arrivals": self.arrivals,
+            "sum": self.now.sum, "arrivals": self.now.arrivals,
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
@@ -89,11 +93,11 @@ class Teachers:
         rows = {**state["cache"], "slots": list(range(len(clients)))}
         if len(rows["data"]) != len(clients) or len(set(clients)) != len(clients):
             raise ValueError("logits of nobody, or of a client twice")
-        if state["sum"].shape != self.sum.shape:
-            raise ValueError(f"the logits' sum: expected {list(self.sum.shape)}, got {list(state['sum'].shape)}")
+        own = self.now.sum
+        if state["sum"].shape != own.shape:
+            raise ValueError(f"the logits' sum: expected {list(own.shape)}, got {list(state['sum'].shape)}")
         self.cache.load_state_dict(rows)
-        self.sum = state["sum"].to(self.sum.device, torch.float64, copy=True)
+        total = state["sum"].to(own.device, torch.float64, copy=True)
         for slot, client in enumerate(clients):
             self.slots[client] = slot
-        self.spare, self.used, self.heard = len(clients), len(clients) + 1, len(clients)
-        self.arrivals = int(state["arrivals"])
+        self.now = Heard(total, len(clients), int(state["arrivals"]), len(clients), len(clients) + 1)

@@ -1,10 +1,10 @@
-"""Reads what a sender gave: the answers that the engine takes, and the checks that come before."""
+"""Reads what a sender gave, where the engine does not read it itself: everything becomes pieces of memory."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from fastagg.model import Layout, Parsed
 from fastagg.model.nearness import nearer_to_model
 from fastagg.ops.place import on_device
 from fastagg.rules.staleness import Staleness
-from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt
+from fastagg.server.dispatch import Dispatch, Partial
 from fastagg.server.engine import Parts, Running, reported
 from fastagg.server.extension import OnDevice
 from fastagg.storage import staging
@@ -26,18 +26,8 @@ _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse
 _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names
 
 
-class Said(NamedTuple):
-    """What a sender says of the task that its update answers."""
-
-    client: Client
-    version: int | None = None
-    task: int | None = None
-    offset: int | None = None
-    incarnation: int | None = None
-
-
-class Answers:
-    """Makes the answers of one server from updates that Python has read."""
+class Admission:
+    """Reads updates for one server which only Python can read, as the numbers of answers."""
 
     def __init__(self, parts: Parts, running: Running) -> None:
         self.parts, self.running = parts, running
@@ -80,35 +70,32 @@ class Answers:
             warnings.warn(said, UserWarning, stacklevel=4)
         return parsed
 
-    def of(self, parsed: Parsed, said: Said, num_samples: float | None = None, control: object = None) -> Native:
-        """Return an update as an answer.
+    def of(self, parsed: Parsed, control: object = None) -> Native:
+        """Return an update as the numbers of an answer.
 
         Raises:
-            ConfigError, NonFiniteUpdate, ShapeMismatch and others: a part of it is refused.
+            NonFiniteUpdate, ShapeMismatch and others: a part of it is refused.
         """
         parts = self.parts
-        share(num_samples, parts.settings["weighting"])
         if not parts.defers:
             refuse_non_finite_buffers(parsed)
         pieces = parsed.parameters
         if not parts.on_host:
             pieces = on_device(staging.upload(pieces, parts.device))
-        answer = native.engine.answer(*said, pieces)
-        if num_samples is not None:
-            answer.samples = float(_plain(num_samples))
+        answer = native.engine.answer(pieces)
         if parts.on_host:
             answer.reported = reported(parsed, self.running.extension.held)
         else:
             if self.running.extension.always or parsed.buffers is not None or parsed.counters is not None:
                 buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
-                answer.extra = OnDevice(Parsed(pieces, buffers, parsed.counters))
+                answer.with_extra(OnDevice(Parsed(pieces, buffers, parsed.counters)))
             if self.logs:
                 host = torch.device("cpu")
-                answer.on_host = parsed.parameters.to(host)
+                answer.with_copy(parsed.parameters.to(host))
                 buffers = None if parsed.buffers is None else parsed.buffers.to(host)
                 answer.reported = reported(parsed._replace(buffers=buffers), self.running.extension.held)
         if control is not None:
-            answer.control = checked_control(parts.layout, control).flat(torch.float32).cpu()
+            answer.with_control(checked_control(parts.layout, control).flat(torch.float32).cpu())
         return answer
 
     def check(self, update: object, num_samples: float | None) -> None:
@@ -120,11 +107,8 @@ class Answers:
         share(num_samples, self.parts.settings["weighting"])
         refuse_non_finite_buffers(self.parts.layout.parse(update))
 
-    def of_model(
-        self, task: Dispatch, trained: object, num_samples: float | None, offset: int | None = None, *,
-        is_difference: bool, measures: bool,
-    ) -> Native:  # fmt: skip
-        """Return a trained model as an answer.
+    def of_model(self, task: Dispatch, trained: object, *, is_difference: bool, measures: bool) -> Native:
+        """Return a trained model as the numbers of an answer.
 
         Args:
             is_difference: it is a delta already.
@@ -135,29 +119,28 @@ class Answers:
         """
         self.refuse_other_kind("delta")
         layout = self.parts.layout
-        said = Said(task.client, task.version, task.id, offset, task.incarnation)
         if not is_difference and self.parts.on_host and layout.all_fp32:
             if task.flat.numel() != layout.size:
                 raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
             try:
-                answer = self.of(layout.parse(trained, "trained model"), said, num_samples)
-                answer.base = task
+                answer = self.of(layout.parse(trained, "trained model"))
+                answer.less(task)
                 return answer
             except DTypeMismatch:  # of a type that no update has: its difference is in fp32
                 pass
-        update = trained if is_difference else task.delta(trained)
-        answer = self.of(layout.parse(update), said, num_samples)
-        answer.is_difference = self.parts.on_host and not measures
+        answer = self.of(layout.parse(trained if is_difference else task.delta(trained)))
+        if self.parts.on_host and not measures:
+            answer.less(None)
         return answer
 
-    def of_sum(self, partial: Partial, said: Said) -> Native:
-        """Return a leaf's sum as an answer."""
+    def of_sum(self, partial: Partial) -> Native:
+        """Return a leaf's sum as the numbers of an answer."""
+        layout = self.parts.layout
         if partial.exact is None:
-            answer = self.of(self.parts.layout.parse(partial.total), said, num_samples=1)
+            answer = self.of(layout.parse(partial.total))
         else:
-            whole = pieces_of_whole(ops.whole_numbers("total", partial.total, self.parts.layout.size))
-            answer = native.engine.answer(*said, whole)
-        answer.count, answer.total = partial.updates, float(partial.weight)
+            answer = native.engine.answer(pieces_of_whole(ops.whole_numbers("total", partial.total, layout.size)))
+        answer.sum_of(partial.updates, float(partial.weight))
         return answer
 
     def check_sum(self, partial: Partial) -> None:
@@ -180,17 +163,6 @@ class Answers:
                 "deterministic, and without weights that follow distances"
             )
 
-    def receive(self, answers: Sequence[Native]) -> list[Receipt | FastaggError]:
-        """Let the engine take the answers, one after the other. Return a receipt or an error for each."""
-        outcomes: list[Receipt | FastaggError] = self.running.engine.receive_parsed(list(answers))
-        if self.parts.defers:
-            scales = bool(self.running.extension.state.native.immediate)
-            for answer, outcome in zip(answers, outcomes, strict=True):
-                later = None if answer.extra is None else answer.extra.later
-                if isinstance(outcome, Receipt) and later is not None:
-                    outcome.defer(outcome.step_size, outcome.weight, scales, later)
-        return outcomes
-
 
 def check_partial(partial: Partial, weighting: str, exact: float | None) -> None:
     """Check what a leaf's sum is made of. ``exact``: the setting of whoever takes it.
@@ -212,23 +184,34 @@ def check_partial(partial: Partial, weighting: str, exact: float | None) -> None
         )
 
 
+def samples(given: Any) -> float | None:
+    """Return a client's number of samples as a plain number.
+
+    Raises:
+        ConfigError: it is none, or is below 0.
+    """
+    if given is None:
+        return None
+    number = float(_checks.number("num_samples", _plain(given), least=0))
+    if number and not 1.0 / _HEAVIEST <= number <= _HEAVIEST:
+        raise ConfigError(f"num_samples: expected 0 or a number in 1e-30..1e30, got {number!r}")
+    return number
+
+
 def share(num_samples: float | None, weighting: str) -> float:
     """Return a client's weight in a mean.
 
     Raises:
         ConfigError: ``num_samples`` is needed but missing, or is below 0.
     """
-    if num_samples is not None:
-        num_samples = _checks.number("num_samples", _plain(num_samples), least=0)
-        if num_samples and not 1.0 / _HEAVIEST <= num_samples <= _HEAVIEST:
-            raise ConfigError(f"num_samples: expected 0 or a number in 1e-30..1e30, got {num_samples!r}")
+    found = samples(num_samples)
     if weighting == "uniform":
         return 1.0
-    if num_samples is None:
+    if found is None:
         raise ConfigError(
             'num_samples: needed with weighting="samples", got None; write receive(..., num_samples=len(data))'
         )
-    return float(num_samples)
+    return found
 
 
 def named(error: NonFiniteUpdate, layout: Layout, update: object) -> NonFiniteUpdate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -12,7 +11,6 @@ from fastagg._build import native
 from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
-from fastagg.storage.later import Later
 
 Client = int | str
 
@@ -237,27 +235,6 @@ class Receipt(native.Receipt):
 
         def __getattr__(self, name: str) -> object:
             raise _checks.no_attribute(self, name)
-
-    def defer(self, lr: float | None, weight: float, scales: bool, verdict: Later) -> None:
-        """Let the device say whether the update was used, when somebody asks for it.
-
-        Args:
-            lr: the learning rate of the step, before the device has weighed the update; None if there was no step.
-            weight: the staleness policy's weight, as far as the host knows it.
-            scales: whether the step uses only this update. Its weight then scales the rate, and if it is rejected there
-                is no step.
-            verdict: the device's verdict, [6] float64: see :func:`fastagg.ops.judge`.
-        """
-
-        def fill(receipt: Receipt) -> None:
-            norm2, _, _, _, scale, keep = verdict.tolist()
-            receipt._fill(
-                receipt.client, lr is not None and (bool(keep) or not scales), receipt.version, receipt.delay,
-                lr if lr is None or not scales else lr * scale, math.sqrt(norm2) if norm2 >= 0 else norm2,
-                scale * weight, bool(keep),
-            )  # fmt: skip
-
-        self._wait_for(fill)
 
     def _values(self) -> tuple[object, ...]:
         return (

@@ -100,10 +100,11 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] == "samples",
             largest_model=_largest(layout, flat),
             keeps_versions=extension.keeps_model,
-            ordered=settings["deterministic"], closes_early=direction.buffered and not state.asks,
+            closes_early=direction.buffered and not state.asks,
             folds=_folds(parts, extension), defers=parts.defers, staleness=_native_staleness(parts.staleness),
         ),
-        direction=state.native, optimizer=_native_optimizer(optimizer), seed=seed, memory=held, runner=runner,
+        direction=native.engine.Ordered(state.native) if settings["deterministic"] else state.native,
+        optimizer=_native_optimizer(optimizer), seed=seed, memory=held, runner=runner,
         extension=extension, asks=extension.asks(), flat=flat,
         python={
             "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,

@@ -25,6 +25,7 @@ from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Facts, Staleness
 from fastagg.server.statistics import Statistics, divided
 from fastagg.storage import memory, staging
+from fastagg.storage.cell import Swapped
 from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
@@ -42,7 +43,6 @@ class OnDevice:
     def __init__(self, parsed: Parsed) -> None:
         self.parsed = parsed
         self.verdict: Tensor | None = None
-        self.later: Later | None = None
 
 
 class Extension:
@@ -54,6 +54,9 @@ class Extension:
         policy: the staleness policy's.
         always: whether :meth:`prepare` is called for every update.
     """
+
+    held = Swapped[Statistics]()
+    own = Swapped[dict[str, Tensor]]()  # the state of a user's own optimizer
 
     def __init__(
         self, direction: Direction, optimizer: Optimizer, staleness: Staleness, layout: Layout, state: DirectionState,
@@ -68,7 +71,7 @@ class Extension:
         self.always = self.measures or self.policy.looks or state.asks
         # whether Python reads the numbers of updates and models, and not only what was measured of them
         self.reads_update = not on_host or state.asks
-        self.own: dict[str, Tensor] = {}  # the state of a user's own optimizer
+        self.own = {}
 
     def asks(self) -> Native:
         """Return which methods the engine calls."""
@@ -210,7 +213,7 @@ class Extension:
         change = None if asked.control is None else Pieces([asked.control.to(self.device)])
         arrival = Arrival(
             facts.client, facts.update, facts.version, asked.now, facts.gain, found.weight, asked.share, base, cosine,
-            change, statistics,
+            change, statistics, asked.room, asked.total,
         )  # fmt: skip
         self.state.before(arrival, found)
 
@@ -221,8 +224,8 @@ class Extension:
         held: OnDevice = asked.extra
         if held.parsed.buffers is not None:
             verdict[5:].mul_(ops.judge(held.parsed.buffers)[5:])
-        held.verdict, held.later = verdict, Later(verdict)
-        self.policy.judged(facts, held.later)
+        held.verdict = verdict
+        self.policy.judged(facts, Later(verdict))
         found.norm = math.nan
         found.weight = 1.0 if self.measures else self.staleness.weight(facts.delay)
         found.verdict = verdict.data_ptr()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, _keywords, registry
+from fastagg._build import native
 from fastagg._types import Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
 from fastagg.model import Layout, Parsed, Part, Taken
@@ -21,7 +22,7 @@ from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
-from fastagg.server.admission import Answers, Said
+from fastagg.server.admission import Admission
 from fastagg.server.attached import Log, Watch
 from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt, check_task
 from fastagg.server.engine import Parts
@@ -100,7 +101,7 @@ class Server:
         self._engine = self._running.engine
         self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
         self._receive_many = self._engine.receive_many
-        self._answers = Answers(self._parts, self._running)
+        self._admission = Admission(self._parts, self._running)
 
     @property
     def direction(self) -> Direction:
@@ -369,9 +370,8 @@ class Server:
                 if receipt is not None:
                     taken: Receipt = receipt
                     return taken
-            return _taken(
-                self._read(Said(client, version, task, offset, incarnation), update, num_samples, kind, control)[0]
-            )
+            answer = self._admission.of(self._admission.parse(update, kind), control)
+            return self._take(client, answer, version, num_samples, task, offset, incarnation)
         except NonFiniteUpdate as error:
             self._refused(error)
             raise admission.named(error, self.layout, update) from None
@@ -379,11 +379,12 @@ class Server:
             self._refused(error)
             raise
 
-    def _read(
-        self, said: Said, update: Any, num_samples: float | None, kind: Kind | None = None, control: Any = None
-    ) -> list[Outcome]:
-        """:meth:`receive` an update that only Python can read."""
-        return self._answers.receive([self._answers.of(self._answers.parse(update, kind), said, num_samples, control)])
+    def _take(
+        self, client: Client, answer: Native, version: int | None, num_samples: Any, *named: int | None
+    ) -> Receipt:
+        """:meth:`receive` an answer whose numbers Python has read. ``named``: task, offset, incarnation."""
+        receipt: Receipt = self._receive(client, answer, version, admission.samples(num_samples), *named)
+        return receipt
 
     def receiving(
         self,
@@ -422,20 +423,20 @@ class Server:
             >>> upload.receipt.applied
             True
         """
-        said = Said(client, version, task, offset, incarnation)
 
         def finish(update: Any, blob: Native = None) -> Receipt:
             try:
-                parsed = self._answers.parse(update, None) if blob is None else Parsed(update, None, None)
-                answer = self._answers.of(parsed, said._replace(task=task), num_samples)
+                parsed = self._admission.parse(update, None) if blob is None else Parsed(update, None, None)
+                answer = self._admission.of(parsed)
                 answer.blob, answer.is_private = blob, blob is not None
-                return _taken(self._answers.receive([answer])[0])
+                return self._take(client, answer, version, num_samples, task, offset, incarnation)
             except NonFiniteUpdate as error:
                 raise admission.named(error, self.layout, update) from None
 
         with self._refusing():
-            start, task = self._engine.find(*said)  # the update is for this task, whatever comes meanwhile
-            self._answers.refuse_other_kind(kind)
+            # the update is for this task, whatever comes meanwhile
+            start, task = self._engine.find(client, version, task, offset, incarnation)
+            self._admission.refuse_other_kind(kind)
             admission.share(num_samples, self._parts.settings["weighting"])
             if self._log is None:
                 return HeldUpload(self.layout.size, dtype, finish, self._refusing)
@@ -469,7 +470,10 @@ class Server:
                     do = "give a list of such tuples; all but the first two may be left out"
                     what = "(client, update, version, num_samples, task, offset)"
                     raise ConfigError(_checks.wrong("receive_many", what, answer, do))
-        updates = [answer[1] for answer in answers]
+        return self._all(answers, [answer[1] for answer in answers])
+
+    def _all(self, answers: Sequence[Sent], updates: Sequence[Any]) -> list[Outcome]:
+        """Take all answers. Each outcome is named by what was sent."""
         outcomes: list[Outcome] = [None] * len(answers)  # type: ignore[list-item]
         done, some = 0, outcomes[:0]  # what is taken is held, also if there is no memory for anything more
         try:
@@ -489,8 +493,10 @@ class Server:
                 outcomes: list[Outcome] = found
                 return outcomes
             # only Python can read this one, or it is refused
-            client, update, version, num_samples, task, offset = (*answers[begin], *[None] * 4)[:6]
-            return self._read(Said(client, version, task, offset), update, num_samples)
+            client, update, *rest = (*answers[begin], *[None] * 5)[:7]
+            if not isinstance(update, native.engine.Answer):
+                update = self._admission.of(self._admission.parse(update, None))
+            return [self._take(client, update, *rest)]
         except FastaggError as error:
             return [error]
 
@@ -558,25 +564,27 @@ class Server:
                 saves the memory of a second sum.
         """
         outcomes: list[Outcome | None] = [None] * len(answers)
-        given = {}
-        for i, (task, trained, *rest) in enumerate(answers):
+        given: list[Sent] = []
+        places = []
+        for i, (task, trained, num_samples, *offset) in enumerate(answers):
             try:
-                given[i] = self._answers.of_model(task, trained, *rest, is_difference=differences, measures=measures)
-                given[i].still = still
+                read = self._admission.of_model(task, trained, is_difference=differences, measures=measures)
+                read.still = still
+                samples = admission.samples(num_samples)
+                given.append((task.client, read, task.version, samples, task.id, *(offset or [None]), task.incarnation))
+                places.append(i)
             except FastaggError as error:
                 self._refused(error)
                 outcomes[i] = error
-        taken: list[Outcome] = []
-        updates = [answers[i][1] for i in given]
+        updates = [answers[i][1] for i in places]
         try:
-            taken = self._answers.receive(list(given.values()))
-            taken = self._named(taken, updates)
+            taken = self._all(given, updates)
         except BaseException as error:
-            for i, outcome in zip(given, taken or getattr(error, "outcomes", []), strict=False):
+            for i, outcome in zip(places, getattr(error, "outcomes", []), strict=False):
                 outcomes[i] = outcome
             error.outcomes = outcomes  # type: ignore[attr-defined]
             raise
-        for i, outcome in zip(given, taken, strict=True):
+        for i, outcome in zip(places, taken, strict=True):
             outcomes[i] = outcome
         return [outcome for outcome in outcomes if outcome is not None]
 
@@ -602,10 +610,8 @@ class Server:
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
         with self._refusing():
-            self._answers.check_sum(partial)
-            said = Said(client, version, task, offset, incarnation)
-            answer = self._answers.of_sum(partial, said)
-            return _taken(self._answers.receive([answer])[0])
+            self._admission.check_sum(partial)
+            return self._take(client, self._admission.of_sum(partial), version, None, task, offset, incarnation)
 
     def close_round(self, *, if_due: bool = False) -> float | None:
         """Step now along the mean of the updates that have arrived since the last step.
@@ -805,7 +811,7 @@ class Server:
 
     def _attach(self, log: Log, watch: Watch) -> None:
         """From now on all that changes the server is written to this log."""
-        self._log, self._watch, self._answers.logs = log, watch, True
+        self._log, self._watch, self._admission.logs = log, watch, True
         self._engine.attach(log.journal)
 
     def _in_log(self, method: str) -> Log:

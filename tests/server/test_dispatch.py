@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 import fastagg
 from fastagg.server.dispatch import Dispatch, Receipt
-from fastagg.storage.later import Later
 
 
 def models() -> dict[str, Any]:
@@ -130,69 +128,6 @@ def test_receipts_are_equal_by_value() -> None:
     for name in ("unknown", "_verdict"):
         with pytest.raises(AttributeError, match=name):
             getattr(one, name)
-
-
-def deferred(
-    client: int | str, version: int, delay: int, lr: float | None, weight: float, scales: bool, verdict: Tensor
-) -> Receipt:
-    receipt = Receipt(client, False, version, delay, None, math.nan, 0.0)
-    receipt.defer(lr, weight, scales, Later(verdict))
-    return receipt
-
-
-def judged(norm2: float, weight: float, keep: float) -> Tensor:
-    return torch.tensor([norm2, 0.0, 0.0, 1.0, weight, keep], dtype=torch.float64)
-
-
-def test_a_deferred_receipt_reads_the_device_once_and_only_when_asked() -> None:
-    verdict = judged(4.0, 0.5, 1.0)
-    receipt = deferred("a", 3, 1, 0.1, 2.0, True, verdict)
-    assert isinstance(receipt, fastagg.Receipt)
-    verdict[0] = 9.0  # the device is not done yet
-    assert (receipt.client, receipt.version, receipt.delay) == ("a", 3, 1)
-    verdict[0] = 16.0
-    assert receipt.update_norm == 4.0
-    verdict.zero_()
-    assert (receipt.kept, receipt.weight, receipt.step_size, receipt.applied) == (True, 1.0, 0.05, True)
-    assert receipt == Receipt("a", True, 3, 1, 0.05, 4.0, 1.0)
-    with pytest.raises(AttributeError, match="unknown"):
-        _ = receipt.unknown  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("lr", [None, 0.1])
-@pytest.mark.parametrize("scales", [True, False])
-@pytest.mark.parametrize("keep", [True, False])
-def test_what_a_deferred_receipt_says(lr: float | None, scales: bool, keep: bool) -> None:
-    """A dropped update that is a step alone changes nothing; the last of a full buffer still flushes it."""
-    receipt = deferred(0, 1, 0, lr, 0.5, scales, judged(9.0 if keep else math.nan, 0.25, float(keep)))
-    assert receipt.kept is keep and receipt.weight == 0.125
-    assert receipt.applied is (lr is not None and (keep or not scales))
-    assert receipt.step_size == (None if lr is None else lr * 0.25 if scales else lr)
-    assert receipt.update_norm == 3.0 if keep else math.isnan(receipt.update_norm)
-
-
-def test_deferred_receipts_travel_with_their_numbers() -> None:
-    want = Receipt("a", True, 3, 1, 0.05, 2.0, 1.0)
-    for travel in (copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))):
-        assert travel(deferred("a", 3, 1, 0.1, 2.0, True, judged(4.0, 0.5, 1.0))) == want
-
-
-def test_many_threads_may_look_at_once() -> None:
-    for _ in range(50):
-        receipt = deferred("a", 3, 1, 0.1, 2.0, True, judged(4.0, 0.5, 1.0))
-        seen: list[tuple[Any, ...]] = []
-        start = threading.Barrier(4)
-
-        def look(receipt: Receipt = receipt, start: threading.Barrier = start, seen: list = seen) -> None:
-            start.wait()
-            seen.append((receipt.applied, receipt.step_size, receipt.update_norm, receipt.weight, receipt.kept))
-
-        threads = [threading.Thread(target=look) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert seen == [(True, 0.05, 2.0, 1.0, True)] * 4
 
 
 def test_an_update_may_be_the_tasks_own_memory() -> None:

@@ -157,7 +157,7 @@ class Traffic:
                     owed = sorted(number for _, number in self.book.keys_of(client))
                     raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
                 read = replies.fitted(self.server, one.task, self._read(client, one.task, reply))
-                self.server._answers.check(read.arrays, read.samples)
+                self.server._admission.check(read.arrays, read.samples)
             except FastaggError as error:
                 error = self.book.refuse(one, error)
                 self.log(f"fastagg: client {client}: refused: {error}")

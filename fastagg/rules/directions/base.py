@@ -21,6 +21,7 @@ from fastagg.registry import Part
 from fastagg.rules.names import Kind, words
 from fastagg.rules.staleness import Facts, Staleness
 from fastagg.storage.cache import ClientCache
+from fastagg.storage.cell import Swapped
 from fastagg.storage.pieces import Pieces
 
 KINDS = words(Kind)
@@ -59,6 +60,8 @@ class Arrival(NamedTuple):
     control: Pieces | None = None  # the change of the client's control variate (FedAC)
     # For directions that run models: the client's running statistics, and those the server will have after this update.
     statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
+    room: int = 1  # how many more updates make a step, this one among them
+    total: float = 0.0  # what those in the buffer count for
 
 
 class Findings(Protocol):
@@ -247,11 +250,12 @@ class OwnState(DirectionState):
     """A user's own direction in plain torch. Its result is the update of one step."""
 
     asks = True
+    tensors = Swapped[dict[str, Tensor]]()
 
     def __init__(self, setting: Direction, material: Material) -> None:
         super().__init__(native.engine.Single(sign=setting.sign))
         self.setting, self.material = setting, material
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors = {}
 
     def before(self, arrival: Arrival, found: Findings) -> None:
         update = arrival.update.flat(torch.float32)

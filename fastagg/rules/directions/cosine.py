@@ -13,6 +13,7 @@ from fastagg.errors import UpdateTooLarge
 from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Material
 from fastagg.rules.directions.buffer import Buffer, BufferState
 from fastagg.storage import memory
+from fastagg.storage.cell import Swapped
 
 _LEAST = 0.1
 
@@ -47,12 +48,14 @@ class _CosineState(BufferState):
     """
 
     asks = True
+    control = Swapped[Tensor]()
+    change = Swapped["Tensor | None"]()  # of the control variate, since the last step
 
     def __init__(self, setting: CosineBuffer, material: Material) -> None:
         super().__init__(setting, material)
         self.size, self.device = material.size, material.device
         self.control = memory.zeros(material.size, material.device)
-        self.change: Tensor | None = None  # of the control variate, since the last step
+        self.change = None
 
     def before(self, arrival: Arrival, found: Findings) -> None:
         affinity = 1.0 if arrival.version == arrival.now else max(arrival.cosine, _LEAST)
@@ -66,8 +69,8 @@ class _CosineState(BufferState):
             if not ops.inspect(change).finite:
                 raise UpdateTooLarge("control: the sum of changes would leave the range of float32")
         moves: list[Move] = [(self, "change", change)]
-        if self.native.room == 1 and change is not None:
-            control = self.control + change / ((self.native.total + share) or 1.0)
+        if arrival.room == 1 and change is not None:
+            control = self.control + change / ((arrival.total + share) or 1.0)
             if not ops.inspect(control).finite:
                 raise UpdateTooLarge("control: the control variate would leave the range of float32")
             moves = [(self, "control", control), (self, "change", None)]

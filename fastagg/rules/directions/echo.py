@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Mat
 from fastagg.rules.directions.buffer import Buffer, BufferState
 from fastagg.rules.names import Cache, words
 from fastagg.storage import memory
+from fastagg.storage.cell import Swapped
 from fastagg.timing import Stopwatch
 
 
@@ -89,10 +90,19 @@ class DistillationRecord:
     gradient_norm: float = float("nan")
 
 
+class Adam(NamedTuple):
+    """Adam's moments, if they are kept between distillations, and its steps since they were zero."""
+
+    moments: dict[str, Tensor] | None
+    steps: int
+
+
 class EchoState(BufferState):
     """A buffer, the clients' logits, and Adam's moments. The teacher's model is a temporary vector."""
 
     asks = True
+    record = Swapped[DistillationRecord]()
+    adam = Swapped["Adam"]()
 
     def __init__(self, setting: Echo, material: Material) -> None:
         assert setting.distill is not None
@@ -107,8 +117,7 @@ class EchoState(BufferState):
         rows, classes = self.student.rows, self.student.classes
         self.teachers = Teachers(setting.num_clients, rows, classes, setting.cache, where, seed)
         self.keep = _rows_that_count(inputs, self.student.rows_per_sample)
-        self.moments: dict[str, Tensor] | None = None  # Adam's, if they are kept between distillations
-        self.steps = 0  # of Adam since its moments were zero
+        self.adam = Adam(None, 0)
         self.record = DistillationRecord()
 
     def before(self, arrival: Arrival, found: Findings) -> None:
@@ -122,12 +131,15 @@ class EchoState(BufferState):
         logits = memory.empty(self.teachers.cache.size, self.teachers.cache.device)
         self.student.infer(logits)
         put = self.teachers.put(arrival.client, logits)
-        moves = [*put.moves, (self.record, "inference_seconds", self.record.inference_seconds + watch.total)]
+        record = replace(self.record, inference_seconds=self.record.inference_seconds + watch.total)
+        moves = [*put.moves, (self, "record", record)]
         found.moves = moves
-        if self.native.room == 1:
-            found.finish = partial(self._distil, put, after, arrival.now + 1, moves)
+        if arrival.room == 1:
+            found.finish = partial(self._distil, put, after, arrival.now + 1, record, moves)
 
-    def _distil(self, put: Put, buffers: Tensor, version: int, moves: list[Move], flat: Tensor) -> None:
+    def _distil(
+        self, put: Put, buffers: Tensor, version: int, record: DistillationRecord, moves: list[Move], flat: Tensor
+    ) -> None:
         """Do Q steps on the new model in place. No one else has it yet."""
         watch, setting, student = Stopwatch(), self.distill, self.student
         width = student.rows_per_sample
@@ -135,11 +147,10 @@ class EchoState(BufferState):
         targets = self.teachers.mean(put, out.view(student.rows, student.classes))
         if self.keep is not None:
             targets.labels.masked_fill_(~self.keep.to(targets.labels.device), -100)
-        kept = self.moments is not None and setting.keep_moments
+        steps, norm = 0, float("nan")
         adam = moments.zeros("adam", "fp32", self.size, self.device)
-        if kept and self.moments is not None:
-            adam = {name: moment.clone() for name, moment in self.moments.items()}
-        steps, norm = self.steps if kept else 0, float("nan")
+        if self.adam.moments is not None and setting.keep_moments:
+            steps, adam = self.adam.steps, {name: moment.clone() for name, moment in self.adam.moments.items()}
         student.bind(flat, buffers)
         losses = []
         for batch in self._batches(version):
@@ -162,15 +173,10 @@ class EchoState(BufferState):
             losses.append(loss.detach())
         if not bool(torch.isfinite(flat).all()):
             raise NonFiniteUpdate("distillation: the model became NaN or infinite")
-        record = DistillationRecord(
-            self.record.flushes + 1, self.record.inference_seconds, self.record.distillation_seconds,
-            float(torch.stack(losses).mean()), norm,
-        )  # fmt: skip
-        record.distillation_seconds += watch.total
-        moves += [
-            (self, "moments", adam if setting.keep_moments else None), (self, "steps", steps),
-            *((self.record, name, value) for name, value in vars(record).items() if name != "inference_seconds"),
-        ]  # fmt: skip
+        mean = float(torch.stack(losses).mean())
+        seconds = record.distillation_seconds + watch.total
+        after = replace(record, flushes=record.flushes + 1, distillation_seconds=seconds, loss=mean, gradient_norm=norm)
+        moves += [(self, "adam", Adam(adam if setting.keep_moments else None, steps)), (self, "record", after)]
 
     def _batches(self, version: int) -> list[Tensor]:
         """Yield Q batches. Every sample appears once, in a new order, before any appears again."""
@@ -189,16 +195,17 @@ class EchoState(BufferState):
 
         A teacher needs one more copy of the model for a moment. Distillation needs Adam's moments and the gradients.
         """
-        moments = 0 if self.moments is None else 8 * self.size
+        moments = 0 if self.adam.moments is None else 8 * self.size
         return {**super().memory(), "logits": self.teachers.nbytes(), "distillation": moments}
 
     def finite(self) -> bool:
-        return super().finite() and bool(torch.isfinite(self.teachers.sum).all())
+        return super().finite() and bool(torch.isfinite(self.teachers.now.sum).all())
 
     def state_dict(self, *, rows: bool = True) -> State:
         return {
-            "buffer": super().state_dict(), "teachers": self.teachers.state_dict(), "steps": self.steps,
-            "moments": None if self.moments is None else dict(self.moments), "unlabelled": self.fingerprint,
+            "buffer": super().state_dict(), "teachers": self.teachers.state_dict(),
+            "steps": self.adam.steps,
+            "moments": None if self.adam.moments is None else dict(self.adam.moments), "unlabelled": self.fingerprint,
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
@@ -206,12 +213,11 @@ class EchoState(BufferState):
             raise ValueError("its logits are of other unlabelled data")
         super().load_state_dict(state["buffer"])
         self.teachers.load_state_dict(state["teachers"])
+        held = None
         if state["moments"] is not None:
-            self.moments = {
-                name: moment.copy_(state["moments"][name])
-                for name, moment in moments.zeros("adam", "fp32", self.size, self.device).items()
-            }
-        self.steps = int(state["steps"])
+            own = moments.zeros("adam", "fp32", self.size, self.device)
+            held = {name: moment.copy_(state["moments"][name]) for name, moment in own.items()}
+        self.adam = Adam(held, int(state["steps"]))
 
 
 def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:

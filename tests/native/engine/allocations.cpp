@@ -1,4 +1,5 @@
-// Every allocation of an operation fails in turn. Each time the server is as before, and the next call works.
+// Every allocation of an operation fails in turn. Each time the server is as before, and the next call works. From the
+// first kernel of a step to the last line of its commit there is no allocation that could fail.
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -8,9 +9,12 @@
 #include "server.h"
 
 namespace {
-thread_local int64_t left = -1;  // allocations until one fails; negative: none does
+thread_local int64_t left = -1;     // allocations until one fails; negative: none does
+thread_local bool running = false;  // a kernel has been called, and the commit has not ended
+thread_local int64_t late = 0;      // allocations since
 
 void* given(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+  late += running;
   if (left >= 0 && left-- == 0) throw std::bad_alloc();
   if (void* const found = std::aligned_alloc(alignment, (size / alignment + 1) * alignment)) return found;
   throw std::bad_alloc();
@@ -44,7 +48,8 @@ struct Seen {
     Engine& engine = *server.engine;
     const Ledger& ledger = engine.ledger();
     version = ledger.now, steps = ledger.steps, open = ledger.open_tasks(), known = ledger.known();
-    room = engine.direction().room(), expired = ledger.expired();
+    const Sums* const sums = engine.direction().is.sums;
+    room = sums ? sums->room() : 0, expired = ledger.expired();
     if (const auto* const buffer = dynamic_cast<const Buffered*>(&engine.direction()); buffer && room < kCapacity)
       sum.assign(buffer->acc().data, buffer->acc().data + server.size);
     const Ledger::State state = ledger.state();
@@ -66,18 +71,18 @@ struct Seen {
 struct Fixture {
   Server server;
   std::vector<float> first, second;
-  std::vector<Arrival> arrivals;
+  std::vector<Answer> answers;
 
   Fixture(Rule rule, bool numbered, int64_t size) : server(rule, size, numbered) {
     std::mt19937_64 random(7);
     first = numbers(size, random), second = numbers(size, random);
     Engine& engine = *server.engine;
     for (int64_t i = 0; i < 3; ++i) engine.dispatch(ClientId::of(i));
-    Arrival one = answer(0, 0, first);
+    Answer one = answer_of(0, 0, first);
     CHECK(engine.receive(&one, 1).done == 1);
     engine.begin_incarnation(engine.ledger().now, 5);
     for (int64_t i = 2; i < 5; ++i) engine.dispatch(ClientId::of(i));
-    arrivals.push_back(answer(1, 0, second));
+    answers.push_back(answer_of(1, 0, second));
   }
 };
 
@@ -100,7 +105,7 @@ int64_t fail_each(Rule rule, bool numbered, Act act, int64_t size = 300) {
     if (!reached) return failing;
     if (!failed) continue;  // a failure that the operation can do without
     CHECK(Seen(fresh.server) == before);
-    fresh.arrivals.assign(1, answer(1, 0, fresh.second));  // an answer that failed is read again
+    fresh.answers.assign(1, answer_of(1, 0, fresh.second));  // an answer that failed is read again
     CHECK(act(fresh));
     Fixture other(rule, numbered, size);
     CHECK(act(other));
@@ -109,26 +114,85 @@ int64_t fail_each(Rule rule, bool numbered, Act act, int64_t size = 300) {
 }
 
 bool receive(Fixture& on) {
-  const auto result = on.server.engine->receive(on.arrivals.data(), on.arrivals.size());
+  const auto result = on.server.engine->receive(on.answers.data(), on.answers.size());
   CHECK(!result.refused);
   return result.done == 1;
 }
 
 bool receive_model(Fixture& on) {
-  on.arrivals.front().kind = Arrival::kModel;
+  on.answers.front().kind = Answer::kModel;
   const store::Vector base = on.server.engine->ledger().kept(0);
-  on.arrivals.front().base = base.data, on.arrivals.front().base_owner = base.owner;
+  on.answers.front().base = base.data, on.answers.front().base_owner = base.owner;
   return receive(on);
 }
 
 bool receive_model_in_place(Fixture& on) {
-  on.arrivals.front().still = true;
+  on.answers.front().still = true;
   return receive_model(on);
+}
+
+// Tells when a step's first kernel is called. `plants`: it allocates there.
+class Marks : public OnCpu {
+ public:
+  explicit Marks(bool plants) : plants_(plants) {}
+  void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
+    mark();
+    OnCpu::step(update, direction, optimizer);
+  }
+  void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) override {
+    mark();
+    OnCpu::accumulate(update, acc, weight, out, upper);
+  }
+  void recompute_sum(const Rows& rows, const float* weights, float* sum) override {
+    mark();
+    OnCpu::recompute_sum(rows, weights, sum);
+  }
+  void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override {
+    mark();
+    OnCpu::add_rows(rows, jobs, weights, weight);
+  }
+
+ private:
+  void mark() {
+    running = true;
+    if (plants_) planted_ = std::make_unique<int64_t>(late);
+  }
+  const bool plants_;
+  std::unique_ptr<int64_t> planted_;  // a member, so that no compiler leaves it out
+};
+
+// How many allocations fell between the first kernel of a step and the end of its commit, over some rounds.
+int64_t late_in(Rule rule, int64_t size, bool plants) {
+  Server server(rule, size, true, std::make_shared<Marks>(plants));
+  std::mt19937_64 random(3);
+  const std::vector<float> values = numbers(size, random);
+  Engine& engine = *server.engine;
+  late = 0;
+  for (int64_t turn = 0; turn < 12 * kClients; ++turn) {
+    for (int64_t i = 0; turn % kClients == 0 && i < kClients; ++i) engine.dispatch(ClientId::of(i));
+    Answer one = answer_of(turn % kClients, Ledger::kLast, values);
+    const auto taken = engine.receive(&one, 1);
+    running = false;
+    CHECK(taken.done == 1);
+  }
+  return late;
+}
+
+void no_late_ones() {
+  for (const Rule rule : {Rule::kFedBuff, Rule::kAsgd, Rule::kFadas, Rule::kAce, Rule::kAceInt8, Rule::kAced,
+                          Rule::kCa2fl, Rule::kFedAvg})
+    for (const int64_t size : {int64_t{300}, int64_t{5000}}) {  // a larger update is read once, aside
+      const int64_t found = late_in(rule, size, false);
+      if (found != 0) std::printf("rule %d: %lld late\n", static_cast<int>(rule), static_cast<long long>(found));
+      CHECK(found == 0);
+      CHECK(late_in(rule, size, true) > 0);
+    }
 }
 
 }  // namespace
 
 void allocations() {
+  no_late_ones();
   int64_t found = 0;
   for (const Rule rule : kRules)
     for (const bool numbered : {true, false}) {

@@ -56,23 +56,23 @@ void execute(uint8_t kind, const Bytes& body) {
     Server server(Rule::kAsgd, 8);
     Engine& engine = *server.engine;
     engine.dispatch(ClientId::of(1));
-    Arrival arrival;
+    Answer answer;
     if (kind == log::kAnswer || kind == log::kRow) {
       const log::Part* const part = operation.part(kind == log::kRow ? log::kRowRole : log::kParameters);
       if (part == nullptr || (kind == log::kAnswer && (part->count != 8 || part->dtype != kFloat32))) return;
-      arrival.client = operation.client, arrival.version = operation.version;
-      arrival.incarnation = operation.incarnation;
-      arrival.decided = &operation.decided, arrival.norm = operation.decided.norm;
+      answer.client = operation.client, answer.version = operation.version;
+      answer.incarnation = operation.incarnation;
+      answer.decided = &operation.decided, answer.norm = operation.decided.norm;
       if (kind == log::kRow) {
-        arrival.kind = Arrival::kRow;
-        arrival.format = part->dtype, arrival.row = part->data, arrival.row_nbytes = part->nbytes();
+        answer.kind = Answer::kRow;
+        answer.format = part->dtype, answer.row = part->data, answer.row_nbytes = part->nbytes();
       } else {
-        arrival.update.add(part->data, 8, kFloat32);
+        answer.update.add(part->data, 8, kFloat32);
       }
     }
     const auto before = engine.ledger().state();
     try {
-      engine.execute(operation, &arrival);
+      engine.execute(operation, &answer);
     } catch (const Refusal&) {
       const auto after = engine.ledger().state();
       CHECK(before.version == after.version && before.task_version == after.task_version);

@@ -22,9 +22,9 @@ void threads() {
           const Task task = server.engine->dispatch(ClientId::of(me));
           const std::vector<float> values = numbers(server.size, random);
           CHECK(std::isfinite(task.model.data[turn]));  // a version that was sent never changes
-          Arrival arrival = answer(me, task.version, values);
-          CHECK(server.engine->receive(&arrival, 1).done == 1);
-          receipts[static_cast<size_t>(me)].push_back(arrival.receipt);
+          Answer answer = answer_of(me, task.version, values);
+          CHECK(server.engine->receive(&answer, 1).done == 1);
+          receipts[static_cast<size_t>(me)].push_back(answer.receipt);
         }
       });
     for (std::thread& one : all) one.join();

@@ -74,23 +74,23 @@ void trace(Rule rule, int64_t size) {
     const Task task = engine.dispatch(ClientId::of(client));
     CHECK(task.version == expected.version);
     std::vector<float> values = numbers(size, random);
-    Arrival arrival = answer(client, task.version, values);
+    Answer answer = answer_of(client, task.version, values);
     Doubles update(values.begin(), values.end());
     double weight = 1.0;
     if (buffers && turn % 4 == 1) {
       ++models;
-      arrival.kind = Arrival::kModel;
-      arrival.base = task.model.data, arrival.base_owner = task.model.owner;
+      answer.kind = Answer::kModel;
+      answer.base = task.model.data, answer.base_owner = task.model.owner;
       for (size_t i = 0; i < update.size(); ++i) update[i] -= task.model.data[i];
     } else if (buffers && turn % 4 == 2 && expected.held + 2 <= kCapacity) {
       ++sums;
-      arrival.kind = Arrival::kSum;
-      arrival.count = 2, arrival.total = weight = 2.5;
+      answer.kind = Answer::kSum;
+      answer.count = 2, answer.total = weight = 2.5;
     }
-    const auto sent = engine.receive(&arrival, 1);
+    const auto sent = engine.receive(&answer, 1);
     CHECK(sent.done == 1 && !sent.refused && !sent.failed);
-    expected.take(client, update, arrival.kind == Arrival::kSum ? 2 : 1, weight);
-    CHECK(arrival.receipt.version == expected.version);
+    expected.take(client, update, answer.kind == Answer::kSum ? 2 : 1, weight);
+    CHECK(answer.receipt.version == expected.version);
     if (buffers && turn % 11 == 3) {
       Receipt receipt;
       const bool closes = expected.held > 0;

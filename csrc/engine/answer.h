@@ -1,5 +1,5 @@
-// An arrival is one answer on its way into a server, or the end of a round. Every public method that takes answers
-// builds arrivals. What comes out of one is a receipt.
+// One answer on its way into a server, from the binding to the log, or the end of a round. Every public method that
+// takes answers fills this struct. What comes out of it is a receipt.
 #pragma once
 
 #include <cmath>
@@ -27,13 +27,12 @@ struct Receipt {
   uint64_t sequence = 0;  // of its record in the log; 0: none
 };
 
-struct Arrival {
+struct Answer {
   enum Kind {
     kUpdate,  // a delta or a gradient
     kModel,   // a trained model, which is taken less `base`; or the difference itself, without one
     kSum,     // of several clients' updates, each of them weighed already
     kRow,     // an update as the encoded row that it became, from a log
-    kClose,   // the end of a round: a step along what has come
   };
   Kind kind = kUpdate;
   ClientId client;
@@ -64,7 +63,8 @@ struct Arrival {
   store::Vector control;                     // a change of a control variate, fp32 [d]
   store::Owner extra;                        // whatever else the extension understands
   std::shared_ptr<log::Blob> blob;           // the file that the update was streamed into
-  Update on_host;                            // of an update on a device: a copy for the log
+  Update on_host;                            // of an update on a device: a copy for the log,
+  store::Owner on_host_owner;                // and its owner
   bool in_host = false;                      // it lies in the host's memory, and kernels run on a device
   std::shared_ptr<Judgement> later;          // out: what the device will say of it, if nobody has waited
 

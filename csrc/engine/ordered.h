@@ -1,0 +1,40 @@
+// A direction around another one: updates wait until their round is complete, and count in the order of their clients.
+// So the result does not depend on the order in which they come.
+#pragma once
+
+#include "answer.h"
+#include "direction.h"
+
+namespace fastagg::engine {
+
+class Ordered : public DirectionState, public Sums {
+ public:
+  struct Waiting {
+    Answer answer;  // as much of it as is needed
+    Contribution brings;
+  };
+  explicit Ordered(std::shared_ptr<DirectionState> round);
+  void check(const ClientId& client, int64_t start, int64_t now) const override { round_->check(client, start, now); }
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
+  void commit() noexcept override;
+  void fields(Archive& archive) override { round_->fields(archive); }
+  int64_t room() const override { return round_->is.sums->room() - static_cast<int64_t>(waiting_.size()); }
+  double grace(int64_t more) const override {
+    return round_->is.sums->grace(static_cast<int64_t>(waiting_.size()) + more);
+  }
+
+  const std::vector<Waiting>& waiting() const { return waiting_; }
+  void load(std::vector<Waiting> waiting) { waiting_ = std::move(waiting); }
+
+ private:
+  const std::shared_ptr<DirectionState> round_;
+  std::vector<Waiting> waiting_;
+  // Planned:
+  Outcome outcome_ = Outcome::kKept;
+  const Contribution* last_ = nullptr;
+  Contributions all_;  // if the round ends
+  Updates updates_;
+};
+
+}  // namespace fastagg::engine
