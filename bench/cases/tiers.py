@@ -36,7 +36,7 @@ def interruptions() -> int:
 def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> Built:
     """``ahead``: how many clients train at a time, of rows on a disk; None: rows in memory."""
     folder = tempfile.TemporaryDirectory(prefix="fastagg-bench-")
-    if clients * native.engine.Tiers.stride(format, problem.size) > 0.9 * shutil.disk_usage(folder.name).free:
+    if clients * native.engine.RowFile.stride(format, problem.size) > 0.9 * shutil.disk_usage(folder.name).free:
         raise Skip("its rows need more room than TMPDIR has")
     clients = min(clients, IN_MEMORY) if ahead is None else clients
     cache = format if ahead is None else fastagg.Tiered(format, memory=MEMORY, path=folder.name)
@@ -83,7 +83,7 @@ def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> B
 
 def _disk(problem: Problem, format: str) -> Built:
     """A read of a row's bytes, past the page cache."""
-    folder, row = tempfile.TemporaryDirectory(prefix="fastagg-bench-"), native.engine.Tiers.stride(format, problem.size)
+    folder, row = tempfile.TemporaryDirectory(prefix="fastagg-bench-"), native.engine.RowFile.stride(format, problem.size)
     path, buffer = Path(folder.name) / "rows", mmap.mmap(-1, row)
     with open(path, "wb") as out:
         for _ in range(64):

@@ -24,7 +24,7 @@ from fastagg.rules.directions.all_clients import TieredState
 from fastagg.storage import tiered
 
 SIZE = 300_000  # three windows of the scrub
-STRIDE = {format: native.engine.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
+STRIDE = {format: native.engine.RowFile.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
 
 
 def make(path: Path, rows: int = 4, clients: int = 12, size: int = SIZE, **more: Any) -> fastagg.Server:
@@ -142,7 +142,7 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
 def test_more_rows_leave_than_memory_holds(format: str, frames: int, tmp_path: Path) -> None:
     """When the warm-up ends nearly everybody is too old. That takes no more memory than anything else does."""
     clients, size = 40, 140_000  # two windows
-    stride = native.engine.Tiers.stride(format, size)
+    stride = native.engine.RowFile.stride(format, size)
 
     def made(rows: int) -> fastagg.Server:
         cache = fastagg.Tiered(format, memory=rows * stride, path=tmp_path / str(rows))

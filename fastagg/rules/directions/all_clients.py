@@ -148,7 +148,7 @@ class TieredState(SumState):
         self.sum = memory.zeros(material.size, material.device)
         super().__init__(
             native.engine.AllClients.on(
-                sign=setting.sign, setting=setting.native_setting(), tiers=self.rows.native, seed=material.seed,
+                sign=setting.sign, setting=setting.native_setting(), rows=self.rows.native, seed=material.seed,
                 sum=self.sum.data_ptr(),
             )
         )  # fmt: skip
