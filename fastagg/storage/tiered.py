@@ -139,7 +139,8 @@ class TieredRows:
         me = weakref.ref(self)
         self.native.on_first_use(lambda: _alive(me)._claim())
         self.native.on_loss(lambda clients: _alive(me)._tell(clients))
-        self.after_loss: Callable[[], object] = lambda: None  # called when rows were given up
+        # Called when rows were given up. It is a method of what holds this server, and must not hold that alive.
+        self.after_loss: Callable[[], Callable[[], object] | None] = lambda: None
         self._id = ""
 
     def row(self, client: int) -> Tensor | None:
@@ -286,7 +287,8 @@ class TieredRows:
             "%s: the rows of %d clients are damaged and given up: %s. They count as clients that have not answered yet",
             self.folder / ROWS, len(clients), shown,
         )  # fmt: skip
-        self.after_loss()
+        if (tell := self.after_loss()) is not None:
+            tell()
 
     def _claim(self) -> None:
         """Make the folder this server's, which has no rows yet. What a server began to save and did not, before it was
