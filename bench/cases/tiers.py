@@ -71,7 +71,7 @@ def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> B
         return {
             "slowest of a thousand over the median": one / middle,
             "interrupted": sum(one for _, one in slowest) / len(slowest),
-            **{name: moved[name] for name in ("ahead", "late", "cold") if moved},
+            **{name: moved[name] for name in ("ahead", "cold") if moved},
         }
 
     def close() -> None:

@@ -56,11 +56,6 @@ int64_t Places::move(int64_t client) noexcept {
   return slot;
 }
 
-int64_t Places::move_as_it_is(int64_t client) noexcept {
-  std::copy_n(sums(of(client)), per_slot_, sums_.begin() + reserved_ * per_slot_);
-  return move(client);
-}
-
 void Places::drop(int64_t client) noexcept {
   int64_t& slot = slots_[static_cast<size_t>(client)];
   retire(slot);

@@ -30,8 +30,6 @@ class Places {
   void reserve(SlotFile& file);
   // The client's row is in the reserved slot from now on; the slot.
   int64_t move(int64_t client) noexcept;
-  // The same, of the row that the client has; the slot.
-  int64_t move_as_it_is(int64_t client) noexcept;
   // Whether the client has a row that no cut knows.
   bool is_new(int64_t client) const { return of(client) >= 0 && born_[static_cast<size_t>(of(client))] == cuts_; }
   // The client has no row any more.

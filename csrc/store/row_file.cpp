@@ -190,14 +190,13 @@ int64_t RowFile::nbytes() const {
 // -- checkpoints
 
 // The system takes what a failed sync left behind for written, and a later sync succeeds without it. So every row that
-// no successful sync has seen is written again, to another slot.
+// no successful sync has seen is written again. No checkpoint refers to its slot.
 void RowFile::write_again() {
   const Block row = block_of(static_cast<size_t>(windows_.stride()));
   for (int64_t client = 0; client < setting_.clients; ++client) {
     if (!places_.is_new(client)) continue;
     read_row(client, row);
-    places_.reserve(file_);
-    file_.write(places_.move_as_it_is(client), row.get());
+    file_.write(places_.of(client), row.get());
     counts_.written += windows_.stride();
   }
 }
