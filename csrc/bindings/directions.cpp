@@ -212,6 +212,7 @@ void bind_rows(py::module_& m) {
       .def("open", &RowFile::open)
       .def("close", &RowFile::close, py::call_guard<Released>())
       .def("load", &load_cut, arg("state"), arg("others"), arg("last"))
+      .def("sync", &RowFile::sync)
       .def("cut", &cut_of)
       .def("kept_with", &RowFile::kept_with)
       .def("confirm", &RowFile::confirm)

@@ -1,10 +1,12 @@
 #include "row_file.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <random>
 
+#include "../cpu/pool.h"
 #include "blocking.h"
 
 namespace fastagg::store {
@@ -41,10 +43,21 @@ void RowFile::check(const Row& part, int64_t window, int64_t client) const {
 }
 
 Row RowFile::read_row(int64_t client, const Block& into) {
-  file_.read(places_.of(client), 0, windows_.stride(), into.get());
-  counts_.read += windows_.stride();
   const Row row = windows_.row_at(bytes(into));
-  for (int64_t window = 0; window < windows_.count(); ++window) check(windows_.part(row, window), window, client);
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
+  auto one = [&](int64_t window) noexcept {
+    try {
+      const Row part = windows_.part(row, window);
+      windows_.read_to(file_, places_.of(client), window, part);
+      check(part, window, client);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  };
+  cpu::parallel(windows_.count(), 2 * windows_.stride(), one);
+  if (error) std::rethrow_exception(error);
+  counts_.read += windows_.stride();
   return row;
 }
 
@@ -163,8 +176,8 @@ void RowFile::put() noexcept {
   const Row row = place(client_);
   if (places_.of(client_) >= 0) ++(asked_[static_cast<size_t>(client_)] >= 0 ? counts_.ahead : counts_.cold);
   slot_ = places_.move(client_);
-  for (int64_t window = 0; window < windows_.count(); ++window)
-    places_.set_sum(slot_, window, windows_.sum(windows_.part(row, window), window));
+  auto one = [&](int64_t window) { places_.set_sum(slot_, window, windows_.sum(windows_.part(row, window), window)); };
+  cpu::parallel(windows_.count(), windows_.stride(), one);
   try {
     file_.write(slot_, new_.get());
   } catch (const std::exception&) {  // the next arrival tries again, and says so
@@ -201,12 +214,28 @@ void RowFile::write_again() {
   }
 }
 
+void RowFile::sync() {
+  if (!is_open()) return;
+  const Blocking out;
+  const std::lock_guard<std::mutex> lock(syncs_);
+  sync_file();
+}
+
+void RowFile::sync_file() {
+  try {
+    file_.sync();
+  } catch (...) {
+    synced_ = false;
+    throw;
+  }
+}
+
 RowFile::Cut RowFile::cut() {
   use();
   const Blocking out;
+  const std::lock_guard<std::mutex> lock(syncs_);  // else one of two could take the other's failure for nothing
   if (!synced_) write_again();
-  synced_ = false;
-  file_.sync();
+  sync_file();
   synced_ = true;
   return {places_.cut(), sweep_.arrivals(), sweep_.begun()};
 }

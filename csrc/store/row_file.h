@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,6 +78,8 @@ class RowFile : public RowStore {
     int64_t arrivals = 0;       // where the scrub is
     std::vector<double> begun;  // the sums of its window
   };
+  // Most of what is not on the disk yet comes there, while others go on; any thread may call it. A cut finds little left.
+  void sync();
   // A checkpoint begins: when this returns, everything is on the disk.
   Cut cut();
   // Which checkpoints can be loaded once that of this number is written: it and the last before it.
@@ -107,6 +110,7 @@ class RowFile : public RowStore {
   void use();
   void take_file(SlotFile::Use use, const std::function<void()>& load);
   void write_again();
+  void sync_file();
   Row read_row(int64_t client, const Block& into);
   Row read_window(int64_t client, int64_t window, char* into);
   void check(const Row& part, int64_t window, int64_t client) const;
@@ -120,6 +124,7 @@ class RowFile : public RowStore {
   SlotFile file_;
   bool closed_ = false;
   bool is_put_ = true;   // the last new row is in the file
+  std::mutex syncs_;
   bool synced_ = true;   // no sync has failed since the last one that did not
   int64_t slot_ = -1;    // of the last new row
   Places places_;

@@ -99,9 +99,6 @@ void SlotFile::write(int64_t slot, const void* from) const {
     if (count <= 0) fail(path_, "a row cannot be written", count == 0 ? EIO : errno);
     done += count;
   }
-#if defined(SYNC_FILE_RANGE_WRITE)
-  sync_file_range(file_, static_cast<off_t>(slot * stride_), static_cast<off_t>(stride_), SYNC_FILE_RANGE_WRITE);
-#endif
 }
 
 void SlotFile::sync() const {

@@ -30,7 +30,6 @@ class SlotFile {
 
   void ask_ahead(int64_t slot, int64_t offset, int64_t size) const noexcept;  // it is read soon
   void read(int64_t slot, int64_t offset, int64_t size, void* into) const;
-  // To the page cache. The disk begins to write it at once, so that a sync finds little left.
   void write(int64_t slot, const void* from) const;
   void sync() const;
 

@@ -43,11 +43,16 @@ struct Windows {
   // A window alone, read into memory of so many bytes.
   int64_t read_bytes() const { return data_bytes(elements(0)) + scales(elements(0)) * 4; }
   Row read(const SlotFile& file, int64_t slot, int64_t window, char* into) const {
-    const int64_t count = elements(window), data = data_bytes(count);
-    file.read(slot, window * data_bytes(kSize), data, into);
-    if (!scaled()) return {into, nullptr};
-    file.read(slot, scales_at() + scales(window * kSize) * 4, scales(count) * 4, into + data);
-    return {into, reinterpret_cast<float*>(into + data)};
+    float* const behind = scaled() ? reinterpret_cast<float*>(into + data_bytes(elements(window))) : nullptr;
+    const Row alone{into, behind};
+    read_to(file, slot, window, alone);
+    return alone;
+  }
+  // To where its data and its scales are wanted.
+  void read_to(const SlotFile& file, int64_t slot, int64_t window, const Row& into) const {
+    const int64_t count = elements(window);
+    file.read(slot, window * data_bytes(kSize), data_bytes(count), into.data);
+    if (scaled()) file.read(slot, scales_at() + scales(window * kSize) * 4, scales(count) * 4, into.scales);
   }
   void ask_ahead(const SlotFile& file, int64_t slot, int64_t window) const noexcept {
     file.ask_ahead(slot, window * data_bytes(kSize), data_bytes(elements(window)));

@@ -160,6 +160,9 @@ class TieredState(SumState):
     def state_dict(self, *, rows: bool = True) -> State:
         return {"cache": self.rows.state_dict(), **super().state_dict()}
 
+    def sync(self) -> None:
+        self.rows.native.sync()
+
     def saved(self, state: State) -> None:
         self.rows.saved(state["cache"])
 
