@@ -25,7 +25,7 @@ import fastagg
 from fastagg._build import native
 
 AHEAD, IN_MEMORY, PAUSE = 8, 500, 0.004  # clients in training; those of the server in memory; seconds before an update
-MEMORY = 2 << 30  # bytes for rows
+MEMORY = 2 << 30  # bytes of rows that are asked for ahead
 
 
 def interruptions() -> int:
@@ -83,7 +83,8 @@ def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> B
 
 def _disk(problem: Problem, format: str) -> Built:
     """A read of a row's bytes, past the page cache."""
-    folder, row = tempfile.TemporaryDirectory(prefix="fastagg-bench-"), native.engine.RowFile.stride(format, problem.size)
+    folder = tempfile.TemporaryDirectory(prefix="fastagg-bench-")
+    row = native.engine.RowFile.stride(format, problem.size)
     path, buffer = Path(folder.name) / "rows", mmap.mmap(-1, row)
     with open(path, "wb") as out:
         for _ in range(64):

@@ -107,7 +107,8 @@ std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& s
 std::shared_ptr<RowFile> row_file(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
                                   int64_t keep, const std::string& path) {
   const auto [size, clients] = shape;
-  if (size < 1 || clients < 1 || keep < 1) throw Refused("rows: expected at least one parameter, client and checkpoint");
+  if (size < 1 || clients < 1 || keep < 1)
+    throw Refused("rows: expected at least one parameter, client and checkpoint");
   return std::make_shared<RowFile>(RowFile::Setting{named(format, RowFormats{}, "rows"), size, clients, memory, keep},
                                    path);
 }

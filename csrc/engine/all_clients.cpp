@@ -289,8 +289,7 @@ void AllClients::cancel() noexcept {
 
 int64_t AllClients::nbytes() const {
   const size_t floats = shares_.size() + weights_.size();
-  return static_cast<int64_t>(floats * sizeof(float) + begun_.size() * sizeof(int64_t)) +
-         (rows_ ? rows_->nbytes() : 0);
+  return static_cast<int64_t>(floats * sizeof(float) + begun_.size() * sizeof(int64_t)) + (rows_ ? rows_->nbytes() : 0);
 }
 
 void AllClients::fields(Archive& archive) {

@@ -19,7 +19,7 @@ class AllClients : public DirectionState {
     int64_t max_delay = -1;   // ACED: how many versions a row's information may be old; negative: for ever
     bool by_dispatch = true;  // ACED: as fresh as the last model the client was sent, or as its row
   };
-  // `rows`: null if the clients keep them. `resums`: rows are in memory, and their sum is added up again little by little.
+  // `rows`: null if the clients keep them. `resums`: they are in memory, and their sum is added up again all the time.
   AllClients(double sign, const Setting& setting, std::shared_ptr<store::RowStore> rows, bool resums, uint64_t seed,
              float* sum);
   Outcome plan(const Given& given, bool closes) override;

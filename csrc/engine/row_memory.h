@@ -1,5 +1,5 @@
-// The rows of all clients in memory, the host's or a device's, and their sum's resummation; a sum that is recomputed for
-// every update needs none.
+// The rows of all clients in memory, the host's or a device's, and the resummation of their sum. A sum that is
+// recomputed for every update has none.
 #pragma once
 
 #include <memory>

@@ -78,7 +78,8 @@ class RowFile : public RowStore {
     int64_t arrivals = 0;       // where the scrub is
     std::vector<double> begun;  // the sums of its window
   };
-  // Most of what is not on the disk yet comes there, while others go on; any thread may call it. A cut finds little left.
+  // Most of what is not on the disk yet comes there, while others go on; any thread may call it. A cut finds little
+  // left.
   void sync();
   // A checkpoint begins: when this returns, everything is on the disk.
   Cut cut();
@@ -123,10 +124,10 @@ class RowFile : public RowStore {
   Windows windows_;
   SlotFile file_;
   bool closed_ = false;
-  bool is_put_ = true;   // the last new row is in the file
+  bool is_put_ = true;  // the last new row is in the file
   std::mutex syncs_;
-  bool synced_ = true;   // no sync has failed since the last one that did not
-  int64_t slot_ = -1;    // of the last new row
+  bool synced_ = true;  // no sync has failed since the last one that did not
+  int64_t slot_ = -1;   // of the last new row
   Places places_;
   Sweep sweep_;
   Counts counts_;

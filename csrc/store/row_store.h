@@ -1,7 +1,7 @@
 // The rows of all clients, wherever they lie, and what keeps their sum from drifting.
 //
-// An arrival calls `plan`, which may fail, and then, of what was planned: `leaves`, the kernel that reads the old row and
-// writes the new one, `enters` of it and of every term, `advance`; and at last `put`.
+// An arrival calls `plan`, which may fail, and then, of what was planned: `leaves`, the kernel that reads the old row
+// and writes the new one, `enters` of it and of every term, `advance`; and at last `put`.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ class RowDamaged : public RowsFailed {
 
 class RowStore {
  public:
-  // Clients whose rows leave the sum or come back into it, in order, and by how much their weights change: from or to 0.
+  // Clients whose rows leave the sum or come back into it, in order, and by how much their weights change: from or to
+  // 0.
   using Terms = std::vector<std::pair<int64_t, float>>;
   struct Arrival {
     int64_t number;  // of arrivals before it

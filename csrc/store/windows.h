@@ -1,5 +1,5 @@
-// How a row lies in a slot, and where it is read to: its data and then its scales, each in whole pages. A row is checked and
-// scrubbed in windows of 131,072 elements, and each window has a checksum.
+// How a row lies in a slot, and where it is read to: its data and then its scales, each in whole pages. A row is
+// checked and scrubbed in windows of 131,072 elements, and each window has a checksum.
 #pragma once
 
 #include <algorithm>

@@ -62,7 +62,7 @@ def seen(server: fastagg.Server) -> str:
     return digest.hexdigest()
 
 
-# -- power ---------------------------------------------------------------------------------------------------------------
+# -- power -------------------------------------------------------------------------------------------------------------
 
 
 class Machine(LossyDisk):
@@ -156,7 +156,7 @@ def test_power_is_lost_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(found) > 10
 
 
-# -- what fails ----------------------------------------------------------------------------------------------------------
+# -- what fails --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [0, 9])  # answers, and rows, of the second process
