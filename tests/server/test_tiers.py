@@ -166,23 +166,6 @@ def aced(path: Path, rows: int = 4) -> fastagg.Server:
     return fastagg.ACED(torch.zeros(SIZE), lr=0.1, num_clients=12, max_delay=3, cache=cache, seed=3)
 
 
-def test_a_log_of_few_rows_replays_with_many(tmp_path: Path) -> None:
-    """The log holds rows, also where many left the sum at once; more memory gives the same bits."""
-    with fastagg.open(tmp_path / "state", lambda: aced(tmp_path / "rows", 4)) as server:
-        Trace().play(20, server)
-        flat, total = server.flat.clone(), sum_of(server).clone()
-        rows = rows_of(server)
-        for folder in ("state", "rows"):
-            shutil.copytree(tmp_path / folder, tmp_path / f"{folder} killed")  # as if it had been killed here
-    del server
-    gc.collect()
-    shutil.rmtree(tmp_path / "rows")
-    shutil.move(tmp_path / "rows killed", tmp_path / "rows")
-    with fastagg.open(tmp_path / "state killed", lambda: aced(tmp_path / "rows", 40)) as again:
-        assert torch.equal(again.flat, flat) and torch.equal(sum_of(again), total)
-        assert all(torch.equal(one, other) for one, other in zip(rows_of(again), rows, strict=True))
-
-
 def exact_sum(server: fastagg.Server) -> Tensor:
     """The sum of a server's rows, each with its weight, in float64."""
     weights = inside.weights(server).tolist()
@@ -307,46 +290,33 @@ def damaged_server(path: Path, *clients: int, **more: Any) -> fastagg.Server:
     """A server whose rows of these clients change on the disk while it runs."""
     server = make(path, **more)
     Trace().play(30, server)
-    state = server.state_dict()
-    inside.direction(server).saved(state["direction"])
-    for client in clients:
-        damage(path, client, state, STRIDE["int8"], 200_000)
+    flip(path, *clients)(server.state_dict())
     return server
 
 
-def rows_of_client(server: fastagg.Server, client: int) -> Tensor | None:
-    found: Tensor | None = inside.row(server, client)
-    return found
-
-
 @pytest.mark.parametrize("found_by", ["its client", "the scrub"])
-def test_a_client_whose_row_is_damaged_warms_up_again(
-    found_by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("lost", [[7], [2, 6, 7]])
+def test_clients_whose_rows_are_damaged_warm_up_again(
+    lost: list[int], found_by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = damaged_server(tmp_path, 7)
+    whole = [client for client in range(12) if client not in lost]
+    server = damaged_server(tmp_path, *lost)
 
     def answer(client: int) -> fastagg.Receipt:
         server.dispatch(client)
         return server.receive(client, torch.full((SIZE,), float(client)))
 
-    if found_by == "its client":
-        assert answer(7).applied
-    else:
-        for turn in range(4 * 12):  # the scrub comes to the row of 7
-            answer([client for client in range(12) if client != 7][turn % 11])
-        assert not answer(0).applied, "ACE waits until all have been heard"
-        assert rows_of_client(server, 7) is None
-        assert answer(7).applied
-    assert server.tiers()["lost"] == 1 and "the rows of 1 clients are damaged and given up: 7." in caplog.text
+    for turn in range(1 if found_by == "its client" else 5 * 12):
+        answer(7 if found_by == "its client" else whole[turn % len(whole)])
+        if server.tiers()["lost"]:
+            break
+    named = ", ".join(map(str, lost))
+    assert server.tiers()["lost"] == len(lost) and f"are damaged and given up: {named}." in caplog.text
     torch.testing.assert_close(sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
-
-
-def test_damaged_rows_are_given_up_together(tmp_path: Path) -> None:
-    server = damaged_server(tmp_path, 2, 6, 7, warmup="partial")
-    server.dispatch(7)
-    server.receive(7, torch.ones(SIZE))
-    assert server.tiers()["lost"] == 3
-    assert [client for client in range(12) if rows_of_client(server, client) is None] == [2, 6]
+    unheard = [client for client in lost if inside.row(server, client) is None]
+    assert unheard == [client for client in lost if found_by == "the scrub" or client != 7]
+    assert answer(0).applied == (not unheard), "ACE waits until all have been heard"
+    assert [answer(client).applied for client in lost][-1]
     torch.testing.assert_close(sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
 
 
@@ -398,7 +368,7 @@ def test_damage_between_two_runs_is_found_at_open(
     version = server.version
     server.close()  # `server` is still there, but its rows are free
     with pytest.raises(fastagg.FastaggError, match="closed"):
-        rows_of_client(server, 0)
+        inside.row(server, 0)
     lost = [2, 5, 7] if how == "flips" else [client for client in range(12) if slots[client] >= max(slots) // 2]
     assert 0 < len(lost) < 12
     (flip(rows, *lost) if how == "flips" else cut(rows, max(slots) // 2))(state)
@@ -546,27 +516,6 @@ def test_a_damaged_folder(damaged: Callable[[Path], object], says: str, tmp_path
     damaged(tmp_path / "rows")
     with pytest.raises(fastagg.CheckpointError, match=says):
         fastagg.load(tmp_path / "server.pt")
-
-
-def test_a_server_with_a_journal(tmp_path: Path) -> None:
-    def made() -> fastagg.Server:
-        return make(tmp_path / "rows")
-
-    whole, trace = make(tmp_path / "whole"), Trace()
-    with fastagg.open(tmp_path / "state", made) as server:
-        trace.play(20, whole, server)
-        server.checkpoint()
-        trace.play(25, whole, server)
-        shutil.copytree(tmp_path / "state", tmp_path / "killed")  # as if it had been killed here
-        shutil.copytree(tmp_path / "rows", tmp_path / "rows killed")
-        shutil.rmtree(tmp_path / "rows", ignore_errors=True)
-    shutil.rmtree(tmp_path / "state")
-    shutil.move(tmp_path / "killed", tmp_path / "state")
-    shutil.move(tmp_path / "rows killed", tmp_path / "rows")
-    with fastagg.open(tmp_path / "state", made) as again:
-        assert same(whole, again)
-        trace.play(20, whole, again)
-        assert same(whole, again)
 
 
 def test_a_folder_keeps_no_more_checkpoints_than_there_are_rows_of(tmp_path: Path) -> None:
