@@ -49,8 +49,8 @@ struct Server {
       held.size = size, held.slots = kClients;
       rows = zeros(padded(size) * kClients), sum = zeros(padded(size));
       held.data = rows.data;
-      direction =
-          std::make_shared<AllClients>(-1.0, AllClients::Setting{kClients, false, true}, held, 1, sum.data, nullptr);
+      direction = std::make_shared<AllClients>(-1.0, AllClients::Setting{kClients, false, true},
+                                               std::make_shared<RowMemory>(held, nullptr), false, 1, sum.data);
     }
     OptimizerSettings optimizer;
     optimizer.kind = rule == Rule::kFadas ? place_in<Amsgrad>(Optimizers{}) : place_in<Sgd>(Optimizers{});
