@@ -177,14 +177,14 @@ class TieredRows:
     def saved(self, state: State) -> None:
         """A checkpoint with this :meth:`state_dict` is written: those before the last ``keep`` are given up."""
         number = state["number"]
-        kept = self.native.kept_with(number)
+        stay = [self._name(one) for one in self.native.kept_with(number)]
         with _named(self.folder):
             for one in self._listed():
-                if one.number == number and one.begun:
+                if one.begun and one.number == number:
                     os.replace(self.folder / one.name, self.folder / self._name(number))
-                elif one.number not in kept and not (one.begun and one.number > number):
-                    (self.folder / one.name).unlink()
-            files.sync_folder(self.folder)  # before their rows' places are used
+                elif one.begun and one.number > number:
+                    stay.append(one.name)
+            self._tidy(stay)  # before the places of other rows are used
         self.native.confirm(number)
 
     def load_state_dict(self, state: State) -> list[int]:
@@ -215,11 +215,7 @@ class TieredRows:
             _once_more(lambda: self.native.load(given, others, last))
             mine = self._name(number)
             files.write(self.folder / mine, _packed(_plain(state)["slots"]))
-            stay = [mine, *(self._name(other) for other, _ in others)]
-            for name in (OLD, *(one.name for one in there)):
-                if name and name not in stay:
-                    (self.folder / name).unlink(missing_ok=True)
-            files.sync_folder(self.folder)
+            self._tidy([mine, *(self._name(other) for other, _ in others)])
         return lost
 
     def look(self, *, all: bool) -> list[int]:
@@ -297,8 +293,7 @@ class TieredRows:
         Raises:
             ConfigError: checkpoints refer to what is in it. CacheError: it is in use, or the disk refuses.
         """
-        there = self._listed()
-        if any(not one.begun for one in there):
+        if any(not one.begun for one in self._listed()):
             raise ConfigError(
                 f"{self.folder}: checkpoints of another server refer to what is in it: load one of them, name "
                 "another folder, or remove this one"
@@ -306,10 +301,15 @@ class TieredRows:
         with _named(self.folder):
             files.make_folder(self.folder)
             _once_more(self.native.open)
-            for name in (OLD, *(one.name for one in there)):
-                (self.folder / name).unlink(missing_ok=True)
-            files.sync_folder(self.folder)  # rows.bin is in it
+            self._tidy([])
         self._id = secrets.token_hex(8)
+
+    def _tidy(self, stay: list[str]) -> None:
+        """Remove all files of checkpoints but these. The names in the folder are on the disk then."""
+        for path in self.folder.iterdir():
+            if (path.name == OLD or path.name.startswith("slots-")) and path.name not in stay:
+                path.unlink()
+        files.sync_folder(self.folder)
 
     def _name(self, number: int) -> str:
         return f"slots-{self._id}-{number}"
