@@ -232,6 +232,7 @@ class Keeper:
             CheckpointError: it could not be written. NotDurable: the log could not be.
         """
         watch, engine = Stopwatch(["held"]), self.running.engine
+        self.running.extension.state.sync()
         with watch.timing("held"), engine.inside:
             sequence = 0 if self.journal is None else self.journal.last
             written = 0 if self.journal is None else self.journal.written
