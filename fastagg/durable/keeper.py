@@ -260,6 +260,7 @@ class Keeper:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
                 room = next(iter(contents(self.disk).reserves), None)
                 nbytes = cut.write(self.disk, name + PARTIAL, told, self.go_on, room)
+                self.disk.remove(name)  # of an attempt that failed after this
                 self.disk.rename(name + PARTIAL, name)
                 self.disk.sync_folder()
                 with engine.inside:

@@ -23,6 +23,7 @@ from support.presets import update
 
 import fastagg
 from fastagg._build import native
+from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
 from fastagg.durable.opening import open_on
 from fastagg.rules.directions.all_clients import TieredState
@@ -232,6 +233,30 @@ def test_a_first_opening_that_does_not_end_can_be_repeated(
         state = seen(server)
     with fastagg.open(tmp_path / "state", make) as server:
         assert seen(server) == state
+
+
+@pytest.mark.parametrize("of", [files, Disk])  # the rows' folder, the state's
+def test_a_checkpoint_that_fails_at_its_end_can_be_made_again(
+    of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = maker(tmp_path / "rows")
+    with fastagg.open(tmp_path / "state", make) as server:
+        play(server, 0, 5)
+        with monkeypatch.context() as patched:
+            named = of.sync_folder
+
+            def refuse(*given: Any) -> None:
+                if len(list((tmp_path / "state").glob("checkpoint-*[0-9]"))) > 1:  # it is renamed
+                    raise OSError(errno.EIO, "a disk's error")
+                named(*given)
+
+            patched.setattr(of, "sync_folder", refuse)
+            with pytest.raises(fastagg.FastaggError, match="a disk's error"):
+                server.checkpoint()
+        server.checkpoint()
+        state = seen(server)
+    with fastagg.open(tmp_path / "state", make, check=True) as server:
+        assert seen(server) == state and server.tiers()["lost"] == 0
 
 
 def test_closing_after_a_failed_sync_gives_the_rows_back(tmp_path: Path) -> None:
