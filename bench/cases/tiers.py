@@ -25,7 +25,7 @@ import fastagg
 from fastagg._build import native
 
 AHEAD, IN_MEMORY, PAUSE = 8, 500, 0.004  # clients in training; those of the server in memory; seconds before an update
-MEMORY = 2 << 30  # bytes for rows
+MEMORY = 2 << 30  # bytes of rows that are asked for ahead
 
 
 def interruptions() -> int:
@@ -36,7 +36,7 @@ def interruptions() -> int:
 def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> Built:
     """``ahead``: how many clients train at a time, of rows on a disk; None: rows in memory."""
     folder = tempfile.TemporaryDirectory(prefix="fastagg-bench-")
-    if clients * native.engine.Tiers.stride(format, problem.size) > 0.9 * shutil.disk_usage(folder.name).free:
+    if clients * native.engine.RowFile.stride(format, problem.size) > 0.9 * shutil.disk_usage(folder.name).free:
         raise Skip("its rows need more room than TMPDIR has")
     clients = min(clients, IN_MEMORY) if ahead is None else clients
     cache = format if ahead is None else fastagg.Tiered(format, memory=MEMORY, path=folder.name)
@@ -71,7 +71,7 @@ def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> B
         return {
             "slowest of a thousand over the median": one / middle,
             "interrupted": sum(one for _, one in slowest) / len(slowest),
-            **{name: moved[name] for name in ("ahead", "late", "cold") if moved},
+            **{name: moved[name] for name in ("ahead", "cold") if moved},
         }
 
     def close() -> None:
@@ -83,7 +83,8 @@ def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> B
 
 def _disk(problem: Problem, format: str) -> Built:
     """A read of a row's bytes, past the page cache."""
-    folder, row = tempfile.TemporaryDirectory(prefix="fastagg-bench-"), native.engine.Tiers.stride(format, problem.size)
+    folder = tempfile.TemporaryDirectory(prefix="fastagg-bench-")
+    row = native.engine.RowFile.stride(format, problem.size)
     path, buffer = Path(folder.name) / "rows", mmap.mmap(-1, row)
     with open(path, "wb") as out:
         for _ in range(64):

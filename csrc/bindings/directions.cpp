@@ -6,6 +6,7 @@
 #include "../engine/ordered.h"
 #include "../engine/single.h"
 #include "../store/row_cut.h"
+#include "../store/row_file.h"
 #include "archive.h"
 #include "arrays.h"
 #include "host.h"
@@ -19,7 +20,7 @@ namespace {
 
 using namespace engine;
 using py::arg;
-using store::Tiers;
+using store::RowFile;
 
 // -- memory and kernels
 
@@ -79,16 +80,17 @@ std::shared_ptr<AllClients> all_clients(double sign, const AllClients::Setting& 
                                         uint64_t seed, Address sum, std::shared_ptr<Resummation> resummation) {
   if (setting.clients < 1) throw Refused("all clients: expected at least one");
   if (rows != nullptr && rows->slots != setting.clients) throw Refused("all clients: expected a row for each");
-  std::optional<Rows> held;
-  if (rows != nullptr) held = *rows;
-  return std::make_shared<AllClients>(sign, setting, held, seed, at(sum), std::move(resummation));
+  const bool resums = resummation != nullptr;
+  std::shared_ptr<store::RowStore> held;
+  if (rows != nullptr) held = std::make_shared<engine::RowMemory>(*rows, std::move(resummation));
+  return std::make_shared<AllClients>(sign, setting, std::move(held), resums, seed, at(sum));
 }
 
 std::shared_ptr<AllClients> all_clients_on(double sign, const AllClients::Setting& setting,
-                                           std::shared_ptr<Tiers> tiers, uint64_t seed, Address sum) {
-  if (tiers == nullptr || tiers->setting().clients != setting.clients)
+                                           std::shared_ptr<RowFile> rows, uint64_t seed, Address sum) {
+  if (rows == nullptr || rows->setting().clients != setting.clients)
     throw Refused("all clients: expected a row for each");
-  return std::make_shared<AllClients>(sign, setting, std::move(tiers), seed, at(sum));
+  return std::make_shared<AllClients>(sign, setting, std::move(rows), false, seed, at(sum));
 }
 
 std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& setting, const Rows& rows,
@@ -101,20 +103,20 @@ std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& s
 
 // -- rows on a disk
 
-std::shared_ptr<Tiers> make_tiers(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
+std::shared_ptr<RowFile> row_file(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
                                   int64_t keep, const std::string& path) {
   const auto [size, clients] = shape;
   if (size < 1 || clients < 1 || keep < 1)
-    throw Refused("tiers: expected at least one parameter, client and checkpoint");
-  const int place = named(format, RowFormats{}, "tiers");
-  return std::make_shared<Tiers>(Tiers::Setting{place, size, clients, memory, keep}, path);
+    throw Refused("rows: expected at least one parameter, client and checkpoint");
+  return std::make_shared<RowFile>(RowFile::Setting{named(format, RowFormats{}, "rows"), size, clients, memory, keep},
+                                   path);
 }
 
-py::dict cut_of(Tiers& tiers) {
-  Tiers::Cut cut;
+py::dict cut_of(RowFile& rows) {
+  RowFile::Cut cut;
   {
     const Released released;
-    cut = tiers.cut();
+    cut = rows.cut();
   }
   py::dict state;
   state["number"] = cut.places.number;
@@ -130,35 +132,38 @@ store::Places::Cut places_in(const py::dict& state) {
           vector_from<uint32_t>(state["sums"])};
 }
 
-std::vector<int64_t> damaged_in(const Tiers& tiers, const py::dict& state, int64_t most) {
-  return tiers.damaged(places_in(state), most);
+std::vector<int64_t> damaged_in(const RowFile& rows, const py::dict& state, int64_t most) {
+  return rows.damaged(places_in(state), most);
 }
 
-void load_cut(Tiers& tiers, const py::dict& state) {
-  Tiers::Cut cut;
+// `others`: (number, slots) of the checkpoints that can still be loaded, too.
+void load_cut(RowFile& rows, const py::dict& state, const std::vector<std::pair<int64_t, py::object>>& others,
+              int64_t last) {
+  std::vector<store::Places::Kept> kept;
+  for (const auto& [number, slots] : others) kept.emplace_back(number, vector_from<int64_t>(slots));
+  RowFile::Cut cut;
   cut.places = places_in(state);
   cut.arrivals = py::cast<int64_t>(state["arrivals"]);
   cut.begun = vector_from<double>(state["shadow"]);
-  tiers.load(cut);
+  rows.load(cut, kept, last);
 }
 
 // Data and scales, or None.
-py::object row_of(Tiers& tiers, int64_t client) {
-  if (client < 0 || client >= tiers.setting().clients) throw Refused("no client " + std::to_string(client));
+py::object row_of(RowFile& rows, int64_t client) {
+  if (client < 0 || client >= rows.setting().clients) throw Refused("no client " + std::to_string(client));
   std::vector<char> row;
   bool there = false;
   {
     const Released released;
-    there = tiers.copy_row(client, row);
+    there = rows.copy_row(client, row);
   }
   return there ? py::object(py::bytes(row.data(), row.size())) : py::none();
 }
 
-py::dict counts_of(const Tiers& tiers) {
-  const Tiers::Counts counts = tiers.counts();
+py::dict counts_of(const RowFile& rows) {
+  const RowFile::Counts& counts = rows.counts();
   py::dict found;
   found["ahead"] = counts.ahead;
-  found["late"] = counts.late;
   found["cold"] = counts.cold;
   found["lost"] = counts.lost;
   found["read"] = counts.read;
@@ -182,20 +187,20 @@ void bind_rows(py::module_& m) {
                                    py::bytes(row->scales.data(), row->scales.size()));
            })
       .def_property_readonly("count", &store::RowCut::count);
-  py::class_<Tiers, std::shared_ptr<Tiers>>(m, "Tiers")
-      .def(py::init(&make_tiers), by_name, arg("format"), arg("shape"), arg("memory"), arg("keep"), arg("path"))
+  py::class_<RowFile, std::shared_ptr<RowFile>>(m, "RowFile")
+      .def(py::init(&row_file), by_name, arg("format"), arg("shape"), arg("memory"), arg("keep"), arg("path"))
       .def("on_first_use",
-           [](Tiers& tiers, py::function claim) {
+           [](RowFile& rows, py::function claim) {
              const store::Owner held = owner_of(std::move(claim));
-             tiers.claim = [held] {
+             rows.claim = [held] {
                const Holds holds;
                py::handle(object_of(held))();
              };
            })
       .def("on_loss",
-           [](Tiers& tiers, py::function tell) {
+           [](RowFile& rows, py::function tell) {
              const store::Owner held = owner_of(std::move(tell));
-             tiers.on_loss = [held](const std::vector<int64_t>& clients) {
+             rows.on_loss = [held](const std::vector<int64_t>& clients) {
                const Holds holds;
                try {
                  py::handle(object_of(held))(clients);
@@ -204,21 +209,21 @@ void bind_rows(py::module_& m) {
                }
              };
            })
-      .def("open", &Tiers::open)
-      .def("close", &Tiers::close, py::call_guard<Released>())
-      .def("load", &load_cut)
+      .def("open", &RowFile::open)
+      .def("close", &RowFile::close, py::call_guard<Released>())
+      .def("load", &load_cut, arg("state"), arg("others"), arg("last"))
+      .def("sync", &RowFile::sync)
       .def("cut", &cut_of)
-      .def("kept_with", &Tiers::kept_with)
-      .def("confirm", &Tiers::confirm)
+      .def("kept_with", &RowFile::kept_with)
+      .def("confirm", &RowFile::confirm)
       .def("row", &row_of)
       .def("damaged", &damaged_in)
       .def("counts", &counts_of)
-      .def_property_readonly("is_open", &Tiers::is_open)
-      .def_property_readonly("frames", &Tiers::frames)
-      .def_property_readonly("scales_at", [](const Tiers& tiers) { return tiers.windows().scales_at(); })
-      .def_property_readonly("nbytes_on_disk", &Tiers::nbytes_on_disk)
+      .def_property_readonly("is_open", &RowFile::is_open)
+      .def_property_readonly("scales_at", [](const RowFile& rows) { return rows.windows().scales_at(); })
+      .def_property_readonly("nbytes_on_disk", &RowFile::nbytes_on_disk)
       .def_static("stride", [](const std::string& format, int64_t size) {
-        return store::Windows{named(format, RowFormats{}, "tiers"), size}.stride();
+        return store::Windows{named(format, RowFormats{}, "rows"), size}.stride();
       });
 }
 
@@ -287,7 +292,7 @@ void bind_directions(py::module_& m) {
   all.def("give_up", [](AllClients& one, std::vector<int64_t> lost) {
     for (int64_t also = 0; (also = one.give_up(lost)) >= 0;) lost.push_back(also);
   });
-  all.def_static("on", &all_clients_on, by_name, arg("sign"), arg("setting"), arg("tiers"), arg("seed"), arg("sum"));
+  all.def_static("on", &all_clients_on, by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"));
   py::class_<Calibrated, DirectionState, std::shared_ptr<Calibrated>> of_calibrated(m, "Calibrated");
   py::class_<Calibrated::Setting>(m, "CalibratedSetting")
       .def(py::init([](int64_t clients, int64_t capacity, bool from_start) {

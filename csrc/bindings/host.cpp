@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "../store/blocking.h"
-#include "../store/slot_file.h"
+#include "../store/row_store.h"
 #include "structs.h"
 #if defined(FASTAGG_CUDA)
 #include "../cuda/cuda.h"
@@ -195,7 +195,7 @@ void set_error_of_current_exception() noexcept {
     error.set_error();
   } catch (const Refusal& refused) {
     set_error(refused);
-  } catch (const store::SlotsFailed& error) {
+  } catch (const store::RowsFailed& error) {
     raise_as("CacheError", error.what());
   } catch (const Refused& error) {
     raise_as("ConfigError", error.what());
@@ -222,7 +222,7 @@ void set_error_of(const std::exception_ptr& raised) {
     std::rethrow_exception(raised);
   } catch (const Refusal& refused) {
     set_error(refused);
-  } catch (const store::SlotsFailed& error) {
+  } catch (const store::RowsFailed& error) {
     raise_as("CacheError", error.what());
   } catch (const Refused& error) {
     raise_as("ConfigError", error.what());

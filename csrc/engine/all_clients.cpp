@@ -18,40 +18,33 @@ constexpr double kLargestFall = 16.0, kNearlyEqual = 2.0;
 
 }  // namespace
 
-AllClients::AllClients(double sign, const Setting& setting, std::optional<Rows> rows, uint64_t seed, float* sum,
-                       std::shared_ptr<Resummation> resummation)
+AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<store::RowStore> rows, bool resums,
+                       uint64_t seed, float* sum)
     : DirectionState(sign),
       setting_(setting),
-      rows_(rows),
+      rows_(std::move(rows)),
+      resums_(resums),
       seed_(seed),
       sum_(sum),
-      resummation_(std::move(resummation)),
       shares_(static_cast<size_t>(setting.clients)),
       weights_(static_cast<size_t>(setting.clients)) {
   is.rows = this;
   if (ages() && setting.by_dispatch) is.ages = this;
-  if (rows) hold_rows(rows->format, rows->size);
+  if (rows_) hold_rows();
   mean_.pieces.reserve(1);
   if (ages()) begun_.assign(static_cast<size_t>(setting.clients), kNever);
 }
 
-AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<store::Tiers> tiers, uint64_t seed,
-                       float* sum)
-    : AllClients(sign, setting, std::nullopt, seed, sum, nullptr) {
-  tiers_ = std::move(tiers);
-  hold_rows(tiers_->setting().format, tiers_->setting().size);
-}
-
 // An fp32 row is as long as the update, and the sum takes the update's own numbers where there are no rows.
-void AllClients::hold_rows(int of, int64_t size) {
-  format = of;
+void AllClients::hold_rows() {
+  format = rows_->shape().format;
   if (format == kPlainRows) return;
   coded.format = format;
-  coded.size = size;
+  coded.size = rows_->shape().size;
 }
 
 void AllClients::expect(int64_t client) noexcept {
-  if (tiers_) tiers_->expect(client);
+  if (rows_) rows_->expect(client);
 }
 
 void AllClients::before_sending(int64_t version) {
@@ -101,9 +94,9 @@ Outcome AllClients::plan(const Contributions& given, bool, Way) {
   given_ = given.front();
   copy_ = nullptr;
   const auto c = static_cast<size_t>(given_.client);
-  share_ = keeps_rows() ? static_cast<float>(given_.share) : 1.0f;  // as the kernel will multiply by it
+  share_ = rows_ ? static_cast<float>(given_.share) : 1.0f;  // as the kernel will multiply by it
   weighed_ = weights_[c];
-  leaving_ = keeps_rows() ? weighed_ : 0.0f;
+  leaving_ = rows_ ? weighed_ : 0.0f;
   entering_ = share_;
   terms_.clear();
   expired_next_ = expired_;
@@ -116,8 +109,7 @@ Outcome AllClients::plan(const Contributions& given, bool, Way) {
   if (ages() && !setting_.by_dispatch) due_[given_.start].reserve(due_[given_.start].size() + 1);
   plan_bounds();
   versions_.assign(1, given_.start);
-  if (resummation_) resummation_->plan(arrivals_);
-  if (tiers_) plan_row();
+  if (rows_) plan_rows();
   const bool waits = setting_.full && heard_next_ < setting_.clients;
   outcome_ = waits ? Outcome::kKept : total_value_ == 0.0 ? Outcome::kIdle : Outcome::kStep;
   return outcome_;
@@ -131,13 +123,13 @@ void AllClients::plan_bounds() {
   total_next_.add(entering_);
   for (const auto& [slot, weight] : terms_) weight > 0 ? total_next_.add(weight) : total_next_.remove(-weight);
   total_value_ = total_next_.value();
-  row_bound_next_ = keeps_rows() ? std::max(row_bound_, norm) : row_bound_ + given_.norm;  // differences add up
-  kept_bound_ = rows_ ? row_bound_next_ * total_value_ : row_bound_next_;
+  row_bound_next_ = rows_ ? std::max(row_bound_, norm) : row_bound_ + given_.norm;  // differences add up
+  kept_bound_ = in_memory() ? row_bound_next_ * total_value_ : row_bound_next_;
   // A sum that was larger before, by heavier rows that have left, still has the rounding of what it was.
   peak_next_ = setting_.direct ? 0.0 : std::max(peak_, kept_bound_);
   bound_ = row_bound_next_ + (total_value_ > 0.0 ? peak_next_ * 0x1p-22 / total_value_ : 0.0);
   direct_ = setting_.direct;
-  if (!resummation_) return;
+  if (!resums_) return;
   heaviest_total_next_ = std::max(heaviest_total_, total_value_);
   const bool fell = std::max(heaviest_total_next_, heaviest_before_) > kLargestFall * total_value_;
   direct_ = fell && heaviest_ > kNearlyEqual * lightest_ && total_value_ > 0.0;
@@ -150,13 +142,14 @@ Direction AllClients::exchange() const {
   Direction direction;
   direction.kind = kMean;
   direction.gain = given_.gain * given_.weight;
-  direction.sum = {sum_, keeps_rows() ? entering_ : 1.0f, leaving_, 1.0f, {}};
+  direction.sum = {sum_, rows_ ? entering_ : 1.0f, leaving_, 1.0f, {}};
   direction.row.format = format;
-  direction.row.key = {seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(keeps_rows() ? client : 0)};
+  direction.row.key = {seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(rows_ ? client : 0)};
   direction.row.coded = coded.packed_at(const_cast<void*>(given_.row));  // it is only read
   direction.row.copy = coded.packed_at(copy_);
-  if (tiers_) direction.row.read = tiers_->old_row(), direction.row.write = tiers_->new_row();
-  if (rows_) direction.row.read = rows_->row(leaving_ != 0.0f ? client : -1), direction.row.write = rows_->row(client);
+  if (!rows_) return direction;
+  if (leaving_ != 0.0f) direction.row.read = rows_->read(client);
+  direction.row.write = rows_->place(client);
   return direction;
 }
 
@@ -167,8 +160,7 @@ void AllClients::copy_new_row(const Exchange& row) const {
     std::memcpy(row.copy.scales, row.write.scales, static_cast<size_t>(coded.row_scales()) * sizeof(float));
 }
 
-// More rows leave the sum, or come back, than memory has room for. They are read window by window, which may fail, so
-// the new sum is made beside the old one before anything changes. Its bits are those that `run` makes with more memory.
+// The new sum is made beside the old one, because reading the terms may fail. Its bits are those that `run` makes.
 void AllClients::move_aside() {
   OnCpu runner;
   const int64_t size = given_.update->size;
@@ -177,11 +169,10 @@ void AllClients::move_aside() {
   std::copy(sum_, sum_ + size, sum);
   Direction direction = exchange();
   direction.sum.values = sum;
-  tiers_->set_aside();
-  tiers_->leaves(runner, leaving_);
+  if (leaving_ != 0.0f) rows_->leaves(runner, given_.client, leaving_);
   runner.step(*given_.update, direction, Optimizer{});
-  tiers_->enters(runner, entering_);
-  tiers_->move_in_windows(runner, sum);
+  rows_->enters(runner, given_.client, entering_);
+  rows_->add_terms(runner, sum);
 }
 
 void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
@@ -189,19 +180,14 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
   const int64_t client = given_.client;
   const auto c = static_cast<size_t>(client);
   Direction direction = exchange();
-  if (rows_)
-    for (const auto& [slot, weight] : terms_) direction.sum.terms.push_back({rows_->row(slot), weight});
-  if (tiers_)
-    for (size_t term = 0; term < terms_.size() && !aside_; ++term)
-      direction.sum.terms.push_back({tiers_->row_of_term(term), terms_[term].second});
-  if (resummation_) resummation_->leaves(runner, client, leaving_);
-  if (tiers_ && !aside_) tiers_->leaves(runner, leaving_);
+  for (size_t term = 0; term < terms_.size() && !aside_; ++term)
+    direction.sum.terms.push_back({rows_->read(terms_[term].first), terms_[term].second});
+  if (leaving_ != 0.0f && !aside_) rows_->leaves(runner, client, leaving_);
   const bool steps = outcome_ == Outcome::kStep;
   if (aside_) {
     const auto* const sum = static_cast<const float*>(aside_.get());
     std::copy(sum, sum + update.size, sum_);
     if (direction.row.copy.data != nullptr) copy_new_row(direction.row);
-    tiers_->take_aside();
     if (steps) step_along_sum(runner, update, optimizer);
   } else if (!steps || direct_) {
     runner.step(update, direction, Optimizer{});
@@ -212,17 +198,12 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
   if (total_value_ == 0.0) runner.zero(sum_, update.size * static_cast<int64_t>(sizeof(float)));
   weights_[c] = entering_;
   for (const auto& [slot, weight] : terms_) weights_[static_cast<size_t>(slot)] = weight > 0 ? weight : 0.0f;
-  if (direct_ && total_value_ != 0.0) runner.recompute_sum(*rows_, weights_.data(), sum_);
-  if (resummation_) {
-    resummation_->enters(runner, client, entering_);
-    for (const auto& [slot, weight] : terms_) resummation_->enters(runner, slot, weight);
-    resummation_->advance(runner, weights_.data(), sum_);
-  } else if (tiers_) {
-    if (!aside_) {
-      tiers_->enters(runner, entering_);
-      for (size_t term = 0; term < terms_.size(); ++term) tiers_->moves(runner, term);
-    }
-    tiers_->advance(runner, sum_);
+  if (direct_ && total_value_ != 0.0) runner.recompute_sum(rows_->shape(), weights_.data(), sum_);
+  if (rows_) {
+    if (!aside_) rows_->enters(runner, client, entering_);
+    for (size_t term = 0; term < terms_.size() && !aside_; ++term)
+      rows_->enters(runner, terms_[term].first, terms_[term].second);
+    rows_->advance(runner, weights_.data(), sum_);
   }
   if (direct_ && steps) step_along_sum(runner, update, optimizer);
 }
@@ -261,25 +242,25 @@ void AllClients::commit() noexcept {
     begun_[c] = given_.start;
     if (entering_ > 0.0f && given_.start >= expired_) due_[given_.start].push_back(given_.client);
   }
-  if (resummation_) resummation_->commit();
-  if (tiers_) tiers_->commit();
+  if (rows_) rows_->put();
 }
 
-void AllClients::plan_row() {
+void AllClients::plan_rows() {
+  aside_.reset();
   try {
-    aside_.reset();
-    tiers_->plan(given_.client, leaving_ != 0.0f, terms_, weights_, entering_);
-    if (tiers_->moves_in_windows()) move_aside();
+    rows_->plan({arrivals_, given_.client, leaving_ != 0.0f, entering_, &terms_, &weights_});
+    if (rows_->is_aside()) move_aside();
   } catch (const store::RowDamaged& damaged) {
-    RowsLost lost{{damaged.client}};
-    tiers_->find_lost(weights_, &lost.slots);
+    RowsLost lost{rows_->find_lost(weights_)};
+    if (std::find(lost.slots.begin(), lost.slots.end(), damaged.client) == lost.slots.end())
+      lost.slots.push_back(damaged.client);
     throw lost;
   }
 }
 
 // The sum is made anew without these rows, and their clients are as if they were never heard.
 int64_t AllClients::give_up(const std::vector<int64_t>& lost) {
-  if (!tiers_) return RowKeeper::give_up(lost);
+  if (!rows_ || in_memory()) return RowKeeper::give_up(lost);
   std::vector<int64_t> held;
   for (const int64_t one : lost) {
     if (one < 0 || one >= setting_.clients) throw Refusal(Why::kDamaged, "a lost row of a client that is not there");
@@ -288,7 +269,7 @@ int64_t AllClients::give_up(const std::vector<int64_t>& lost) {
   if (held.empty()) return -1;  // a checkpoint's damaged rows were given up when it was loaded
   try {
     OnCpu runner;
-    tiers_->rebuild(runner, weights_, held, sum_);
+    rows_->give_up(runner, weights_, held, sum_);
   } catch (const store::RowDamaged& damaged) {
     return damaged.client;
   }
@@ -298,20 +279,18 @@ int64_t AllClients::give_up(const std::vector<int64_t>& lost) {
     heard_ -= shares_[c] > 0.0f;
     weights_[c] = shares_[c] = 0.0f;
   }
-  if (tiers_->on_loss) tiers_->on_loss(held);
   return -1;
 }
 
 void AllClients::cancel() noexcept {
   for (const auto& [slot, weight] : terms_) weights_[static_cast<size_t>(slot)] = weight > 0 ? 0.0f : -weight;
   weights_[static_cast<size_t>(given_.client)] = weighed_;
-  if (resummation_) resummation_->cancel();
+  if (rows_) rows_->cancel();
 }
 
 int64_t AllClients::nbytes() const {
   const size_t floats = shares_.size() + weights_.size();
-  return static_cast<int64_t>(floats * sizeof(float) + begun_.size() * sizeof(int64_t)) +
-         (resummation_ ? resummation_->nbytes() : 0) + (tiers_ ? tiers_->nbytes() : 0);
+  return static_cast<int64_t>(floats * sizeof(float) + begun_.size() * sizeof(int64_t)) + (rows_ ? rows_->nbytes() : 0);
 }
 
 void AllClients::fields(Archive& archive) {
@@ -327,7 +306,7 @@ void AllClients::fields(Archive& archive) {
     archive.list("back", back_);
   }
   const bool has_totals = !archive.loads() || archive.has("heaviest_total");  // older checkpoints have none
-  if (resummation_ && has_totals) {
+  if (resums_ && has_totals) {
     archive.field("heaviest_total", heaviest_total_);
     archive.field("heaviest_before", heaviest_before_);
     archive.field("lightest", lightest_);

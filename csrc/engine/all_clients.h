@@ -2,13 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <unordered_map>
 
-#include "../store/tiers.h"
 #include "direction.h"
 #include "exact.h"
-#include "resummation.h"
+#include "row_memory.h"
 
 namespace fastagg::engine {
 
@@ -21,15 +19,14 @@ class AllClients : public DirectionState, public RowKeeper, public Ages {
     int64_t max_delay = -1;   // ACED: how many versions a row's information may be old; negative: for ever
     bool by_dispatch = true;  // ACED: as fresh as the last model the client was sent, or as its row
   };
-  // Rows are in memory, with a resummation unless `direct`, or on `tiers`, which has its own; or there are none.
-  AllClients(double sign, const Setting& setting, std::optional<Rows> rows, uint64_t seed, float* sum,
-             std::shared_ptr<Resummation> resummation);
-  AllClients(double sign, const Setting& setting, std::shared_ptr<store::Tiers> tiers, uint64_t seed, float* sum);
+  // `rows`: null if the clients keep them. `resums`: they are in memory, and their sum is added up again all the time.
+  AllClients(double sign, const Setting& setting, std::shared_ptr<store::RowStore> rows, bool resums, uint64_t seed,
+             float* sum);
   Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
-  int64_t writes(int64_t client) const override { return rows_ ? client : -1; }
+  int64_t writes(int64_t client) const override { return in_memory() ? client : -1; }
   void copy_row_to(void* place) noexcept override { copy_ = place; }
   void expect(int64_t client) noexcept override;
   void before_sending(int64_t version) override;
@@ -39,23 +36,22 @@ class AllClients : public DirectionState, public RowKeeper, public Ages {
   int64_t give_up(const std::vector<int64_t>& lost) override;
 
  private:
-  void hold_rows(int of, int64_t size);
+  void hold_rows();
   void plan_terms(int64_t client, int64_t now);
   void plan_bounds();
-  void plan_row();
+  void plan_rows();
   void move_aside();
   Direction exchange() const;
   void copy_new_row(const Exchange& row) const;
   void step_along_sum(Runner& runner, const Update& update, const Optimizer& optimizer);
-  bool keeps_rows() const { return rows_ || tiers_; }
+  bool in_memory() const { return rows_ && rows_->shape().data != nullptr; }
   bool ages() const { return setting_.max_delay >= 0; }
 
   Setting setting_;
-  std::optional<Rows> rows_;
-  std::shared_ptr<store::Tiers> tiers_;
+  std::shared_ptr<store::RowStore> rows_;
+  bool resums_;
   uint64_t seed_;
   float* sum_;
-  std::shared_ptr<Resummation> resummation_;
   std::vector<float> shares_, weights_;  // of rows that were heard, and of those in the sum; 0 for the others
   ExactSum total_;
   int64_t heard_ = 0, arrivals_ = 0;
@@ -77,7 +73,7 @@ class AllClients : public DirectionState, public RowKeeper, public Ages {
   bool direct_ = false;  // this time
   store::Owner aside_;   // the new sum, if it had to be made ahead of the step
   Update mean_;
-  std::vector<std::pair<int64_t, float>> terms_;
+  store::RowStore::Terms terms_;
   ExactSum total_next_;
   int64_t heard_next_ = 0, expired_next_ = 0;
   double total_value_ = 0.0, row_bound_next_ = 0.0, peak_next_ = 0.0, heaviest_total_next_ = 0.0;

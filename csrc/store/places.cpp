@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace fastagg::store {
 namespace {
@@ -15,10 +16,6 @@ void make_room(std::vector<T>& values, size_t more) {
 
 Places::Places(int64_t clients, int64_t sums, int64_t keep)
     : per_slot_(sums), keep_(keep), slots_(static_cast<size_t>(clients), -1) {}
-
-void Places::set_sums(int64_t slot, const std::vector<uint32_t>& sums) {
-  std::copy(sums.begin(), sums.end(), sums_.begin() + slot * per_slot_);
-}
 
 void Places::make_room_for(size_t rows) {
   make_room(free_, rows);
@@ -76,14 +73,16 @@ Places::Cut Places::cut() {
 
 std::vector<int64_t> Places::kept_with(int64_t number) const {
   std::vector<int64_t> kept = confirmed_;
-  if (kept.empty() || kept.back() != number) kept.push_back(number);
+  kept.erase(std::remove(kept.begin(), kept.end(), number), kept.end());
+  kept.push_back(number);
   if (static_cast<int64_t>(kept.size()) > keep_) kept.erase(kept.begin(), kept.end() - keep_);
   return kept;
 }
 
 void Places::confirm(int64_t number) {
   confirmed_ = kept_with(number);
-  const int64_t oldest = static_cast<int64_t>(confirmed_.size()) < keep_ ? 0 : confirmed_.front();
+  const int64_t oldest =
+      static_cast<int64_t>(confirmed_.size()) < keep_ ? 0 : *std::min_element(confirmed_.begin(), confirmed_.end());
   size_t given_up = 0;
   while (given_up < retired_.size() && retired_[given_up].first < oldest) ++given_up;
   make_room(free_, given_up);
@@ -91,23 +90,40 @@ void Places::confirm(int64_t number) {
   retired_.erase(retired_.begin(), retired_.begin() + static_cast<std::ptrdiff_t>(given_up));
 }
 
-void Places::load(const Cut& cut, int64_t slots_in_file) {
-  std::vector<char> used(static_cast<size_t>(slots_in_file));
+void Places::load(const Cut& cut, const std::vector<Kept>& others, int64_t last, int64_t slots_in_file) {
+  constexpr int64_t kUsed = INT64_MAX;
+  std::vector<int64_t> needed(static_cast<size_t>(slots_in_file), -1);  // by slot: the last cut that has it
   size_t rows = 0;
   for (const int64_t slot : cut.slots) {
     if (slot < 0) continue;
     if (slot >= slots_in_file) throw std::invalid_argument("a row lies behind the end of the rows' file");
-    if (used[static_cast<size_t>(slot)]++) throw std::invalid_argument("two clients have one row");
+    if (std::exchange(needed[static_cast<size_t>(slot)], kUsed) == kUsed)
+      throw std::invalid_argument("two clients have one row");
     ++rows;
   }
   if (cut.slots.size() != slots_.size() || cut.sums.size() != rows * static_cast<size_t>(per_slot_))
     throw std::invalid_argument("rows of another number of clients or parameters");
   if (cut.number < 0) throw std::invalid_argument("a checkpoint's number");
-  born_.assign(used.size(), 0);
-  sums_.assign(used.size() * static_cast<size_t>(per_slot_), 0);
+  cuts_ = std::max(cut.number, last);
+  confirmed_.clear();
+  for (const auto& [number, slots] : others) {
+    confirmed_.push_back(number);
+    for (const int64_t slot : slots)
+      if (slot >= 0 && slot < slots_in_file)
+        needed[static_cast<size_t>(slot)] = std::max(needed[static_cast<size_t>(slot)], number);
+  }
+  confirmed_.push_back(cut.number);
+  // No row is of this cut, or of a later one: each stays when its client has another one.
+  born_.assign(needed.size(), -1);
+  sums_.assign(needed.size() * static_cast<size_t>(per_slot_), 0);
   free_.clear();
-  for (int64_t slot = slots_in_file; slot-- > 0;)
-    if (!used[static_cast<size_t>(slot)]) free_.push_back(slot);
+  retired_.clear();
+  for (int64_t slot = slots_in_file; slot-- > 0;) {
+    const int64_t number = needed[static_cast<size_t>(slot)];
+    if (number < 0) free_.push_back(slot);
+    if (number >= 0 && number != kUsed) retired_.emplace_back(number, slot);
+  }
+  std::sort(retired_.begin(), retired_.end());
   slots_ = cut.slots;
   auto from = cut.sums.begin();
   for (const int64_t slot : slots_) {
@@ -116,8 +132,7 @@ void Places::load(const Cut& cut, int64_t slots_in_file) {
     from += per_slot_;
   }
   used_ = slots_in_file;
-  cuts_ = cut.number;
-  confirmed_.assign(1, cut.number);
+  reserved_ = -1;
 }
 
 int64_t Places::nbytes() const {

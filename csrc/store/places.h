@@ -20,7 +20,9 @@ class Places {
   int64_t clients() const { return static_cast<int64_t>(slots_.size()); }
   int64_t of(int64_t client) const { return slots_[static_cast<size_t>(client)]; }  // negative: no row
   const uint32_t* sums(int64_t slot) const { return sums_.data() + slot * per_slot_; }
-  void set_sums(int64_t slot, const std::vector<uint32_t>& sums);
+  void set_sum(int64_t slot, int64_t which, uint32_t sum) noexcept {
+    sums_[static_cast<size_t>(slot * per_slot_ + which)] = sum;
+  }
 
   // So many rows will be moved or dropped: it cannot fail then.
   void make_room_for(size_t rows);
@@ -28,6 +30,8 @@ class Places {
   void reserve(SlotFile& file);
   // The client's row is in the reserved slot from now on; the slot.
   int64_t move(int64_t client) noexcept;
+  // Whether the client has a row that no cut knows.
+  bool is_new(int64_t client) const { return of(client) >= 0 && born_[static_cast<size_t>(of(client))] == cuts_; }
   // The client has no row any more.
   void drop(int64_t client) noexcept;
 
@@ -39,8 +43,10 @@ class Places {
   Cut cut();
   std::vector<int64_t> kept_with(int64_t number) const;
   void confirm(int64_t number);
-  // Throws std::invalid_argument, with nothing changed, for a cut that cannot be of a file of so many slots.
-  void load(const Cut& cut, int64_t slots_in_file);
+  using Kept = std::pair<int64_t, std::vector<int64_t>>;  // a cut that counts: its number, and its slots by client
+  // `others`: cuts that still count, the one that was made last at the end; `last`: no cut had a larger number. Throws
+  // std::invalid_argument, with nothing changed, for a cut that cannot be of a file of so many slots.
+  void load(const Cut& cut, const std::vector<Kept>& others, int64_t last, int64_t slots_in_file);
 
   int64_t nbytes() const;
 

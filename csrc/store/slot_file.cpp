@@ -15,9 +15,12 @@ namespace fastagg::store {
 namespace {
 
 constexpr int64_t kGrowth = int64_t{64} << 20;  // bytes: few enough that nobody notices the wait
+#if defined(POSIX_FADV_WILLNEED)
+constexpr int64_t kAskedAtOnce = int64_t{128} << 10;  // of more the system reads only the begin
+#endif
 
 [[noreturn]] void fail(const std::string& path, const char* what, int error) {
-  throw SlotsFailed(path + ": " + what + ": " + std::strerror(error));
+  throw RowsFailed(path + ": " + what + ": " + std::strerror(error));
 }
 
 }  // namespace
@@ -26,18 +29,12 @@ void SlotFile::open(const std::string& path, int64_t stride, Use use) {
   close();
   path_ = path;
   const int flags = (use == kRead ? O_RDONLY : O_RDWR) | (use == kMake ? O_CREAT : 0) | O_CLOEXEC;
-#if defined(O_DIRECT)
-  file_ = ::open(path.c_str(), flags | O_DIRECT, 0666);
-#endif
-  if (file_ < 0) file_ = ::open(path.c_str(), flags, 0666);  // not every file system goes past the page cache
+  file_ = ::open(path.c_str(), flags, 0666);
   if (file_ < 0) fail(path_, "rows cannot be opened", errno);
-#if defined(F_NOCACHE)
-  fcntl(file_, F_NOCACHE, 1);  // macOS has no O_DIRECT
-#endif
   if (use != kRead && flock(file_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     close();
-    if (error == EWOULDBLOCK) throw SlotsFailed(path + ": its rows are in use, by another server or process");
+    if (error == EWOULDBLOCK) throw RowsFailed(path + ": its rows are in use, by another server or process");
     fail(path, "rows cannot be locked", error);
   }
   struct stat facts{};
@@ -73,13 +70,23 @@ void SlotFile::grow(int64_t least) {
   slots_ = least;
 }
 
+void SlotFile::ask_ahead([[maybe_unused]] int64_t slot, [[maybe_unused]] int64_t offset,
+                         [[maybe_unused]] int64_t size) const noexcept {
+#if defined(POSIX_FADV_WILLNEED)
+  const int64_t begin = slot * stride_ + offset;
+  for (int64_t done = 0; done < size; done += kAskedAtOnce)
+    posix_fadvise(file_, static_cast<off_t>(begin + done), static_cast<off_t>(std::min(kAskedAtOnce, size - done)),
+                  POSIX_FADV_WILLNEED);
+#endif
+}
+
 void SlotFile::read(int64_t slot, int64_t offset, int64_t size, void* into) const {
   for (int64_t done = 0; done < size;) {
     const ssize_t count = pread(file_, static_cast<char*>(into) + done, static_cast<size_t>(size - done),
                                 static_cast<off_t>(slot * stride_ + offset + done));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(path_, "a row cannot be read", errno);
-    if (count == 0) throw SlotsFailed(path_ + ": a row cannot be read: the file ends before it");
+    if (count == 0) throw RowsFailed(path_ + ": a row cannot be read: the file ends before it");
     done += count;
   }
 }

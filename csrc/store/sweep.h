@@ -21,7 +21,6 @@ class Sweep {
   int64_t next(int64_t later = 0) const { return turns_after(arrivals_ + 1 + later); }
   int64_t client_of(int64_t turn) const { return turn % clients_; }
   int64_t window_of(int64_t turn) const { return turn / clients_ % windows_.count(); }
-  int64_t most_turns() const { return windows_.count() / 4 + 1; }  // of an arrival
 
   // A row that weighs so much comes into the sum, or with a negative weight leaves it. Rows that the window has not
   // reached are added up when their turn comes.

@@ -1,5 +1,5 @@
-// How a row lies in a slot and in a frame: its data and then its scales, each in whole pages. A row is checked and
-// scrubbed in windows of 131,072 elements, and each window has a checksum.
+// How a row lies in a slot, and where it is read to: its data and then its scales, each in whole pages. A row is
+// checked and scrubbed in windows of 131,072 elements, and each window has a checksum.
 #pragma once
 
 #include <algorithm>
@@ -41,16 +41,22 @@ struct Windows {
   }
 
   // A window alone, read into memory of so many bytes.
-  int64_t read_bytes() const { return pages(data_bytes(elements(0))) + SlotFile::kPage; }
+  int64_t read_bytes() const { return data_bytes(elements(0)) + scales(elements(0)) * 4; }
   Row read(const SlotFile& file, int64_t slot, int64_t window, char* into) const {
-    file.read(slot, window * data_bytes(kSize), pages(data_bytes(elements(window))), into);
-    if (scaled()) file.read(slot, scales_at() + scale_page(window), SlotFile::kPage, scales_in(into));
-    return read_at(into, window);
+    float* const behind = scaled() ? reinterpret_cast<float*>(into + data_bytes(elements(window))) : nullptr;
+    const Row alone{into, behind};
+    read_to(file, slot, window, alone);
+    return alone;
   }
-  // Where `read` has put it.
-  Row read_at(char* into, int64_t window) const {
-    if (!scaled()) return {into, nullptr};
-    return {into, reinterpret_cast<float*>(scales_in(into) + (first_scale(window) - scale_page(window)))};
+  // To where its data and its scales are wanted.
+  void read_to(const SlotFile& file, int64_t slot, int64_t window, const Row& into) const {
+    const int64_t count = elements(window);
+    file.read(slot, window * data_bytes(kSize), data_bytes(count), into.data);
+    if (scaled()) file.read(slot, scales_at() + scales(window * kSize) * 4, scales(count) * 4, into.scales);
+  }
+  void ask_ahead(const SlotFile& file, int64_t slot, int64_t window) const noexcept {
+    file.ask_ahead(slot, window * data_bytes(kSize), data_bytes(elements(window)));
+    if (scaled()) file.ask_ahead(slot, scales_at() + scales(window * kSize) * 4, scales(elements(window)) * 4);
   }
 
  private:
@@ -58,10 +64,6 @@ struct Windows {
   bool scaled() const { return format_facts(format).scaled; }
   int64_t data_bytes(int64_t count) const { return padded(count) * format_facts(format).bits / 8; }
   int64_t scales(int64_t count) const { return scaled() ? padded(count) / kScaleBlock : 0; }
-  // A window's scales lie in one page: it has 2,048 bytes of them.
-  static int64_t first_scale(int64_t window) { return window * (kSize / kScaleBlock) * 4; }
-  static int64_t scale_page(int64_t window) { return first_scale(window) / SlotFile::kPage * SlotFile::kPage; }
-  char* scales_in(char* into) const { return into + read_bytes() - SlotFile::kPage; }
 };
 
 }  // namespace fastagg::store

@@ -251,6 +251,7 @@ class Keeper:
             CheckpointError: it could not be written. NotDurable: the log could not be.
         """
         watch, engine = Stopwatch(["held"]), self.running.engine
+        self.running.extension.state.sync()
         with watch.timing("held"), engine.inside:
             sequence = 0 if self.journal is None else self.journal.last
             written = 0 if self.journal is None else self.journal.written
@@ -278,6 +279,7 @@ class Keeper:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
                 room = next(iter(contents(self.disk).reserves), None)
                 nbytes = cut.write(self.disk, name + PARTIAL, told, self.go_on, room)
+                self.disk.remove(name)  # of an attempt that failed after this
                 self.disk.rename(name + PARTIAL, name)
                 self.disk.sync_folder()
                 with engine.inside:

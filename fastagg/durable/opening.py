@@ -127,10 +127,16 @@ def open_on(
                 f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['fastagg.sharded']}"
             )
     journal = keeper = None
+    begun: list[Server] = []
+
+    def made() -> Server:
+        begun.append(_made(make, keep))
+        return begun[-1]
+
     try:
         lock(disk)
         with named(disk.path):
-            server, keeper, start, replayed, is_new = _opened(disk, make, keep, checkpoint_every, check)
+            server, keeper, start, replayed, is_new = _opened(disk, made, keep, checkpoint_every, check)
         if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
             raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
         keeper.history = int(keep_history)
@@ -154,6 +160,8 @@ def open_on(
             keeper.close()
         if journal is not None:
             journal.close(-1.0)
+        for one in begun:
+            one._running.extension.state.close()
         disk.unlock()
         raise
 
@@ -172,7 +180,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
         return _fresh(disk, found, make, keep, every)
 
     def server_for(checkpoint: Checkpoint) -> Server:
-        server = _made(make, keep)
+        server = make()
         server._as_stored(checkpoint.state)
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
         return server
@@ -206,7 +214,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
 
 
 def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
-    server = _made(make, keep)
+    server = make()
     for name in (*found.segments.values(), *(name for name in found.leftovers if not name.endswith(PARTIAL))):
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
     for name in found.leftovers:

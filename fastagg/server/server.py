@@ -735,11 +735,11 @@ class Server:
     def tiers(self) -> dict[str, int]:
         """What happened to the cached updates of ``cache=fastagg.Tiered(...)`` since they were opened; else empty.
 
-
-        Of answers whose clients had one: ``ahead`` (it was in memory), ``late`` (it was on its way) and ``cold``
-        (nobody had asked for it, or memory had no room). ``lost`` ones were damaged and given up. ``read`` and
-        ``written`` are bytes; ``frames`` is how many fit into memory; ``on_disk`` are the file's bytes."""
-        return self._running.extension.state.tiers()
+        Of answers whose clients had one: ``ahead`` (the system was asked for it when its client was sent a model) and
+        ``cold`` (it was not, because ``memory`` was full). ``lost`` ones were damaged and given up. ``read`` and
+        ``written`` are bytes; ``on_disk`` are the file's."""
+        with self._engine.reading:
+            return self._running.extension.state.tiers()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -861,11 +861,13 @@ class Server:
         Raises:
             NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
         """
-        if self._log is not None:
-            self._log.close()
-        if self._running.extension.state.is_open:
-            with self._engine.inside:
-                self._running.extension.state.close()
+        try:
+            if self._log is not None:
+                self._log.close()
+        finally:
+            if self._running.extension.state.is_open:
+                with self._engine.inside:
+                    self._running.extension.state.close()
 
     def __enter__(self) -> Server:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from pathlib import Path
 
 
 def allocate(file: int, size: int) -> None:
@@ -31,3 +32,39 @@ def sync(file: int, *, names: bool = False) -> None:
             if error.errno not in (errno.ENOTSUP, errno.EINVAL):
                 raise
     (os.fsync if names else getattr(os, "fdatasync", os.fsync))(file)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(folder, names=True)
+    finally:
+        os.close(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that may be there, and those that it is in. Their names are on the disk when this returns, also if
+    somebody made them before, and was killed."""
+    path.mkdir(parents=True, exist_ok=True)
+    for parent in path.absolute().parents:
+        try:
+            sync_folder(parent)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL):
+                raise
+            return  # what somebody else gave us was there before
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a small file whole, or not at all. It is on the disk when this returns."""
+    partial = path.with_name(path.name + ".partial")
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        while content:
+            content = content[os.write(file, content) :]
+        sync(file)
+    finally:
+        os.close(file)
+    os.replace(partial, path)
+    sync_folder(path.parent)

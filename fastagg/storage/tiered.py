@@ -1,7 +1,18 @@
-"""Rows of clients on a disk, with some of them in memory: for more clients than memory has rows for."""
+"""Rows of clients on a disk: for more clients than memory has rows for.
+
+A folder has the rows, in rows.bin (csrc/store/row_file.h), and for every checkpoint that refers to them a file with the
+slots that it needs:
+
+slots-<id>-<number>         its checkpoint is written; these slots are not written over
+slots-<id>-<number>.begun   its checkpoint is being written, or was when the process ended
+rows.json                   what older versions had in place of these: the numbers alone
+
+The checkpoint has the slots, too, and the rows' checksums. <id> is of the server that made the rows.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -9,9 +20,11 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,11 +34,11 @@ from fastagg._build import native
 from fastagg._types import Plain, State
 from fastagg.errors import CacheError, CheckpointError, ConfigError
 from fastagg.rules.names import Cache, words
-from fastagg.storage import memory
+from fastagg.storage import files, memory
 
-ROWS, INDEX = "rows.bin", "rows.json"
+ROWS, OLD = "rows.bin", "rows.json"
+_SLOTS = re.compile(r"slots-([0-9a-f]{16})-(\d+)(\.begun)?")
 SAMPLE = 1 << 30  # bytes of rows that are compared with their checksums when a checkpoint is loaded
-_FORMAT = 1
 _SHOWN = 20  # clients in a line of the log
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -34,18 +47,19 @@ _log = logging.getLogger("fastagg")
 
 @dataclass(frozen=True)
 class Tiered:
-    """Cached updates on a disk, some of them in memory: ``fastagg.ACE(..., cache=fastagg.Tiered("int8", path="a/"))``.
+    """Cached updates on a disk: ``fastagg.ACE(..., cache=fastagg.Tiered("int8", path="a/"))``.
 
-    When a client is sent a model its cached update is fetched, so that it is in memory when the client answers. A
-    thread writes the new one back. A checkpoint of the server refers to the file in ``path`` and does not copy it, so
-    keep both. One server at a time can use a folder. The server's model is on the CPU.
+    When a client is sent a model the system is asked for its cached update, so that it is in the page cache when the
+    client answers. A checkpoint of the server refers to the file in ``path`` and does not copy it, so keep both. One
+    server at a time can use a folder. The server's model is on the CPU.
 
     A cached update whose checksum is wrong is given up: the sum is computed again without it, which reads the whole
     file once, an error in the log names the client, and the client counts as one that has not answered yet.
 
     Args:
         format: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        memory: bytes in memory, as a number or as text: ``"64GB"``, ``"512MiB"``. At least four updates.
+        memory: bytes of cached updates that the system is asked for ahead, as a number or as text: ``"64GB"``,
+            ``"512MiB"``. It should have as much memory free.
         path: a folder on a local disk, which is made if it is missing.
         keep: how many checkpoints stay loadable, counting back from the last. What changes after a checkpoint takes a
             second place in the file until that checkpoint is given up.
@@ -95,8 +109,17 @@ def tiered_of(config: Plain) -> Tiered:
     return Tiered(**{key: value for key, value in config.items() if key not in ("damaged", "device")})
 
 
+class _Kept(NamedTuple):
+    """A checkpoint that a folder of rows has a file of."""
+
+    id: str
+    number: int
+    begun: bool  # it is not known whether its checkpoint is written
+    name: str  # of the file; empty: an older version's
+
+
 class TieredRows:
-    """A row for each client, on the tiers that ``setting`` says.
+    """A row for each client, on a disk.
 
     Nothing is opened before the first arrival, :meth:`state_dict` or :meth:`load_state_dict`.
 
@@ -104,27 +127,21 @@ class TieredRows:
         setting: format, memory and folder.
         size: d, elements of a row.
         clients: n.
-
-    Raises:
-        ConfigError: the memory holds fewer than four rows.
     """
 
     def __init__(self, setting: Tiered, size: int, clients: int) -> None:
         self.setting, self.size, self.clients = setting, size, clients
         self.folder = Path(setting.path)
-        try:
-            self.native = native.engine.Tiers(
-                format=setting.format, shape=(size, clients), memory=bytes_of("memory", setting.memory),
-                keep=setting.keep, path=str(self.folder / ROWS),
-            )  # fmt: skip
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        self.native = native.engine.RowFile(
+            format=setting.format, shape=(size, clients), memory=bytes_of("memory", setting.memory),
+            keep=setting.keep, path=str(self.folder / ROWS),
+        )  # fmt: skip
         me = weakref.ref(self)
         self.native.on_first_use(lambda: _alive(me)._claim())
         self.native.on_loss(lambda clients: _alive(me)._tell(clients))
-        self.after_loss: Callable[[], object] = lambda: None  # called when rows were given up
+        # Called when rows were given up. It is a method of what holds this server, and must not hold that alive.
+        self.after_loss: Callable[[], Callable[[], object] | None] = lambda: None
         self._id = ""
-        self._listed: list[int] = []  # checkpoints that can be loaded
 
     def row(self, client: int) -> Tensor | None:
         """The row of ``client`` as it is used everywhere, dequantised: [d] fp32. None if it has none."""
@@ -143,7 +160,7 @@ class TieredRows:
 
     def counts(self) -> dict[str, int]:
         """What happened to rows since the folder was opened, and what they take."""
-        return {**self.native.counts(), "frames": self.native.frames, "on_disk": self.native.nbytes_on_disk}
+        return {**self.native.counts(), "on_disk": self.native.nbytes_on_disk}
 
     def state_dict(self) -> State:
         """Where the rows are. When this returns they are on the disk, and stay there until :meth:`saved` of a later
@@ -153,14 +170,22 @@ class TieredRows:
             CacheError: the disk refuses.
         """
         cut = self.native.cut()
-        self._write([*self._listed, cut["number"]])
+        with _named(self.folder):
+            files.write(self.folder / f"{self._name(cut['number'])}.begun", _packed(cut["slots"]))
         return {**cut, "id": self._id, "format": self.setting.format}
 
     def saved(self, state: State) -> None:
         """A checkpoint with this :meth:`state_dict` is written: those before the last ``keep`` are given up."""
-        oldest = self.native.kept_with(state["number"])[0]
-        self._write([number for number in self._listed if number >= oldest])  # before their rows' places are used
-        self.native.confirm(state["number"])
+        number = state["number"]
+        stay = [self._name(one) for one in self.native.kept_with(number)]
+        with _named(self.folder):
+            for one in self._listed():
+                if one.begun and one.number == number:
+                    os.replace(self.folder / one.name, self.folder / self._name(number))
+                elif one.begun and one.number > number:
+                    stay.append(one.name)
+            self._tidy(stay)  # before the places of other rows are used
+        self.native.confirm(number)
 
     def load_state_dict(self, state: State) -> list[int]:
         """Inverse of :meth:`state_dict`, for rows that were not used yet. Return the clients whose rows are damaged:
@@ -178,9 +203,19 @@ class TieredRows:
                 raise self._none_is_whole(len(whole))
             given["sums"] = given["sums"].reshape(len(whole), -1)[whole].ravel()
             given["slots"] = np.where(np.isin(np.arange(len(with_row)), lost), -1, given["slots"])
-        _once_more(lambda: self.native.load(given))
-        self._id = state["id"]
-        self._write([state["number"]])
+        self._id, number = state["id"], state["number"]
+        with _named(self.folder):
+            there = self._listed()
+            slots = {one: self._slots_of(one) for one in there}
+            others = [
+                (one.number, held) for one, held in slots.items()
+                if held is not None and not one.begun and one.number != number
+            ]  # fmt: skip
+            last = max([number, *(one.number for one in there)])
+            _once_more(lambda: self.native.load(given, others, last))
+            mine = self._name(number)
+            files.write(self.folder / mine, _packed(_plain(state)["slots"]))
+            self._tidy([mine, *(self._name(other) for other, _ in others)])
         return lost
 
     def look(self, *, all: bool) -> list[int]:
@@ -198,7 +233,7 @@ class TieredRows:
     def _beyond(self, state: State) -> list[int]:
         """The clients whose rows lie behind the end of the file."""
         self.check(state)
-        stride = native.engine.Tiers.stride(self.setting.format, self.size)
+        stride = native.engine.RowFile.stride(self.setting.format, self.size)
         there = os.stat(self.folder / ROWS).st_size // stride
         return [int(client) for client in np.flatnonzero(_plain(state)["slots"] >= there)]
 
@@ -214,17 +249,18 @@ class TieredRows:
         Raises:
             CheckpointError: it has not, or not any more.
         """
-        index = self._read()
-        if index is None or index["id"] != state["id"]:
+        there = self._listed()
+        numbers = [one.number for one in there if one.id in ("", state["id"])]
+        if not numbers:
             raise CheckpointError(f"{self.folder}: it does not have the cached updates of this checkpoint")
         if state["format"] != self.setting.format:
             raise CheckpointError(
                 f"the checkpoint's cached updates are {state['format']}, this server's {self.setting.format}"
             )
-        if state["number"] not in index["checkpoints"]:
+        if state["number"] not in numbers and any(one.id for one in there):
             raise CheckpointError(
                 f"{self.folder}: the cached updates of this checkpoint were given up; it has those of the checkpoints "
-                f"{index['checkpoints']}, and this is number {state['number']} (Tiered.keep says how many stay)"
+                f"{numbers}, and this is number {state['number']} (Tiered.keep says how many stay)"
             )
 
     def damaged(self, state: State, *, all: bool) -> list[int]:
@@ -247,61 +283,65 @@ class TieredRows:
             "%s: the rows of %d clients are damaged and given up: %s. They count as clients that have not answered yet",
             self.folder / ROWS, len(clients), shown,
         )  # fmt: skip
-        self.after_loss()
+        if (tell := self.after_loss()) is not None:
+            tell()
 
     def _claim(self) -> None:
-        """Make the folder this server's, which has no rows yet.
+        """Make the folder this server's, which has no rows yet. What a server began to save and did not, before it was
+        killed, is nobody's.
 
         Raises:
             ConfigError: checkpoints refer to what is in it. CacheError: it is in use, or the disk refuses.
         """
-        index = self._read()
-        if index is not None and index["checkpoints"]:
+        if any(not one.begun for one in self._listed()):
             raise ConfigError(
                 f"{self.folder}: checkpoints of another server refer to what is in it: load one of them, name "
                 "another folder, or remove this one"
             )
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CacheError(f"{self.folder}: cached updates need a folder: {error}") from error
-        _once_more(self.native.open)
+        with _named(self.folder):
+            files.make_folder(self.folder)
+            _once_more(self.native.open)
+            self._tidy([])
         self._id = secrets.token_hex(8)
-        self._write([])
 
-    def _read(self) -> State | None:
-        path = self.folder / INDEX
+    def _tidy(self, stay: list[str]) -> None:
+        """Remove all files of checkpoints but these. The names in the folder are on the disk then."""
+        for path in self.folder.iterdir():
+            if (path.name == OLD or path.name.startswith("slots-")) and path.name not in stay:
+                path.unlink()
+        files.sync_folder(self.folder)
+
+    def _name(self, number: int) -> str:
+        return f"slots-{self._id}-{number}"
+
+    def _listed(self) -> list[_Kept]:
+        """The checkpoints that the folder has rows of, the oldest first. An older version's list may be damaged: then
+        it has one without an id, and the checksums of the rows say the rest."""
         try:
-            index: State = json.loads(path.read_text())
-            good = (
-                index["version"] == _FORMAT and isinstance(index["id"], str) and isinstance(index["checkpoints"], list)
-            )
+            names = [path.name for path in self.folder.iterdir()]
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise CheckpointError(f"{path}: it is damaged: {error!s:.200}") from error
-        if not good:
-            raise CheckpointError(f"{path}: it is of another version of fastagg, or damaged")
-        return index
-
-    def _write(self, checkpoints: list[int]) -> None:
-        """Say on the disk which checkpoints the rows are of. CacheError if the disk refuses."""
-        path, partial = self.folder / INDEX, self.folder / (INDEX + ".partial")
-        about = {"version": _FORMAT, "id": self._id, "rows": self.setting.format, "size": self.size}
-        try:
-            with partial.open("w") as file:
-                json.dump({**about, "clients": self.clients, "checkpoints": checkpoints}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-            folder = os.open(self.folder, os.O_RDONLY)
+            return []
+        found = [
+            _Kept(match[1], int(match[2]), match[3] is not None, match[0])
+            for match in map(_SLOTS.fullmatch, names) if match
+        ]  # fmt: skip
+        if OLD in names:
             try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise CacheError(f"{path}: it cannot be written: {error}") from error
-        self._listed = checkpoints
+                index = json.loads((self.folder / OLD).read_text())
+                found += [_Kept(str(index["id"]), int(number), False, "") for number in index["checkpoints"]]
+            except (ValueError, LookupError, TypeError):
+                found.append(_Kept("", 0, False, ""))
+        return sorted(found, key=lambda one: one.number)
+
+    def _slots_of(self, one: _Kept) -> np.ndarray | None:
+        """The slots by client that a checkpoint needs. None: they are not known, so it cannot be kept."""
+        if not one.name or one.id != self._id:
+            return None
+        held = (self.folder / one.name).read_bytes()
+        if len(held) == 8 * self.clients + 4 and zlib.crc32(held[:-4]) == int.from_bytes(held[-4:], "little"):
+            return np.frombuffer(held[:-4], dtype="<i8")
+        _log.warning("%s: it is damaged; its checkpoint cannot be loaded any more", self.folder / one.name)
+        return None
 
 
 def problems(setting: Tiered, size: int, state: State, *, all: bool) -> list[str]:
@@ -322,6 +362,22 @@ def problems(setting: Tiered, size: int, state: State, *, all: bool) -> list[str
         if isinstance(error, CheckpointError):
             return [str(error)]
         return [f"the places of the cached updates are damaged: {error!s:.200}"]
+
+
+def _packed(slots: np.ndarray) -> bytes:
+    held = slots.astype("<i8").tobytes()
+    return held + zlib.crc32(held).to_bytes(4, "little")
+
+
+@contextlib.contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Raise the system's errors as ones of the cache."""
+    try:
+        yield
+    except CacheError:
+        raise
+    except OSError as error:
+        raise CacheError(f"{folder}: the folder of the cached updates: {error}") from error
 
 
 def _plain(state: State) -> State:

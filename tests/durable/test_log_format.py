@@ -120,7 +120,7 @@ def test_a_lost_row_has_a_record_and_the_log_with_it_leads_to_the_same_model(
 ) -> None:
     monkeypatch.setattr(Keeper, "soon", lambda self: None)  # no checkpoint comes before the copy
     rows, size = tmp_path / "rows", 300
-    stride = native.engine.Tiers.stride("int8", size)
+    stride = native.engine.RowFile.stride("int8", size)
 
     def make() -> fastagg.Server:
         cache = fastagg.Tiered("int8", memory=5 * stride, path=rows)

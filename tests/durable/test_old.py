@@ -19,9 +19,11 @@ from fastagg.durable.doctor import examine
 OLD = Path(__file__).parent / "old"
 sys.path.insert(0, str(OLD))
 
+import rows as on_disk  # noqa: E402
 from lives import LAST, MAKE, SIZE, TRAINED, found, parts, play  # noqa: E402
 
 SAID: dict[str, Any] = json.loads((OLD / "lives.json").read_text())
+ROWS: dict[str, Any] = json.loads((OLD / "rows.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +117,41 @@ def test_a_folder_of_ranks_is_refused_by_name(unpacked: Path, tmp_path: Path) ->
     (of,) = (tmp_path / "ranks" / "cut-000001").iterdir()
     with pytest.raises(fastagg.CheckpointError, match="it is of a slice of a model, and servers in slices are gone"):
         fastagg.open(of, lambda: fastagg.FADAS(numbers(0, SIZE, 22), lr=0.01))
+
+
+# -- rows on a disk ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder and a file whose rows went past the page cache; their list was one file."""
+    with tarfile.open(OLD / "rows.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path / "old")
+    return tmp_path / "old"
+
+
+def test_a_folder_with_rows_on_a_disk_goes_on(rows: Path) -> None:
+    with fastagg.open("state", on_disk.make) as server:
+        assert on_disk.found(server) == ROWS["state"]
+        on_disk.play(server, on_disk.LAST)
+        assert on_disk.found(server) == ROWS["later"]
+        server.checkpoint()
+    assert not (rows / "rows" / "rows.json").exists()
+    with fastagg.open("state", on_disk.make, check=True) as server:
+        assert on_disk.found(server) == ROWS["later"] and server.tiers()["lost"] == 0
+    assert examine(rows / "state", check=True)["healthy"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_with_rows_on_a_disk_goes_on(damaged: bool, rows: Path) -> None:
+    """A list that is damaged refuses nothing: the checkpoint says the same, and the rows have checksums."""
+    index = rows / "of a file" / "rows.json"
+    if damaged:
+        index.write_bytes(index.read_bytes()[:-5])
+        other = on_disk.make("of a file")
+        other.dispatch(0)
+        with pytest.raises(fastagg.ConfigError, match="checkpoints of another server"):
+            other.receive(0, torch.zeros(on_disk.SIZE))
+    server = fastagg.load("server.fastagg")
+    assert on_disk.found(server) == ROWS["file"]

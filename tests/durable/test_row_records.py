@@ -168,7 +168,7 @@ def test_fp32_rows_and_rules_that_need_the_update_keep_it(tmp_path: Path) -> Non
 
 def test_rows_on_a_disk(tmp_path: Path) -> None:
     rows = tmp_path / "rows"
-    cache = fastagg.Tiered("int8", memory=10 * native.engine.Tiers.stride("int8", SIZE), path=rows)
+    cache = fastagg.Tiered("int8", memory=10 * native.engine.RowFile.stride("int8", SIZE), path=rows)
     make, plain = maker("active", cache), maker("active", "int8")
     usual = plain()
     play(usual, 0, 26)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from support import inside
-from support.ledgers import sum_of
 from support.lossy import LossyDisk
 
 import fastagg
@@ -132,24 +131,6 @@ def interrupted_when(arrived: Callable[[], bool]) -> Iterator[None]:
         Armed.now = False
         over.set()
         watcher.join()
-
-
-def test_a_server_whose_rows_are_on_a_disk(tmp_path: Path) -> None:
-    """Six clients' rows, and memory for four: most arrivals wait for the disk."""
-    cache = fastagg.Tiered("fp32", memory=4 * 4096, path=tmp_path)
-    server = fastagg.ACE(torch.zeros(8), lr=1.0, num_clients=6, cache=cache, warmup="partial")
-    update, turn = -torch.ones(8), iter(range(10**9))
-
-    def call() -> None:
-        client = next(turn) % 6
-        server.dispatch(client)
-        server.receive(client, update)
-
-    for _ in range(6):
-        call()
-    cut_often(call, lambda: whole(server), cuts=20)
-    assert server.version >= 10
-    assert torch.equal(sum_of(server), torch.full((8,), -6.0)), "every row is in the sum once"
 
 
 class Blocked(LossyDisk):

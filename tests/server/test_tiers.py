@@ -1,4 +1,4 @@
-"""Rows on a disk: the same rows and the same sum as in memory, whatever fits there; and what a disk may do."""
+"""Rows on a disk: the same rows and the same sum as in memory; and what a disk may do."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from fastagg.rules.directions.all_clients import TieredState
 from fastagg.storage import tiered
 
 SIZE = 300_000  # three windows of the scrub
-STRIDE = {format: native.engine.Tiers.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
+STRIDE = {format: native.engine.RowFile.stride(format, SIZE) for format in ("fp32", "bf16", "int8", "int4")}
 
 
-def make(path: Path, rows: int = 4, clients: int = 12, size: int = SIZE, **more: Any) -> fastagg.Server:
-    """ACE with memory for ``rows`` rows of its clients."""
-    given = {key: more.pop(key) for key in ("format", "keep") if key in more}
-    stride = STRIDE[given.get("format", "int8")]
-    cache = fastagg.Tiered(**{"path": path, "memory": rows * stride, **given})
+def make(path: Path, clients: int = 12, size: int = SIZE, **more: Any) -> fastagg.Server:
+    """ACE with its rows on a disk."""
+    given = {key: more.pop(key) for key in ("format", "keep", "memory") if key in more}
+    cache = fastagg.Tiered(**{"path": path, **given})
     return fastagg.ACE(torch.zeros(size), **{"lr": 0.1, "num_clients": clients, "cache": cache, "seed": 3, **more})
 
 
@@ -75,16 +74,12 @@ def same(one: fastagg.Server, other: fastagg.Server) -> bool:
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4"])
 def test_rows_are_those_of_a_cache_in_memory(format: str, tmp_path: Path) -> None:
-    few, all_ = make(tmp_path / "few", format=format), make(tmp_path / "all", rows=40, format=format)
+    server = make(tmp_path, format=format)
     plain = fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=12, cache=format, seed=3)
-    Trace().play(60, few, all_, plain)
-    assert same(few, all_), "what fits into memory makes no difference"
-    for client, row in enumerate(rows_of(few)):
+    Trace().play(60, server, plain)
+    for client, row in enumerate(rows_of(server)):
         assert torch.equal(row, inside.row(plain, client))
-    torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-5)
-    counts = few.tiers()
-    assert counts["frames"] == 4 and counts["ahead"] + counts["late"] + counts["cold"] == 60 - 12
-    assert all_.tiers()["cold"] == all_.tiers()["late"] == 0
+    torch.testing.assert_close(server.flat, plain.flat, rtol=0, atol=1e-5)
 
 
 def test_with_everything_that_ace_can_have(tmp_path: Path) -> None:
@@ -110,8 +105,8 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
     more: dict[str, Any] = {
         "lr": 0.1, "num_clients": 12, "max_delay": 6, "seed": 3, "freshness": freshness, "warmup": "partial",
     }  # fmt: skip
-    cache = fastagg.Tiered(memory=10 * STRIDE["int8"], path=tmp_path / "few")
-    wide = fastagg.Tiered(memory=40 * STRIDE["int8"], path=tmp_path / "all")
+    cache = fastagg.Tiered(memory=1, path=tmp_path / "few")  # as many rows as leave at once do not fit
+    wide = fastagg.Tiered(path=tmp_path / "all")
     servers = [fastagg.ACED(torch.zeros(SIZE), cache=kind, **more) for kind in (cache, wide, "int8")]
     few, all_, plain = servers
     draw, training, left = torch.Generator().manual_seed(5), [], 0
@@ -138,17 +133,16 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("frames", [4, 9])
-def test_more_rows_leave_than_memory_holds(format: str, frames: int, tmp_path: Path) -> None:
+def test_more_rows_leave_than_memory_holds(format: str, tmp_path: Path) -> None:
     """When the warm-up ends nearly everybody is too old. That takes no more memory than anything else does."""
     clients, size = 40, 140_000  # two windows
-    stride = native.engine.Tiers.stride(format, size)
+    stride = native.engine.RowFile.stride(format, size)
 
     def made(rows: int) -> fastagg.Server:
         cache = fastagg.Tiered(format, memory=rows * stride, path=tmp_path / str(rows))
         return fastagg.ACED(torch.zeros(size), lr=0.1, num_clients=clients, cache=cache, seed=3)
 
-    few, all_ = made(frames), made(2 * clients + 4)
+    few, all_ = made(4), made(clients)
     trace, most = Trace(clients, size), 0
     for _ in range(2 * clients):
         before = inside.weights(few)
@@ -161,32 +155,15 @@ def test_more_rows_leave_than_memory_holds(format: str, frames: int, tmp_path: P
     state = few.state_dict()
     del few
     gc.collect()
-    again = made(frames)
+    again = made(4)
     again.load_state_dict(state)
     trace.play(30, again, all_)
     assert same(again, all_)
 
 
-def aced(path: Path, rows: int) -> fastagg.Server:
+def aced(path: Path, rows: int = 4) -> fastagg.Server:
     cache = fastagg.Tiered("int8", memory=rows * STRIDE["int8"], path=path)
     return fastagg.ACED(torch.zeros(SIZE), lr=0.1, num_clients=12, max_delay=3, cache=cache, seed=3)
-
-
-def test_a_log_of_few_rows_replays_with_many(tmp_path: Path) -> None:
-    """The log holds rows, also where many left the sum at once; more memory gives the same bits."""
-    with fastagg.open(tmp_path / "state", lambda: aced(tmp_path / "rows", 4)) as server:
-        Trace().play(20, server)
-        flat, total = server.flat.clone(), sum_of(server).clone()
-        rows = rows_of(server)
-        for folder in ("state", "rows"):
-            shutil.copytree(tmp_path / folder, tmp_path / f"{folder} killed")  # as if it had been killed here
-    del server
-    gc.collect()
-    shutil.rmtree(tmp_path / "rows")
-    shutil.move(tmp_path / "rows killed", tmp_path / "rows")
-    with fastagg.open(tmp_path / "state killed", lambda: aced(tmp_path / "rows", 40)) as again:
-        assert torch.equal(again.flat, flat) and torch.equal(sum_of(again), total)
-        assert all(torch.equal(one, other) for one, other in zip(rows_of(again), rows, strict=True))
 
 
 def exact_sum(server: fastagg.Server) -> Tensor:
@@ -226,8 +203,7 @@ def test_the_scrub_rebuilds_the_sum(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 255, 131072, 131073])
 def test_sizes_around_a_window(size: int, tmp_path: Path) -> None:
-    cache = fastagg.Tiered(memory="1MB" if size < 9999 else "2MB", path=tmp_path)
-    server = fastagg.ACE(torch.zeros(size), lr=0.1, num_clients=5, cache=cache)
+    server = fastagg.ACE(torch.zeros(size), lr=0.1, num_clients=5, cache=fastagg.Tiered(path=tmp_path))
     Trace(5, size).play(60, server)
     exact = torch.stack([row.double() for row in rows_of(server, 5)]).sum(0)
     torch.testing.assert_close(sum_of(server).double(), exact, rtol=0, atol=2e-5)
@@ -279,16 +255,19 @@ def test_places_in_the_file_are_used_again(tmp_path: Path) -> None:
     assert sizes[-1] < 4 * 12, "rows of checkpoints that were given up left no places"
 
 
-def test_rows_are_fetched_while_their_clients_train(tmp_path: Path) -> None:
-    server, trace = make(tmp_path, rows=8), Trace()
+def test_memory_bounds_what_is_asked_for_ahead(tmp_path: Path) -> None:
+    server, trace = make(tmp_path, memory=3 * STRIDE["int8"]), Trace()
     trace.play(12, server)
-    for round in range(5):
-        for client in (round, round + 1):
-            server.dispatch(client)
-        time.sleep(0.3)
-        for client in (round, round + 1):
-            server.receive(client, torch.ones(SIZE))
-    assert server.tiers()["ahead"] == 10
+    for client in range(5):
+        server.dispatch(client)
+    for client in range(5):
+        server.receive(client, torch.ones(SIZE))
+    counts = server.tiers()
+    assert counts["ahead"] == 3 and counts["cold"] == 2
+    for client in range(3):
+        server.dispatch(client)  # and these never answer
+    trace.play(40, server)
+    assert server.tiers()["ahead"] > counts["ahead"]
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -311,48 +290,33 @@ def damaged_server(path: Path, *clients: int, **more: Any) -> fastagg.Server:
     """A server whose rows of these clients change on the disk while it runs."""
     server = make(path, **more)
     Trace().play(30, server)
-    state = server.state_dict()
-    inside.direction(server).saved(state["direction"])
-    for client in clients:
-        damage(path, client, state, STRIDE["int8"], 200_000)
-    for client in (0, 1, 3, 4):  # nothing of the others is in memory any more
-        rows_of_client(server, client)
+    flip(path, *clients)(server.state_dict())
     return server
 
 
-def rows_of_client(server: fastagg.Server, client: int) -> Tensor | None:
-    found: Tensor | None = inside.row(server, client)
-    return found
-
-
 @pytest.mark.parametrize("found_by", ["its client", "the scrub"])
-def test_a_client_whose_row_is_damaged_warms_up_again(
-    found_by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("lost", [[7], [2, 6, 7]])
+def test_clients_whose_rows_are_damaged_warm_up_again(
+    lost: list[int], found_by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = damaged_server(tmp_path, 7)
+    whole = [client for client in range(12) if client not in lost]
+    server = damaged_server(tmp_path, *lost)
 
     def answer(client: int) -> fastagg.Receipt:
         server.dispatch(client)
         return server.receive(client, torch.full((SIZE,), float(client)))
 
-    if found_by == "its client":
-        assert answer(7).applied
-    else:
-        for turn in range(4 * 12):  # the scrub comes to the row of 7
-            answer([client for client in range(12) if client != 7][turn % 11])
-        assert not answer(0).applied, "ACE waits until all have been heard"
-        assert rows_of_client(server, 7) is None
-        assert answer(7).applied
-    assert server.tiers()["lost"] == 1 and "the rows of 1 clients are damaged and given up: 7." in caplog.text
+    for turn in range(1 if found_by == "its client" else 5 * 12):
+        answer(7 if found_by == "its client" else whole[turn % len(whole)])
+        if server.tiers()["lost"]:
+            break
+    named = ", ".join(map(str, lost))
+    assert server.tiers()["lost"] == len(lost) and f"are damaged and given up: {named}." in caplog.text
     torch.testing.assert_close(sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
-
-
-def test_damaged_rows_are_given_up_together(tmp_path: Path) -> None:
-    server = damaged_server(tmp_path, 2, 6, 7, warmup="partial")
-    server.dispatch(7)
-    server.receive(7, torch.ones(SIZE))
-    assert server.tiers()["lost"] == 3
-    assert [client for client in range(12) if rows_of_client(server, client) is None] == [2, 6]
+    unheard = [client for client in lost if inside.row(server, client) is None]
+    assert unheard == [client for client in lost if found_by == "the scrub" or client != 7]
+    assert answer(0).applied == (not unheard), "ACE waits until all have been heard"
+    assert [answer(client).applied for client in lost][-1]
     torch.testing.assert_close(sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
 
 
@@ -404,7 +368,7 @@ def test_damage_between_two_runs_is_found_at_open(
     version = server.version
     server.close()  # `server` is still there, but its rows are free
     with pytest.raises(fastagg.FastaggError, match="closed"):
-        rows_of_client(server, 0)
+        inside.row(server, 0)
     lost = [2, 5, 7] if how == "flips" else [client for client in range(12) if slots[client] >= max(slots) // 2]
     assert 0 < len(lost) < 12
     (flip(rows, *lost) if how == "flips" else cut(rows, max(slots) // 2))(state)
@@ -498,7 +462,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("a file")
     server = make(tmp_path / "rows")
     server.dispatch(0)
-    with pytest.raises(fastagg.CacheError, match="cached updates need a folder"):
+    with pytest.raises(fastagg.CacheError, match="the folder of the cached updates"):
         server.receive(0, torch.ones(SIZE))
 
 
@@ -539,8 +503,7 @@ def test_a_doctor_reads_the_rows_too(format: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damaged", "says"),
     [
-        (lambda path: (path / "rows.json").write_text("{"), "rows.json: it is damaged"),
-        (lambda path: (path / "rows.json").unlink(), "does not have the cached updates"),
+        (lambda path: next(path.glob("slots-*")).unlink(), "does not have the cached updates"),
         (lambda path: os.truncate(path / "rows.bin", 4096), "none of its 12 cached updates is whole"),
         (lambda path: (path / "rows.bin").unlink(), "rows cannot be opened"),
     ],
@@ -555,27 +518,6 @@ def test_a_damaged_folder(damaged: Callable[[Path], object], says: str, tmp_path
         fastagg.load(tmp_path / "server.pt")
 
 
-def test_a_server_with_a_journal(tmp_path: Path) -> None:
-    def made() -> fastagg.Server:
-        return make(tmp_path / "rows")
-
-    whole, trace = make(tmp_path / "whole"), Trace()
-    with fastagg.open(tmp_path / "state", made) as server:
-        trace.play(20, whole, server)
-        server.checkpoint()
-        trace.play(25, whole, server)
-        shutil.copytree(tmp_path / "state", tmp_path / "killed")  # as if it had been killed here
-        shutil.copytree(tmp_path / "rows", tmp_path / "rows killed")
-        shutil.rmtree(tmp_path / "rows", ignore_errors=True)
-    shutil.rmtree(tmp_path / "state")
-    shutil.move(tmp_path / "killed", tmp_path / "state")
-    shutil.move(tmp_path / "rows killed", tmp_path / "rows")
-    with fastagg.open(tmp_path / "state", made) as again:
-        assert same(whole, again)
-        trace.play(20, whole, again)
-        assert same(whole, again)
-
-
 def test_a_folder_keeps_no_more_checkpoints_than_there_are_rows_of(tmp_path: Path) -> None:
     with pytest.raises(fastagg.ConfigError, match="keep: 3 checkpoints"):
         fastagg.open(tmp_path / "state", lambda: make(tmp_path / "rows"), keep=3)
@@ -585,7 +527,6 @@ def test_a_folder_keeps_no_more_checkpoints_than_there_are_rows_of(tmp_path: Pat
 @pytest.mark.parametrize(
     ("cache", "says"),
     [
-        ({"memory": 3 * STRIDE["int8"]}, "an arrival needs 4"),
         ({"memory": "12 parsecs"}, "memory: expected bytes"),
         ({"memory": 0}, "memory: expected bytes"),
         ({"format": "int7"}, "format: expected one of"),
@@ -625,9 +566,13 @@ def test_a_forked_child_leaves_the_rows_to_its_parent(tmp_path: Path) -> None:
             server.receive(0, update)
         except fastagg.ConfigError:  # it belongs to the process that made it
             del server
-            gc.collect()  # which must not wait for threads that are not here
+            gc.collect()
             os._exit(7)
         finally:
             os._exit(0)
     assert os.waitpid(child, 0)[1] >> 8 == 7
     server.receive(0, update)
+    other = make(tmp_path)
+    other.dispatch(0)
+    with pytest.raises(fastagg.CacheError, match="in use"):  # the child's end did not unlock them
+        other.receive(0, update)

@@ -21,6 +21,33 @@ def full_disk(bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@contextmanager
+def refusing(path: Path, what: str) -> Iterator[None]:
+    """Whoever has the file ``path`` open in this process cannot ``read`` it, ``write`` to it or ``sync`` it."""
+    held = [int(name) for name in os.listdir("/proc/self/fd") if _path_of(name) == str(path)]
+    assert held, f"nobody has {path} open"
+    kept = {file: os.dup(file) for file in held}  # with their locks
+    ends = os.pipe()
+    other = ends[0] if what == "sync" else os.open(path, {"read": os.O_WRONLY, "write": os.O_RDONLY}[what])
+    for file in held:
+        os.dup2(other, file)
+    try:
+        yield
+    finally:
+        for file, before in kept.items():
+            os.dup2(before, file)
+            os.close(before)
+        for end in {*ends, other}:
+            os.close(end)
+
+
+def _path_of(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{name}")
+    except OSError:
+        return ""
+
+
 def damage(folder: Path, client: int, state: dict[str, Any], stride: int, place: int) -> None:
     """Change a byte of the client's row, at this place, in the rows of a server's ``state``."""
     at = int(state["direction"]["cache"]["slots"][client]) * stride + place

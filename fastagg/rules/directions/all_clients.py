@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ class AllClients(PerClient):
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
         cache: format of the cached updates in memory: ``fp32``, ``bf16``, ``int8`` or ``int4``; or a
-            :class:`fastagg.Tiered`: they are on a disk, and some of them in memory.
+            :class:`fastagg.Tiered`: they are on a disk.
         warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every update steps
             along the mean of the clients that have answered so far.
         mode: ``incremental`` takes O(d) per update. ``direct`` recomputes the sum each time, in O(n*d).
@@ -148,7 +149,7 @@ class TieredState(SumState):
         self.sum = memory.zeros(material.size, material.device)
         super().__init__(
             native.engine.AllClients.on(
-                sign=setting.sign, setting=setting.native_setting(), tiers=self.rows.native, seed=material.seed,
+                sign=setting.sign, setting=setting.native_setting(), rows=self.rows.native, seed=material.seed,
                 sum=self.sum.data_ptr(),
             )
         )  # fmt: skip
@@ -158,6 +159,9 @@ class TieredState(SumState):
 
     def state_dict(self, *, rows: bool = True) -> State:
         return {"cache": self.rows.state_dict(), **super().state_dict()}
+
+    def sync(self) -> None:
+        self.rows.native.sync()
 
     def saved(self, state: State) -> None:
         self.rows.saved(state["cache"])
@@ -173,7 +177,7 @@ class TieredState(SumState):
             self.native.give_up(lost)
 
     def on_loss(self, tell: Callable[[], object]) -> bool:
-        self.rows.after_loss = tell
+        self.rows.after_loss = weakref.WeakMethod(tell)
         return self.tiers()["lost"] > 0
 
     @property

@@ -107,6 +107,9 @@ class DirectionState:
         """Plain data and tensors; tensors may be shared. ``rows``: with the rows of a client cache in memory."""
         return dict(self.native.state())
 
+    def sync(self) -> None:
+        """A checkpoint is coming: write what it will need, while others go on. It may raise."""
+
     def saved(self, state: State) -> None:
         """A checkpoint with this :meth:`state_dict` is on the disk."""
 
