@@ -155,7 +155,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   store::Vector model_;
   store::Owner state_;
   double model_bound_ = 0.0;
-  bool shared_ = false;                                             // whether somebody may hold this version
+  bool shared_ = false;  // whether somebody may hold this version
   struct Before {
     std::weak_ptr<void> owner;
     float* data;
