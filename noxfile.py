@@ -149,7 +149,7 @@ def linters(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
-    listed = "git ls-files 'csrc/*' 'tests/emulation/*' 'tests/native/*.cpp' | grep -v '[.]py$'"
+    listed = "git ls-files 'csrc/*' 'tests/emulation/*' 'tests/native/*.cpp' | grep -vE '[.](py|md)$'"
     sources = f"{listed} | xargs clang-format --dry-run --Werror"
     session.run("bash", "-euo", "pipefail", "-c", sources, external=True)
 

@@ -38,8 +38,8 @@ for time in 1 2; do
   line csrc/engine/ledger.cpp "extern \"C\" int fastagg_changed_line_$time() { return $time; }"
   changed "one line, time $time" tests/server/test_quorum.py $ledger
 done
-line csrc/engine/gate.cpp "// a comment"
-changed "a comment" tests/server/test_quorum.py CMakeFiles/fastagg_engine.dir/csrc/engine/gate.cpp.o
+line csrc/engine/lock.cpp "// a comment"
+changed "a comment" tests/server/test_quorum.py CMakeFiles/fastagg_engine.dir/csrc/engine/lock.cpp.o
 python -c 'import fastagg; fastagg.FedBuff'
 left=$(git status --porcelain | grep '^??' || true)
 test -z "$left" || { echo "the build left files: $left"; exit 1; }

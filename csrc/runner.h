@@ -24,7 +24,8 @@ class Runner {
   virtual void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) = 0;
   virtual void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) = 0;
   virtual void zero(void* memory, int64_t bytes) = 0;
-  virtual bool at_once() const { return true; }
+  // Whether a kernel is done when its call returns.
+  virtual bool synchronous() const { return true; }
   virtual void settle() noexcept {}  // waits for all
   virtual void begin() {}
   virtual void end() noexcept {}

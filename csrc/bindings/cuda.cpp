@@ -139,8 +139,8 @@ void bind_cuda(py::module_& m) {
   m.attr("cuda_version") = cuda::runtime_version();
   m.def("cuda_device_count", &cuda::device_count);
   m.def("cuda_answer", [] {
-    const cuda::Answer found = cuda::answer();
-    return std::make_tuple(found.devices, found.driver, found.words);
+    const cuda::Driver found = cuda::driver();
+    return std::make_tuple(found.devices, found.version, found.words);
   });
 #if defined(FASTAGG_CUDA_EMULATED)
   m.attr("cuda_emulated") = true;  // built with tests/emulation, for tests

@@ -139,7 +139,7 @@ std::vector<int64_t> damaged_in(const RowFile& rows, const py::dict& state, int6
 // `others`: (number, slots) of the checkpoints that can still be loaded, too.
 void load_cut(RowFile& rows, const py::dict& state, const std::vector<std::pair<int64_t, py::object>>& others,
               int64_t last) {
-  std::vector<store::Places::Kept> kept;
+  std::vector<store::Places::CountingCut> kept;
   for (const auto& [number, slots] : others) kept.emplace_back(number, vector_from<int64_t>(slots));
   RowFile::Cut cut;
   cut.places = places_in(state);

@@ -26,8 +26,8 @@ using engine::Engine;
 using py::arg;
 
 // An engine, and the Python objects that its results are made with.
-struct Server {
-  std::shared_ptr<Engine> engine;  // whoever is not inside its gate reads it through now()
+struct Shared {
+  std::shared_ptr<Engine> engine;  // who does not hold its lock reads it through now()
   int64_t size;
   py::object layout, task_type, receipt_type;
   bool has_control;
@@ -53,7 +53,7 @@ struct Server {
 
 // Calls `act` with the engine, and again with the one that has taken its place meanwhile.
 template <typename Act>
-auto with_engine(Server& server, Act act) {
+auto with_engine(Shared& server, Act act) {
   for (;;) {
     const std::shared_ptr<Engine> engine = server.now();
     try {
@@ -64,45 +64,45 @@ auto with_engine(Server& server, Act act) {
   }
 }
 
-// Holds the gate. Whoever only reads may be inside already: a rule of a user's own may look at the server.
+// Holds the lock. Whoever only reads may hold it already: a rule of a user's own may look at the server.
 class Held {
  public:
-  Held(Server& server, bool reads) : server_(server), reads_(reads) {}
+  Held(Shared& server, bool reads) : server_(server), reads_(reads) {}
   void enter() {
     store::keep_reserve();
     with_engine(server_, [this](Engine& engine) {
-      if (reads_ && engine.gate.is_mine()) return;
-      engine.gate.enter();
+      if (reads_ && engine.lock.is_mine()) return;
+      engine.lock.enter();
       engine_ = engine.shared_from_this();
     });
   }
   void leave() noexcept {
-    if (engine_) engine_->gate.leave();
+    if (engine_) engine_->lock.leave();
     engine_.reset();
   }
   ~Held() { leave(); }
 
  private:
-  Server& server_;
+  Shared& server_;
   const bool reads_;
   std::shared_ptr<Engine> engine_;
 };
 
-// For Python: `with engine.reading:` and `with engine.inside:`
+// For Python: `with engine.reading:` and `with engine.locked:`
 struct Block {
-  Block(std::shared_ptr<Server> of, bool reads) : server(std::move(of)), held(*server, reads) {}
-  std::shared_ptr<Server> server;
+  Block(std::shared_ptr<Shared> of, bool reads) : server(std::move(of)), held(*server, reads) {}
+  std::shared_ptr<Shared> server;
   Held held;
 };
 
 template <typename Act>
-auto reading(Server& server, Act act) {
+auto reading(Shared& server, Act act) {
   Held held(server, true);
   held.enter();
   return act(*server.engine);
 }
 
-py::object close_round(Server& server, bool if_due) {
+py::object close_round(Shared& server, bool if_due) {
   engine::Receipt receipt;
   bool stepped = true;
   {
@@ -115,7 +115,7 @@ py::object close_round(Server& server, bool if_due) {
 
 // Whoever is sent a version, or answers, ends a round whose time is over. Its step is on the disk before a task of the
 // new version is sent.
-void close_if_due(Server& server) {
+void close_if_due(Shared& server) {
   if (!server.by_time || close_round(server, true).is_none()) return;
   if (!server.log || !server.log->waits(true)) return;
   const Released released(true);
@@ -125,7 +125,7 @@ void close_if_due(Server& server) {
 // -- answers
 
 // A receipt that is made before its answer is taken.
-py::object made_for(Server& server, py::handle client, const Answer& answer) {
+py::object made_for(Shared& server, py::handle client, const Answer& answer) {
   py::object receipt = make<ReceiptObject>(server.receipts());
   receipt_in(receipt)->client = plain(client, answer.client).release().ptr();
   if (server.now()->settings().defers) receipt_in(receipt)->later = new std::shared_ptr<Judgement>();
@@ -133,7 +133,7 @@ py::object made_for(Server& server, py::handle client, const Answer& answer) {
 }
 
 // Copies what a receipt needs. Cannot fail.
-void fill(Server& server, const py::object& receipt, Answer& answer) {
+void fill(Shared& server, const py::object& receipt, Answer& answer) {
   ReceiptObject* const one = receipt_in(receipt);
   one->value = answer.receipt;
   one->kept = true;
@@ -150,7 +150,7 @@ void fill(Server& server, const py::object& receipt, Answer& answer) {
 }
 
 // Waits until the records of these answers are on the disk, as far as their senders wait for it.
-void wait_for_disk(const Server& server, const Answer* answers, size_t count) {
+void wait_for_disk(const Shared& server, const Answer* answers, size_t count) {
   if (!server.log) return;
   uint64_t last = 0;
   for (size_t i = 0; i < count; ++i)
@@ -161,7 +161,7 @@ void wait_for_disk(const Server& server, const Answer* answers, size_t count) {
 // Reports how long answers took, if somebody wants to know. The answers count already, so nothing here may fail.
 class Watched {
  public:
-  Watched(const Server& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
+  Watched(const Shared& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
     if (!on_) return;
     delays_.reserve(count), tasks_.reserve(count);
     begun_ = std::chrono::steady_clock::now(), waited_ = log::Journal::waited();
@@ -184,14 +184,14 @@ class Watched {
   }
 
  private:
-  const Server& server_;
+  const Shared& server_;
   const bool on_;
   std::vector<int64_t> delays_, tasks_;  // of each answer; 0: of no task
   std::chrono::steady_clock::time_point begun_;
   double waited_ = 0.0;
 };
 
-Engine::Result receive(Server& server, Answer* answers, size_t count) {
+Engine::Result receive(Shared& server, Answer* answers, size_t count) {
   const Released released(server.is_long());
   return with_engine(server, [&](Engine& engine) { return engine.receive(answers, count); });
 }
@@ -232,7 +232,7 @@ double samples_of(py::handle given, bool* usual) {
 }
 
 // Reads an answer's numbers. False: only Python can.
-bool read_update(Server& server, py::handle given, Arrays& arrays, Answer& answer) {
+bool read_update(Shared& server, py::handle given, Arrays& arrays, Answer& answer) {
   if (const Answer* const pieces = answer_in(given)) {  // Python has read it
     const double samples = answer.samples;
     answer = *pieces;
@@ -259,7 +259,7 @@ bool read_update(Server& server, py::handle given, Arrays& arrays, Answer& answe
 }
 
 // Reads an answer: (client, update, version, num_samples, task, offset, incarnation). False: only Python can.
-bool read(Server& server, py::handle const* given, Arrays& arrays, Answer& answer) {
+bool read(Shared& server, py::handle const* given, Arrays& arrays, Answer& answer) {
   bool usual = true;
   answer.samples = samples_of(given[3], &usual);
   if (!usual || !read_update(server, given[1], arrays, answer)) return false;
@@ -273,7 +273,7 @@ bool read(Server& server, py::handle const* given, Arrays& arrays, Answer& answe
 
 // receive(client, update, version, num_samples, task, offset, incarnation): the receipt, or None if only Python can
 // read the update. It then comes again with its numbers as an `Answer`.
-PyObject* take(Server& server, PyObject* const* args) {
+PyObject* take(Shared& server, PyObject* const* args) {
   Arrays arrays(server.device);
   Answer answer;
   const py::handle given[7] = {args[0], args[1], args[2], args[3], args[4], args[5], args[6]};
@@ -302,8 +302,8 @@ py::object outcome_of_exception(py::list& outcomes, size_t done) {
   throw raised;
 }
 
-// The outcomes of answers that are read already: a receipt or an error for each. The gate may refuse some, too.
-py::list receive_all(Server& server, std::vector<Answer>& answers, const std::vector<py::object>& clients) {
+// The outcomes of answers that are read already: a receipt or an error for each. The lock may refuse some, too.
+py::list receive_all(Shared& server, std::vector<Answer>& answers, const std::vector<py::object>& clients) {
   const size_t count = answers.size();
   close_if_due(server);
   std::vector<py::object> receipts;
@@ -346,7 +346,7 @@ py::list receive_all(Server& server, std::vector<Answer>& answers, const std::ve
 
 // receive_many(answers, begin): the outcomes of the first answers from `begin` on, up to one that only Python can read.
 // Answers are (client, update, version, num_samples, task, offset, incarnation); all but the first two may be left out.
-PyObject* take_many(Server& server, PyObject* const* args) {
+PyObject* take_many(Shared& server, PyObject* const* args) {
   const py::handle sent(args[0]);
   const Py_ssize_t begin = PyLong_AsSsize_t(args[1]), end = PySequence_Fast_GET_SIZE(sent.ptr());
   std::deque<Arrays> arrays;
@@ -378,7 +378,7 @@ PyObject* take_many(Server& server, PyObject* const* args) {
 
 // -- tasks
 
-py::object new_task(const Server& server) {
+py::object new_task(const Shared& server) {
   auto* const type = reinterpret_cast<PyTypeObject*>(server.task_type.ptr());
   py::object made = py::reinterpret_steal<py::object>(type->tp_new(type, nullptr, nullptr));
   if (!made) throw py::error_already_set();
@@ -386,7 +386,7 @@ py::object new_task(const Server& server) {
 }
 
 // Completes a task that was made before it was sent.
-py::object filled(Server& server, py::object made, py::object client, engine::Task&& task, py::object control) {
+py::object filled(Shared& server, py::object made, py::object client, engine::Task&& task, py::object control) {
   TaskObject* const one = task_in(made);
   one->client = client.release().ptr();
   one->layout = server.layout.inc_ref().ptr();
@@ -402,12 +402,12 @@ py::object filled(Server& server, py::object made, py::object client, engine::Ta
   return made;
 }
 
-py::object control_of(const Server& server) {
+py::object control_of(const Shared& server) {
   return server.has_control ? py::object(python_of(*server.now()->extension()).attr("control")) : py::none();
 }
 
 // dispatch(client)
-PyObject* dispatch(Server& server, PyObject* const* args) {
+PyObject* dispatch(Shared& server, PyObject* const* args) {
   const ClientId client = id_of(args[0]);
   close_if_due(server);
   py::object made = new_task(server), control = control_of(server), name = plain(args[0], client);
@@ -416,7 +416,7 @@ PyObject* dispatch(Server& server, PyObject* const* args) {
 }
 
 // A task of another client, with the version and the model of the first one's.
-py::object hand_on(Server& server, py::handle from, py::handle to) {
+py::object hand_on(Shared& server, py::handle from, py::handle to) {
   const TaskObject& of = *task_of(from);
   const ClientId first = id_of(of.client == nullptr ? Py_None : of.client), second = id_of(to);
   py::object made = new_task(server), name = plain(to, second);
@@ -436,23 +436,23 @@ py::object hand_on(Server& server, py::handle from, py::handle to) {
 
 // -- the functions that take the shortest way from Python
 
-template <PyObject* (*Act)(Server&, PyObject* const*), Py_ssize_t Count>
+template <PyObject* (*Act)(Shared&, PyObject* const*), Py_ssize_t Count>
 PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if (count != Count) {
     PyErr_SetString(PyExc_TypeError, "a wrong number of arguments");
     return nullptr;
   }
   const Call call;
-  auto* const server = static_cast<std::shared_ptr<Server>*>(PyCapsule_GetPointer(self, nullptr));
+  auto* const server = static_cast<std::shared_ptr<Shared>*>(PyCapsule_GetPointer(self, nullptr));
   return guarded([&] {
     store::keep_reserve();
     return Act(**server, args);
   });
 }
 
-py::object function_of(const std::shared_ptr<Server>& server, PyMethodDef* method) {
-  const py::capsule self(new std::shared_ptr<Server>(server),
-                         [](void* held) { delete static_cast<std::shared_ptr<Server>*>(held); });
+py::object function_of(const std::shared_ptr<Shared>& server, PyMethodDef* method) {
+  const py::capsule self(new std::shared_ptr<Shared>(server),
+                         [](void* held) { delete static_cast<std::shared_ptr<Shared>*>(held); });
   PyObject* const made = PyCFunction_New(method, self.ptr());
   if (made == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(made);
@@ -468,7 +468,7 @@ PyMethodDef* method(const char* name) {
 // -- recovery
 
 // An answer from a log. Its parts lie in `body`, or in the file that it was streamed into (`update`).
-Answer answer_of(const Server& server, const log::Operation& operation, const py::object& body,
+Answer answer_of(const Shared& server, const log::Operation& operation, const py::object& body,
                  const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
   const engine::Settings& settings = server.engine->settings();
@@ -549,7 +549,7 @@ Answer answer_of(const Server& server, const log::Operation& operation, const py
 }
 
 // Sends an answer of the log to the device, as when it came.
-void bring(const Server& server, Answer& answer) {
+void bring(const Shared& server, Answer& answer) {
   py::list pieces;
   for (const Piece& piece : answer.update.pieces)
     pieces.append(
@@ -562,7 +562,7 @@ void bring(const Server& server, Answer& answer) {
   if (!extra.is_none()) answer.extra = owner_of(extra);
 }
 
-void execute(Server& server, const log::Operation& operation, const py::object& body, const py::object& update) {
+void execute(Shared& server, const log::Operation& operation, const py::object& body, const py::object& update) {
   Answer answer;
   const bool answers = operation.kind == log::kAnswer || operation.kind == log::kRow;
   if (answers) answer = answer_of(server, operation, body, update);
@@ -585,12 +585,12 @@ engine::Staleness staleness_of(const std::string& weight, const std::string& rat
   return {weights.at(weight), a, b, rates.at(rate), threshold, lipschitz};
 }
 
-std::shared_ptr<Server> make_server(const engine::Settings& settings, std::shared_ptr<engine::DirectionState> direction,
+std::shared_ptr<Shared> make_server(const engine::Settings& settings, std::shared_ptr<engine::DirectionState> direction,
                                     const engine::OptimizerSettings& optimizer, uint64_t seed,
                                     std::shared_ptr<store::Memory> memory, std::shared_ptr<Runner> runner,
                                     const py::object& extension, const engine::Extension::Asks& asks,
                                     const py::object& flat, const py::dict& python) {
-  auto server = std::make_shared<Server>();
+  auto server = std::make_shared<Shared>();
   std::shared_ptr<engine::Extension> given;
   if (!extension.is_none()) given = extension_of(extension, asks, settings.size);
   server->engine = std::make_shared<Engine>(settings, std::move(direction), optimizer, seed, std::move(memory),
@@ -607,21 +607,21 @@ std::shared_ptr<Server> make_server(const engine::Settings& settings, std::share
 }
 
 // The current version and its statistics, of the same moment. Neither changes any more.
-std::pair<store::Vector, store::Owner> current(Server& server) {
+std::pair<store::Vector, store::Owner> current(Shared& server) {
   return reading(server, [](Engine& engine) {
     engine.follow();
     return std::make_pair(engine.share_model(), engine.state());
   });
 }
 
-// Another engine takes the place of this one, whose gate the caller holds. Who waits for this one goes there.
-void adopt(Server& server, Server& other) {
+// Another engine takes the place of this one, whose lock the caller holds. Who waits for this one goes there.
+void adopt(Shared& server, Shared& other) {
   const std::shared_ptr<Engine> before = server.engine;
   std::atomic_store(&server.engine, other.engine);
-  before->gate.retire();
+  before->lock.retire();
 }
 
-py::list tensors_of(const Server& server, const std::vector<store::Vector>& vectors) {
+py::list tensors_of(const Shared& server, const std::vector<store::Vector>& vectors) {
   py::list found;
   server.engine->follow();
   for (const store::Vector& one : vectors) found.append(tensor_of(one, server.size));
@@ -629,11 +629,11 @@ py::list tensors_of(const Server& server, const std::vector<store::Vector>& vect
 }
 
 // The direction that keeps updates until their round is complete; null: it is another one.
-engine::Ordered* ordered_of(const Server& server) {
+engine::Ordered* ordered_of(const Shared& server) {
   return dynamic_cast<engine::Ordered*>(&server.engine->direction());
 }
 
-py::list waiting_of(const Server& server) {
+py::list waiting_of(const Shared& server) {
   py::list found;
   server.engine->follow();
   const engine::Ordered* const ordered = ordered_of(server);
@@ -657,7 +657,7 @@ py::list waiting_of(const Server& server) {
   return found;
 }
 
-void load_waiting(Server& server, const py::list& entries) {
+void load_waiting(Shared& server, const py::list& entries) {
   std::vector<engine::Ordered::Waiting> all;
   for (const py::handle given : entries) {
     const auto entry = py::reinterpret_borrow<py::dict>(given);
@@ -744,103 +744,103 @@ void bind_engine(py::module_& m) {
       },
       arg("pieces"));
 
-  const auto ledger = [](Server& server) -> engine::Ledger& { return server.engine->ledger(); };
-  py::class_<Server, std::shared_ptr<Server>>(m, "Engine")
+  const auto ledger = [](Shared& server) -> engine::Ledger& { return server.engine->ledger(); };
+  py::class_<Shared, std::shared_ptr<Shared>>(m, "Engine")
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
            arg("memory"), arg("runner"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
-      // for `with`: nobody else is inside meanwhile. A thread that is inside may read, and is otherwise refused
+      // for `with`: nobody else holds the lock meanwhile. A thread that holds it may read, and is otherwise refused
       .def_property_readonly(
-          "reading", [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, true); })
+          "reading", [](const std::shared_ptr<Shared>& server) { return std::make_unique<Block>(server, true); })
       .def_property_readonly(
-          "inside", [](const std::shared_ptr<Server>& server) { return std::make_unique<Block>(server, false); })
-      .def_property_readonly("is_inside", [](const Server& server) { return server.now()->gate.is_mine(); })
-      .def_property_readonly("callers_waiting", [](const Server& server) { return server.now()->gate.waiting(); })
-      .def("most_waiting", [](Server& server, int64_t most) { server.now()->gate.most_waiting = most; })
+          "locked", [](const std::shared_ptr<Shared>& server) { return std::make_unique<Block>(server, false); })
+      .def_property_readonly("holds_lock", [](const Shared& server) { return server.now()->lock.is_mine(); })
+      .def_property_readonly("callers_waiting", [](const Shared& server) { return server.now()->lock.waiting(); })
+      .def("most_waiting", [](Shared& server, int64_t most) { server.now()->lock.most_waiting = most; })
       .def_property_readonly("dispatch",
-                             [](const std::shared_ptr<Server>& server) {
+                             [](const std::shared_ptr<Shared>& server) {
                                return function_of(server, method<entry<dispatch, 1>>("dispatch"));
                              })
       .def_property_readonly(
           "receive",
-          [](const std::shared_ptr<Server>& server) { return function_of(server, method<entry<take, 7>>("receive")); })
+          [](const std::shared_ptr<Shared>& server) { return function_of(server, method<entry<take, 7>>("receive")); })
       .def_property_readonly("receive_many",
-                             [](const std::shared_ptr<Server>& server) {
+                             [](const std::shared_ptr<Shared>& server) {
                                return function_of(server, method<entry<take_many, 2>>("receive_many"));
                              })
       .def("close_round", &close_round, arg("if_due") = false)
       .def_property_readonly(
-          "is_due", [](Server& server) { return reading(server, [](Engine& engine) { return engine.is_due(); }); })
-      .def_readwrite("by_time", &Server::by_time)
+          "is_due", [](Shared& server) { return reading(server, [](Engine& engine) { return engine.is_due(); }); })
+      .def_readwrite("by_time", &Shared::by_time)
       .def("hand_on", &hand_on)
       .def("forget",
-           [](Server& server, py::handle given, py::handle version) {
+           [](Shared& server, py::handle given, py::handle version) {
              const ClientId client = id_of(given);
              std::optional<int64_t> one;
              if (!version.is_none()) one = version_of(version, client);
              with_engine(server, [&](Engine& engine) { engine.forget(client, one); });
            })
       .def("expire",
-           [](Server& server, std::optional<int64_t> before) {
+           [](Shared& server, std::optional<int64_t> before) {
              return with_engine(server, [&](Engine& engine) { return engine.expire(before); });
            })
       .def_property(
-          "lr", [](Server& server) { return reading(server, [](Engine& engine) { return engine.lr(); }); },
-          [](Server& server, double lr) { with_engine(server, [&](Engine& engine) { engine.set_rate(lr); }); })
+          "lr", [](Shared& server) { return reading(server, [](Engine& engine) { return engine.lr(); }); },
+          [](Shared& server, double lr) { with_engine(server, [&](Engine& engine) { engine.set_rate(lr); }); })
       .def("begin_incarnation",
-           [](Server& server, int64_t version, uint64_t number) { server.engine->begin_incarnation(version, number); })
+           [](Shared& server, int64_t version, uint64_t number) { server.engine->begin_incarnation(version, number); })
       .def(
           "limit",
-          [](Server& server, double lease, int64_t max_delay, int64_t open_per_client, int64_t clients) {
+          [](Shared& server, double lease, int64_t max_delay, int64_t open_per_client, int64_t clients) {
             server.engine->limit({lease, max_delay, open_per_client, clients});
           },
           by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
       .def("execute", &execute, arg("operation"), arg("body"), arg("update"))
       .def("attach",
-           [](Server& server, py::object journal) {
+           [](Shared& server, py::object journal) {
              server.log = py::cast<std::shared_ptr<log::Journal>>(journal);
              server.engine->attach(server.log);
              server.journal = std::move(journal);
            })
       .def("cut_rows",
-           [](Server& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut_rows(std::move(cut)); })
+           [](Shared& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut_rows(std::move(cut)); })
       .def("watch",
-           [](Server& server, double slow, py::object tell) { server.slow = slow, server.tell = std::move(tell); })
-      .def_readwrite("checks_models", &Server::checks_models)
-      .def("measure", [](Server& server) { server.engine->measure(); })
+           [](Shared& server, double slow, py::object tell) { server.slow = slow, server.tell = std::move(tell); })
+      .def_readwrite("checks_models", &Shared::checks_models)
+      .def("measure", [](Shared& server) { server.engine->measure(); })
       // what Python asks for on the current stream, to read what the server holds, comes after the server's work
-      .def("follow", [](const Server& server) { server.engine->follow(); })
-      .def_property_readonly("flat", [](Server& server) { return tensor_of(current(server).first, server.size); })
-      // the same vector for the holder of the gate, who lets it go before: a later step may write to it
+      .def("follow", [](const Shared& server) { server.engine->follow(); })
+      .def_property_readonly("flat", [](Shared& server) { return tensor_of(current(server).first, server.size); })
+      // the same vector for the holder of the lock, who lets it go before: a later step may write to it
       .def_property_readonly("model",
-                             [](Server& server) {
+                             [](Shared& server) {
                                server.engine->follow();
                                return tensor_of(server.engine->model(), server.size);
                              })
       .def("current",
-           [](Server& server) {
+           [](Shared& server) {
              const auto [model, state] = current(server);
              return py::make_tuple(tensor_of(model, server.size), py::reinterpret_borrow<py::object>(object_of(state)));
            })
       .def("adopt", &adopt)
       .def_property_readonly("moments",
-                             [](const Server& server) {
+                             [](const Shared& server) {
                                server.engine->follow();
                                return moments_of(server.engine->optimizer());
                              })
-      .def_property_readonly("moments_nbytes", [](const Server& server) { return server.engine->optimizer().nbytes(); })
+      .def_property_readonly("moments_nbytes", [](const Shared& server) { return server.engine->optimizer().nbytes(); })
       .def_property_readonly("waiting", &waiting_of)
       .def("load_waiting", &load_waiting)
       .def_property_readonly(
-          "version", [](Server& server) { return reading(server, [](Engine& engine) { return engine.ledger().now; }); })
+          "version", [](Shared& server) { return reading(server, [](Engine& engine) { return engine.ledger().now; }); })
       .def_property_readonly(
-          "steps", [](Server& server) { return reading(server, [](Engine& engine) { return engine.ledger().steps; }); })
+          "steps", [](Shared& server) { return reading(server, [](Engine& engine) { return engine.ledger().steps; }); })
       .def_property_readonly(
           "incarnations",
-          [](Server& server) { return reading(server, [](Engine& engine) { return engine.ledger().incarnations(); }); })
-      // the ledger; the caller is inside the gate
+          [](Shared& server) { return reading(server, [](Engine& engine) { return engine.ledger().incarnations(); }); })
+      // the ledger; the caller holds the lock
       .def(
           "find",
-          [](Server& server, py::handle client, py::handle version, py::handle task, py::handle offset,
+          [](Shared& server, py::handle client, py::handle version, py::handle task, py::handle offset,
              py::handle incarnation) {
             Answer asked;
             asked.client = id_of(client);
@@ -853,37 +853,37 @@ void bind_engine(py::module_& m) {
           arg("client"), arg("version") = py::none(), arg("task") = py::none(), arg("offset") = py::none(),
           arg("incarnation") = py::none())
       .def("check_client",
-           [ledger](Server& server, py::handle client) {
+           [ledger](Shared& server, py::handle client) {
              const ClientId id = id_of(client);
              ledger(server).check(id);
              return plain(client, id);
            })
       .def_property_readonly(
           "offset",
-          [](Server& server) { return reading(server, [](Engine& engine) { return engine.ledger().offset; }); })
-      .def("owes", [ledger](Server& server, py::handle client,
+          [](Shared& server) { return reading(server, [](Engine& engine) { return engine.ledger().offset; }); })
+      .def("owes", [ledger](Shared& server, py::handle client,
                             int64_t version) { return ledger(server).owes(id_of(client), version); })
-      .def("owed", [ledger](Server& server, py::handle client) { return ledger(server).owed(id_of(client)); })
-      .def("tell_next", [ledger](Server& server, py::handle client,
+      .def("owed", [ledger](Shared& server, py::handle client) { return ledger(server).owed(id_of(client)); })
+      .def("tell_next", [ledger](Shared& server, py::handle client,
                                  int32_t steps) { ledger(server).tell_next_to(id_of(client), steps); })
       .def_property_readonly(
-          "kept", [](const Server& server) { return tensors_of(server, server.engine->ledger().all_kept()); })
+          "kept", [](const Shared& server) { return tensors_of(server, server.engine->ledger().all_kept()); })
       .def_property_readonly("held_before",
-                             [](const Server& server) { return tensors_of(server, server.engine->held_before()); })
-      .def_property_readonly("known", [ledger](Server& server) { return ledger(server).known(); })
-      .def_property_readonly("open_tasks", [ledger](Server& server) { return ledger(server).open_tasks(); })
-      .def_property_readonly("expired", [ledger](Server& server) { return ledger(server).expired(); })
-      .def_property_readonly("oldest_task", [ledger](Server& server) { return ledger(server).oldest_task(); })
-      .def_property_readonly("ledger_nbytes", [ledger](Server& server) { return ledger(server).nbytes(); })
+                             [](const Shared& server) { return tensors_of(server, server.engine->held_before()); })
+      .def_property_readonly("known", [ledger](Shared& server) { return ledger(server).known(); })
+      .def_property_readonly("open_tasks", [ledger](Shared& server) { return ledger(server).open_tasks(); })
+      .def_property_readonly("expired", [ledger](Shared& server) { return ledger(server).expired(); })
+      .def_property_readonly("oldest_task", [ledger](Shared& server) { return ledger(server).oldest_task(); })
+      .def_property_readonly("ledger_nbytes", [ledger](Shared& server) { return ledger(server).nbytes(); })
       .def_property(
-          "skew", [ledger](Server& server) { return ledger(server).skew; },
-          [ledger](Server& server, double skew) { ledger(server).skew = skew; })
+          "skew", [ledger](Shared& server) { return ledger(server).skew; },
+          [ledger](Shared& server, double skew) { ledger(server).skew = skew; })
       .def("tasks",
-           [ledger](Server& server) {
+           [ledger](Shared& server) {
              return saved(ledger(server).state(), server.engine->settings().clients >= 0, server.size);
            })
       .def("load_tasks",
-           [ledger](Server& server, const py::dict& state) { ledger(server).load(ledger_state_of(state)); });
+           [ledger](Shared& server, const py::dict& state) { ledger(server).load(ledger_state_of(state)); });
 }
 
 }  // namespace fastagg::bindings

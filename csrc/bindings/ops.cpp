@@ -31,9 +31,9 @@ void set(uint64_t* place, PyObject* value) { *place = PyLong_AsUnsignedLongLong(
 void set(py::handle* place, PyObject* value) { *place = value; }
 
 // What a call was given: the pieces of an update, where it runs unless that is the CPU, and a dict with all else.
-class Given {
+class Fields {
  public:
-  Given(PyObject* const* given, Py_ssize_t count) {
+  Fields(PyObject* const* given, Py_ssize_t count) {
     if (count != 3 || !PyDict_CheckExact(given[2])) throw py::type_error("expected pieces, a place, and a dict");
     named_ = given[2];
     read_pieces(given[0]);
@@ -104,7 +104,7 @@ DirectionKind kind_of(const std::string& name) {
   return static_cast<DirectionKind>(found - std::begin(kDirectionNames));
 }
 
-void step(const Given& given) {
+void step(const Fields& given) {
   const Update& update = given.update;
   Direction direction;
   engine::OptimizerSettings settings;
@@ -174,7 +174,7 @@ void step(const Given& given) {
   cpu::step(update, direction, optimizer);
 }
 
-void accumulate(const Given& given) {
+void accumulate(const Fields& given) {
   uint64_t acc = 0, out = 0;
   double weight = 1.0;
   given.read({{"acc", &acc}, {"weight", &weight}, {"out", &out}});
@@ -188,7 +188,7 @@ void accumulate(const Given& given) {
   cpu::accumulate(given.update, at(acc), static_cast<float>(weight), at(out));
 }
 
-template <void (*Act)(const Given&)>
+template <void (*Act)(const Fields&)>
 PyObject* entry(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return guarded([&] {
     Act({given, count});
@@ -196,7 +196,7 @@ PyObject* entry(PyObject*, PyObject* const* given, Py_ssize_t count) {
   });
 }
 
-template <void (*Act)(const Given&)>
+template <void (*Act)(const Fields&)>
 PyMethodDef method(const char* name) {
   auto* const found = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act>));
   return {name, found, METH_FASTCALL, nullptr};

@@ -187,7 +187,7 @@ PyObject* fill_task(PyObject* self, PyObject* args) {
   if (PyArg_ParseTuple(args, "OLOOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation,
                        &id) == 0)
     return nullptr;
-  const long told = steps == Py_None ? 0 : PyLong_AsLong(steps);
+  const long given = steps == Py_None ? 0 : PyLong_AsLong(steps);
   const unsigned long long number = incarnation == Py_None ? 0 : PyLong_AsUnsignedLongLong(incarnation);
   const long long named = id == Py_None ? 0 : PyLong_AsLongLong(id);
   if (PyErr_Occurred() != nullptr) return nullptr;
@@ -196,7 +196,7 @@ PyObject* fill_task(PyObject* self, PyObject* args) {
   Py_XSETREF(one->layout, Py_NewRef(layout));
   Py_XSETREF(one->flat, Py_NewRef(flat));
   Py_XSETREF(one->state, Py_NewRef(state));
-  one->version = version, one->local_steps = static_cast<int32_t>(told);
+  one->version = version, one->local_steps = static_cast<int32_t>(given);
   one->incarnation = number, one->has_incarnation = incarnation != Py_None;
   one->id = named;
   Py_RETURN_NONE;

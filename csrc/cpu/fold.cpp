@@ -27,7 +27,7 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
   const Kernels& table = kernels();
   const int64_t size = trained.front().model.size;
   const bool past = streams(size) && acc_out != acc && aligned(acc_out);
-  const bool at_once = acc_out != nullptr && together(trained, 0) == trained.size();
+  const bool whole_blocks = acc_out != nullptr && together(trained, 0) == trained.size();
   const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // each model has a base or a sum
   for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin, n = 0; at < end; at += n) {
@@ -40,7 +40,7 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
         int64_t plain = end - at;
         for (size_t k = 0; k < count; ++k)
           plain = std::min(plain, readers[k].emplace(trained[first + k].model, table, at).plain(at));
-        if (at_once) n = std::max(n, plain / kBlock * kBlock);  // whole blocks that all models have in one place
+        if (whole_blocks) n = std::max(n, plain / kBlock * kBlock);  // whole blocks that all models have in one place
         Fold run{};
         run.count = static_cast<int>(count);
         for (size_t k = 0; k < count; ++k) {

@@ -34,12 +34,12 @@ int runtime_version();
 int device_count();  // 0 if there is no driver or no device
 
 // What the driver answered. It reports errors in `words` and does not throw.
-struct Answer {
+struct Driver {
   int devices = 0;
-  int driver = 0;     // the newest CUDA version that it supports, as 12040 for 12.4; 0 without a driver
+  int version = 0;    // the newest CUDA version that it supports, as 12040 for 12.4; 0 without a driver
   std::string words;  // if there is no device: the reason, and what to do
 };
-Answer answer();
+Driver driver();
 void compute_capability(int device, int* major, int* minor);
 
 // The most pieces of an update. Kernels take their arguments by value, and every driver takes 4 KB of them.

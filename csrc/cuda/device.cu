@@ -43,11 +43,11 @@ std::string words_for(cudaError_t status) {
 
 int runtime_version() { return CUDART_VERSION; }
 
-int device_count() { return answer().devices; }
+int device_count() { return driver().devices; }
 
-Answer answer() {
-  Answer found;
-  found.driver = driver_version();
+Driver driver() {
+  Driver found;
+  found.version = driver_version();
   const cudaError_t status = cudaGetDeviceCount(&found.devices);
   if (status == cudaSuccess) return found;
   (void)cudaGetLastError();  // clears the error, so that the next call does not report this one's failure

@@ -35,9 +35,9 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
       runner_(std::move(runner)),
       extension_(std::move(extension)),
       model_(std::move(model)) {
-  if (runner_->at_once()) return;
+  if (runner_->synchronous()) return;
   const InOrder order(*runner_);  // the caller has made the model on its stream
-  if (!own_step())
+  if (!steps_in_python())
     runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data),
                   direction_->is.rows ? direction_->is.rows->format : -1);
 }
@@ -162,7 +162,7 @@ int64_t Engine::end_overdue(int64_t most) {
 }
 
 Task Engine::dispatch(const ClientId& client) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   check_log();
   follow();
   ledger_.check(client);
@@ -173,7 +173,7 @@ Task Engine::dispatch(const ClientId& client) {
 }
 
 Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   ledger_.find(from, version);
   log::Operation operation;
   operation.kind = log::kHandOn, operation.client = to, operation.version = version;
@@ -181,7 +181,7 @@ Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) 
 }
 
 void Engine::forget(const ClientId& client, std::optional<int64_t> version) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   log::Operation operation;
   operation.kind = log::kForget, operation.client = client;
   operation.version = version ? ledger_.find(client, *version).version : -1;
@@ -189,7 +189,7 @@ void Engine::forget(const ClientId& client, std::optional<int64_t> version) {
 }
 
 int64_t Engine::expire(std::optional<int64_t> before) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   check_log();
   const int64_t ended = end_overdue(-1);
   if (!before) return ended;
@@ -199,7 +199,7 @@ int64_t Engine::expire(std::optional<int64_t> before) {
 }
 
 void Engine::set_rate(double lr) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   log::Operation operation;
   operation.kind = log::kRate, operation.rate = lr;
   apply(operation);
@@ -224,14 +224,14 @@ void Engine::give_up(std::vector<int64_t> slots) {
 }
 
 void Engine::begin_incarnation(int64_t version, uint64_t number) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   log::Operation operation;
   operation.kind = log::kIncarnation, operation.version = version, operation.incarnation = number;
   apply(operation);
 }
 
 void Engine::limit(const Limits& limits) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   ledger_.limits = limits;
   ledger_.renew();
 }
@@ -248,7 +248,7 @@ Ledger::Found Engine::find(const Answer& answer) const {
   if (answer.offset >= 0 && answer.offset <= ledger_.offset)
     throw Refusal(Why::kAlreadyCounted, "client " + shown(client) + ": the answer at offset " +
                                             std::to_string(answer.offset) +
-                                            " was counted already, or passed over: the server has come to offset " +
+                                            " was counted already, or skipped: the server has come to offset " +
                                             std::to_string(ledger_.offset) + "; go on behind it (server.offset)");
   const Ledger::Found task = ledger_.find(client, answer.version, answer.task);
   if (incarnation && ledger_.incarnation_of(task.version) != *incarnation)
@@ -262,7 +262,7 @@ Ledger::Found Engine::find(const Answer& answer) const {
 }
 
 Engine::Result Engine::receive(Answer* answers, size_t count) {
-  const Inside inside(gate, true);
+  const Locked locked(lock, true);
   Result result;
   while (result.done < count) {
     Answer* const next = answers + result.done;
@@ -311,7 +311,7 @@ bool Engine::is_due() {
 }
 
 bool Engine::close_round(Receipt* receipt, bool if_due) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   if (!settings_.closes_early || (if_due && !is_due())) return false;
   try {
     return EndOfRound(*this).take(receipt);
@@ -339,7 +339,7 @@ void Engine::measure() {
 // -- recovery --------------------------------------------------------------------------------------------------------
 
 void Engine::execute(const log::Operation& operation, Answer* answer) {
-  const Inside inside(gate);
+  const Locked locked(lock);
   Receipt receipt;
   switch (operation.kind) {
     case log::kCloseRound:

@@ -1,4 +1,4 @@
-// The engine of a server: what it knows, its operations, and its gate. Answers, and the end of a round, are
+// The engine of a server: what it knows, its operations, and its lock. Answers, and the end of a round, are
 // transactions (transaction.h).
 //
 // Read once: an update's bytes are copied into memory of the engine's own while they are inspected, and all later
@@ -17,8 +17,8 @@
 #include "../store/row_cut.h"
 #include "direction.h"
 #include "extension.h"
-#include "gate.h"
 #include "ledger.h"
+#include "lock.h"
 #include "optimizer.h"
 #include "staleness.h"
 #include "transaction.h"
@@ -60,7 +60,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // -- Operations. Each takes the gate, and throws Refusal with nothing changed.
+  // -- Operations. Each takes the lock, and throws Refusal with nothing changed.
   Task dispatch(const ClientId& client);
   // Gives an open task of one client to one more.
   Task hand_on(const ClientId& from, int64_t version, const ClientId& to);
@@ -88,8 +88,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
   void limit(const Limits& limits);
 
-  // -- For the holder of the gate.
-  Gate gate;
+  // -- For the holder of the lock.
+  Lock lock;
   Ledger& ledger() { return ledger_; }
   const Ledger& ledger() const { return ledger_; }
   DirectionState& direction() { return *direction_; }
@@ -135,7 +135,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Task send(const log::Operation& operation);
   size_t take(Answer* answers, size_t count);
   void give_up(std::vector<int64_t> slots);
-  bool own_step() const { return extension_ && extension_->asks.step; }
+  bool steps_in_python() const { return extension_ && extension_->asks.step; }
   bool prepares(const Answer& answer) const;
   store::Vector kept_now() const;
   void check_log() const;

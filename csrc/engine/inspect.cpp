@@ -127,7 +127,7 @@ double Transaction::share_of(const Answer& answer) const {
 // Reads the update, once: into memory of the engine's own, which is the record's where there is one.
 void Transaction::inspect(Given& given) {
   Answer& answer = *given.answer;
-  const bool prepared = of_.prepares(answer), here = of_.runner_->at_once();
+  const bool prepared = of_.prepares(answer), here = of_.runner_->synchronous();
   const Rows row = of_.direction_->is.rows ? of_.direction_->is.rows->coded : Rows{};
   const bool as_row = row.size > 0 && here && !prepared && !answer.blob;
   if (answer.kind == Answer::kRow) {
@@ -159,7 +159,7 @@ void Transaction::inspect(Given& given) {
 // Makes the record of an answer. It has room for the numbers, or for the row that they become.
 void Transaction::note(Given& given, const Rows& row, bool as_row) {
   const Answer& answer = *given.answer;
-  const Update& logged = of_.runner_->at_once() ? answer.update : answer.on_host;
+  const Update& logged = of_.runner_->synchronous() ? answer.update : answer.on_host;
   log::Operation& operation = given.operation;
   operation = {};
   operation.kind = as_row ? log::kRow : log::kAnswer;

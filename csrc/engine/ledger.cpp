@@ -146,7 +146,7 @@ void Ledger::open(int64_t place, int64_t version, int32_t local_steps, const sto
     free_task_ = static_cast<int32_t>(tasks_.size()) - 1;
   }
   if (keeps_) {
-    Kept& one = kept_[version];
+    KeptVersion& one = kept_[version];
     if (one.count == 0) one.data = kept;
     ++one.count;
   }
@@ -312,12 +312,12 @@ void Ledger::shrink() noexcept {
   try {
     Clients clients;
     std::vector<int64_t> records;
-    std::vector<int32_t> told, moved(records_.size(), -1), free;
+    std::vector<int32_t> steps, moved(records_.size(), -1), free;
     for (size_t place = 0; place < records_.size(); ++place) {
       if (records_[place] == kUnknown) continue;
       moved[place] = static_cast<int32_t>(clients.add(clients_.at(static_cast<int64_t>(place)), -1));
       records.push_back(records_[place]);
-      if (!next_steps_.empty()) told.push_back(next_steps_[place]);
+      if (!next_steps_.empty()) steps.push_back(next_steps_[place]);
     }
     free.reserve(records.size() + 1);
     for (Due& one : due_) {
@@ -325,7 +325,7 @@ void Ledger::shrink() noexcept {
       if (one.place >= 0) one.token = clients.token(one.place);
     }
     records_.swap(records);
-    next_steps_.swap(told);
+    next_steps_.swap(steps);
     free_records_.swap(free);
     std::swap(clients_, clients);
   } catch (const std::bad_alloc&) {  // another time
@@ -453,11 +453,11 @@ void Ledger::load(const State& state) {
     ++known_;
   }
   for (size_t t = tasks; t-- > 0;) {  // backwards, because `open` puts each task in front of the others
-    const int64_t owner = state.task_client[t], version = state.task_version[t], told = state.task_steps[t];
+    const int64_t owner = state.task_client[t], version = state.task_version[t], local_steps = state.task_steps[t];
     require(owner >= 0 && owner < static_cast<int64_t>(clients), "a task of nobody");
     const int64_t place = places[static_cast<size_t>(owner)];
     require(version >= 0 && version <= now && task_of(place, version) == nullptr, "a task's version");
-    require(told >= 0 && told <= INT32_MAX, "local steps out of range");
+    require(local_steps >= 0 && local_steps <= INT32_MAX, "local steps out of range");
     store::Vector kept;
     if (keeps_) {
       const auto found = versions.find(version);
@@ -466,7 +466,7 @@ void Ledger::load(const State& state) {
     }
     const int64_t id = state.task_id.empty() ? ids_.next() : state.task_id[t];
     require(id > 0, "an id below one");
-    open(place, version, static_cast<int32_t>(told), kept, clock() + limits.lease, id);
+    open(place, version, static_cast<int32_t>(local_steps), kept, clock() + limits.lease, id);
   }
   renew();  // leases begin anew, because no client could answer while the server was down
 }

@@ -150,7 +150,7 @@ class Ledger {
     int64_t token;  // of the place (clients.h): another one means that the client was forgotten meanwhile
     int32_t place;  // negative: it was forgotten
   };
-  struct Kept {
+  struct KeptVersion {
     int64_t count = 0;
     store::Vector data;
   };
@@ -203,7 +203,7 @@ class Ledger {
   int32_t free_task_ = -1;
   Clients clients_;  // whose records they are, if ids are not numbered
   std::vector<int32_t> free_records_;
-  std::unordered_map<int64_t, Kept> kept_;
+  std::unordered_map<int64_t, KeptVersion> kept_;
   std::deque<Due> due_;  // empty if nothing expires
   int64_t known_ = 0, open_ = 0, expired_ = 0;
   Incarnations incarnations_;

@@ -27,7 +27,7 @@ class OnCuda : public Runner {
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override;
   void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override;
   void zero(void* memory, int64_t bytes) override;
-  bool at_once() const override { return false; }
+  bool synchronous() const override { return false; }
   void settle() noexcept override { place_.queue->settle(); }
   void begin() override;
   void end() noexcept override { place_.queue->end(); }

@@ -15,7 +15,7 @@ class RowMemory : public store::RowStore {
   RowMemory(const Rows& rows, std::shared_ptr<Resummation> resummation)
       : rows_(rows), resummation_(std::move(resummation)) {}
   Rows shape() const override { return rows_; }
-  void plan(const Arrival& arrival) override {
+  void plan(const RowStep& arrival) override {
     if (resummation_) resummation_->plan(arrival.number);
   }
   Row read(int64_t client) const override { return rows_.row(client); }

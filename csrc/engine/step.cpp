@@ -68,7 +68,7 @@ void OneAnswer::take(Answer& answer) {
 
 void OneAnswer::look_at(Answer& answer) {
   find(add(answer));
-  if (of_.runner_->at_once() && !std::isfinite(squares_of(answer)))
+  if (of_.runner_->synchronous() && !std::isfinite(squares_of(answer)))
     throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   given_.clear();
 }
@@ -82,8 +82,8 @@ bool OneAnswer::may_read_once(const Given& given) const {
   const DirectionState& direction = *of_.direction_;
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && given.counts && !answer.is_private &&
          answer.base == nullptr && !answer.is_whole() &&
-         (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && of_.runner_->at_once() && !of_.log_ &&
-         settings.clip_norm == 0.0 && !of_.prepares(answer) && !of_.own_step() &&
+         (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && of_.runner_->synchronous() && !of_.log_ &&
+         settings.clip_norm == 0.0 && !of_.prepares(answer) && !of_.steps_in_python() &&
          (of_.optimizer_.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
 }
 
@@ -219,7 +219,7 @@ void Transaction::plan_step(Way way) {
     before.erase(std::remove_if(before.begin(), before.end(), gone), before.end());
     before.reserve(2 * before.size() + 8);
   }
-  if (of_.own_step()) {  // only computes the direction, as a vector
+  if (of_.steps_in_python()) {  // only computes the direction, as a vector
     aside_ = true;
     next_ = of_.memory_->vector(size);
     of_.memory_->zero(next_.data, size * static_cast<int64_t>(sizeof(float)));
@@ -229,9 +229,10 @@ void Transaction::plan_step(Way way) {
   }
   aside_ = !given_.empty() && given_.front().findings.finishes;
   if (aside_) moments_ = of_.optimizer_.copy();
-  if (const Sums* const sums = of_.direction_->is.sums; sums && of_.runner_->at_once()) sum_ = sums->along();
+  if (const Sums* const sums = of_.direction_->is.sums; sums && of_.runner_->synchronous()) sum_ = sums->along();
   // Python that runs before the commit may still hand this version out.
-  const bool readable = of_.shared_ || !of_.runner_->at_once() || (of_.extension_ && of_.extension_->asks.statistics);
+  const bool readable =
+      of_.shared_ || !of_.runner_->synchronous() || (of_.extension_ && of_.extension_->asks.statistics);
   if (readable || aside_ || way == Way::kOnce) next_ = sum_ ? sum_ : of_.memory_->vector(size);
   const OptimizerState& with = moments_ ? *moments_ : of_.optimizer_;
   kernel_ = with.planned(of_.ledger_.steps, lr_, of_.model_.data, next_ ? next_.data : of_.model_.data);
@@ -253,7 +254,7 @@ void Transaction::check_bounds() {
     const double drag = optimizer.drag() * now.model, keep = std::max(1.0, std::abs(optimizer.keep(lr_)));
     const double d = direction.bound() + drag;
     Bounds next = now;
-    if (!of_.own_step()) {
+    if (!of_.steps_in_python()) {
       const double along = direction.growth(lr_) + std::abs(lr_) * drag;
       next.model = next.model * keep + of_.optimizer_.growth(lr_, d, along, next.moments);
     }
@@ -323,7 +324,7 @@ void Transaction::run() {
   DirectionState& direction = *of_.direction_;
   Runner& runner = *of_.runner_;
   const Updates& updates = of_.scratch_.updates;
-  if (runner.at_once()) return direction.run(runner, updates, kernel_);
+  if (runner.synchronous()) return direction.run(runner, updates, kernel_);
   try {
     runner.obey(given_.empty() ? nullptr : given_.front().findings.verdict);
     direction.run(runner, updates, kernel_);
@@ -341,7 +342,7 @@ void Transaction::run() {
 
 // The part of a step that is the extension's. It works on a vector that nobody else holds, so it may fail.
 void Transaction::finish() {
-  if (of_.own_step()) {
+  if (of_.steps_in_python()) {
     Extension::Stepped found = of_.extension_->step(next_, of_.model_, lr_, of_.ledger_.steps + 1);
     next_ = std::move(found.model);
     stepped_ = std::move(found.change);

@@ -90,7 +90,7 @@ void Places::confirm(int64_t number) {
   retired_.erase(retired_.begin(), retired_.begin() + static_cast<std::ptrdiff_t>(given_up));
 }
 
-void Places::load(const Cut& cut, const std::vector<Kept>& others, int64_t last, int64_t slots_in_file) {
+void Places::load(const Cut& cut, const std::vector<CountingCut>& others, int64_t last, int64_t slots_in_file) {
   constexpr int64_t kUsed = INT64_MAX;
   std::vector<int64_t> needed(static_cast<size_t>(slots_in_file), -1);  // by slot: the last cut that has it
   size_t rows = 0;

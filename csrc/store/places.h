@@ -43,10 +43,11 @@ class Places {
   Cut cut();
   std::vector<int64_t> kept_with(int64_t number) const;
   void confirm(int64_t number);
-  using Kept = std::pair<int64_t, std::vector<int64_t>>;  // a cut that counts: its number, and its slots by client
+  using CountingCut =
+      std::pair<int64_t, std::vector<int64_t>>;  // a cut that counts: its number, and its slots by client
   // `others`: cuts that still count, the one that was made last at the end; `last`: no cut had a larger number. Throws
   // std::invalid_argument, with nothing changed, for a cut that cannot be of a file of so many slots.
-  void load(const Cut& cut, const std::vector<Kept>& others, int64_t last, int64_t slots_in_file);
+  void load(const Cut& cut, const std::vector<CountingCut>& others, int64_t last, int64_t slots_in_file);
 
   int64_t nbytes() const;
 

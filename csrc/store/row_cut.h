@@ -20,7 +20,7 @@ class RowCut {
   // `slots`: which rows, each at its own place in the checkpoint. `owner` keeps the rows alive.
   RowCut(const Rows& rows, const std::vector<int64_t>& slots, std::shared_ptr<Memory> memory, Owner owner);
 
-  // A slot is about to change. Whoever calls it, and `next`, holds the server's gate.
+  // A slot is about to change. Whoever calls it, and `next`, holds the server's lock.
   void before(int64_t slot);
   // A row that is not written yet: its place, its data and its scales.
   struct Row {

@@ -97,7 +97,7 @@ void RowFile::forget_ask(int64_t client) noexcept {
   asked = -1;
 }
 
-void RowFile::plan(const Arrival& arrival) {
+void RowFile::plan(const RowStep& arrival) {
   use();
   const Blocking out;
   client_ = arrival.client;
@@ -105,7 +105,7 @@ void RowFile::plan(const Arrival& arrival) {
   if (arrival.replaces) read_row(client_, old_);
   terms_ = *arrival.terms;
   aside_ = static_cast<int64_t>(terms_.size()) * windows_.stride() > std::max(setting_.memory, 2 * windows_.stride());
-  if (aside_) sweep_.set_aside();
+  if (aside_) sweep_.begin_copy();
   term_rows_.clear();
   for (const auto& [client, weight] : terms_) {
     if (aside_) break;
@@ -122,7 +122,7 @@ Row RowFile::read(int64_t client) const {
   return windows_.row_at(bytes(term_rows_[static_cast<size_t>(term - terms_.begin())]));
 }
 
-float RowFile::next_weight(const Arrival& arrival, int64_t client) const {
+float RowFile::next_weight(const RowStep& arrival, int64_t client) const {
   if (client == client_) return arrival.entering;
   const auto term = std::lower_bound(terms_.begin(), terms_.end(), std::make_pair(client, -HUGE_VALF));
   if (term != terms_.end() && term->first == client) return std::max(0.0f, term->second);
@@ -130,7 +130,7 @@ float RowFile::next_weight(const Arrival& arrival, int64_t client) const {
 }
 
 // What this arrival's scrub reads.
-void RowFile::plan_due(const Arrival& arrival) {
+void RowFile::plan_due(const RowStep& arrival) {
   due_.clear();
   for (int64_t turn = sweep_.done(); turn < sweep_.next(); ++turn) {
     const int64_t client = sweep_.client_of(turn), window = sweep_.window_of(turn);
@@ -240,7 +240,7 @@ RowFile::Cut RowFile::cut() {
   return {places_.cut(), sweep_.arrivals(), sweep_.begun()};
 }
 
-void RowFile::load(const Cut& cut, const std::vector<Places::Kept>& others, int64_t last) {
+void RowFile::load(const Cut& cut, const std::vector<Places::CountingCut>& others, int64_t last) {
   take_file(SlotFile::kKeep, [&] {
     sweep_.check(cut.arrivals, cut.begun);
     places_.load(cut.places, others, last, file_.slots());

@@ -57,7 +57,7 @@ class RowFile : public RowStore {
 
   Rows shape() const override { return {setting_.format, setting_.size, setting_.clients, nullptr, nullptr}; }
   void expect(int64_t client) noexcept override;
-  void plan(const Arrival& arrival) override;
+  void plan(const RowStep& arrival) override;
   Row read(int64_t client) const override;
   Row place(int64_t) const override { return windows_.row_at(bytes(new_)); }
   bool is_aside() const override { return aside_; }
@@ -89,7 +89,7 @@ class RowFile : public RowStore {
   void confirm(int64_t number) { places_.confirm(number); }
   // Rows as a cut has them. `others`: checkpoints that can still be loaded, too.
   // `last`: no cut had a larger number.
-  void load(const Cut& cut, const std::vector<Places::Kept>& others, int64_t last);
+  void load(const Cut& cut, const std::vector<Places::CountingCut>& others, int64_t last);
   // Of a cut: the clients whose rows cannot be read or have other checksums. Looks at so many bytes of rows, at one in
   // every few; once it has found one, at all. Takes no lock, and the rows need not be open.
   std::vector<int64_t> damaged(const Places::Cut& cut, int64_t most) const;
@@ -115,8 +115,8 @@ class RowFile : public RowStore {
   Row read_row(int64_t client, const Block& into);
   Row read_window(int64_t client, int64_t window, char* into);
   void check(const Row& part, int64_t window, int64_t client) const;
-  float next_weight(const Arrival& arrival, int64_t client) const;
-  void plan_due(const Arrival& arrival);
+  float next_weight(const RowStep& arrival, int64_t client) const;
+  void plan_due(const RowStep& arrival);
   void forget_ask(int64_t client) noexcept;
 
   Setting setting_;

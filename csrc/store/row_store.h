@@ -32,7 +32,7 @@ class RowStore {
   // Clients whose rows leave the sum or come back into it, in order, and by how much their weights change: from or to
   // 0.
   using Terms = std::vector<std::pair<int64_t, float>>;
-  struct Arrival {
+  struct RowStep {
     int64_t number;  // of arrivals before it
     int64_t client;
     bool replaces;   // its client's row is in the sum
@@ -47,7 +47,7 @@ class RowStore {
   // A client was sent a model: its row is wanted soon.
   virtual void expect(int64_t) noexcept {}
   // What the arrival reads is there, and room for what it writes. Nothing has changed. Throws RowDamaged.
-  virtual void plan(const Arrival& arrival) = 0;
+  virtual void plan(const RowStep& arrival) = 0;
   virtual Row read(int64_t client) const = 0;   // of the client, or of a term
   virtual Row place(int64_t client) const = 0;  // of its new row
   // More terms than there is room for are added to the sum part by part, as they are read. It may fail, so the arrival

@@ -34,7 +34,7 @@ void Sweep::follow_part(Runner& runner, int64_t client, const Row& part, float w
   if (client < client_of(done())) add(runner, part, window_of(done()), weight, shadow);
 }
 
-void Sweep::set_aside() { aside_ = shadow_; }
+void Sweep::begin_copy() { aside_ = shadow_; }
 
 void Sweep::take_aside() noexcept {
   shadow_.swap(aside_);

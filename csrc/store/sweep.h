@@ -28,7 +28,7 @@ class Sweep {
   // The same, of a part that is the window that is begun.
   void follow_part(Runner& runner, int64_t client, const Row& part, float weight);
   // From here on `follow` works on a copy, until `take_aside` puts it in place or `drop_aside` forgets it.
-  void set_aside();
+  void begin_copy();
   void take_aside() noexcept;
   void drop_aside() noexcept { aside_ = {}; }
   // A turn: the window of the row, from its own begin; no data: the row is not in the sum.

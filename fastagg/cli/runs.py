@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastagg.sim.one.result import Result
     from fastagg.sim.recipes.catalogue import Entry
     from fastagg.sim.recipes.tables import Cell
-    from fastagg.sim.show.findings import Findings
+    from fastagg.sim.show.findings import Conclusions
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything random; replaces the recipe's.")]
@@ -273,7 +273,7 @@ def _show(result: Result, out: Path, picture: str) -> None:
     _end_if_interrupted([result])
 
 
-def _tell(found: Findings) -> None:
+def _tell(found: Conclusions) -> None:
     for sheet in (*found.sheets, found.times):
         show(sheet)
     for note in found.notes:

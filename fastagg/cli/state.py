@@ -82,8 +82,8 @@ def audit(
 
     for name in modules or ():
         import_module(name)
-    told = [json.loads(line) for line in receipts.read_text().splitlines()] if receipts else []
-    found = fastagg.audit(path, start=start, receipts=told)
+    said = [json.loads(line) for line in receipts.read_text().splitlines()] if receipts else []
+    found = fastagg.audit(path, start=start, receipts=said)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -117,11 +117,11 @@ def _lines(found: Plain) -> Iterator[tuple[str, str]]:
         yield "uploads", f"{found['uploads']} files"
     for name in (*found.get("unused", ()), *found.get("leftovers", ())):
         yield "not needed", name
-    if told := found.get("recovery"):
-        yield "recovery", f"fastagg.open(path, make) would {told['would']}: from the checkpoint of"
-        counts = ", ".join(f"{count:,} {name}" for name, count in told["replays"].items()) or "none"
-        yield "", f"record {told['checkpoint']}, then {told['bytes']:,} bytes of records: {counts}"
-        if told["torn"]:
-            yield "", f"{told['torn']}: behind record {told['last']} lies what a crash left, or was damaged"
+    if last := found.get("recovery"):
+        yield "recovery", f"fastagg.open(path, make) would {last['would']}: from the checkpoint of"
+        counts = ", ".join(f"{count:,} {name}" for name, count in last["replays"].items()) or "none"
+        yield "", f"record {last['checkpoint']}, then {last['bytes']:,} bytes of records: {counts}"
+        if last["torn"]:
+            yield "", f"{last['torn']}: behind record {last['last']} lies what a crash left, or was damaged"
     for problem in found["problems"]:
         yield "PROBLEM", problem

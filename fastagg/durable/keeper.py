@@ -141,7 +141,7 @@ class Keeper:
         Raises:
             CheckpointError, NotDurable: it could not be written. Reentered: the caller is in the middle of a step.
         """
-        self.refuse_inside("checkpoint()")
+        self.refuse_with_lock("checkpoint()")
         request = self.request()
         request.done.wait()
         if request.error is not None:
@@ -159,14 +159,14 @@ class Keeper:
         self._full = True
         self.journal.nudge()
 
-    def refuse_inside(self, what: str) -> None:
+    def refuse_with_lock(self, what: str) -> None:
         """Refuse what waits for the thread, if the thread could wait for the caller.
 
         Raises:
             Reentered: the caller is in the middle of a step. ConfigError: the process is a fork of the server's.
         """
         engine = self.running.engine
-        if engine.is_inside:
+        if engine.holds_lock:
             raise Reentered(
                 f"{what}: this thread is in the middle of a step, and called from a rule of your own, a finalizer or a "
                 "signal handler; call it when the step is done"
@@ -252,7 +252,7 @@ class Keeper:
         """
         watch, engine = Stopwatch(["held"]), self.running.engine
         self.running.extension.state.sync()
-        with watch.timing("held"), engine.inside:
+        with watch.timing("held"), engine.locked:
             sequence = 0 if self.journal is None else self.journal.last
             written = 0 if self.journal is None else self.journal.written
             if sequence in self.kept:
@@ -267,7 +267,7 @@ class Keeper:
         name = checkpoint_name(sequence)
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, **uploads}
 
-        def told() -> dict[str, Any]:
+        def described() -> dict[str, Any]:
             end, digest = sequence, bytes(32)
             if self.journal is not None:
                 self.wait(sequence)  # its digest is known then
@@ -278,11 +278,11 @@ class Keeper:
         try:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
                 room = next(iter(contents(self.disk).reserves), None)
-                nbytes = cut.write(self.disk, name + PARTIAL, told, self.go_on, room)
+                nbytes = cut.write(self.disk, name + PARTIAL, described, self.go_on, room)
                 self.disk.remove(name)  # of an attempt that failed after this
                 self.disk.rename(name + PARTIAL, name)
                 self.disk.sync_folder()
-                with engine.inside:
+                with engine.locked:
                     self.running.extension.state.saved(cut.state["direction"])
             self._due = written + self.every
             self.kept.append(sequence)

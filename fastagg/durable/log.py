@@ -109,7 +109,7 @@ class Log:
         if not self._is_open or os.getpid() != self._process:  # a fork has neither the threads nor the lock
             return
         if seconds is None:
-            self.keeper.refuse_inside("close()")
+            self.keeper.refuse_with_lock("close()")
         try:
             if seconds is None:
                 self.journal.wait(self.journal.last)

@@ -1,6 +1,6 @@
 """A checkpoint that is written while the server goes on.
 
-Inside the gate: the version is held by reference, since it never changes; moments and sums are copied, O(d); the rows
+With the lock held the version is kept by reference, as it never changes; moments and sums are copied, O(d); the rows
 of a client cache are not. Then all that is written, and the rows one by one. A row that changes before it is written is
 copied first (csrc/store/row_cut.h).
 """
@@ -22,7 +22,7 @@ _ROWS = "direction.cache.data", "direction.cache.scales"
 
 
 class Snapshot:
-    """A server's state at one moment. It is made inside the gate, and needs :meth:`close` at the end.
+    """A server's state at one moment. It is made with the lock held, and needs :meth:`close` at the end.
 
     Attributes:
         state: plain data and tensors; those of rows are missing.
@@ -49,7 +49,7 @@ class Snapshot:
     def close(self) -> None:
         """Let the server change its rows without copies again."""
         if self.rows is not None:
-            with self.running.engine.inside:
+            with self.running.engine.locked:
                 self.running.engine.cut_rows(None)
 
     def write(
@@ -97,5 +97,5 @@ class Snapshot:
     def _next_row(self) -> Native:
         if self.rows is None:
             return None
-        with self.running.engine.inside:
+        with self.running.engine.locked:
             return self.rows.next()

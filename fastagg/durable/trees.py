@@ -167,7 +167,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
     return found
 
 
-def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] | None = None) -> State:
+def read(disk: Disk, folder: str, manifest: Plain, on_read: Callable[[str], None] | None = None) -> State:
     """Return the state that a manifest describes.
 
     Raises:
@@ -178,7 +178,7 @@ def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] |
     try:
         file = disk.open(f"{folder}/{TENSORS}", write=False)
         try:
-            tensors = dict(_tensors(disk, file, manifest, told))
+            tensors = dict(_tensors(disk, file, manifest, on_read))
         finally:
             disk.close(file)
         return restored(manifest["state"], tensors)
@@ -197,7 +197,7 @@ def read(disk: Disk, folder: str, manifest: Plain, told: Callable[[str], None] |
 
 
 def _tensors(
-    disk: Disk, file: int, manifest: Plain, told: Callable[[str], None] | None
+    disk: Disk, file: int, manifest: Plain, on_read: Callable[[str], None] | None
 ) -> Iterator[tuple[str, Tensor]]:
     length = disk.size(file)
     size = int.from_bytes(disk.read(file, 8, 0), "little")
@@ -217,8 +217,8 @@ def _tensors(
         sums = [raw.crc32c([held[at : at + part]]) for at in range(0, len(held), part)]
         if sums != manifest["checksums"][name]:
             raise CheckpointError(f"wrong checksum of {name}")
-        if told is not None:
-            told(name)
+        if on_read is not None:
+            on_read(name)
         if not len(held):
             yield name, torch.empty(shape, dtype=dtype, device="cpu")
             continue

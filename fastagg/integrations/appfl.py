@@ -246,15 +246,15 @@ class Aggregator(BaseAggregator):
         return [key for key in self.book.keys_of() if isinstance(key, tuple)]
 
     def _read(self, task: Dispatch, upload: Arrays, meta: Mapping[str, object], weight: float | None) -> Reply:
-        told = {"fastagg-version": meta["version"]} if "version" in meta else {}
+        stated = {"fastagg-version": meta["version"]} if "version" in meta else {}
         if self.server.update_kind == "gradient":
-            return Reply.read(upload, told, kind="gradient", samples=weight)
+            return Reply.read(upload, stated, kind="gradient", samples=weight)
         if self.config.get("gradient_based"):
-            return Reply.read(self._turned(upload), told, kind="delta", samples=weight)
+            return Reply.read(self._turned(upload), stated, kind="delta", samples=weight)
         if self._mixes:
             change = self.server.layout.difference(upload, self.server.flat)
-            return Reply.read(change, told, kind="delta", samples=weight)
-        return Reply.read(upload, told, kind="model", samples=weight)
+            return Reply.read(change, stated, kind="delta", samples=weight)
+        return Reply.read(upload, stated, kind="model", samples=weight)
 
     def _turned(self, upload: Arrays) -> dict[str, Arrays]:
         """APPFL's "gradient" as an update: parameters change sign, statistics stay the client's own."""

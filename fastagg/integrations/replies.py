@@ -49,8 +49,8 @@ class Reply:
     metrics: Mapping[str, Any] | None = None
 
     @classmethod
-    def read(cls, arrays: Arrays, told: Mapping[str, object], *, prefix: str = "fastagg-", **more: Any) -> Reply:
-        """Read a reply. ``told`` (a config record or meta dict) may state its kind, version and scale.
+    def read(cls, arrays: Arrays, stated: Mapping[str, object], *, prefix: str = "fastagg-", **more: Any) -> Reply:
+        """Read a reply. ``stated`` (a config record or meta dict) may state its kind, version and scale.
 
         The keys are ``<prefix>kind`` and so on.
 
@@ -60,14 +60,14 @@ class Reply:
         Raises:
             ConfigError: the kind is not in :data:`KINDS`, the version is not an integer, or the scale is not a number.
         """
-        if f"{prefix}kind" in told:
-            more["kind"] = _checks.one_of(f"{prefix}kind", told[f"{prefix}kind"], KINDS)
-        if f"{prefix}version" in told:
-            more["version"] = version = told[f"{prefix}version"]
+        if f"{prefix}kind" in stated:
+            more["kind"] = _checks.one_of(f"{prefix}kind", stated[f"{prefix}kind"], KINDS)
+        if f"{prefix}version" in stated:
+            more["version"] = version = stated[f"{prefix}version"]
             if isinstance(version, bool) or not isinstance(version, int):
                 raise ConfigError(f"{prefix}version: expected a whole number, got {version!r}")
-        if f"{prefix}scale" in told:
-            more["scale"] = _checks.number(f"{prefix}scale", told[f"{prefix}scale"])
+        if f"{prefix}scale" in stated:
+            more["scale"] = _checks.number(f"{prefix}scale", stated[f"{prefix}scale"])
         return cls(arrays, **more)
 
 

@@ -21,7 +21,7 @@ from fastagg.integrations.failures import Failures
 from fastagg.integrations.goals import Best, Stop, Watch
 from fastagg.integrations.models import tensors
 from fastagg.integrations.replies import Over, Reply
-from fastagg.integrations.trackers import Given, Trackers, numeric
+from fastagg.integrations.trackers import AnyTrackers, Trackers, numeric
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
@@ -54,7 +54,7 @@ class Settings:
     stop: Any = None
     best: Any = None
     on_version: OnVersion | None = None
-    trackers: Given = None
+    trackers: AnyTrackers = None
     max_failures: int | None = 5
     max_in_a_row: int | None = 50
     retry_after: float = 5.0
@@ -309,7 +309,7 @@ class Session:
         model = self.server.snapshot() if self._looked_at else None
         self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
-    def told(self, step: int, found: Found, train: Mapping[str, object] | None = None, model: Arrays = None) -> Row:
+    def measured(self, step: int, found: Found, train: Mapping[str, object] | None = None, model: Arrays = None) -> Row:
         """Handle a version or round that the framework has evaluated itself. It does all that :meth:`settle` does.
 
         Args:

@@ -32,7 +32,7 @@ class Tracker(Protocol):
 
 
 # What ``trackers=`` takes.
-Given = Tracker | Iterable[Tracker] | Mapping[str, object] | None
+AnyTrackers = Tracker | Iterable[Tracker] | Mapping[str, object] | None
 
 
 class TensorBoard:
@@ -127,7 +127,7 @@ class WandB:
 _KNOWN: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
-def made(given: Given) -> list[Tracker]:
+def made(given: AnyTrackers) -> list[Tracker]:
     """Make trackers from one, from several, or from ``{name: settings}``. Settings are a mapping or the first setting.
 
     Raises:
@@ -168,7 +168,7 @@ def numeric(row: Mapping[str, object]) -> dict[str, float]:
 class Trackers:
     """All trackers of a run. If one fails, the log says so once, and the run continues without it."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: AnyTrackers) -> None:
         self._alive = made(given)
 
     def log(self, row: Mapping[str, object], step: int) -> None:

@@ -89,8 +89,8 @@ class _EuclideanState(StalenessState):
             return Weighed(None, steps)
         return Weighed(self.policy.lam / (gamma + self.policy.eps), steps)
 
-    def _next(self, told: int, gamma: float) -> int:
-        steps = told + math.floor((self.policy.gamma_bar - gamma) * self.policy.kappa)
+    def _next(self, local_steps: int, gamma: float) -> int:
+        steps = local_steps + math.floor((self.policy.gamma_bar - gamma) * self.policy.kappa)
         most = _MOST_STEPS if self.policy.max_local_steps is None else self.policy.max_local_steps
         return max(1, min(steps, most))
 
@@ -98,12 +98,12 @@ class _EuclideanState(StalenessState):
         return {"lam": self.policy.lam, "eps": self.policy.eps, "gamma_max": self.policy.gamma_max}
 
     def judged(self, facts: Facts, verdict: Later) -> None:
-        told = facts.local_steps or self.policy.local_steps
-        self.pending.setdefault(facts.client, []).append((facts.version, told, verdict))
+        local_steps = facts.local_steps or self.policy.local_steps
+        self.pending.setdefault(facts.client, []).append((facts.version, local_steps, verdict))
 
     def settle(self, client: int | str, ledger: Ledger) -> None:
-        for version, told, verdict in self.pending.pop(client, ()):
+        for version, local_steps, verdict in self.pending.pop(client, ()):
             norm2, moved2, _, gain, _, _ = verdict.tolist()
             # If an answer was interrupted before it was taken, its task is still open and its verdict is ignored.
             if 0.0 < norm2 < math.inf and not ledger.owes(client, version):
-                ledger.tell_next(client, self._next(told, math.sqrt(moved2) / (math.sqrt(norm2) * gain)))
+                ledger.tell_next(client, self._next(local_steps, math.sqrt(moved2) / (math.sqrt(norm2) * gain)))

@@ -68,8 +68,8 @@ class Running:
     first: weakref.ref[torch.UntypedStorage]  # the memory of the version that it began with, which is torch's
 
     def adopt(self, fresh: Running) -> None:
-        """Go on with the state of another one, which nobody else uses. The caller is inside the gate."""
-        self.engine.adopt(fresh.engine)  # whoever waits at its gate goes on with the new state
+        """Go on with the state of another one, which nobody else uses. The caller holds the lock."""
+        self.engine.adopt(fresh.engine)  # whoever waits for its lock goes on with the new state
         self.extension, self.memory, self.first = fresh.extension, fresh.memory, fresh.first
 
     @property
@@ -161,7 +161,7 @@ def whole(parts: Parts, running: Running, *, rows: bool = True) -> State:
 
 
 def state_of(running: Running, *, rows: bool = True) -> State:
-    """Return the state as plain data and tensors. Some tensors are shared. The caller is inside the gate.
+    """Return the state as plain data and tensors. Some tensors are shared. The caller holds the lock.
 
     Args:
         rows: False: without the rows of a client cache, which somebody copies one by one.

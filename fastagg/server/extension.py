@@ -150,15 +150,15 @@ class Extension:
         update: Native = _pieces(asked.update) if self.reads_update else None
         base = asked.kept if self.keeps_model and self.reads_update else None
         delay = asked.now - asked.version
-        told = asked.local_steps or None
+        local_steps = asked.local_steps or None
         if self.defers:
-            facts = Facts(asked.client, asked.version, delay, update, 1.0, math.nan, None, told)
+            facts = Facts(asked.client, asked.version, delay, update, 1.0, math.nan, None, local_steps)
             self._let_device_judge(found, facts, asked, base)
             return found
         moved, cosine = self._measure(found, update, asked, base)
         norm, clip = found.norm, self.clip_norm
         gain = 1.0 if clip is None or norm <= clip else clip / norm
-        facts = Facts(asked.client, asked.version, delay, update, gain, norm, moved, told)
+        facts = Facts(asked.client, asked.version, delay, update, gain, norm, moved, local_steps)
         if not self._weigh(found, facts):
             return found
         if self.state.asks:

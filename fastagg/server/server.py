@@ -221,7 +221,7 @@ class Server:
         """Apply what the device has found out about a client's earlier answers."""
         policy = self._running.extension.policy
         if policy.rules():
-            with self._engine.inside:
+            with self._engine.locked:
                 policy.settle(self._engine.check_client(client), self._engine)
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
@@ -282,7 +282,7 @@ class Server:
 
         Offsets only grow. An answer whose offset is not above this one is refused (:class:`fastagg.AlreadyCounted`), so
         a queue that delivers in another order is answered with ``task=`` alone. They may leave gaps: an answer that is
-        refused needs nothing, the next one that counts passes over it.
+        refused needs nothing, the next one that counts goes beyond it.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
@@ -768,7 +768,7 @@ class Server:
         """
         self._refuse_with_folder()
         self._as_stored(state)
-        with self._engine.inside:
+        with self._engine.locked:
             self._running.adopt(engine.checked(self._parts, self._running, state))
 
     def _as_stored(self, state: dict[str, Any]) -> None:
@@ -866,7 +866,7 @@ class Server:
                 self._log.close()
         finally:
             if self._running.extension.state.is_open:
-                with self._engine.inside:
+                with self._engine.locked:
                     self._running.extension.state.close()
 
     def __enter__(self) -> Server:

@@ -259,8 +259,8 @@ class Numbers:
             found["journal_bytes"] = ("Bytes written to the log", journal.written)
             found["journal_syncs"] = ("Calls of fdatasync", journal.syncs)
         found["finite"] = ("Whether all numbers held are finite", int(finite))
-        for name, (told, value) in found.items():
-            yield GaugeMetricFamily(f"fastagg_{name}", told, value=value)
+        for name, (help_text, value) in found.items():
+            yield GaugeMetricFamily(f"fastagg_{name}", help_text, value=value)
         family = GaugeMetricFamily("fastagg_memory_bytes", "Bytes held, by part", labels=["part"])
         for part, nbytes in held.items():
             if part != "total":

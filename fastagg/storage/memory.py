@@ -56,7 +56,7 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
         ) from error
 
 
-def set_aside(size: int, count: int) -> None:
+def reserve(size: int, count: int) -> None:
     """Reserve ``count`` vectors for reuse. This trades memory, which is used at the first use, for speed."""
     _ = [empty(size) for _ in range(count)]
 

@@ -403,7 +403,7 @@ def test_a_checkpoint_while_clients_answer_holds_one_moment(tmp_path: Path) -> N
         thread.start()
         for k in range(5):
             server.checkpoint()
-            with inside.engine(server).inside:  # no copy of a folder is of one moment while it is written
+            with inside.engine(server).locked:  # no copy of a folder is of one moment while it is written
                 server.flush()
                 shutil.copytree(folder, tmp_path / f"{name} {k}")
         stop.set()
@@ -477,7 +477,7 @@ def test_no_interrupt_falls_between_a_step_and_its_record(name: str, tmp_path: P
             found.close()
     assert lines > 10
     assert CLIENTS == 3
-    assert not inside.engine(server).is_inside
+    assert not inside.engine(server).holds_lock
     server.close()
 
 

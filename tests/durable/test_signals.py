@@ -90,7 +90,7 @@ def answering(server: fastagg.Server) -> Callable[[], None]:
 
 def whole(server: fastagg.Server) -> None:
     assert torch.equal(server.flat, torch.full((8,), float(server.version))), "each version is one step of one"
-    assert not inside.engine(server).is_inside, "a lock stayed taken"
+    assert not inside.engine(server).holds_lock, "a lock stayed taken"
 
 
 def test_a_server() -> None:

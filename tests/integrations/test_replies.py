@@ -449,7 +449,7 @@ def test_an_answer_for_which_there_is_no_room_is_refused_and_its_client_goes_on(
         models, engine = {client: one.send(client) for client in CLIENTS}, inside.engine(one.server)
         acts = one.server.expire, partial(one.answer, 1, Row(), moved(models[1]))
         threads = [threading.Thread(target=act) for act in acts]
-        with engine.inside:  # a long step
+        with engine.locked:  # a long step
             for thread in threads:
                 before = engine.callers_waiting
                 thread.start()

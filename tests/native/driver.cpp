@@ -4,8 +4,8 @@
 #include "../../csrc/cuda/cuda.h"
 
 int main() {
-  const fastagg::cuda::Answer found = fastagg::cuda::answer();
-  std::printf("%d devices, driver %d: %s\n", found.devices, found.driver, found.words.c_str());
+  const fastagg::cuda::Driver found = fastagg::cuda::driver();
+  std::printf("%d devices, driver %d: %s\n", found.devices, found.version, found.words.c_str());
   try {
     int major = 0, minor = 0;
     fastagg::cuda::compute_capability(0, &major, &minor);

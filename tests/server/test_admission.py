@@ -327,7 +327,7 @@ def test_a_forked_child_is_told_whose_server_it_is() -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with inside.engine(server).inside:
+        with inside.engine(server).locked:
             held.set()
             done.wait()
 

@@ -300,12 +300,12 @@ def test_finite_models_may_be_an_infinite_way_apart() -> None:
         server.receive_model(task, task.params, 1)
 
 
-def test_two_vectors_set_aside_serve_every_round() -> None:
+def test_two_reserved_vectors_serve_every_round() -> None:
     """One vector is the sum, and the next sum goes to the other. A step frees the model that it replaces."""
     size = 600_000
     server = fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform")
     memory.trim()
-    memory.set_aside(size, 2)
+    memory.reserve(size, 2)
     seen = set()
     for turn in range(24):
         server.receive_model(server.dispatch(turn % 4), torch.full((size,), float(turn)))

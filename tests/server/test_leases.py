@@ -319,7 +319,7 @@ def test_answers_that_would_wait_beyond_the_limit_are_refused_at_once() -> None:
         except Busy as error:
             done.append(error)
 
-    with inside.engine(server).inside:
+    with inside.engine(server).locked:
         waits = threading.Thread(target=answer, args=(0,))
         waits.start()
         while not inside.engine(server).callers_waiting:

@@ -315,7 +315,7 @@ def test_answers_that_counted_have_their_receipts_whatever_comes_at_the_gate(
     over, inside = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with server._engine.inside:
+        with server._engine.locked:
             inside.set()
             over.wait(20)
 

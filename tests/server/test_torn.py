@@ -114,7 +114,7 @@ def cut_everywhere(moment: Moment, again: Act | None = None, between: tuple[Stat
             moment.act(moment.server)
             # A line more or less is a question of what else happens to be alive; the last lines are after the commit.
             assert cut.lines > 0.99 * count.lines, f"cut at {at} of {count.lines}, and it ended after {cut.lines} lines"
-        assert not inside.engine(moment.server).is_inside, cut.line
+        assert not inside.engine(moment.server).holds_lock, cut.line
         held = moment.server.state_dict()
         if same(held, moment.old):
             ends["old"] += 1

@@ -261,8 +261,8 @@ class _Run:
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in chosen:
             task = self.server.dispatch(client)
-            told = {**self.config, "server-round": task.version + 1}
-            records = tasks.content(task, arrays, told, keys)
+            stated = {**self.config, "server-round": task.version + 1}
+            records = tasks.content(task, arrays, stated, keys)
             messages.append(Message(records, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(task.version)))
             going.append((node, task))
         pushed = list(self.grid.push_messages(messages))

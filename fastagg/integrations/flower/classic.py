@@ -90,8 +90,8 @@ class ClassicStrategy(FedAvg):
         set_rate(server, self.lr, server_round)
         chosen = super().configure_fit(server_round, parameters, client_manager)
         if self.proximal_mu is not None:
-            told = {"proximal_mu": self.proximal_mu}
-            chosen = [(proxy, FitIns(fit.parameters, {**fit.config, **told})) for proxy, fit in chosen]
+            stated = {"proximal_mu": self.proximal_mu}
+            chosen = [(proxy, FitIns(fit.parameters, {**fit.config, **stated})) for proxy, fit in chosen]
         self._tasks.send([proxy.cid for proxy, _ in chosen])
         return chosen
 

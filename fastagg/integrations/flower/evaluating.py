@@ -32,7 +32,7 @@ class ClientEvaluation:
         strategy: provides ``fraction_evaluate``, ``min_evaluate_nodes`` and ``evaluate_metrics_aggr_fn``.
         config: the user's settings for the nodes.
         timeout: seconds that a node has.
-        told: called with a version, its averaged metrics and its model, when all nodes have answered or timed out.
+        report: called with a version, its averaged metrics and its model, when all nodes have answered or timed out.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class ClientEvaluation:
         grid: Grid,
         config: ConfigRecord,
         timeout: float,
-        told: Callable[[int, MetricRecord, Arrays], None],
+        report: Callable[[int, MetricRecord, Arrays], None],
     ) -> None:
-        self._strategy, self._grid, self._config, self._timeout, self._told = strategy, grid, config, timeout, told
+        self._strategy, self._grid, self._config, self._timeout, self._report = strategy, grid, config, timeout, report
         self._versions: dict[int, _Version] = {}
         self._last = 0
 
@@ -104,4 +104,4 @@ class ClientEvaluation:
         metrics = tasks.averaged(strategy.evaluate_metrics_aggr_fn, one.found, strategy.weighted_by_key)
         if metrics is not None:
             log.info("fastagg: version %d at %d nodes: %s", version, len(one.found), dict(metrics))
-            self._told(version, metrics, one.model)
+            self._report(version, metrics, one.model)

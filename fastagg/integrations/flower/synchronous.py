@@ -180,7 +180,7 @@ class SyncStrategy(FedAvg):
                 found = self.session.ended_by(error, number)
         if found is not None:
             known[number] = found
-        self.session.told(number, found, train, self.server.snapshot())
+        self.session.measured(number, found, train, self.server.snapshot())
 
     def resumed(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """The model to start from: the checkpoint's if there is one, a Server's own, or ``initial_arrays``.
@@ -244,10 +244,10 @@ class SyncStrategy(FedAvg):
         server = self._adopt(arrays)
         self._tasks.end()  # of a round that a wrapper gave up
         set_rate(server, self.lr, server_round)
-        told: dict[str, object] = {**config, tasks.VERSION: server.version}
+        stated: dict[str, object] = {**config, tasks.VERSION: server.version}
         if self.proximal_mu is not None:
-            told["proximal-mu"] = self.proximal_mu
-        messages = list(super().configure_train(server_round, arrays, ConfigRecord(told), grid))
+            stated["proximal-mu"] = self.proximal_mu
+        messages = list(super().configure_train(server_round, arrays, ConfigRecord(stated), grid))
         self._sent = [message.metadata for message in messages]
         self._tasks.send([sent.dst_node_id for sent in self._sent])
         return messages

@@ -76,17 +76,17 @@ def of_kind(records: Mapping[str, object], kind: type[Record]) -> dict[str, Reco
     return {key: record for key, record in records.items() if isinstance(record, kind)}
 
 
-def config(task: Dispatch, told: Mapping[str, object]) -> ConfigRecord:
+def config(task: Dispatch, stated: Mapping[str, object]) -> ConfigRecord:
     """What a client gets in addition to the model: the user's settings, and the version."""
-    record = ConfigRecord({**told, VERSION: task.version})
+    record = ConfigRecord({**stated, VERSION: task.version})
     if task.local_steps is not None:
         record[STEPS] = task.local_steps
     return record
 
 
-def content(task: Dispatch, arrays: ArrayRecord, told: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
+def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
     """A task as a client gets it. One ArrayRecord and one ConfigRecord, as Flower's mods expect; two with FedAC."""
-    records: dict[str, ArrayRecord | ConfigRecord] = {keys[0]: arrays, keys[1]: config(task, told)}
+    records: dict[str, ArrayRecord | ConfigRecord] = {keys[0]: arrays, keys[1]: config(task, stated)}
     if task.control is not None:
         records[CONTROL] = write([task.control])
     return RecordDict(records)
@@ -130,14 +130,14 @@ def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
     control = next(iter(read(sent.pop(CONTROL, {})).values()), None)
     if len(sent) != 1:
         raise ShapeMismatch(f"expected one ArrayRecord, got {sorted(sent)}")
-    told: dict[str, object] = {}
+    stated: dict[str, object] = {}
     for record in of_kind(reply, ConfigRecord).values():
-        told.update(record)
+        stated.update(record)
     counts = [metrics[samples] for metrics in of_kind(reply, MetricRecord).values() if samples in metrics]
     if not counts and server.weighting == "samples":
         raise ConfigError(f"the reply has no {samples!r} in a MetricRecord, by which this server weighs clients")
     arrays = formed(server, read(next(iter(sent.values()))))
-    return Reply.read(arrays, told, samples=counts[0] if counts else None, control=control)
+    return Reply.read(arrays, stated, samples=counts[0] if counts else None, control=control)
 
 
 def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:

@@ -105,7 +105,7 @@ class Traffic:
                 resume(fresh, kept)
                 self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
             # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
-            memory.set_aside(fresh.layout.size, 1 if self.lean else 2)
+            memory.reserve(fresh.layout.size, 1 if self.lean else 2)
             self.session = Session(fresh, self.run, self._evaluate, lambda message: self.log(message))
             self.session.load_state_dict(kept.get("session", {}))
             self.book = Book(fresh)

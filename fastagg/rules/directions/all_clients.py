@@ -193,9 +193,9 @@ class _DifferencesState(SumState):
 
     def __init__(self, setting: Differences, material: Material) -> None:
         self.sum = memory.zeros(material.size, material.device)
-        told = native.engine.AllClientsSetting(clients=setting.num_clients, full=setting.warmup == "full")
+        native_setting = native.engine.AllClientsSetting(clients=setting.num_clients, full=setting.warmup == "full")
         super().__init__(
             native.engine.AllClients(
-                sign=setting.sign, setting=told, rows=None, seed=0, sum=self.sum.data_ptr(), resummation=None
+                sign=setting.sign, setting=native_setting, rows=None, seed=0, sum=self.sum.data_ptr(), resummation=None
             )
         )

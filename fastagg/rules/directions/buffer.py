@@ -154,13 +154,13 @@ class BufferState(DirectionState):
             if place(material.device) is not CPU:
                 raise ConfigError(f"exact: sums of whole numbers are added on the CPU, got device {material.device}")
             exact = (setting.exact, ops.exact_unit(setting.exact))
-        told = native.engine.BufferedSetting(
+        native_setting = native.engine.BufferedSetting(
             capacity=-1 if setting.size is None else setting.size, synchronous=setting.synchronous,
             closes_first=setting.overflow == "close", at_least=setting.at_least or 0, grace=setting.grace or 0.0,
             exact=exact, divisor=_DIVISORS.get(setting.normalize, setting.normalize),
             size=material.size,
         )  # fmt: skip
-        super().__init__(native.engine.Buffered(sign=setting.sign, setting=told, memory=material.memory))
+        super().__init__(native.engine.Buffered(sign=setting.sign, setting=native_setting, memory=material.memory))
         self.exact, self.nbytes = setting.exact, (4 if setting.exact is None else 8) * material.size
 
     def memory(self) -> dict[str, int]:

@@ -62,13 +62,13 @@ class _CalibratedState(SumState):
         # A buffer is required even if M = 1, where it is never read. The sum takes its place then.
         self.acc = memory.empty(size, device) if setting.size > 1 else self.sum
         self.resummation = resummation_of(self.cache, material)
-        told = native.engine.CalibratedSetting(
+        given = native.engine.CalibratedSetting(
             clients=setting.num_clients, capacity=setting.size, from_start=setting.repeat == "start"
         )
         where = (material.seed, self.sum.data_ptr(), self.acc.data_ptr())
         super().__init__(
             native.engine.Calibrated(
-                sign=setting.sign, setting=told, rows=self.cache.native, where=where, resummation=self.resummation
+                sign=setting.sign, setting=given, rows=self.cache.native, where=where, resummation=self.resummation
             )
         )
 

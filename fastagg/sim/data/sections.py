@@ -84,14 +84,14 @@ class Function(DataSection):
     keywords: Plain = Field(default={})
 
 
-class Given(DataSection):
+class PassedData(DataSection):
     """The data that a program passes as ``fastagg.sim.run(config, data=...)``."""
 
     name: Literal["given"]
 
 
 AnyData = Annotated[
-    Digits | Synthetic | Npz | Function | Given,
+    Digits | Synthetic | Npz | Function | PassedData,
     Field(discriminator="name"),
 ]
 

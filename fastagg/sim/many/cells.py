@@ -154,8 +154,8 @@ def run_cells(
     out = out.absolute()
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        told = TemporaryDirectory(prefix=".running-", dir=out)
-    with told as name, closing(_workers(engine, jobs)) as workers:
+        board = TemporaryDirectory(prefix=".running-", dir=out)
+    with board as name, closing(_workers(engine, jobs)) as workers:
         return _side_by_side(cells, out, workers, Path(name), watcher, replace)
 
 
@@ -174,17 +174,17 @@ def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, replace: boo
             if asked.is_set():
                 break
             watcher.started(cell)
-            told = Progress()
-            told.advanced = partial(watcher.advanced, cell)  # type: ignore[method-assign]
-            outcomes[cell.name] = _attempt(cell, out / cell.name, told, replace, asked.is_set)
+            progress = Progress()
+            progress.advanced = partial(watcher.advanced, cell)  # type: ignore[method-assign]
+            outcomes[cell.name] = _attempt(cell, out / cell.name, progress, replace, asked.is_set)
             watcher.ended(cell, outcomes[cell.name])
     return outcomes
 
 
-def _attempt(cell: Cell, folder: Path, told: Progress, replace: bool, stop: Callable[[], bool]) -> Outcome:
+def _attempt(cell: Cell, folder: Path, progress: Progress, replace: bool, stop: Callable[[], bool]) -> Outcome:
     passed = (cell.passed or NOTHING)._asdict()
     try:
-        return run(cell.config, folder, told, resume="again", replace=replace, stop=stop, **passed)
+        return run(cell.config, folder, progress, resume="again", replace=replace, stop=stop, **passed)
     except FastaggError as error:
         return str(error)
     except Exception as error:  # a cell must not take the others with it

@@ -38,7 +38,7 @@ class Comparison:
     groups: list[Group]
     failed: dict[str, str]
     pictures: list[Path]
-    findings: findings.Findings | None
+    findings: findings.Conclusions | None
     title: str = ""
     baseline: str | None = None
 

@@ -24,7 +24,7 @@ from fastagg.sim.clients.translate import Untranslated
 from fastagg.sim.data import digits, npz, own, synthetic
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import existing
-from fastagg.sim.data.sections import DataSection, FromFolder, Function, Given
+from fastagg.sim.data.sections import DataSection, FromFolder, Function, PassedData
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.seeds import generator
@@ -60,7 +60,7 @@ def find_folder(data: DataSection) -> Path | None:
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
     """Load the data set. DataError if its folder is not named or does not have the files."""
-    if isinstance(data, Given):
+    if isinstance(data, PassedData):
         raise ConfigError('data "given" is what a program passes: fastagg.sim.run(config, data=...)')
     if isinstance(data, Function):
         return own.load(data, seed)

@@ -56,10 +56,10 @@ def digests(config: Config, data: FederatedData, model: Callable[..., object] | 
 
 def _digest(thing: object) -> str:
     """Return a digest of an object and of all that it holds; "" if it holds what cannot be read, such as a lock."""
-    told = blake2b(digest_size=16)
+    hashed = blake2b(digest_size=16)
     with suppress(pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError):
-        _Teller(SimpleNamespace(write=told.update)).dump(thing)
-        return told.hexdigest()
+        _Teller(SimpleNamespace(write=hashed.update)).dump(thing)
+        return hashed.hexdigest()
     return ""
 
 

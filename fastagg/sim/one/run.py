@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from fastagg.errors import FastaggError, NonFiniteUpdate, UpdateTooLarge
-from fastagg.integrations.trackers import Given, Trackers
+from fastagg.integrations.trackers import AnyTrackers, Trackers
 from fastagg.sim import engines
 from fastagg.sim.clients.own import Own, chosen
 from fastagg.sim.data.federated import FederatedData
@@ -36,7 +36,7 @@ def run(
     data: FederatedData | None = None,
     model: Factory | None = None,
     own: Own | None = None,
-    trackers: Given = None,
+    trackers: AnyTrackers = None,
     resume: Resume = "never",
     replace: bool = False,
     stop: Callable[[], bool] = lambda: False,
@@ -79,12 +79,12 @@ def run(
             begun = begun and folder.same_inputs(resume, replace)
             if begun and finished is not None:
                 return finished
-        told = ends.enter_context(closing(Trackers(trackers)))
+        tracker = ends.enter_context(closing(Trackers(trackers)))
         simulation = ends.enter_context(closing(Simulation(config, data, model, engine, workers, own, loaded)))
         del loaded
         if folder is not None and not (begun and folder.restore(simulation)):
             folder.prepare()
-        stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress or Progress(), told, folder)
+        stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress or Progress(), tracker, folder)
         summary, unit, delays = summary_of(simulation, stopped), simulation.schedule.unit, dict(simulation.delays)
         result = Result(config, simulation.rows, summary, unit, delays, simulation.clients(), out)
         if folder is not None:
@@ -110,14 +110,14 @@ def torch_settings(threads: int) -> Iterator[None]:
 
 
 def _loop(
-    simulation: Simulation, stop: Callable[[], bool], progress: Progress, told: Trackers, folder: Folder | None
+    simulation: Simulation, stop: Callable[[], bool], progress: Progress, tracker: Trackers, folder: Folder | None
 ) -> str:
     """Return why the run stopped: "finished", "interrupted" or "diverged"."""
 
     def evaluate() -> None:
         row = simulation.evaluate()
         progress.evaluated(row)
-        told.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
+        tracker.log({key: value for key, value in asdict(row).items() if key != "version"}, row.version)
 
     if not simulation.rows:
         evaluate()

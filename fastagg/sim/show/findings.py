@@ -185,7 +185,7 @@ def claims_table(found: Sequence[Judged]) -> Sheet:
 
 
 @dataclass(frozen=True)
-class Findings:
+class Conclusions:
     """``sentences``: the verdict first. ``sheets``: the tables of results. ``times``: where the time went. ``notes``:
     what the runs said of their clients."""
 
@@ -200,7 +200,7 @@ def find(
     claims: Sequence[Judged] = (),
     baseline: str | None = None,
     absent: Mapping[str, str] | None = None,
-) -> Findings:
+) -> Conclusions:
     """Return what ``groups`` showed. There are sentences if several methods are compared in one setting.
 
     ``absent``: runs that are in no table, and why.
@@ -209,7 +209,7 @@ def find(
     sheets = [pivot(groups), table(groups, baseline), differences(groups, baseline) if alike else None]
     sheets += [claims_table(claims) if claims else None]
     sheets += [Sheet("Not in these tables", ["not in these tables", "why"], list(absent.items()))] if absent else []
-    return Findings(
+    return Conclusions(
         sentences(groups, baseline) if alike else [],
         [sheet for sheet in sheets if sheet is not None],
         time_table([(group.label, group.wall_seconds()) for group in groups]),
@@ -283,7 +283,7 @@ def factor(ratio: float) -> str:
     return f"{ratio:.0f} times" if ratio >= 9.5 else f"{ratio:.1f} times"
 
 
-def report(groups: Sequence[Group], found: Findings, pictures: Mapping[str, bytes], title: str = "") -> str:
+def report(groups: Sequence[Group], found: Conclusions, pictures: Mapping[str, bytes], title: str = "") -> str:
     """Return one HTML page about ``groups``, what they showed, and PNG pictures. A single run is one group."""
     blocks = [(page.paragraph if place else page.heading)(text) for place, text in enumerate(found.sentences)]
     blocks += [page.table(sheet) for sheet in found.sheets]

@@ -1,4 +1,4 @@
-// The lock of a server. One thread is inside at a time. A thread that is inside and comes again, from a hook, a
+// The lock of a server. One thread holds it. A thread that holds it and comes again, from a hook, a
 // finalizer or a signal handler, is refused: it would change what the outer call is working on.
 #pragma once
 
@@ -9,18 +9,18 @@
 
 namespace fastagg::engine {
 
-class Gate {
+class Lock {
  public:
-  Gate();
-  Gate(const Gate&) = delete;
-  Gate& operator=(const Gate&) = delete;
+  Lock();
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
 
   // Throws Refusal: kReentered, kBusy (with `limited`: too many wait), kOtherProcess (this is a fork). Whoever waits
   // looks for signals.
   void enter(bool limited = false);
   void leave() noexcept;
   bool is_mine() const;
-  // From now on nobody gets in: kRetired. The caller is inside.
+  // From now on nobody gets it: kRetired. The caller holds it.
   void retire() { retired_ = true; }
   int64_t waiting() const { return waiting_; }
 
@@ -28,21 +28,21 @@ class Gate {
 
  private:
   std::timed_mutex mutex_;
-  std::atomic<const void*> owner_{nullptr};  // an address that belongs to the thread inside
+  std::atomic<const void*> owner_{nullptr};  // an address that belongs to the thread that holds it
   std::atomic<int64_t> waiting_{0};
   bool retired_ = false;
   const int process_;
 };
 
-class Inside {
+class Locked {
  public:
-  explicit Inside(Gate& gate, bool limited = false) : gate_(gate) { gate_.enter(limited); }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
-  ~Inside() { gate_.leave(); }
+  explicit Locked(Lock& lock, bool limited = false) : lock_(lock) { lock_.enter(limited); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+  ~Locked() { lock_.leave(); }
 
  private:
-  Gate& gate_;
+  Lock& lock_;
 };
 
 }  // namespace fastagg::engine

@@ -1,4 +1,4 @@
-#include "gate.h"
+#include "lock.h"
 
 #include <chrono>
 #include <string>
@@ -16,11 +16,11 @@ thread_local char here = 0;  // its address names the thread
 
 }  // namespace
 
-Gate::Gate() : process_(store::process()) {}
+Lock::Lock() : process_(store::process()) {}
 
-bool Gate::is_mine() const { return owner_.load(std::memory_order_relaxed) == &here; }
+bool Lock::is_mine() const { return owner_.load(std::memory_order_relaxed) == &here; }
 
-void Gate::enter(bool limited) {
+void Lock::enter(bool limited) {
   if (store::process() != process_)
     throw Refusal(Why::kOtherProcess,
                   "this server belongs to the process that made it: save it there and fastagg.load it here");
@@ -47,7 +47,7 @@ void Gate::enter(bool limited) {
   owner_.store(&here, std::memory_order_relaxed);
 }
 
-void Gate::leave() noexcept {
+void Lock::leave() noexcept {
   owner_.store(nullptr, std::memory_order_relaxed);
   mutex_.unlock();
 }
