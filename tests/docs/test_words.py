@@ -1,0 +1,47 @@
+"""One word has one meaning: names that left stay away, and docs/architecture.md has a glossary of at most 40 words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [path for room in ("csrc", "fastagg") for path in (ROOT / room).rglob("*.*")]
+CODE = {
+    path: path.read_text(encoding="utf-8") for path in SOURCES if path.suffix in (".py", ".h", ".cpp", ".cu", ".inl")
+}
+# Names that only their authors understood, or that meant several things.
+LEFT = r"gate|Gate|Said|own_step|set_aside|receive_parsed|pass_over|(?<=[(,*] )told(?=[:,)=])|told(?= = )"
+SINGLE = ("Server", "Parsed", "Answer", "Findings", "Arrival", "Given", "Asked", "Answered", "Kept")
+
+
+def test_names_that_left_stay_away() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path, text in CODE.items()
+        for match in re.finditer(rf"\b(?:{LEFT})\b", text)
+    ]
+    assert not found
+
+
+def test_a_class_has_its_name_for_itself_in_each_language() -> None:
+    for suffixes in ((".py",), (".h", ".cpp", ".cu", ".inl")):
+        text = "\n".join(code for path, code in CODE.items() if path.suffix in suffixes)
+        named = Counter(re.findall(rf"^ *(?:class|struct) ({'|'.join(SINGLE)})\b(?! *;)", text, re.MULTILINE))
+        assert not [name for name, count in named.items() if count > 1]
+
+
+def test_the_glossary_is_short_and_its_words_are_used() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (.+?) \| .+ \|$", page.split("## Words")[1].split("\n## ")[0], re.MULTILINE)[2:]
+    assert 20 < len(lines) <= 40 and len(set(lines)) == len(lines)
+    everything = "\n".join(CODE.values()).lower()
+    assert not [word for line in lines for word in line.split(", ") if word not in everything]
+
+
+def test_every_room_says_what_may_be_touched() -> None:
+    rooms = [path for path in (ROOT / "csrc").iterdir() if path.is_dir()]
+    assert len(rooms) >= 8 and all(len((room / "README.md").read_text().splitlines()) <= 12 for room in rooms)
+    packages = [path for path in (ROOT / "fastagg").rglob("__init__.py") if "_bench" not in path.parts]
+    assert not [path for path in packages if not path.read_text().startswith(('"""', "# "))]
