@@ -51,21 +51,21 @@ std::vector<std::vector<uint8_t>> segments(const std::string& folder) {
 }
 
 void execute(Engine& engine, const log::Operation& operation) {
-  Arrival arrival;
+  Answer answer;
   if (operation.kind == log::kAnswer || operation.kind == log::kRow) {
     const log::Part* const part = operation.part(operation.kind == log::kRow ? log::kRowRole : log::kParameters);
     CHECK(part != nullptr && (operation.kind == log::kRow || part->dtype == kFloat32));
-    arrival.client = operation.client, arrival.version = operation.version, arrival.task = operation.task;
-    arrival.incarnation = operation.incarnation;
-    arrival.decided = &operation.decided, arrival.norm = operation.decided.norm;
+    answer.client = operation.client, answer.version = operation.version, answer.task = operation.task;
+    answer.incarnation = operation.incarnation;
+    answer.decided = &operation.decided, answer.norm = operation.decided.norm;
     if (operation.kind == log::kRow) {
-      arrival.kind = Arrival::kRow;
-      arrival.format = part->dtype, arrival.row = part->data, arrival.row_nbytes = part->nbytes();
+      answer.kind = Answer::kRow;
+      answer.format = part->dtype, answer.row = part->data, answer.row_nbytes = part->nbytes();
     } else {
-      arrival.update.add(part->data, static_cast<int64_t>(part->count), kFloat32);
+      answer.update.add(part->data, static_cast<int64_t>(part->count), kFloat32);
     }
   }
-  engine.execute(operation, &arrival);
+  engine.execute(operation, &answer);
 }
 
 struct Found {
@@ -107,7 +107,7 @@ std::vector<float> write(const std::string& folder, Rule rule) {
     const auto client = static_cast<int64_t>(random() % kClients);
     const Task task = engine.dispatch(ClientId::of(client));
     const std::vector<float> values = numbers(kSize, random);
-    Arrival given = answer(client, task.version, values);
+    Answer given = answer_of(client, task.version, values);
     const auto sent = engine.receive(&given, 1);
     CHECK(sent.done == 1 && !sent.refused && !sent.failed);
   }
