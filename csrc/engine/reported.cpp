@@ -37,10 +37,4 @@ store::Vector added(const Reported& reported, const float* sum, float share) {
   return out;
 }
 
-std::vector<int64_t> largest(const Reported& reported, const int64_t* others) {
-  std::vector<int64_t> found = reported.counters;
-  for (size_t i = 0; others != nullptr && i < found.size(); ++i) found[i] = std::max(found[i], others[i]);
-  return found;
-}
-
 }  // namespace fastagg::engine

@@ -24,9 +24,7 @@ struct StatisticsRules {
 };
 bool fits(const Reported& reported, const StatisticsRules& rules);
 
-// `share` times the values added to the sum of others (null: there are none), in a new vector; for every counter the
-// larger of two.
+// `share` times the values added to the sum of others (null: there are none), in a new vector.
 store::Vector added(const Reported& reported, const float* sum, float share);
-std::vector<int64_t> largest(const Reported& reported, const int64_t* others);
 
 }  // namespace fastagg::engine

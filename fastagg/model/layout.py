@@ -332,7 +332,7 @@ class Layout:
             return Parsed(plain, None, None)
         if isinstance(update, ModelState):
             self._check_parts(update, what)
-            update = self.views(*update)
+            update = self.views(*update, fp32=True)  # an update is no model: its own digits count
         if not isinstance(update, (nn.Module, Mapping, list, tuple)):
             try:
                 vector = _of_float64(self.entries[0], what, as_array(update))
@@ -423,13 +423,13 @@ class Layout:
         own = {"list": "a list of arrays", "flat": "a 1-D array"}.get(self.form, "a mapping from names to arrays")
         return own if self.form == "flat" else f"{own} or a 1-D array"
 
-    def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
+    def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor], *, fp32: bool = False) -> Arrays:
         """Return the model in its original form: a dict for modules and state_dicts, a list, or the flat tensor.
 
-        Arrays are views of ``flat`` and ``buffers`` if the model's own dtype is fp32. Otherwise they are copies in that
-        dtype.
+        Arrays are views of ``flat`` and ``buffers`` if the model's own dtype is fp32, or with ``fp32``. Otherwise they
+        are copies in that dtype.
         """
-        if self.form == "flat" and self.entries[0].dtype == "float32":
+        if self.form == "flat" and (fp32 or self.entries[0].dtype == "float32"):
             return flat
         arrays: dict[str, Tensor] = {}
         cuts = {  # as `_cut`, but of all at once
@@ -447,7 +447,7 @@ class Layout:
             else:
                 cut = self._cut(flat, e) if e.role == "alias" else next(cuts[e.role])
                 view = cut if len(e.shape) == 1 else cut.view(e.shape)
-                arrays[e.name] = view if e.dtype == "float32" else view.to(getattr(torch, e.dtype))
+                arrays[e.name] = view if fp32 or e.dtype == "float32" else view.to(getattr(torch, e.dtype))
         if self.form in ("module", "state_dict"):
             return arrays
         return list(arrays.values()) if self.form == "list" else arrays[""]

@@ -136,6 +136,7 @@ def test_the_difference_is_from_what_was_dispatched(form: str, dtype: torch.dtyp
             assert mine.dtype == torch.float32 and torch.equal(mine, (new - old).float())
         else:  # buffers are sent as they are
             assert torch.equal(mine.double(), new)
+    assert not {a.data_ptr() for a in arrays(got)} & {a.data_ptr() for a in moved}, "nothing is the client's own memory"
     if form != "flat":  # all in one vector
         first = [a for a, e in zip(arrays(got), server.layout.entries, strict=True) if e.role == "parameter"]
         assert len({a.untyped_storage().data_ptr() for a in first}) == 1

@@ -133,8 +133,6 @@ class Lanes:
         given: list[list[Any]] = [[], []]
         expected = []
         for k, form in enumerate(forms):
-            if form == "vectors" and self.shapes is SMALL:
-                form = "flat"  # vectors are the engine's own form, of a model in fp32
             self.number += 1
             task, samples = tasks[0][k], self.draw.choice([1, 2.5, 7])
             sent = arrays(self.number, self.shapes)
