@@ -312,12 +312,12 @@ void Ledger::shrink() noexcept {
   try {
     Clients clients;
     std::vector<int64_t> records;
-    std::vector<int32_t> steps, moved(records_.size(), -1), free;
+    std::vector<int32_t> next_steps, moved(records_.size(), -1), free;
     for (size_t place = 0; place < records_.size(); ++place) {
       if (records_[place] == kUnknown) continue;
       moved[place] = static_cast<int32_t>(clients.add(clients_.at(static_cast<int64_t>(place)), -1));
       records.push_back(records_[place]);
-      if (!next_steps_.empty()) steps.push_back(next_steps_[place]);
+      if (!next_steps_.empty()) next_steps.push_back(next_steps_[place]);
     }
     free.reserve(records.size() + 1);
     for (Due& one : due_) {
@@ -325,7 +325,7 @@ void Ledger::shrink() noexcept {
       if (one.place >= 0) one.token = clients.token(one.place);
     }
     records_.swap(records);
-    next_steps_.swap(steps);
+    next_steps_.swap(next_steps);
     free_records_.swap(free);
     std::swap(clients_, clients);
   } catch (const std::bad_alloc&) {  // another time

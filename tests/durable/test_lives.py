@@ -175,7 +175,7 @@ def _holds_requests(self: Keeper) -> None:
     try:
         while not self._closing:
             self.journal.wait_written(self._due)
-            requests = [self._requests.popleft() for _ in range(len(self._requests))]
+            requests = list(self._requests)
             if not self._closing and (requests or self.journal.written >= self._due):
                 self._serve(requests)
             if self.journal.ended and not requests:
@@ -297,7 +297,7 @@ MUTANTS = {
     "checkpoint() of a closed server waits for a thread that has ended": Mutant(
         _put(Keeper, "_refuse_requests", lambda self: None), ("close",), says=HANGS, patience=4.0),
     "checkpoint() in the middle of a step waits for the step": Mutant(
-        _put(Keeper, "refuse_inside", lambda self, what: None), ("nested",), ("own",), HANGS + "|not refused", 4.0),
+        _put(Keeper, "refuse_with_lock", lambda self, what: None), ("nested",), ("own",), HANGS + "|not refused", 4.0),
     "checkpoint() in a handler waits for the checkpoint() that it interrupts": Mutant(
         _around(Keeper, "checkpoint", _under_a_lock), ("handled_checkpoint",), says=HANGS, patience=4.0),
     "a server that nobody holds keeps its folder": Mutant(

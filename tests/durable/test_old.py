@@ -92,7 +92,7 @@ def test_an_answer_to_a_task_of_the_older_process_is_taken(name: str, old: Path)
 
 LEFT = {
     "sketched": (MAKE["AsyncFedED"], "sketch=1024, which is gone: versions are kept"),
-    "slice": (MAKE["FedBuff"], "origin=65536, which is gone: a model above"),
+    "slice": (MAKE["FedBuff"], "origin=65536, which is gone: fastagg.parts"),
 }
 
 
@@ -111,7 +111,7 @@ def test_a_folder_of_ranks_is_refused_by_name(unpacked: Path, tmp_path: Path) ->
     shutil.copytree(unpacked / "ranks", tmp_path / "ranks")
     with pytest.raises(fastagg.CheckpointError, match="a server in slices"):
         examine(tmp_path / "ranks")
-    with pytest.raises(fastagg.CheckpointError, match="a server in slices, which are gone: a model above"):
+    with pytest.raises(fastagg.CheckpointError, match=r"a server in slices, which are gone: fastagg[.]parts"):
         fastagg.open(tmp_path / "ranks", MAKE["FADAS"])
     # a slice begins where the model does, so only its records say what it is
     (of,) = (tmp_path / "ranks" / "cut-000001").iterdir()

@@ -103,7 +103,16 @@ KNOWN: dict[str, tuple[str, str, str]] = {
 
 
 def test_a_framework_s_page_is_short() -> None:
-    assert set(PAGES) == {"index.md", "flower.md", "nvflare.md", "appfl.md", "pfl.md", "own.md", "coming-from.md", "flsim.md"}
+    assert set(PAGES) == {
+        "index.md",
+        "flower.md",
+        "nvflare.md",
+        "appfl.md",
+        "pfl.md",
+        "own.md",
+        "coming-from.md",
+        "flsim.md",
+    }
     assert {name: len(text.split()) for name, text in PAGES.items() if len(text.split()) > 900} == {}
 
 

@@ -22,7 +22,12 @@ Make = Callable[..., fastagg.Server]
 
 
 def _of(name: str, **settings: Any) -> Make:
-    return lambda params, **more: getattr(fastagg, name)(params, **settings, **more)
+    def make(params: Any, **more: Any) -> fastagg.Server:
+        if twice := sorted(settings.keys() & more.keys()):
+            raise TypeError(f"{name}: {', '.join(twice)} are given already")
+        return getattr(fastagg, name)(params, **settings, **more)  # type: ignore[no-any-return]
+
+    return make
 
 
 _CACHES = ("fp32", "bf16", "int8", "int4")
