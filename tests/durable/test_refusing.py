@@ -22,6 +22,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("memory", "mine", "plain", 0.002),
         ("memory", "mine", "stored", 0.002),
+        ("memory", "others", "stored", 0.02),
         ("thread", "mine", "stored", 0.5),
         ("file", "mine", "stored", 0.02),
         ("file", "others", "stored", 0.05),

@@ -15,6 +15,7 @@ import errno
 import faulthandler
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -238,11 +239,31 @@ def every(
     return found
 
 
+# What ends a process though none of our code asked for the memory: glibc cannot register a thread's first variable of
+# torch's, torch does not look at what Python gave it, and CPython's Thread.start waits for a thread that has not begun.
+NOT_OURS = r"Fatal glibc error|cannot allocate memory for thread-local data|threading\.py\", line \d+ in start\n"
+
+
 def in_child(act: Callable[[], str]) -> str:
     """Return what ``act`` returns in a forked process, or how that ended."""
+    with tempfile.TemporaryFile("w+", errors="replace") as words:
+        said = _in_child(act, words.fileno())
+        words.seek(0)
+        text = words.read()
+    refused = text.rpartition("refused at:")[2]
+    ours = "_native" in refused if refused != text else True
+    if said.startswith("ended by") and (re.search(NOT_OURS, text) or not ours):
+        return "ended by Python's, torch's or the C library's own code"
+    if said.endswith("!"):
+        print(text, flush=True)
+    return said
+
+
+def _in_child(act: Callable[[], str], words: int) -> str:
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
+        os.dup2(words, 2)
         said = "!"
         try:
             faulthandler.dump_traceback_later(60, exit=True)
