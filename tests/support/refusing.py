@@ -207,7 +207,8 @@ def is_named(error: BaseException, kind: int) -> bool:
         return True
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     # torch's own words, and what others' code makes of it
-    return "Failed to allocate" in str(error) or "TensorBase" in str(error) or "fastagg" not in Path(last).parts[-4:]
+    words = ("Failed to allocate", "can't allocate memory", "TensorBase")
+    return any(part in str(error) for part in words) or "fastagg" not in Path(last).parts[-4:]
 
 
 def every(
