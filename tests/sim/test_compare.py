@@ -65,6 +65,7 @@ def test_an_object_is_what_its_name_would_be(place, tmp_path):
         recipe |= {"algorithm": rule, "delay": slow, "sampling": oldest}
         passed = sim.run(recipe)
     assert passed.rows == named.rows and passed.delays == named.delays
+    assert passed.summary["algorithm"] == "assembled"
     assert len({client.uploads for client in passed.clients}) > 1
 
 

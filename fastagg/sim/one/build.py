@@ -203,8 +203,7 @@ def build_server(
     algorithm: c.Algorithm, module: nn.Module, clients: int, seed: int, distill: Distillation | None = None
 ) -> Server:
     """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
-    preset = find_preset(algorithm)
-    name = getattr(preset, "__name__", "the function") if algorithm.name == "given" else algorithm.name
+    name, preset = algorithm.shown, find_preset(algorithm)
     accepted, required, _, positional, _ = _keywords.of(preset)
     if wrong := [key for key in algorithm.keywords if key not in accepted]:
         holders = [other for other, make in registry.presets().items() if wrong[0] in _keywords.of(make).settings]

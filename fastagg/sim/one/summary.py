@@ -47,7 +47,7 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
     numbers = {} if distillation is None else {k: round(v, 6) for k, v in asdict(distillation).items() if v == v}
     return {
         "name": config.name,
-        "algorithm": config.algorithm.name,
+        "algorithm": config.algorithm.shown,
         "seed": config.seed,
         "stopped": stopped,
         "interrupted": stopped == "interrupted",

@@ -29,6 +29,12 @@ class Algorithm(Section):
         return made
 
     @property
+    def shown(self) -> str:
+        """The preset's name, or that of the function."""
+        bare = getattr(self._make, "func", self._make)  # of a functools.partial
+        return self.name if bare is None else getattr(bare, "__name__", type(bare).__name__)
+
+    @property
     def keywords(self) -> Plain:
         extra = self.model_extra or {}
         # TOML has no null, and presets use None for "off" (FADAS' delay_threshold).
