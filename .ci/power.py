@@ -5,6 +5,8 @@ python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_kil
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
 python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
 
+python .ci/power.py damage 10000      files of a folder are damaged this often (tests/support/damaged.py)
+
 python .ci/power.py memory 600        so many seconds: in turn, an allocation of every public call fails
 python .ci/power.py threads 60        the same: the system refuses a thread, once, a few times, or for good
 python .ci/power.py files 600         the same: it refuses a call for a file, with every error
@@ -94,6 +96,13 @@ def main(what: str, count: int, seed: int = 100) -> None:
         return flat(what, count)
     if what in ("memory", "threads", "files"):
         return refuse(what, count, seed)
+    if what == "damage":
+        from support import damaged
+
+        for done in range(0, count, 100):
+            name = list(damaged.RULES)[done // 100 % len(damaged.RULES)]
+            print(f"damage: {name}, seed {seed + done}: {dict(damaged.run(name, 100, seed + done))}", flush=True)
+        return
     from test_killed import NAMES, kill
     from test_power import crashes
 

@@ -251,7 +251,7 @@ void Reader::seek() {
   }
   if (!reached)
     damaged(where(at_) + ": the log ends with record " + std::to_string(wanted_ - 1) +
-            ", and a checkpoint says that it had come to record " + std::to_string(std::max(after_.end, wanted - 1)));
+            ", and its folder says that it had come to record " + std::to_string(std::max(after_.end, wanted - 1)));
   if (wanted_ != wanted) chain_.known = false;
   wanted_ = wanted;
   if (!chain_.agrees(after_.chain))
@@ -319,7 +319,7 @@ void Reader::check_end() {
             std::to_string(count) + " good records lie behind it");
   if (last() < after_.end)
     damaged(where(at_) + ": the log ends with record " + std::to_string(last()) +
-            ", and a checkpoint says that it had come to record " + std::to_string(after_.end));
+            ", and its folder says that it had come to record " + std::to_string(after_.end));
 }
 
 // Of what is there, all but one field are those of the next record, or of a head before it. A file that is used again

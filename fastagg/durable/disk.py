@@ -44,7 +44,7 @@ class Disk:
         self.path = path
         self._lock: io.FileIO | None = None
         if create:
-            path.mkdir(parents=True, exist_ok=True)
+            files.make_folder(path)
         self.descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def leave(self) -> None:
@@ -160,11 +160,13 @@ class Disk:
                 os.rmdir(name, dir_fd=self._here())
 
     def lock(self, name: str) -> bool:
-        """Lock a file until :meth:`unlock`, or until this process ends. Return whether nobody else has locked it."""
+        """Lock the folder, and a file in it, until :meth:`unlock`, or until this process ends. Return whether nobody
+        else has. Older versions lock the file alone, which can be removed."""
         # An interrupt at any instruction finds an owner of what is open: the file object, and then this one.
         self._lock = io.FileIO(name, "r+", opener=lambda *_: self.open(name, create=True))
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for file in (self._here(), self._lock.fileno()):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -174,6 +176,9 @@ class Disk:
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock.close()
+            if self.descriptor is not None:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def _here(self) -> int:
         if self.descriptor is None:

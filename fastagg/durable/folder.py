@@ -1,6 +1,6 @@
 """The folder of a server: its checkpoints, its log and its uploads.
 
-lock                        locked by the process that has the folder open
+lock                        locked, as the folder is, by the process that has it open; where a closed log ends
 checkpoint-<sequence>/      a whole state, up to and including this record
 journal-<number>            segments of the log, in order (docs/log-format.md)
 free-<number>               a file that waits to be one, whatever is in it
@@ -11,7 +11,9 @@ reserve-<number>            room for a checkpoint that is written while the disk
 
 from __future__ import annotations
 
+import contextlib
 import re
+import struct
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ from fastagg.storage.pieces import DTYPES, Pieces, tensor_in
 LOCK = "lock"
 PARTIAL = ".partial"
 BLOCK = 4096  # of a head
+_ALL = (1 << 64) - 1
 _CHECKPOINT = re.compile(r"checkpoint-(\d{20})")
 _SEGMENT = re.compile(r"journal-(\d{12})")
 _FREE = re.compile(r"free-(\d{12})")
@@ -144,6 +147,27 @@ def free_name(name: str) -> str:
     return name.replace("journal-", "free-")
 
 
+def say_end(disk: Disk, sequence: int) -> None:
+    """Write down that records up to ``sequence`` are on the disk, in another file than theirs: who finds fewer knows
+    that some are lost. A disk that refuses is no error, since the records are there."""
+    with contextlib.suppress(OSError):
+        file = disk.open(LOCK, create=True)
+        try:
+            disk.write(file, [struct.pack("<QQ", sequence, sequence ^ _ALL)], 0)
+            disk.sync(file)
+        finally:
+            disk.close(file)
+
+
+def said_end(disk: Disk) -> int:
+    """The record up to which the log was on the disk when a server was closed last. 0: nobody says so."""
+    if LOCK not in disk.names():
+        return 0
+    held = disk.read_of(LOCK)
+    sequence, inverse = struct.unpack("<QQ", held) if len(held) == 16 else (0, 0)
+    return int(sequence) if sequence ^ inverse == _ALL else 0
+
+
 def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
     """Return a reader of the log's records after a checkpoint (csrc/log/segment.h).
 
@@ -161,7 +185,7 @@ def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
             disk.close(file)
     return native.log.Reader(
         files=files, load=lambda index: disk.read_of(names[index]), sequence=after.sequence, folder=after.folder_id,
-        chain=after.chain, end=max(after.log_end, *found.checkpoints), old="log" not in after.manifest,
+        chain=after.chain, end=max(after.log_end, said_end(disk), *found.checkpoints), old="log" not in after.manifest,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from fastagg._build import native
 from fastagg._types import Native, Plain, State
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import checkpoint_name
+from fastagg.durable.folder import checkpoint_name, say_end
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.uploads import StoredUpload, Uploads
 from fastagg.errors import CheckpointError
@@ -117,6 +117,7 @@ class Log:
             ended = self.keeper.close(seconds)
             ended = self.journal.close(-1.0 if seconds is None else seconds) and ended
             if ended:  # otherwise a thread still writes to the folder
+                say_end(self._disk, self.journal.durable)
                 self._disk.leave()
                 self._is_open = False
 

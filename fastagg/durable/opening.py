@@ -52,8 +52,9 @@ def open(
 
     Args:
         path: the folder. It is created if it does not exist.
-        make: a function that makes the server, with the settings with which the folder was made. Limits (``lease``,
-            ``max_...``) may change from one opening to the next.
+        make: a function that makes the server, with the settings with which the folder was made. Limits of tasks
+            (``lease``, ``max_delay``, ``max_open_per_client``, ``max_clients``) may change from one opening to the
+            next.
         durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: only an update that made
             a step waits for the disk, with all updates before it. ``none``: nobody waits, and a crash loses the updates
             of the last fraction of a second. ``receipt.durable`` tells whether an update is on the disk, and
@@ -219,7 +220,6 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
     for name in found.leftovers:
         disk.remove(name)
-    disk.sync_folder("..")
     folder_id = engine.new_incarnation()
     keeper = Keeper(
         disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id, base=0,

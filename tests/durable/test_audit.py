@@ -181,10 +181,11 @@ def test_a_log_that_was_cut_is_found_by_a_receipt(folder: tuple[Path, list], tmp
     segment = next((tmp_path / "b").glob("journal-*"))
     data = segment.read_bytes()
     at, _ = records(data)[receipts[-1].sequence - 1]
-    segment.write_bytes(data[:at])
-    found = fastagg.audit(tmp_path / "b")
-    assert not found["same"] and "it is cut" in found["problem"]
-    segment.write_bytes(data[:at] + bytes(len(data) - at))
+    for left in (data[:at], data[:at] + bytes(len(data) - at)):
+        segment.write_bytes(left)
+        found = fastagg.audit(tmp_path / "b")
+        assert not found["same"] and ("it is cut" in found["problem"] or "folder says" in found["problem"])
+    (tmp_path / "b" / "lock").write_bytes(b"")  # nobody says that a server was closed behind it
     assert fastagg.audit(tmp_path / "b")["same"]  # as if the last life had done less
     found = fastagg.audit(tmp_path / "b", receipts=receipts)
     assert not found["same"] and "the log ends with record" in found["problem"]

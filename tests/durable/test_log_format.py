@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import log_page
+from support import damaged, log_page
+from support.damaged import everything, outcome
 from support.disks import damage
 from support.presets import PRESETS, calls, model, update
 from test_open import equal, opened, without_lives
@@ -80,29 +79,7 @@ def test_presets(name: str, tmp_path: Path) -> None:
     assert len(norms) >= 8 and norms[-1] == receipt.update_norm
 
 
-def everything(folder: Path, make: Callable[[], fastagg.Server], lives: int) -> dict[str, Any]:
-    """A few lives with all operations. Return the last state."""
-    for life in range(lives):
-        with open_on(Disk(folder, create=True), make, "arrival", segment=1 << 15) as server:
-            for client in ("ünïcode", 2**63 + life, 5 + life):
-                server.dispatch(client)
-                server.receive(client, update(life, SIZE))
-            server.dispatch("chunks")
-            with server.receiving("chunks") as upload:
-                upload.write(update(life, SIZE).float().numpy().tobytes())
-            server.close_round()
-            server.hand_on(server.dispatch(1), 2)
-            server.forget(1)
-            server.expire(before=1)
-            server.lr = 0.5 + life
-            if life == lives - 2:
-                server.checkpoint()
-            server.dispatch(9)
-    return without_lives(server)
-
-
-def buffered() -> fastagg.Server:
-    return fastagg.FedBuff(model(SIZE), buffer_size=9)
+buffered = damaged.RULES["FedBuff"]
 
 
 def test_all_operations_in_three_lives_with_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,92 +128,34 @@ def test_a_lost_row_has_a_record_and_the_log_with_it_leads_to_the_same_model(
 # -- what a machine does to a folder -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder that was closed, with a checkpoint and a restart behind it, and its state."""
-    path = tmp_path_factory.mktemp("lived") / "a"
-    return path, everything(path, buffered, 4)
-
-
-def outcome(path: Path, state: dict[str, Any]) -> str:
-    """What an opening does, and that the doctor says it."""
-    told = examine(path, replay=True)
-    try:
-        with opened(path, buffered) as server:
-            found = without_lives(server)
-    except fastagg.CheckpointError as error:
-        assert not told["healthy"] and told["recovery"]["would"] == "be refused", error
-        assert len(str(error)) < 400
-        return "refused"
-    assert told["recovery"]["would"] == "go on", told
-    assert equal(found, state), "a silent loss"
-    return "the same state"
-
-
-def journals(path: Path) -> list[Path]:
-    return sorted(path.glob("journal-*"))
-
-
-def flips(path: Path) -> Iterator[tuple[str, int]]:
-    rng = random.Random(7)
-    for one in (*journals(path), *sorted(path.glob("free-*"))):
-        yield from ((one.name, rng.randrange(BLOCK)) for _ in range(12))
-        yield from ((one.name, at) for at in (0, 9, 13, 17, 25, 33, 41, 49, 57, 70, 97, 4095))
-
-
-def test_a_bit_in_the_first_block_of_a_segment(lived: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    path, state = lived
-    found: dict[str, set[str]] = {}
-    for name, at in flips(path):
-        shutil.copytree(path, tmp_path / "b")
-        data = bytearray((path / name).read_bytes())
-        data[at] ^= 1 << at % 8
-        (tmp_path / "b" / name).write_bytes(data)
-        found.setdefault(name[:4], set()).add(outcome(tmp_path / "b", state))
-        shutil.rmtree(tmp_path / "b")
-    assert "refused" in found["jour"] and found.get("free", {"the same state"}) == {"the same state"}
+@pytest.mark.parametrize("name", damaged.RULES)
+def test_what_is_damaged_is_refused_or_changes_nothing(name: str) -> None:
+    assert set(damaged.run(name, 60, 1)) == {"refused", "the same state"}
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "cut", "of zeros"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_newest_segments_are_not_whole(
-    how: str, count: int, lived: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    path, state = lived
-    shutil.copytree(path, tmp_path / "b")
-    for one in journals(tmp_path / "b")[-count:]:
+def test_the_newest_segments_are_not_whole(how: str, count: int, tmp_path: Path) -> None:
+    state = everything(tmp_path / "b", buffered, 4)
+    for one in sorted((tmp_path / "b").glob("journal-*"))[-count:]:
         size = one.stat().st_size
         if how == "missing":
             one.unlink()
         else:
             os.truncate(one, {"empty": 0, "cut": size - BLOCK, "of zeros": 0}[how])
             os.truncate(one, size if how == "of zeros" else one.stat().st_size)
-    assert outcome(tmp_path / "b", state) == "refused"
+    assert outcome(tmp_path / "b", buffered, state) == "refused"
 
 
 def test_an_old_log_beside_newer_checkpoints(tmp_path: Path) -> None:
     everything(tmp_path / "a", buffered, 2)
     shutil.copytree(tmp_path / "a", tmp_path / "old")
     state = everything(tmp_path / "a", buffered, 2)
-    for one in journals(tmp_path / "a"):
+    for one in (tmp_path / "a").glob("journal-*"):
         one.unlink()
-    for one in journals(tmp_path / "old"):
+    for one in (tmp_path / "old").glob("journal-*"):
         shutil.copy(one, tmp_path / "a" / one.name)
-    assert outcome(tmp_path / "a", state) == "refused"
-
-
-def test_a_bit_anywhere_in_a_log_of_a_closed_server(lived: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    path, state = lived
-    rng, found = random.Random(3), set()
-    for _ in range(60):
-        shutil.copytree(path, tmp_path / "b")
-        one = rng.choice(journals(tmp_path / "b"))
-        data = bytearray(one.read_bytes())
-        data[rng.randrange(len(bytes(data).rstrip(b"\0")))] ^= 1 << rng.randrange(8)
-        one.write_bytes(data)
-        found.add(outcome(tmp_path / "b", state))
-        shutil.rmtree(tmp_path / "b")
-    assert found == {"refused", "the same state"}
+    assert outcome(tmp_path / "a", buffered, state) == "refused"
 
 
 def held(path: Path) -> dict[str, bytes]:
@@ -263,7 +182,7 @@ def test_what_the_machine_refuses_now_ends_the_opening_and_changes_nothing(
             opened(tmp_path / "a", buffered)
         assert not examine(tmp_path / "a")["healthy"]
     assert held(tmp_path / "a") == before
-    assert outcome(tmp_path / "a", state) == "the same state"
+    assert outcome(tmp_path / "a", buffered, state) == "the same state"
 
 
 def test_a_checkpoint_that_cannot_be_read_now_stays_and_an_older_one_does(

@@ -263,6 +263,15 @@ except fastagg.Busy: print("refused")
         server.dispatch(1)
 
 
+def test_a_lock_that_somebody_removes_still_holds(tmp_path: Path) -> None:
+    make = maker("ASGD")
+    with opened(tmp_path / "a", make):
+        (tmp_path / "a" / "lock").unlink()
+        with pytest.raises(fastagg.Busy):
+            opened(tmp_path / "a", make)
+    opened(tmp_path / "a", make).close()
+
+
 def test_another_server_than_the_folders_is_refused(tmp_path: Path) -> None:
     fastagg.open(tmp_path / "a", maker("ASGD")).close()
     for make, match in (

@@ -183,24 +183,3 @@ def test_a_sync_that_fails_ends_acknowledgements_until_the_folder_is_opened_agai
             1,
             2,
         )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_byte_that_changes_is_refused_or_changes_nothing(name: str) -> None:
-    disk, states, make = record(name, 2)
-    rng, refused = random.Random(3), 0
-    nodes = [node for name, node in disk.names_of.items() if name != "lock" and not name.startswith("reserve-")]
-    for _ in range(60):
-        left = disk.after(len(disk.steps), rng, 512)
-        data = left.data[rng.choice(nodes)]
-        used = len(bytes(data).rstrip(b"\0"))
-        for _ in range(rng.choice((1, 1, 50))):
-            data[rng.randrange(used)] ^= 1 << rng.randrange(8)
-        try:
-            found = fingerprint(open_on(left, make, "arrival", segment=16384))
-        except fastagg.CheckpointError as error:
-            refused += 1
-            assert len(str(error)) < 500
-        else:
-            assert found == states[-1], "the server was closed: nothing that it said is lost"
-    assert refused > 5

@@ -62,15 +62,14 @@ def fields(kind: int, body: bytes) -> dict[str, Any]:
     for role, dtype, count in parts:
         at = (at + 7) // 8 * 8
         size = count if role in (4, 6) else count * SIZES[dtype]
-        if role != 6:
-            found["parts"].append((role, dtype, count, body[at : at + size]))
+        found["parts"] += [(role, dtype, count, body[at : at + size])] if role != 6 else []
         at += size
     return found
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    texts = [path.read_bytes() for path in sorted(folder.glob("checkpoint-*[0-9]/manifest.json"))]
-    manifests = [json.loads(text.partition(b"\n")[2]) for text in texts]
+    paths = sorted(folder.glob("checkpoint-*[0-9]/manifest.json"))
+    manifests = [json.loads(path.read_bytes().partition(b"\n")[2]) for path in paths]
     last, log = manifests[-1]["sequence"], manifests[-1]["log"]
     data = {int(path.name[8:]): path.read_bytes() for path in sorted(folder.glob("journal-*"))}
     heads = {number: head_at(held, 0) for number, held in data.items()}
@@ -96,5 +95,6 @@ def read(folder: Path) -> list[dict[str, Any]]:
                 number, at = marks[0]["next"], BLOCK
                 assert (heads[number]["use"], heads[number]["first"], heads[number]["digest"]) == (use, wanted, digest)
         else:
-            assert wanted > max(one["log"]["end"] for one in manifests)
+            said = int.from_bytes((folder / "lock").read_bytes()[:8], "little")
+            assert wanted > max(said, *(one["log"]["end"] for one in manifests))
             return found
