@@ -65,7 +65,7 @@ class Aggregator(BaseAggregator):
       all clients, for rules that keep an update of each (ACE, ACED, CA2FL).
     - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``. APPFL does not pass
       the model to an aggregator from a file. Without it the first upload is the first model and not an update.
-    - ``checkpoint``, ``save_every``: a file to continue from, and after how many versions to write it (10). The last
+    - ``checkpoint``, ``save_every``: a file to continue from, and after how many versions to write it (1). The last
       version is written, too, when the aggregator or the program ends.
     - ``gradient_based``: clients upload the model that they were sent minus the trained model, as with APPFL's
       ``send_gradient: true``. The server then keeps no version for them.
@@ -100,7 +100,7 @@ class Aggregator(BaseAggregator):
             name: f"a setting of APPFL's own aggregators; in settings it is {ours}" for name, ours in _OURS.items()
         }
         check_names(self.config, _KNOWN, refused)
-        self._every = _checks.whole("save_every", self.config.get("save_every", 10), least=1)
+        self._every = _checks.whole("save_every", self.config.get("save_every", 1), least=1)
         self.settings = {key: _plain(value) for key, value in dict(self.config.get("settings") or {}).items()}
         if self.synchronous:
             self.settings["clients_per_round"] = None

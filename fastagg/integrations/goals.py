@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from fastagg._types import State
 from fastagg.errors import ConfigError
 
 Goal = TypeVar("Goal")
-_LESS = ("loss", "error", "perplexity", "ppl", "mse", "mae")  # metrics with these words in their name: less is better
+# Of a metric with one of these words in its name, less is better.
+LESS = frozenset(("loss", "error", "perplexity", "ppl", "mse", "rmse", "mae", "nll"))
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ class Watch:
 
 
 def _mode(metric: str) -> str:
-    return "min" if any(word in metric.lower() for word in _LESS) else "max"
+    words = re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", metric)
+    return "min" if LESS & {word.lower() for word in words} else "max"
 
 
 def _made(kind: type[Goal], name: str, given: object) -> Goal:

@@ -162,7 +162,7 @@ def yogi_(
 
 
 def adagrad_(
-    x: Tensor, direction: Update, m: Tensor, v: Tensor, *, lr: float, beta: float = 0.9, eps: float = 1e-8
+    x: Tensor, direction: Update, m: Tensor, v: Tensor, *, lr: float, beta: float = 0.0, eps: float = 1e-8
 ) -> Tensor:
     """FedAdagrad's server step, ``v += D*D`` (28 bytes per parameter)."""
     return step_(x, direction, optimizer="adagrad", m=m, v=v, lr=lr, betas=(beta, 0.0), eps=eps)

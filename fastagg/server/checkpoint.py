@@ -82,8 +82,7 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str]) -> No
             "fastagg.load(path) makes a server from a file; a model's own state_dict is the argument of fastagg.FedBuff"
         )
         raise CheckpointError(_checks.wrong("state", "what another server's state_dict() returned", state, do))
-    if state["format"] != FORMAT:
-        raise CheckpointError(f"checkpoint format {state['format']!r}; this version reads format {FORMAT}")
+    check_format(state)
     try:
         theirs = Layout.from_spec(state["layout"])
         names = {key: state["config"][key]["name"] for key in ("direction", "optimizer")}
@@ -255,9 +254,20 @@ def read(path: Path) -> State:
         ) from error
     except Exception as error:  # a damaged file can cause any kind of error
         raise CheckpointError(f"{path}: not a whole checkpoint: {type(error).__name__}: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or "format" not in state:
         raise CheckpointError(
-            f"{path}: not a fastagg checkpoint of format {FORMAT}; expected a file that server.save(path) wrote. A "
-            "model in it can start a new server: fastagg.FedBuff(torch.load(path))"
+            f"{path}: not a fastagg checkpoint; expected a file that server.save(path) wrote. A model in it can start "
+            "a new server: fastagg.FedBuff(torch.load(path))"
         )
+    check_format(state, f"{path}: ")
     return state
+
+
+def check_format(state: State, where: str = "") -> None:
+    """Check that this version reads a checkpoint.
+
+    Raises:
+        CheckpointError: it is of another format.
+    """
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"{where}checkpoint format {state['format']!r}; this version reads format {FORMAT}")

@@ -181,8 +181,8 @@ class Receipt(native.Receipt):
         version: the server version afterwards.
         delay: tau, the number of server versions between the model it was trained from and its use.
         step_size: the learning rate of the step, after the staleness policy; None if there was no step.
-        update_norm: Euclidean norm of the update before clipping. NaN if ``receive_model`` added a model without
-            computing its difference.
+        update_norm: Euclidean norm of the update before clipping. NaN if a trained model was added without
+            computing its difference (``docs/algorithms.md``, the synchronous rules).
         weight: the staleness policy's weight s(tau).
         kept: whether the update was used. It is False only with ``validate="deferred"``, if an element was not finite
             (or, with :class:`fastagg.Euclidean`, the norm was zero or the update too stale). The update then counted as
@@ -191,7 +191,7 @@ class Receipt(native.Receipt):
             round, and in copies made by ``pickle``. It is not compared.
         durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
         digest: the digest of the server's history up to this answer, as hexadecimal digits (``docs/audit.md``). None:
-            the answer is not on disk yet, or more than 65,000 came later.
+            the answer is not on disk yet, or 65,536 records of the log came later (32,768 tasks and their answers).
 
     Example:
         >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)

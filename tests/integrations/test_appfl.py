@@ -163,7 +163,7 @@ def test_the_last_version_is_in_the_checkpoint(ends: str, tmp_path: Path) -> Non
     code = f"""
 import torch
 from fastagg.integrations.appfl import Aggregator
-settings = {{"algorithm": "FedAsync", "checkpoint": {str(path)!r}}}
+settings = {{"algorithm": "FedAsync", "checkpoint": {str(path)!r}, "save_every": 10}}
 aggregator = Aggregator(torch.nn.Linear(2, 2), settings)
 for turn in range(8):
     sent = aggregator.get_parameters(client_id="a")

@@ -183,8 +183,9 @@ def test_settings_of_failures_are_checked(settings: dict) -> None:
 
 
 def test_better_is_by_the_metrics_name() -> None:
-    for metric, better in (("accuracy", 1.0), ("train/loss", -1.0), ("perplexity", -1.0), ("f1", 1.0)):
-        assert Watch(metric, None).sign == better
+    up, down = ("accuracy", "f1", "himself_accuracy"), ("train/loss", "perplexity", "val_mse", "valLoss", "MSE")
+    for metric in up + down:
+        assert Watch(metric, None).sign == (1.0 if metric in up else -1.0)
     assert Watch("loss", "max").sign == 1.0
     watch = Watch("loss", None)
     assert [watch.see(v, {"loss": x}) for v, x in enumerate((3.0, 2.0, 2.5, 1.0))] == [True, True, False, True]

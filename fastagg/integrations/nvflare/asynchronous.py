@@ -46,7 +46,7 @@ class AsyncController(ModelController):
             a client whose job ends meanwhile stops with an error. The model is saved before.
         checkpoint: a file on the server, written every ``save_every`` versions and at the end. A restart continues
             from it.
-        save_every: versions between checkpoints.
+        save_every: versions between checkpoints. With more than 1, a server that is killed loses those in between.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
         task_name: the task's name for the clients' executors.
@@ -66,7 +66,7 @@ class AsyncController(ModelController):
         versions: int = 100,
         timeout: int = 0,
         checkpoint: str | None = None,
-        save_every: int = 10,
+        save_every: int = 1,
         clients: list[str] | None = None,
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         task_name: str = AppConstants.TASK_TRAIN,
