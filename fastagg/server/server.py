@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt, check_ta
 from fastagg.server.engine import Parts
 from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
-from fastagg.server.uploads import HeldUpload, Upload
+from fastagg.server.uploads import HeldUpload, Refusals, Upload
 from fastagg.storage import devices
 
 Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
@@ -577,16 +576,17 @@ class Server:
                 self._refused(error)
                 outcomes[i] = error
         updates = [answers[i][1] for i in places]
+        taken: list[Outcome] = []
         try:
             taken = self._all(given, updates)
+            for i, outcome in zip(places, taken, strict=True):
+                outcomes[i] = outcome
+            return cast("list[Outcome]", outcomes)
         except BaseException as error:
-            for i, outcome in zip(places, getattr(error, "outcomes", []), strict=False):
+            for i, outcome in zip(places, taken or getattr(error, "outcomes", []), strict=False):
                 outcomes[i] = outcome
             error.outcomes = outcomes  # type: ignore[attr-defined]
             raise
-        for i, outcome in zip(places, taken, strict=True):
-            outcomes[i] = outcome
-        return [outcome for outcome in outcomes if outcome is not None]
 
     def receive_partial(
         self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None,
@@ -653,13 +653,8 @@ class Server:
             found.append(outcome)
         return found
 
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except FastaggError as error:
-            self._refused(error)
-            raise
+    def _refusing(self) -> Refusals:
+        return Refusals(self._refused)
 
     def _refused(self, error: FastaggError) -> None:
         if self._watch is not None:

@@ -10,12 +10,31 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from fastagg.errors import Busy, DTypeMismatch, ShapeMismatch
+from fastagg.errors import Busy, DTypeMismatch, FastaggError, ShapeMismatch
 from fastagg.server.dispatch import Receipt
 from fastagg.storage import memory, raw
 from fastagg.storage.pieces import DTYPES
 
 Refusing = Callable[[], AbstractContextManager[None]]  # what is refused in it is counted
+
+
+class Refusals:
+    """Tells ``refused`` of an error of fastagg. Nothing is called when there is none: what was done stays done also if
+    there is no memory for anything more."""
+
+    __slots__ = ("_refused",)
+
+    def __init__(self, refused: Callable[[FastaggError], None]) -> None:
+        self._refused = refused
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, FastaggError):
+            self._refused(error)
 
 
 class Upload:

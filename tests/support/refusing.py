@@ -65,6 +65,7 @@ def run(library: Path, *arguments: object) -> str:
 
 
 Call = Callable[["Scene"], Any]
+WRONG: list[str] = []  # what was, for the end of the output
 
 
 class Scene:
@@ -244,7 +245,7 @@ def every(
             break
         found["wrong" if outcome.endswith("!") else outcome] += 1
         if outcome.endswith("!"):
-            print(f"{name}, {what}, {'stored' if stored_too else 'plain'}, {after}: {outcome}", flush=True)
+            WRONG.append(f"{name}, {what}, {'stored' if stored_too else 'plain'}, {after}: {outcome}")
         after += 1
     return found
 
@@ -316,7 +317,7 @@ def main(kind: str, whose: str, where: str, names: str, share: str, seed: str, s
             found = every(name, what, plan, float(share), int(seed), ends, stored_too)
             total.update(found)
             print(f"{kind}, {whose}, {where}, {name}, {what}: {dict(found)}", flush=True)
-    print(f"sum: {dict(total)}")
+    print(*WRONG, f"sum: {dict(total)}", sep="\n")
     sys.exit(1 if total["wrong"] else 0)
 
 
