@@ -16,6 +16,14 @@ if core/bin/fastagg --help 2>refusal; then
 fi
 grep -q 'pip install "fastagg\[cli\]"' refusal
 cat refusal
+core/bin/python - <<'PY'
+import importlib.metadata
+import re
+
+page = importlib.metadata.metadata("fastagg").get_payload()
+links = re.findall(r"\]\((.*?)\)", page)
+assert links and all(link.startswith("https://") for link in links), "README's links work on a package index"
+PY
 
 # The oldest versions. torch has the version used in all other tests, because its oldest one comes with gigabytes of
 # CUDA packages. With a mirror of CPU builds, FASTAGG_FLOOR_TORCH=1 uses the version in .ci/floors.txt.
