@@ -798,7 +798,7 @@ void bind_engine(py::module_& m) {
       .def("attach",
            [](Shared& server, py::object journal) {
              server.log = py::cast<std::shared_ptr<log::Journal>>(journal);
-             server.engine->attach(server.log);
+             server.engine->records.attach(server.log);
              server.journal = std::move(journal);
            })
       .def("cut_rows",

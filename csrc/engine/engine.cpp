@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "../cpu/cpu.h"
-#include "in_order.h"
 
 namespace fastagg::engine {
 namespace {
@@ -33,9 +32,9 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
       ledger_(settings.clients, settings.keeps_versions),
       memory_(std::move(memory)),
       runner_(std::move(runner)),
+      inspector_(inspector_of(settings_, *direction_, *runner_)),
       extension_(std::move(extension)),
       model_(std::move(model)) {
-  if (runner_->synchronous()) return;
   const InOrder order(*runner_);  // the caller has made the model on its stream
   if (!steps_in_python())
     runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data),
@@ -45,19 +44,6 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
 Engine::~Engine() { runner_->settle(); }
 
 // -- operations ------------------------------------------------------------------------------------------------------
-
-// Refuses a call that could not be acknowledged.
-void Engine::check_log() const {
-  if (log_) log_->check();
-}
-
-log::Queued Engine::note(const log::Operation& operation) const {
-  return log_ ? log::record_of(*log_, operation) : log::Queued{};
-}
-
-void Engine::add(log::Queued note) noexcept {
-  if (note) log_->push(std::move(note));
-}
 
 store::Vector Engine::kept_now() const {
   if (!settings_.keeps_versions) return {};
@@ -71,49 +57,33 @@ std::vector<store::Vector> Engine::held_before() const {
   return found;
 }
 
-// What an operation does that is no answer.
-Engine::Applied Engine::apply(const log::Operation& operation) {
-  check_log();
-  Applied found;
+int64_t Engine::apply(const log::Operation& operation) {
+  records.check();
+  log::Queued record = records.of(operation);
+  int64_t ended = 0;
   switch (operation.kind) {
-    case log::kDispatch:
-    case log::kHandOn: found.task = send(operation); break;
-    case log::kForget: {
-      log::Queued made = note(operation);
+    case log::kForget:
       if (operation.version < 0) {
         ledger_.forget(operation.client);
       } else {
         const Ledger::Found task = ledger_.find(operation.client, operation.version);
         ledger_.close(task.client, task.version);
       }
-      add(std::move(made));
       break;
-    }
-    case log::kExpire: {
-      log::Queued made = note(operation);
-      found.ended = ledger_.expire_before(operation.version);
-      add(std::move(made));
-      break;
-    }
-    case log::kRate: {
+    case log::kExpire: ended = ledger_.expire_before(operation.version); break;
+    case log::kRate:
       if (!std::isfinite(operation.rate)) throw Refusal(Why::kDamaged, "a learning rate that is no number");
-      log::Queued made = note(operation);
       optimizer_.settings.lr = operation.rate;
-      add(std::move(made));
       break;
-    }
-    case log::kIncarnation: {
-      log::Queued made = note(operation);
-      ledger_.begin_incarnation(operation.version, operation.incarnation);
-      add(std::move(made));
-      break;
-    }
+    case log::kIncarnation: ledger_.begin_incarnation(operation.version, operation.incarnation); break;
     default: throw Refusal(Why::kDamaged, "an operation that cannot be executed here");
   }
-  return found;
+  records.add(std::move(record));
+  return ended;
 }
 
 Task Engine::send(const log::Operation& operation) {
+  records.check();
   const int64_t now = ledger_.now;
   const bool hands_on = operation.kind == log::kHandOn;
   if (!hands_on && operation.version != now)
@@ -134,12 +104,12 @@ Task Engine::send(const log::Operation& operation) {
   if (is.ages) is.ages->before_sending(operation.version);
   log::Operation named = operation;
   named.task = task.id;
-  log::Queued made = note(named);
+  log::Queued made = records.of(named);
   const int64_t place = ledger_.send(client, operation.version, task.local_steps, kept, task.id);
   if (is.rows) is.rows->expect(place);
   if (is.ages) is.ages->sent(place, operation.version);
   shared_ = true;
-  add(std::move(made));
+  records.add(std::move(made));
   return task;
 }
 
@@ -151,25 +121,25 @@ int64_t Engine::end_overdue(int64_t most) {
     log::Queued task, client;
     log::Operation ended;
     ended.kind = log::kForget, ended.client = one->client, ended.version = one->version;
-    if (one->ends) task = note(ended);
+    if (one->ends) task = records.of(ended);
     ended.version = -1;
-    if (one->forgets) client = note(ended);
+    if (one->forgets) client = records.of(ended);
     ledger_.pass(*one);
-    add(std::move(task));
-    add(std::move(client));
+    records.add(std::move(task));
+    records.add(std::move(client));
   }
   return ledger_.expired() - before;
 }
 
 Task Engine::dispatch(const ClientId& client) {
   const Locked locked(lock);
-  check_log();
+  records.check();
   follow();
   ledger_.check(client);
   end_overdue(kOverdueAtATime);
   log::Operation operation;
   operation.kind = log::kDispatch, operation.client = client, operation.version = ledger_.now;
-  return *apply(operation).task;
+  return send(operation);
 }
 
 Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) {
@@ -177,7 +147,7 @@ Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) 
   ledger_.find(from, version);
   log::Operation operation;
   operation.kind = log::kHandOn, operation.client = to, operation.version = version;
-  return *apply(operation).task;
+  return send(operation);
 }
 
 void Engine::forget(const ClientId& client, std::optional<int64_t> version) {
@@ -190,12 +160,12 @@ void Engine::forget(const ClientId& client, std::optional<int64_t> version) {
 
 int64_t Engine::expire(std::optional<int64_t> before) {
   const Locked locked(lock);
-  check_log();
+  records.check();
   const int64_t ended = end_overdue(-1);
   if (!before) return ended;
   log::Operation operation;
   operation.kind = log::kExpire, operation.version = *before;
-  return ended + apply(operation).ended;
+  return ended + apply(operation);
 }
 
 void Engine::set_rate(double lr) {
@@ -208,15 +178,15 @@ void Engine::set_rate(double lr) {
 // Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows. If one of these turns
 // out to be lost, too, nothing has changed yet.
 void Engine::give_up(std::vector<int64_t> slots) {
-  check_log();
+  records.check();
   if (!direction_->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
   for (int64_t also = 0; also >= 0;) {
     log::Operation operation;
     operation.kind = log::kLost, operation.slots = slots;
-    log::Queued made = note(operation);
+    log::Queued made = records.of(operation);
     also = direction_->is.rows->give_up(slots);
     if (also < 0) {
-      add(std::move(made));
+      records.add(std::move(made));
     } else {
       slots.push_back(also);
     }
@@ -351,6 +321,8 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kAnswer:
     case log::kRow: OneAnswer(*this).take(*answer); return;
     case log::kLost: give_up(operation.slots); return;
+    case log::kDispatch:
+    case log::kHandOn: send(operation); return;
     default: apply(operation);
   }
 }
