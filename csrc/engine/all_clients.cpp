@@ -54,8 +54,8 @@ void AllClients::plan_bounds() {
   direct_ = setting_.direct || fell;
 }
 
-// What the arrival reads is in memory then. More terms than there is room for are added up ahead of the step: to a sum
-// beside the old one, because reading them may fail. Its bits are those that `run` makes.
+// What the arrival reads is in memory then. Terms that are on a disk are added up ahead of the step, to a sum beside the
+// old one, because reading them may fail. Its bits are those that `run` makes.
 void AllClients::plan_rows() {
   const auto& next = weights_.next;
   aside_.reset();

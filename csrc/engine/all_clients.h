@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "direction.h"
-#include "row_memory.h"
+#include "resummation.h"
 #include "row_weights.h"
 
 namespace fastagg::engine {

@@ -21,6 +21,12 @@ double largest_of(const store::Vector& model, int64_t size, double most) {
   return largest;
 }
 
+log::Operation operation_of(log::Kind kind, const ClientId& client, int64_t version) {
+  log::Operation made;
+  made.kind = kind, made.client = client, made.version = version;
+  return made;
+}
+
 }  // namespace
 
 Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> direction, const OptimizerSettings& optimizer,
@@ -119,11 +125,8 @@ int64_t Engine::end_overdue(int64_t most) {
     const auto one = ledger_.overdue();
     if (!one) break;
     log::Queued task, client;
-    log::Operation ended;
-    ended.kind = log::kForget, ended.client = one->client, ended.version = one->version;
-    if (one->ends) task = records.of(ended);
-    ended.version = -1;
-    if (one->forgets) client = records.of(ended);
+    if (one->ends) task = records.of(operation_of(log::kForget, one->client, one->version));
+    if (one->forgets) client = records.of(operation_of(log::kForget, one->client, -1));
     ledger_.pass(*one);
     records.add(std::move(task));
     records.add(std::move(client));
@@ -137,25 +140,18 @@ Task Engine::dispatch(const ClientId& client) {
   follow();
   ledger_.check(client);
   end_overdue(kOverdueAtATime);
-  log::Operation operation;
-  operation.kind = log::kDispatch, operation.client = client, operation.version = ledger_.now;
-  return send(operation);
+  return send(operation_of(log::kDispatch, client, ledger_.now));
 }
 
 Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) {
   const Locked locked(lock);
   ledger_.find(from, version);
-  log::Operation operation;
-  operation.kind = log::kHandOn, operation.client = to, operation.version = version;
-  return send(operation);
+  return send(operation_of(log::kHandOn, to, version));
 }
 
 void Engine::forget(const ClientId& client, std::optional<int64_t> version) {
   const Locked locked(lock);
-  log::Operation operation;
-  operation.kind = log::kForget, operation.client = client;
-  operation.version = version ? ledger_.find(client, *version).version : -1;
-  apply(operation);
+  apply(operation_of(log::kForget, client, version ? ledger_.find(client, *version).version : -1));
 }
 
 int64_t Engine::expire(std::optional<int64_t> before) {
@@ -163,15 +159,13 @@ int64_t Engine::expire(std::optional<int64_t> before) {
   records.check();
   const int64_t ended = end_overdue(-1);
   if (!before) return ended;
-  log::Operation operation;
-  operation.kind = log::kExpire, operation.version = *before;
-  return ended + apply(operation);
+  return ended + apply(operation_of(log::kExpire, {}, *before));
 }
 
 void Engine::set_rate(double lr) {
   const Locked locked(lock);
-  log::Operation operation;
-  operation.kind = log::kRate, operation.rate = lr;
+  log::Operation operation = operation_of(log::kRate, {}, -1);
+  operation.rate = lr;
   apply(operation);
 }
 
@@ -181,8 +175,8 @@ void Engine::give_up(std::vector<int64_t> slots) {
   records.check();
   if (!direction_->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
   for (int64_t also = 0; also >= 0;) {
-    log::Operation operation;
-    operation.kind = log::kLost, operation.slots = slots;
+    log::Operation operation = operation_of(log::kLost, {}, -1);
+    operation.slots = slots;
     log::Queued made = records.of(operation);
     also = direction_->is.rows->give_up(slots);
     if (also < 0) {
@@ -195,8 +189,8 @@ void Engine::give_up(std::vector<int64_t> slots) {
 
 void Engine::begin_incarnation(int64_t version, uint64_t number) {
   const Locked locked(lock);
-  log::Operation operation;
-  operation.kind = log::kIncarnation, operation.version = version, operation.incarnation = number;
+  log::Operation operation = operation_of(log::kIncarnation, {}, version);
+  operation.incarnation = number;
   apply(operation);
 }
 

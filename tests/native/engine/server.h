@@ -64,7 +64,7 @@ struct Server {
       else
         direction = std::make_shared<AllClients>(
             -1.0, AllClients::Setting{kClients, false, rule == Rule::kAce, oldest, true, again != nullptr, 1, sum.data},
-            std::make_shared<RowMemory>(held, again));
+            again ? std::static_pointer_cast<RowMemory>(again) : std::make_shared<RowMemory>(held));
     }
     if (rule == Rule::kFedAvg) direction = std::make_shared<Ordered>(std::move(direction));
     OptimizerSettings optimizer;
