@@ -81,7 +81,8 @@ std::shared_ptr<AllClients> all_clients(double sign, AllClients::Setting setting
   if (setting.clients < 1) throw Refused("all clients: expected at least one");
   if (rows.slots != setting.clients) throw Refused("all clients: expected a row for each");
   setting.resums = resummation != nullptr, setting.seed = seed, setting.sum = at(sum);
-  return std::make_shared<AllClients>(sign, setting, std::make_shared<RowMemory>(rows, std::move(resummation)));
+  if (resummation) return std::make_shared<AllClients>(sign, setting, std::move(resummation));
+  return std::make_shared<AllClients>(sign, setting, std::make_shared<RowMemory>(rows));
 }
 
 std::shared_ptr<AllClients> all_clients_on(double sign, AllClients::Setting setting, std::shared_ptr<RowFile> rows,
