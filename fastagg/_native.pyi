@@ -25,35 +25,8 @@ def cuda_answer() -> tuple[int, int, str]: ...  # devices, driver's CUDA, why no
 
 # Local training (csrc/train). A layer is a dict of `Description`'s fields.
 class Table:
-    def __init__(
-        self,
-        *,
-        shape: Sequence[int],
-        layers: Sequence[Mapping[str, Any]],
-        batch: int,
-        squares: bool,
-        parameters: int,
-        buffers: int,
-    ) -> None: ...
-    def train(
-        self,
-        *,
-        start: int,
-        buffers: int,
-        x: int,
-        y: int,
-        samples: int,
-        order: tuple[bytes, int] | tuple[int, Sequence[int]],
-        lr: float,
-        momentum: float,
-        weight_decay: float,
-        mu: float,
-        correction: int = 0,
-        gradient: bool,
-        out: int,
-        crew: Crew | None = None,
-        kept: object = None,
-    ) -> Training | None: ...
+    def __init__(self, *, shape: Sequence[int], layers: Sequence[Mapping[str, Any]], **settings: int) -> None: ...
+    def train(self, **given: Any) -> Training | None: ...  # fastagg/sim/clients tells what
     @property
     def outputs(self) -> int: ...  # of a sample
     def evaluate(self, *, start: int, buffers: int, x: int, samples: int, outputs: int) -> None: ...
@@ -107,13 +80,11 @@ def add_rows(rows: Rows, *, jobs: Sequence[_Job], weights: int, weight: float) -
 def settle_rows(*, jobs: Sequence[tuple[int, int]], sum: int, size: int) -> None: ...
 def read_row(rows: Rows, *, slot: int, out: int) -> None: ...
 def soft_targets_f32(*, logits: int, scale: float, batch: _Batch, out: _Targets) -> None: ...
-def soft_targets_f64(*, logits: int, scale: float, batch: _Batch, out: _Targets) -> None: ...
 def distill_f32(
     *, logits: int, batch: _Batch, targets: _Targets, which: int, alpha: tuple[float, float], gradient: int
 ) -> tuple[float, float]: ...
-def distill_f64(
-    *, logits: int, batch: _Batch, targets: _Targets, which: int, alpha: tuple[float, float], gradient: int
-) -> tuple[float, float]: ...
+
+soft_targets_f64, distill_f64 = soft_targets_f32, distill_f32
 
 # What runs here, and how.
 
@@ -134,60 +105,25 @@ class cuda:  # a module, which a stub can write as a class alone
     class Where:
         def __init__(self, *, device: int, stream: int, verdict: int = 0) -> None: ...
 
-    class Against:
-        def __init__(self, *, x: int, base: int, inner: bool) -> None: ...
-
-    class Rules:
-        def __init__(self, *, clip_norm: float, lam: float, eps: float, gamma_max: float) -> None: ...
-
-    class Blocks:
-        def __init__(self, *, first: int, last: int, stride: int) -> None: ...
-
-    class Loss:
-        def __init__(
-            self, *, which: int, alpha: tuple[float, float], scratch: int, loss: int, gradient: int
-        ) -> None: ...
-
+    Against: Any  # structs of csrc/cuda/cuda.h, made by keyword
+    Rules: Any
+    Blocks: Any
+    Loss: Any
     @staticmethod
     def compute_capability(device: int, /) -> tuple[int, int]: ...
     @staticmethod
     def judge_scratch(size: int, /) -> int: ...
     @staticmethod
     def judge_counters(size: int, /) -> int: ...
-    @staticmethod
-    def judge(update: Update, against: Against, rules: Rules, *, scratch: int, verdict: int, where: Where) -> None: ...
-    @staticmethod
-    def recompute_sum(rows: Rows, *, weights: int, sum: int, blocks: Blocks, where: Where) -> None: ...
-    @staticmethod
-    def add_rows(rows: Rows, *, jobs: int, count: int, weights: int, weight: float, where: Where) -> None: ...
-    @staticmethod
-    def settle_rows(*, jobs: int, count: int, sum: int, size: int, where: Where) -> None: ...
-    @staticmethod
-    def read_row(rows: Rows, *, slot: int, out: int, where: Where) -> None: ...
-    @staticmethod
-    def soft_targets(*, logits: int, scale: float, batch: _Batch, out: _Targets, where: Where) -> None: ...
-    @staticmethod
-    def distill(*, logits: int, batch: _Batch, targets: _Targets, out: Loss, where: Where) -> None: ...
+    judge: Any  # the kernels, with a `where`
+    recompute_sum: Any
+    add_rows: Any
+    settle_rows: Any
+    read_row: Any
+    soft_targets: Any
+    distill: Any
 
-class emulation:
-    """For tests, in builds that emulate CUDA (csrc/bindings/testing.h)."""
-
-    @staticmethod
-    def current_stream() -> int: ...
-    @staticmethod
-    def use_stream(stream: int, /) -> None: ...
-    @staticmethod
-    def new_stream() -> int: ...
-    @staticmethod
-    def settle(stream: int, /) -> None: ...
-    @staticmethod
-    def take_counts() -> dict[str, int]: ...
-    @staticmethod
-    def unload() -> None: ...
-    @staticmethod
-    def empty_launches(empty: bool, /) -> None: ...
-    @staticmethod
-    def fail_launch(after: int, /) -> None: ...
+emulation: Any  # for tests, in builds that emulate CUDA (csrc/bindings/testing.h)
 
 class memory:
     @staticmethod
@@ -227,19 +163,7 @@ class Task:
     def incarnation(self) -> int | None: ...
     @property
     def flat(self) -> Any: ...
-    def _fill(
-        self,
-        client: int | str,
-        version: int,
-        local_steps: int | None,
-        control: Any,
-        layout: Any,
-        flat: Any,
-        state: Any,
-        incarnation: int | None,
-        id: int | None,
-        /,
-    ) -> None: ...
+    def _fill(self, *given: Any) -> None: ...
 
 class Receipt:
     client: int | str
@@ -249,18 +173,7 @@ class Receipt:
     def task(self) -> int | None: ...
     @property
     def durable(self) -> bool: ...
-    def _fill(
-        self,
-        client: int | str,
-        applied: bool,
-        version: int,
-        delay: int,
-        step_size: float | None,
-        update_norm: float,
-        weight: float,
-        kept: bool,
-        /,
-    ) -> None: ...
+    def _fill(self, *given: Any) -> None: ...
 
 # What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in
 # one place: fastagg/server, fastagg/rules, fastagg/durable.

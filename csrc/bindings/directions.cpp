@@ -76,21 +76,21 @@ std::pair<std::shared_ptr<Runner>, std::shared_ptr<store::Memory>> on_device(int
 
 // -- directions
 
-std::shared_ptr<AllClients> all_clients(double sign, const AllClients::Setting& setting, const Rows* rows,
-                                        uint64_t seed, Address sum, std::shared_ptr<Resummation> resummation) {
+std::shared_ptr<AllClients> all_clients(double sign, AllClients::Setting setting, const Rows& rows, uint64_t seed,
+                                        Address sum, std::shared_ptr<Resummation> resummation) {
   if (setting.clients < 1) throw Refused("all clients: expected at least one");
-  if (rows != nullptr && rows->slots != setting.clients) throw Refused("all clients: expected a row for each");
-  const bool resums = resummation != nullptr;
-  std::shared_ptr<store::RowStore> held;
-  if (rows != nullptr) held = std::make_shared<engine::RowMemory>(*rows, std::move(resummation));
-  return std::make_shared<AllClients>(sign, setting, std::move(held), resums, seed, at(sum));
+  if (rows.slots != setting.clients) throw Refused("all clients: expected a row for each");
+  setting.resums = resummation != nullptr, setting.seed = seed, setting.sum = at(sum);
+  if (resummation) return std::make_shared<AllClients>(sign, setting, std::move(resummation));
+  return std::make_shared<AllClients>(sign, setting, std::make_shared<RowMemory>(rows));
 }
 
-std::shared_ptr<AllClients> all_clients_on(double sign, const AllClients::Setting& setting,
-                                           std::shared_ptr<RowFile> rows, uint64_t seed, Address sum) {
+std::shared_ptr<AllClients> all_clients_on(double sign, AllClients::Setting setting, std::shared_ptr<RowFile> rows,
+                                           uint64_t seed, Address sum) {
   if (rows == nullptr || rows->setting().clients != setting.clients)
     throw Refused("all clients: expected a row for each");
-  return std::make_shared<AllClients>(sign, setting, std::move(rows), false, seed, at(sum));
+  setting.seed = seed, setting.sum = at(sum);
+  return std::make_shared<AllClients>(sign, setting, std::move(rows));
 }
 
 std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& setting, const Rows& rows,
@@ -293,6 +293,12 @@ void bind_directions(py::module_& m) {
     for (int64_t also = 0; (also = one.give_up(lost)) >= 0;) lost.push_back(also);
   });
   all.def_static("on", &all_clients_on, by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"));
+  py::class_<Differences, DirectionState, std::shared_ptr<Differences>>(m, "Differences")
+      .def(py::init([](double sign, int64_t clients, bool full, Address sum) {
+             if (clients < 1) throw Refused("differences: expected at least one client");
+             return std::make_shared<Differences>(sign, clients, full, at(sum));
+           }),
+           by_name, arg("sign"), arg("clients"), arg("full"), arg("sum"));
   py::class_<Calibrated, DirectionState, std::shared_ptr<Calibrated>> of_calibrated(m, "Calibrated");
   py::class_<Calibrated::Setting>(m, "CalibratedSetting")
       .def(py::init([](int64_t clients, int64_t capacity, bool from_start) {

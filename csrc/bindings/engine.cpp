@@ -458,11 +458,18 @@ py::object function_of(const std::shared_ptr<Shared>& server, PyMethodDef* metho
   return py::reinterpret_steal<py::object>(made);
 }
 
-template <PyObject* (*Entry)(PyObject*, PyObject* const*, Py_ssize_t)>
-PyMethodDef* method(const char* name) {
-  static PyMethodDef def{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Entry)), METH_FASTCALL,
-                         nullptr};
-  return &def;
+// A property that gives the function.
+template <PyObject* (*Act)(Shared&, PyObject* const*), Py_ssize_t Count>
+auto quick(const char* name) {
+  auto* const found = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act, Count>));
+  static PyMethodDef def{name, found, METH_FASTCALL, nullptr};
+  return [](const std::shared_ptr<Shared>& server) { return function_of(server, &def); };
+}
+
+// A property that is read with the lock.
+template <typename Of>
+auto read_by(Of of) {
+  return [of](Shared& server) { return reading(server, of); };
 }
 
 // -- recovery
@@ -756,20 +763,11 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("holds_lock", [](const Shared& server) { return server.now()->lock.is_mine(); })
       .def_property_readonly("callers_waiting", [](const Shared& server) { return server.now()->lock.waiting(); })
       .def("most_waiting", [](Shared& server, int64_t most) { server.now()->lock.most_waiting = most; })
-      .def_property_readonly("dispatch",
-                             [](const std::shared_ptr<Shared>& server) {
-                               return function_of(server, method<entry<dispatch, 1>>("dispatch"));
-                             })
-      .def_property_readonly(
-          "receive",
-          [](const std::shared_ptr<Shared>& server) { return function_of(server, method<entry<take, 7>>("receive")); })
-      .def_property_readonly("receive_many",
-                             [](const std::shared_ptr<Shared>& server) {
-                               return function_of(server, method<entry<take_many, 2>>("receive_many"));
-                             })
+      .def_property_readonly("dispatch", quick<dispatch, 1>("dispatch"))
+      .def_property_readonly("receive", quick<take, 7>("receive"))
+      .def_property_readonly("receive_many", quick<take_many, 2>("receive_many"))
       .def("close_round", &close_round, arg("if_due") = false)
-      .def_property_readonly(
-          "is_due", [](Shared& server) { return reading(server, [](Engine& engine) { return engine.is_due(); }); })
+      .def_property_readonly("is_due", read_by([](Engine& engine) { return engine.is_due(); }))
       .def_readwrite("by_time", &Shared::by_time)
       .def("hand_on", &hand_on)
       .def("forget",
@@ -784,7 +782,7 @@ void bind_engine(py::module_& m) {
              return with_engine(server, [&](Engine& engine) { return engine.expire(before); });
            })
       .def_property(
-          "lr", [](Shared& server) { return reading(server, [](Engine& engine) { return engine.lr(); }); },
+          "lr", read_by([](Engine& engine) { return engine.lr(); }),
           [](Shared& server, double lr) { with_engine(server, [&](Engine& engine) { engine.set_rate(lr); }); })
       .def("begin_incarnation",
            [](Shared& server, int64_t version, uint64_t number) { server.engine->begin_incarnation(version, number); })
@@ -798,7 +796,7 @@ void bind_engine(py::module_& m) {
       .def("attach",
            [](Shared& server, py::object journal) {
              server.log = py::cast<std::shared_ptr<log::Journal>>(journal);
-             server.engine->attach(server.log);
+             server.engine->records.attach(server.log);
              server.journal = std::move(journal);
            })
       .def("cut_rows",
@@ -830,13 +828,10 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("moments_nbytes", [](const Shared& server) { return server.engine->optimizer().nbytes(); })
       .def_property_readonly("waiting", &waiting_of)
       .def("load_waiting", &load_waiting)
-      .def_property_readonly(
-          "version", [](Shared& server) { return reading(server, [](Engine& engine) { return engine.ledger().now; }); })
-      .def_property_readonly(
-          "steps", [](Shared& server) { return reading(server, [](Engine& engine) { return engine.ledger().steps; }); })
-      .def_property_readonly(
-          "incarnations",
-          [](Shared& server) { return reading(server, [](Engine& engine) { return engine.ledger().incarnations(); }); })
+      .def_property_readonly("version", read_by([](Engine& engine) { return engine.ledger().now; }))
+      .def_property_readonly("steps", read_by([](Engine& engine) { return engine.ledger().steps; }))
+      .def_property_readonly("offset", read_by([](Engine& engine) { return engine.ledger().offset; }))
+      .def_property_readonly("incarnations", read_by([](Engine& engine) { return engine.ledger().incarnations(); }))
       // the ledger; the caller holds the lock
       .def(
           "find",
@@ -858,9 +853,6 @@ void bind_engine(py::module_& m) {
              ledger(server).check(id);
              return plain(client, id);
            })
-      .def_property_readonly(
-          "offset",
-          [](Shared& server) { return reading(server, [](Engine& engine) { return engine.ledger().offset; }); })
       .def("owes", [ledger](Shared& server, py::handle client,
                             int64_t version) { return ledger(server).owes(id_of(client), version); })
       .def("owed", [ledger](Shared& server, py::handle client) { return ledger(server).owed(id_of(client)); })

@@ -67,7 +67,7 @@ Outcome Calibrated::plan(const Contributions& given, bool, Way) {
   row_bound_next_ = std::max(row_bound_, std::abs(one.weight) * one.norm);
   bound_ = row_bound_next_ * (kLargestElement / largest_row());
   kept_bound_ = row_bound_next_ * std::max(2.0 * (total_ + one.share), static_cast<double>(setting_.clients));
-  resummation_->plan(arrivals_);
+  resummation_->begin(arrivals_);
   return outcome_;
 }
 
@@ -107,7 +107,7 @@ void Calibrated::commit() noexcept {
   }
   held_.push_back(given_.start);
   total_ += given_.share;
-  resummation_->commit();
+  resummation_->put();
   if (outcome_ != Outcome::kStep) return;
   for (const Fresh& fresh : fresh_) {
     int32_t& slot = slots_[static_cast<size_t>(fresh.client)];

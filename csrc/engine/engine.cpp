@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "../cpu/cpu.h"
-#include "in_order.h"
 
 namespace fastagg::engine {
 namespace {
@@ -22,6 +21,12 @@ double largest_of(const store::Vector& model, int64_t size, double most) {
   return largest;
 }
 
+log::Operation operation_of(log::Kind kind, const ClientId& client, int64_t version) {
+  log::Operation made;
+  made.kind = kind, made.client = client, made.version = version;
+  return made;
+}
+
 }  // namespace
 
 Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> direction, const OptimizerSettings& optimizer,
@@ -33,9 +38,9 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
       ledger_(settings.clients, settings.keeps_versions),
       memory_(std::move(memory)),
       runner_(std::move(runner)),
+      inspector_(inspector_of(settings_, *direction_, *runner_)),
       extension_(std::move(extension)),
       model_(std::move(model)) {
-  if (runner_->synchronous()) return;
   const InOrder order(*runner_);  // the caller has made the model on its stream
   if (!steps_in_python())
     runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data),
@@ -45,19 +50,6 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
 Engine::~Engine() { runner_->settle(); }
 
 // -- operations ------------------------------------------------------------------------------------------------------
-
-// Refuses a call that could not be acknowledged.
-void Engine::check_log() const {
-  if (log_) log_->check();
-}
-
-log::Queued Engine::note(const log::Operation& operation) const {
-  return log_ ? log::record_of(*log_, operation) : log::Queued{};
-}
-
-void Engine::add(log::Queued note) noexcept {
-  if (note) log_->push(std::move(note));
-}
 
 store::Vector Engine::kept_now() const {
   if (!settings_.keeps_versions) return {};
@@ -71,49 +63,33 @@ std::vector<store::Vector> Engine::held_before() const {
   return found;
 }
 
-// What an operation does that is no answer.
-Engine::Applied Engine::apply(const log::Operation& operation) {
-  check_log();
-  Applied found;
+int64_t Engine::apply(const log::Operation& operation) {
+  records.check();
+  log::Queued record = records.of(operation);
+  int64_t ended = 0;
   switch (operation.kind) {
-    case log::kDispatch:
-    case log::kHandOn: found.task = send(operation); break;
-    case log::kForget: {
-      log::Queued made = note(operation);
+    case log::kForget:
       if (operation.version < 0) {
         ledger_.forget(operation.client);
       } else {
         const Ledger::Found task = ledger_.find(operation.client, operation.version);
         ledger_.close(task.client, task.version);
       }
-      add(std::move(made));
       break;
-    }
-    case log::kExpire: {
-      log::Queued made = note(operation);
-      found.ended = ledger_.expire_before(operation.version);
-      add(std::move(made));
-      break;
-    }
-    case log::kRate: {
+    case log::kExpire: ended = ledger_.expire_before(operation.version); break;
+    case log::kRate:
       if (!std::isfinite(operation.rate)) throw Refusal(Why::kDamaged, "a learning rate that is no number");
-      log::Queued made = note(operation);
       optimizer_.settings.lr = operation.rate;
-      add(std::move(made));
       break;
-    }
-    case log::kIncarnation: {
-      log::Queued made = note(operation);
-      ledger_.begin_incarnation(operation.version, operation.incarnation);
-      add(std::move(made));
-      break;
-    }
+    case log::kIncarnation: ledger_.begin_incarnation(operation.version, operation.incarnation); break;
     default: throw Refusal(Why::kDamaged, "an operation that cannot be executed here");
   }
-  return found;
+  records.add(std::move(record));
+  return ended;
 }
 
 Task Engine::send(const log::Operation& operation) {
+  records.check();
   const int64_t now = ledger_.now;
   const bool hands_on = operation.kind == log::kHandOn;
   if (!hands_on && operation.version != now)
@@ -134,12 +110,12 @@ Task Engine::send(const log::Operation& operation) {
   if (is.ages) is.ages->before_sending(operation.version);
   log::Operation named = operation;
   named.task = task.id;
-  log::Queued made = note(named);
+  log::Queued made = records.of(named);
   const int64_t place = ledger_.send(client, operation.version, task.local_steps, kept, task.id);
   if (is.rows) is.rows->expect(place);
   if (is.ages) is.ages->sent(place, operation.version);
   shared_ = true;
-  add(std::move(made));
+  records.add(std::move(made));
   return task;
 }
 
@@ -149,74 +125,62 @@ int64_t Engine::end_overdue(int64_t most) {
     const auto one = ledger_.overdue();
     if (!one) break;
     log::Queued task, client;
-    log::Operation ended;
-    ended.kind = log::kForget, ended.client = one->client, ended.version = one->version;
-    if (one->ends) task = note(ended);
-    ended.version = -1;
-    if (one->forgets) client = note(ended);
+    if (one->ends) task = records.of(operation_of(log::kForget, one->client, one->version));
+    if (one->forgets) client = records.of(operation_of(log::kForget, one->client, -1));
     ledger_.pass(*one);
-    add(std::move(task));
-    add(std::move(client));
+    records.add(std::move(task));
+    records.add(std::move(client));
   }
   return ledger_.expired() - before;
 }
 
 Task Engine::dispatch(const ClientId& client) {
   const Locked locked(lock);
-  check_log();
+  records.check();
   follow();
   ledger_.check(client);
   end_overdue(kOverdueAtATime);
-  log::Operation operation;
-  operation.kind = log::kDispatch, operation.client = client, operation.version = ledger_.now;
-  return *apply(operation).task;
+  return send(operation_of(log::kDispatch, client, ledger_.now));
 }
 
 Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) {
   const Locked locked(lock);
   ledger_.find(from, version);
-  log::Operation operation;
-  operation.kind = log::kHandOn, operation.client = to, operation.version = version;
-  return *apply(operation).task;
+  return send(operation_of(log::kHandOn, to, version));
 }
 
 void Engine::forget(const ClientId& client, std::optional<int64_t> version) {
   const Locked locked(lock);
-  log::Operation operation;
-  operation.kind = log::kForget, operation.client = client;
-  operation.version = version ? ledger_.find(client, *version).version : -1;
-  apply(operation);
+  apply(operation_of(log::kForget, client, version ? ledger_.find(client, *version).version : -1));
 }
 
 int64_t Engine::expire(std::optional<int64_t> before) {
   const Locked locked(lock);
-  check_log();
+  records.check();
   const int64_t ended = end_overdue(-1);
   if (!before) return ended;
-  log::Operation operation;
-  operation.kind = log::kExpire, operation.version = *before;
-  return ended + apply(operation).ended;
+  return ended + apply(operation_of(log::kExpire, {}, *before));
 }
 
 void Engine::set_rate(double lr) {
   const Locked locked(lock);
-  log::Operation operation;
-  operation.kind = log::kRate, operation.rate = lr;
+  log::Operation operation = operation_of(log::kRate, {}, -1);
+  operation.rate = lr;
   apply(operation);
 }
 
 // Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows. If one of these turns
 // out to be lost, too, nothing has changed yet.
 void Engine::give_up(std::vector<int64_t> slots) {
-  check_log();
+  records.check();
   if (!direction_->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
   for (int64_t also = 0; also >= 0;) {
-    log::Operation operation;
-    operation.kind = log::kLost, operation.slots = slots;
-    log::Queued made = note(operation);
+    log::Operation operation = operation_of(log::kLost, {}, -1);
+    operation.slots = slots;
+    log::Queued made = records.of(operation);
     also = direction_->is.rows->give_up(slots);
     if (also < 0) {
-      add(std::move(made));
+      records.add(std::move(made));
     } else {
       slots.push_back(also);
     }
@@ -225,8 +189,8 @@ void Engine::give_up(std::vector<int64_t> slots) {
 
 void Engine::begin_incarnation(int64_t version, uint64_t number) {
   const Locked locked(lock);
-  log::Operation operation;
-  operation.kind = log::kIncarnation, operation.version = version, operation.incarnation = number;
+  log::Operation operation = operation_of(log::kIncarnation, {}, version);
+  operation.incarnation = number;
   apply(operation);
 }
 
@@ -351,6 +315,8 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kAnswer:
     case log::kRow: OneAnswer(*this).take(*answer); return;
     case log::kLost: give_up(operation.slots); return;
+    case log::kDispatch:
+    case log::kHandOn: send(operation); return;
     default: apply(operation);
   }
 }

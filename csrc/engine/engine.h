@@ -12,14 +12,15 @@
 #include <string>
 #include <vector>
 
-#include "../log/journal.h"
 #include "../refusal.h"
 #include "../store/row_cut.h"
 #include "direction.h"
 #include "extension.h"
+#include "inspector.h"
 #include "ledger.h"
 #include "lock.h"
 #include "optimizer.h"
+#include "records.h"
 #include "staleness.h"
 #include "transaction.h"
 
@@ -113,9 +114,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Ledger::Found find(const Answer& answer) const;
   Extension* extension() const { return extension_.get(); }
 
-  // From now on every operation is written to this log.
-  void attach(std::shared_ptr<log::Journal> journal) { log_ = std::move(journal); }
-  const std::shared_ptr<log::Journal>& journal() const { return log_; }
+  Records records;                    // of every operation, once a log is attached
   int64_t end_overdue(int64_t most);  // tasks, at most so many; all if it is negative. Returns how many ended
   // The rows that a checkpoint has not written yet; a row is copied before it changes. None: no checkpoint is written.
   void cut_rows(std::shared_ptr<store::RowCut> cut) { cut_ = std::move(cut); }
@@ -126,22 +125,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   friend class OneAnswer;
   friend class Several;
   friend class EndOfRound;
-  struct Applied {
-    std::optional<Task> task;
-    int64_t ended = 0;
-  };
 
-  Applied apply(const log::Operation& operation);
+  // What an operation does that is no answer; how many tasks ended.
+  int64_t apply(const log::Operation& operation);
   Task send(const log::Operation& operation);
   size_t take(Answer* answers, size_t count);
   void give_up(std::vector<int64_t> slots);
   bool steps_in_python() const { return extension_ && extension_->asks.step; }
   bool prepares(const Answer& answer) const;
   store::Vector kept_now() const;
-  void check_log() const;
-  // What is written down of an operation: made before it changes anything, added to the log with the change.
-  log::Queued note(const log::Operation& operation) const;
-  void add(log::Queued note) noexcept;
 
   Settings settings_;
   std::shared_ptr<DirectionState> direction_;
@@ -149,8 +141,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Ledger ledger_;
   std::shared_ptr<store::Memory> memory_;
   std::shared_ptr<Runner> runner_;
+  std::unique_ptr<Inspector> inspector_;
   std::shared_ptr<Extension> extension_;
-  std::shared_ptr<log::Journal> log_;
   std::shared_ptr<store::RowCut> cut_;
   store::Vector model_;
   store::Owner state_;

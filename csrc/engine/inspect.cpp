@@ -1,11 +1,8 @@
 // An answer before its step is planned: its task, its bytes, its norm and its weight. It may be refused here.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 
-#include "../cpu/cpu.h"
-#include "../math/fixed.h"
 #include "engine.h"
 
 namespace fastagg::engine {
@@ -32,48 +29,6 @@ double largest_in(const Rows& one, const void* row) {
     if (!(scale <= largest)) largest = scale;  // NaN stays
   }
   return largest * ((1 << (facts.bits - 1)) - 1);
-}
-
-// The runs of pieces of one type, as one piece each: how a copy of the update lies in memory.
-std::vector<log::Part> parts_of(const Update& update) {
-  std::vector<log::Part> parts;
-  for (const Piece& piece : update.pieces) {
-    const auto dtype = static_cast<uint8_t>(piece.dtype);
-    if (parts.empty() || parts.back().dtype != dtype) parts.push_back({log::kParameters, dtype, 0});
-    parts.back().count += static_cast<uint64_t>(piece.size);
-  }
-  return parts;
-}
-
-Update update_at(const std::vector<log::Part>& parts) {
-  Update update;
-  for (const log::Part& part : parts)
-    if (part.role == log::kParameters)
-      update.add(part.data, static_cast<int64_t>(part.count), static_cast<Dtype>(part.dtype));
-  return update;
-}
-
-// The other parts of an answer, besides its parameters.
-void describe_rest(const Answer& answer, int64_t size, log::Operation& to) {
-  if (answer.reported && answer.reported->size > 0)
-    to.parts.push_back({log::kBuffers, kFloat32, static_cast<uint64_t>(answer.reported->size)});
-  if (answer.reported && !answer.reported->counters.empty())
-    to.parts.push_back({log::kCounter, log::kInt64, answer.reported->counters.size()});
-  if (answer.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(size)});
-  if (answer.kind == Answer::kSum) to.parts.push_back({log::kUpdates, log::kInt64, 1});
-  if (answer.offset >= 0) to.parts.push_back({log::kOffset, log::kInt64, 1});
-}
-
-void copy_rest(const Answer& answer, const log::Operation& to) {
-  for (const log::Part& part : to.parts) {
-    const void* from = nullptr;
-    if (part.role == log::kBuffers) from = answer.reported->values.data;
-    if (part.role == log::kCounter) from = answer.reported->counters.data();
-    if (part.role == log::kControl) from = answer.control.data;
-    if (part.role == log::kUpdates) from = &answer.count;
-    if (part.role == log::kOffset) from = &answer.offset;
-    if (from != nullptr) std::memcpy(const_cast<uint8_t*>(part.data), from, part.nbytes());
-  }
 }
 
 }  // namespace
@@ -127,61 +82,17 @@ double Transaction::share_of(const Answer& answer) const {
 // Reads the update, once: into memory of the engine's own, which is the record's where there is one.
 void Transaction::inspect(Given& given) {
   Answer& answer = *given.answer;
-  const bool prepared = of_.prepares(answer), here = of_.runner_->synchronous();
-  const Rows row = of_.direction_->is.rows ? of_.direction_->is.rows->coded : Rows{};
-  const bool as_row = row.size > 0 && here && !prepared && !answer.blob;
+  const Inspector& inspector = *of_.inspector_;
+  const bool prepared = of_.prepares(answer);
+  Rows row;  // that the record holds in place of the update
+  if (of_.direction_->is.rows && inspector.here && !prepared && !answer.blob) row = of_.direction_->is.rows->coded;
   if (answer.kind == Answer::kRow) {
-    check_row(given, as_row ? row : Rows{});
+    check_row(given, row);
     given.brings.row = answer.row;
     answer.update.size = of_.settings_.size;
   }
-  const Update& logged = here ? answer.update : answer.on_host;
-  if (of_.log_) note(given, row, as_row);
-  if (!here) {
-    if (of_.log_) {
-      const Update copy = update_at(given.operation.parts);
-      cpu::copy(logged, copy);
-      if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
-    }
-    if (!prepared) judge(given);
-    return;
-  }
-  given.norm = answer.norm;
-  if (answer.kind == Answer::kRow) return;
-  // An extension and an ordered round keep what they read, and the record's memory is used again.
-  const bool into_record = given.record && !as_row && !answer.blob, kept = prepared || of_.direction_->is.keeps;
-  const double squares = absorb(answer, into_record && !kept ? &given.operation : nullptr);
-  if (into_record && kept) cpu::copy(answer.update, update_at(given.operation.parts));
-  if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
-  given.norm = std::sqrt(squares);
-}
-
-// Makes the record of an answer. It has room for the numbers, or for the row that they become.
-void Transaction::note(Given& given, const Rows& row, bool as_row) {
-  const Answer& answer = *given.answer;
-  const Update& logged = of_.runner_->synchronous() ? answer.update : answer.on_host;
-  log::Operation& operation = given.operation;
-  operation = {};
-  operation.kind = as_row ? log::kRow : log::kAnswer;
-  operation.client = answer.client;
-  operation.version = given.task.version;
-  operation.incarnation = of_.ledger_.incarnation_of(given.task.version);
-  operation.share = answer.kind == Answer::kSum ? answer.total : given.brings.share;
-  if (answer.blob) {
-    const log::Blob& blob = *answer.blob;
-    operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
-  } else if (!as_row) {
-    operation.parts = answer.base == nullptr
-                          ? parts_of(logged)
-                          : std::vector<log::Part>{{log::kParameters, kFloat32, static_cast<uint64_t>(logged.size)}};
-  }
-  describe_rest(answer, of_.settings_.size, operation);
-  if (as_row && given.counts)  // a dropped update becomes no row
-    operation.parts.push_back(
-        {log::kRowRole, static_cast<uint8_t>(row.format), static_cast<uint64_t>(row.packed_bytes())});
-  given.record = log::record_of_answer(*of_.log_, operation);
-  copy_rest(answer, operation);
-  given.record->blob = answer.blob;
+  of_.records.begin(given, inspector.numbers(answer), row, of_.ledger_);
+  inspector.inspect(given, prepared);
 }
 
 // Checks a row from a log: an answer whose update had this norm.
@@ -202,73 +113,6 @@ void Transaction::check_row(const Given& given, const Rows& held) const {
     refuse("it holds a row of another format or size than this server's");
   if (!(largest_in(held, answer.row) <= kRounded * std::abs(given.brings.weight) * answer.norm + kLeast))
     refuse("its row's numbers are not finite, or larger than the update's norm allows");
-}
-
-// The sum of squares of an update.
-double Transaction::squares_of(const Answer& answer) const {
-  if (!answer.is_whole()) return cpu::sum_squares(answer.update);
-  const auto* terms = static_cast<const int64_t*>(answer.update.pieces.front().data);
-  const cpu::FixedNorm found = cpu::norm_of_fixed(terms, answer.update.size);
-  if (found.largest > fixed_limit(answer.count))
-    throw Refusal(Why::kTooLarge, "an exact sum that " + std::to_string(answer.count) + " updates cannot have");
-  return found.squares * of_.direction_->is.sums->unit * of_.direction_->is.sums->unit;
-}
-
-// Copies an update, less the model that it was trained from if it is one, and returns the sum of squares of the copy.
-double Transaction::absorb(Answer& answer, log::Operation* record) {
-  Update& update = answer.update;
-  if (answer.is_private) return squares_of(answer);
-  std::vector<log::Part> parts;
-  if (answer.base != nullptr) {
-    parts.push_back({log::kParameters, kFloat32, static_cast<uint64_t>(update.size)});
-  } else if (record == nullptr) {
-    parts = parts_of(update);
-  }
-  store::Owner memory;
-  if (record == nullptr) {
-    size_t nbytes = 0;
-    for (const log::Part& part : parts) nbytes += part.nbytes() + log::gap_of(part.nbytes());
-    memory = store::new_memory(static_cast<int64_t>(nbytes));
-    const auto* at = static_cast<const uint8_t*>(memory.get());
-    for (log::Part& part : parts) part.data = at, at += part.nbytes() + log::gap_of(part.nbytes());
-  }
-  const Update copy = update_at(record != nullptr ? record->parts : parts);
-  double squares = 0.0;
-  if (answer.is_whole()) {
-    void* const to = const_cast<void*>(copy.pieces.front().data);
-    std::memcpy(to, update.pieces.front().data, static_cast<size_t>(update.size) * sizeof(int64_t));
-    Answer own;
-    own.kind = answer.kind, own.count = answer.count, own.update = copy;
-    squares = squares_of(own);
-  } else if (answer.base == nullptr) {
-    squares = cpu::absorb(update, copy);
-  } else {
-    std::vector<std::atomic<int32_t>> largest(1);
-    auto* out = static_cast<float*>(const_cast<void*>(copy.pieces.front().data));
-    cpu::fold({{update, answer.base, 1.0f}}, nullptr, out, largest);
-    squares = cpu::sum_squares(copy);
-  }
-  update = copy;
-  answer.copy = std::move(memory);
-  return squares;
-}
-
-// Asks the device for an update's norm, and waits for it, unless kernels obey the verdict.
-void Transaction::judge(Given& given) {
-  Answer& answer = *given.answer;
-  const double clip_norm = answer.kind == Answer::kSum ? 0.0 : of_.settings_.clip_norm;
-  std::shared_ptr<Judgement> found = of_.runner_->judge(
-      {answer.update, answer.owner, answer.in_host, of_.direction_->is.keeps, !of_.settings_.defers, clip_norm});
-  answer.in_host = false;
-  given.norm = std::nan("");
-  if (of_.settings_.defers) {
-    given.findings.verdict = of_.runner_->verdict();
-    answer.later = std::move(found);
-    return;
-  }
-  const double squares = found->wait().norm2;
-  if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
-  given.norm = std::sqrt(squares);
 }
 
 Question Transaction::question_of(const Given& given) const {

@@ -14,7 +14,7 @@ __extension__ typedef unsigned __int128 Wide;
 }  // namespace
 
 Resummation::Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner)
-    : rows_(rows),
+    : RowMemory(rows),
       blocks_((rows.size + kBlock - 1) / kBlock),
       cycle_(kResummationCycle * rows.slots),
       memory_(std::move(memory)),
@@ -37,7 +37,7 @@ bool Resummation::begins(int64_t block, int64_t arrival) const {
   return turn == arrival % cycle_;
 }
 
-void Resummation::plan(int64_t arrival) {
+void Resummation::begin(int64_t arrival) {
   cancel();
   for (int64_t block = 0; block < blocks_; ++block) {
     if (!begins(block, arrival)) continue;
@@ -77,7 +77,7 @@ void Resummation::advance(Runner& runner, const float* weights, float* sum) {
   if (!done_.empty()) runner.settle_rows(done_, sum, rows_.size);
 }
 
-void Resummation::commit() noexcept {
+void Resummation::put() noexcept {
   const auto ended = [&](const Flight& flight) {
     if (flight.done < rows_.slots) return false;
     free_.push_back(flight.shadow);

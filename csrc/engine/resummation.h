@@ -15,28 +15,41 @@
 
 #include "../math/reduce.h"
 #include "../runner.h"
+#include "../store/row_store.h"
 #include "archive.h"
 
 namespace fastagg::engine {
 
 constexpr int64_t kResummationCycle = 4;  // updates per row in which every block has its turn
 
-class Resummation {
+// The rows of all clients in memory, the host's or a device's.
+class RowMemory : public store::RowStore {
+ public:
+  explicit RowMemory(const Rows& rows) : rows_(rows) {}
+  Rows shape() const override { return rows_; }
+  Row read(int64_t client) const override { return rows_.row(client); }
+  Row place(int64_t client) const override { return rows_.row(client); }
+
+ protected:
+  const Rows rows_;
+};
+
+class Resummation : public RowMemory {
  public:
   // `memory`: where the rows are. `owner` keeps them alive.
   Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner);
 
-  // Before anything changes: room for what this arrival begins.
-  void plan(int64_t arrival);
-  // What a row weighs in the sum goes away, or comes. The first before the row is written, the second after.
-  void leaves(Runner& runner, int64_t slot, float weight);
-  void enters(Runner& runner, int64_t slot, float weight);
-  // After all that: 16 rows more, and the blocks that are done. `weights`: of the rows as they are now.
-  void advance(Runner& runner, const float* weights, float* sum);
-  void commit() noexcept;
-  void cancel() noexcept;
+  // Room for what this arrival begins.
+  void begin(int64_t arrival);
+  void plan(const RowStep& arrival) override { begin(arrival.number); }
+  void leaves(Runner& runner, int64_t slot, float weight) override;
+  void enters(Runner& runner, int64_t slot, float weight) override;
+  // 16 rows more, and the blocks that are done.
+  void advance(Runner& runner, const float* weights, float* sum) override;
+  void put() noexcept override;
+  void cancel() noexcept override;
 
-  int64_t nbytes() const { return capacity_ * kBlock * static_cast<int64_t>(sizeof(double)); }
+  int64_t nbytes() const override { return capacity_ * kBlock * static_cast<int64_t>(sizeof(double)); }
 
   void fields(Archive& archive);
 
@@ -50,7 +63,6 @@ class Resummation {
   bool begins(int64_t block, int64_t arrival) const;
   void make_room(int64_t shadows);
 
-  Rows rows_;
   int64_t blocks_, cycle_;
   std::shared_ptr<store::Memory> memory_;
   store::Owner owner_;

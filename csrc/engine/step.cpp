@@ -27,16 +27,10 @@ void check_outcome(const log::Decided* was, const Receipt& now, bool answers) {
                                    std::to_string(was->version) + " then, " + std::to_string(now.version) + " now)");
 }
 
-// Where the record of an answer holds the row that its update becomes.
-void* row_place(const Given& given) {
-  const log::Part* const row = given.operation.kind == log::kRow ? given.operation.part(log::kRowRole) : nullptr;
-  return row == nullptr ? nullptr : const_cast<uint8_t*>(row->data);
-}
-
 }  // namespace
 
 Transaction::Transaction(Engine& of) : of_(of), order_(*of.runner_), given_(of.scratch_.given) {
-  of.check_log();
+  of.records.check();
   bounds_ = {of.model_bound_, of.optimizer_.bounds};
 }
 
@@ -68,8 +62,7 @@ void OneAnswer::take(Answer& answer) {
 
 void OneAnswer::look_at(Answer& answer) {
   find(add(answer));
-  if (of_.runner_->synchronous() && !std::isfinite(squares_of(answer)))
-    throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  of_.inspector_->look_at(answer);
   given_.clear();
 }
 
@@ -82,7 +75,7 @@ bool OneAnswer::may_read_once(const Given& given) const {
   const DirectionState& direction = *of_.direction_;
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && given.counts && !answer.is_private &&
          answer.base == nullptr && !answer.is_whole() &&
-         (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && of_.runner_->synchronous() && !of_.log_ &&
+         (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && of_.inspector_->here && !of_.records &&
          settings.clip_norm == 0.0 && !of_.prepares(answer) && !of_.steps_in_python() &&
          (of_.optimizer_.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
 }
@@ -102,7 +95,7 @@ void OneAnswer::read_once(Given& given) {
 
 size_t Several::together(const Engine& of, const Answer* answers, size_t count) {
   const Sums* const sums = of.direction_->is.sums;
-  if (!of.settings_.folds || of.log_ || !sums || !sums->folds) return 0;
+  if (!of.settings_.folds || of.records || !sums || !sums->folds) return 0;
   const auto most = std::min(count, static_cast<size_t>(sums->room()));
   size_t found = 0;
   int64_t offset = of.ledger_.offset;
@@ -160,16 +153,14 @@ bool EndOfRound::take(Receipt* receipt, const log::Decided* was) {
   receipt->version = of_.ledger_.now + 1;
   if (steps()) receipt->step_size = lr_;
   check_outcome(was, *receipt, false);
-  if (of_.log_) {
-    log::Operation end;
-    end.kind = log::kCloseRound;
-    end.decided = {receipt->applied, receipt->version, receipt->step_size, 0.0, 0.0};
-    record_ = log::record_of(*of_.log_, end);
-  }
+  log::Operation end;
+  end.kind = log::kCloseRound;
+  end.decided = {receipt->applied, receipt->version, receipt->step_size, 0.0, 0.0};
+  record_ = of_.records.of(end);
   conclude();
   run();
   commit();
-  of_.add(std::move(record_));
+  of_.records.add(std::move(record_));
   return true;
 }
 
@@ -229,10 +220,9 @@ void Transaction::plan_step(Way way) {
   }
   aside_ = !given_.empty() && given_.front().findings.finishes;
   if (aside_) moments_ = of_.optimizer_.copy();
-  if (const Sums* const sums = of_.direction_->is.sums; sums && of_.runner_->synchronous()) sum_ = sums->along();
+  if (const Sums* const sums = of_.direction_->is.sums; sums && of_.inspector_->here) sum_ = sums->along();
   // Python that runs before the commit may still hand this version out.
-  const bool readable =
-      of_.shared_ || !of_.runner_->synchronous() || (of_.extension_ && of_.extension_->asks.statistics);
+  const bool readable = of_.shared_ || !of_.inspector_->here || (of_.extension_ && of_.extension_->asks.statistics);
   if (readable || aside_ || way == Way::kOnce) next_ = sum_ ? sum_ : of_.memory_->vector(size);
   const OptimizerState& with = moments_ ? *moments_ : of_.optimizer_;
   kernel_ = with.planned(of_.ledger_.steps, lr_, of_.model_.data, next_ ? next_.data : of_.model_.data);
@@ -285,14 +275,9 @@ void Transaction::decide(Given& given, bool ends, double norm) {
   if (ends && steps()) receipt.step_size = direction.is.immediate ? lr_ * weight * direction.scale(given.brings) : lr_;
   receipt.norm = norm;
   receipt.weight = weight;
-  if (!given.record) return;
-  receipt.sequence = of_.log_->next();
-  given.operation.known = !std::isnan(norm) || given.answer->later;
-  given.operation.decided = {receipt.applied, receipt.version, receipt.step_size, weight, norm};
-  log::decide(*given.record, given.operation);
-  given.record->later = given.answer->later, given.record->scales = direction.is.immediate;
-  given.record->waits = of_.log_->waits(receipt.applied);
-  if (void* const place = row_place(given)) direction.is.rows->copy_row_to(place);
+  of_.records.decide(given, direction.is.immediate);
+  const log::Part* const row = given.operation.kind == log::kRow ? given.operation.part(log::kRowRole) : nullptr;
+  if (row != nullptr) direction.is.rows->copy_row_to(const_cast<uint8_t*>(row->data));
 }
 
 // The last that may fail: statistics, and a row that a checkpoint has not written yet.
@@ -323,11 +308,9 @@ void Transaction::conclude() {
 void Transaction::run() {
   DirectionState& direction = *of_.direction_;
   Runner& runner = *of_.runner_;
-  const Updates& updates = of_.scratch_.updates;
-  if (runner.synchronous()) return direction.run(runner, updates, kernel_);
   try {
     runner.obey(given_.empty() ? nullptr : given_.front().findings.verdict);
-    direction.run(runner, updates, kernel_);
+    direction.run(runner, of_.scratch_.updates, kernel_);
     runner.prepare();
     // What only this step may be the last to hold.
     runner.hold(of_.model_.owner);
@@ -384,7 +367,7 @@ void Transaction::commit() noexcept {
     const Answer& answer = *one.answer;
     if (answer.offset >= 0) of_.ledger_.offset = answer.offset;
     of_.ledger_.close(one.task.client, one.task.version, Ids::pack(answer.receipt.version, answer.receipt.applied));
-    if (one.record) of_.log_->push(std::move(one.record));
+    of_.records.add(std::move(one.record));
   }
 }
 

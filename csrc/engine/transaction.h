@@ -20,7 +20,6 @@
 
 #include "direction.h"
 #include "extension.h"
-#include "in_order.h"
 #include "ledger.h"
 #include "optimizer.h"
 
@@ -72,7 +71,6 @@ class Transaction {
   void commit() noexcept;
   bool steps() const { return outcome_ == Outcome::kStep; }
   bool applied() const;
-  double squares_of(const Answer& answer) const;
 
   Engine& of_;
   const InOrder order_;
@@ -91,10 +89,7 @@ class Transaction {
  private:
   void weigh(Given& given);
   double share_of(const Answer& answer) const;
-  void note(Given& given, const Rows& row, bool as_row);
-  double absorb(Answer& answer, log::Operation* record);
   void check_row(const Given& given, const Rows& held) const;
-  void judge(Given& given);
   Question question_of(const Given& given) const;
   Outcome planned(bool closes, Way way);
   double rate() const;

@@ -21,6 +21,7 @@ RowFile::RowFile(const Setting& setting, std::string path)
 
 void RowFile::close() noexcept {
   closed_ = true;
+  behind_.wait(UINT64_MAX);
   file_.close();
 }
 
@@ -28,9 +29,30 @@ void RowFile::close() noexcept {
 void RowFile::use() {
   if (closed_) throw RowsFailed(path_ + ": this server is closed, and has given its rows back");
   if (!file_.is_open()) claim();
-  if (is_put_) return;
-  file_.write(slot_, new_.get());
-  is_put_ = true;
+}
+
+// The last new row is in the file then.
+void RowFile::finish() {
+  if (slot_ < 0) return;
+  behind_.wait(put_);
+  if (refused_) file_.write(slot_, new_.get());
+  for (int64_t window = 0; window < windows_.count(); ++window)
+    places_.set_sum(slot_, window, sums_[static_cast<size_t>(window)]);
+  refused_ = false;
+  slot_ = -1;
+}
+
+// What the thread does meanwhile: the checksums of the new row, the row, and what the next arrival will read.
+void RowFile::write_new() noexcept {
+  const Row row = place(0);
+  for (int64_t window = 0; window < windows_.count(); ++window)
+    sums_[static_cast<size_t>(window)] = windows_.sum(windows_.part(row, window), window);
+  try {
+    file_.write(slot_, new_.get());
+  } catch (const std::exception&) {  // whoever needs it tries again, and says so
+    refused_ = true;
+  }
+  for (const auto& [slot, window] : ahead_) windows_.ask_ahead(file_, slot, window);
 }
 
 // -- what is read
@@ -43,6 +65,7 @@ void RowFile::check(const Row& part, int64_t window, int64_t client) const {
 }
 
 Row RowFile::read_row(int64_t client, const Block& into) {
+  if (places_.of(client) == slot_) finish();
   const Row row = windows_.row_at(bytes(into));
   std::atomic<bool> failed{false};
   std::exception_ptr error;
@@ -62,6 +85,7 @@ Row RowFile::read_row(int64_t client, const Block& into) {
 }
 
 Row RowFile::read_window(int64_t client, int64_t window, char* into) {
+  if (places_.of(client) == slot_) finish();
   const Row part = windows_.read(file_, places_.of(client), window, into);
   counts_.read += windows_.read_bytes();
   check(part, window, client);
@@ -88,7 +112,7 @@ void RowFile::expect(int64_t client) noexcept {
   if (slot < 0 || asked >= 0 || (asked_count_ + 1) * windows_.stride() > setting_.memory) return;
   asked = sweep_.arrivals();
   ++asked_count_;
-  file_.ask_ahead(slot, 0, windows_.stride());
+  behind_.begin([this, slot] { file_.ask_ahead(slot, 0, windows_.stride()); });
 }
 
 void RowFile::forget_ask(int64_t client) noexcept {
@@ -104,22 +128,10 @@ void RowFile::plan(const RowStep& arrival) {
   sweep_.drop_aside();
   if (arrival.replaces) read_row(client_, old_);
   terms_ = *arrival.terms;
-  aside_ = static_cast<int64_t>(terms_.size()) * windows_.stride() > std::max(setting_.memory, 2 * windows_.stride());
-  if (aside_) sweep_.begin_copy();
-  term_rows_.clear();
-  for (const auto& [client, weight] : terms_) {
-    if (aside_) break;
-    term_rows_.push_back(block_of(static_cast<size_t>(windows_.stride())));
-    read_row(client, term_rows_.back());
-  }
+  if (is_aside()) sweep_.begin_copy();
   places_.reserve(file_);
   plan_due(arrival);
-}
-
-Row RowFile::read(int64_t client) const {
-  if (client == client_) return windows_.row_at(bytes(old_));
-  const auto term = std::lower_bound(terms_.begin(), terms_.end(), std::make_pair(client, -HUGE_VALF));
-  return windows_.row_at(bytes(term_rows_[static_cast<size_t>(term - terms_.begin())]));
+  finish();
 }
 
 float RowFile::next_weight(const RowStep& arrival, int64_t client) const {
@@ -151,7 +163,7 @@ void RowFile::leaves(Runner& runner, int64_t client, float weight) {
 }
 
 void RowFile::enters(Runner& runner, int64_t client, float weight) {
-  sweep_.follow(runner, client, client == client_ ? place(client) : read(client), weight);
+  sweep_.follow(runner, client, place(client), weight);
 }
 
 void RowFile::add_terms(Runner& runner, float* sum) {
@@ -168,36 +180,28 @@ void RowFile::add_terms(Runner& runner, float* sum) {
 }
 
 void RowFile::advance(Runner& runner, const float*, float* sum) {
-  if (aside_) sweep_.take_aside();
+  if (is_aside()) sweep_.take_aside();
   for (const Due& due : due_) sweep_.take(runner, due.turn, due.row, due.weight, sum);
 }
 
 void RowFile::put() noexcept {
-  const Row row = place(client_);
   if (places_.of(client_) >= 0) ++(asked_[static_cast<size_t>(client_)] >= 0 ? counts_.ahead : counts_.cold);
   slot_ = places_.move(client_);
-  auto one = [&](int64_t window) { places_.set_sum(slot_, window, windows_.sum(windows_.part(row, window), window)); };
-  cpu::parallel(windows_.count(), windows_.stride(), one);
-  try {
-    file_.write(slot_, new_.get());
-  } catch (const std::exception&) {  // the next arrival tries again, and says so
-    is_put_ = false;
-  }
   counts_.written += windows_.stride();
   sweep_.commit();
   forget_ask(client_);
   const int64_t other = sweep_.arrivals() % setting_.clients, asked = asked_[static_cast<size_t>(other)];
   if (asked >= 0 && sweep_.arrivals() - asked > setting_.clients) forget_ask(other);
+  ahead_.clear();
   for (int64_t turn = sweep_.next(); turn < sweep_.next(1); ++turn)
     if (const int64_t slot = places_.of(sweep_.client_of(turn)); slot >= 0)
-      windows_.ask_ahead(file_, slot, sweep_.window_of(turn));
+      ahead_.emplace_back(slot, sweep_.window_of(turn));
+  put_ = behind_.begin([this] { write_new(); });
 }
 
 int64_t RowFile::nbytes() const {
-  const size_t rows = (old_ ? 2 : 0) + term_rows_.size();
-  return static_cast<int64_t>(rows) * windows_.stride() +
-         static_cast<int64_t>(window_rows_.size()) * windows_.read_bytes() + places_.nbytes() + sweep_.nbytes() +
-         static_cast<int64_t>(asked_.size() * sizeof(int64_t));
+  return (old_ ? 2 : 0) * windows_.stride() + static_cast<int64_t>(window_rows_.size()) * windows_.read_bytes() +
+         places_.nbytes() + sweep_.nbytes() + static_cast<int64_t>(asked_.size() * sizeof(int64_t));
 }
 
 // -- checkpoints
@@ -234,6 +238,7 @@ RowFile::Cut RowFile::cut() {
   use();
   const Blocking out;
   const std::lock_guard<std::mutex> lock(syncs_);  // else one of two could take the other's failure for nothing
+  finish();
   if (!synced_) write_again();
   sync_file();
   synced_ = true;
@@ -257,6 +262,8 @@ void RowFile::take_file(SlotFile::Use use, const std::function<void()>& load) {
   const auto stride = static_cast<size_t>(windows_.stride());
   old_ = block_of(stride);
   new_ = block_of(stride);
+  sums_.resize(static_cast<size_t>(windows_.count()));
+  ahead_.reserve(static_cast<size_t>(windows_.count()));
   std::memset(new_.get(), 0, stride);  // the ends of its pages are never written to
   file_.open(path_, windows_.stride(), use);
   try {
@@ -322,6 +329,7 @@ void RowFile::give_up(Runner& runner, const std::vector<float>& weights, const s
   use();
   {
     const Blocking out;
+    finish();
     const Block read = block_of(static_cast<size_t>(windows_.read_bytes()));
     std::vector<float> left = weights;
     for (const int64_t client : lost) left[static_cast<size_t>(client)] = 0.0f;

@@ -2,9 +2,9 @@
 //
 // A row lies in a slot of the file (slot_file.h), and its windows have checksums (windows.h). When a client is sent a
 // model the system is asked for its row, so that it is in the page cache when the client answers. An arrival reads its
-// client's row into memory, and writes the new one to a free slot. A slot that a checkpoint refers to is not written
-// over (places.h): the checkpoint is the list of the slots, and the rows stay where they are. The sum is added up again
-// window by window (sweep.h). Kernels run on the CPU.
+// client's row into memory, and the new one is written to a free slot behind its back: it waits for the one before it.
+// A slot that a checkpoint refers to is not written over (places.h): the checkpoint is the list of the slots, and the
+// rows stay where they are. The sum is added up again window by window (sweep.h). Kernels run on the CPU.
 #pragma once
 
 #include <functional>
@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "behind.h"
 #include "blocks.h"
 #include "places.h"
 #include "row_store.h"
@@ -27,7 +28,7 @@ class RowFile : public RowStore {
   struct Setting {
     int format;
     int64_t size, clients;
-    int64_t memory;  // bytes that are asked for ahead, and of rows that leave the sum at once
+    int64_t memory;  // bytes that are asked for ahead
     int64_t keep;    // checkpoints whose rows stay
   };
 
@@ -58,15 +59,15 @@ class RowFile : public RowStore {
   Rows shape() const override { return {setting_.format, setting_.size, setting_.clients, nullptr, nullptr}; }
   void expect(int64_t client) noexcept override;
   void plan(const RowStep& arrival) override;
-  Row read(int64_t client) const override;
+  Row read(int64_t) const override { return windows_.row_at(bytes(old_)); }
   Row place(int64_t) const override { return windows_.row_at(bytes(new_)); }
-  bool is_aside() const override { return aside_; }
+  bool is_aside() const override { return !terms_.empty(); }
   void add_terms(Runner& runner, float* sum) override;
   void leaves(Runner& runner, int64_t client, float weight) override;
   void enters(Runner& runner, int64_t client, float weight) override;
   void advance(Runner& runner, const float* weights, float* sum) override;
-  // If the file refuses the new row, it stays in memory. It is tried again before the next arrival, which is refused as
-  // long as that fails: a disk may be freed.
+  // If the file refuses the new row, it stays in memory. It is tried again before the next arrival or checkpoint, which
+  // is refused as long as that fails: a disk may be freed.
   void put() noexcept override;
   int64_t nbytes() const override;
 
@@ -109,6 +110,8 @@ class RowFile : public RowStore {
   };
   static char* bytes(const Block& block) { return static_cast<char*>(block.get()); }
   void use();
+  void finish();
+  void write_new() noexcept;
   void take_file(SlotFile::Use use, const std::function<void()>& load);
   void write_again();
   void sync_file();
@@ -124,24 +127,26 @@ class RowFile : public RowStore {
   Windows windows_;
   SlotFile file_;
   bool closed_ = false;
-  bool is_put_ = true;  // the last new row is in the file
   std::mutex syncs_;
   bool synced_ = true;  // no sync has failed since the last one that did not
-  int64_t slot_ = -1;   // of the last new row
   Places places_;
   Sweep sweep_;
   Counts counts_;
+  int64_t slot_ = -1;                               // of the last new row; negative: it is in the file
+  uint64_t put_ = 0;                                // the job that writes it,
+  bool refused_ = false;                            // which failed
+  std::vector<uint32_t> sums_;                      // of its windows
+  std::vector<std::pair<int64_t, int64_t>> ahead_;  // slots and windows that the next arrival reads
   std::vector<int64_t> asked_;  // by client: after how many arrivals its row was asked for; negative: it was not
   int64_t asked_count_ = 0;
 
   // Planned.
   int64_t client_ = -1;
   Block old_, new_;
-  bool aside_ = false;
   Terms terms_;
-  std::vector<Block> term_rows_;
   std::vector<Block> window_rows_;
   std::vector<Due> due_;
+  Behind behind_;  // the last member: its jobs use the others
 };
 
 }  // namespace fastagg::store

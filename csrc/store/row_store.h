@@ -47,21 +47,21 @@ class RowStore {
   // A client was sent a model: its row is wanted soon.
   virtual void expect(int64_t) noexcept {}
   // What the arrival reads is there, and room for what it writes. Nothing has changed. Throws RowDamaged.
-  virtual void plan(const RowStep& arrival) = 0;
-  virtual Row read(int64_t client) const = 0;   // of the client, or of a term
+  virtual void plan(const RowStep&) {}
+  virtual Row read(int64_t client) const = 0;   // of the client, or of a term unless they are aside
   virtual Row place(int64_t client) const = 0;  // of its new row
-  // More terms than there is room for are added to the sum part by part, as they are read. It may fail, so the arrival
-  // takes place in a copy of the sum, before anything changes: after `enters`, `add_terms`.
+  // Terms that are not in memory are added to the sum part by part, as they are read. It may fail, so the arrival takes
+  // place in a copy of the sum, before anything changes: after `enters`, `add_terms`.
   virtual bool is_aside() const { return false; }
   virtual void add_terms(Runner&, float*) {}
   // What a row weighs in the sum goes away, or comes. The first before the row is written, the second after.
-  virtual void leaves(Runner& runner, int64_t client, float weight) = 0;
-  virtual void enters(Runner& runner, int64_t client, float weight) = 0;
-  // After all that: a part of the sum is added up again. `weights`: of the rows as they are now.
-  virtual void advance(Runner& runner, const float* weights, float* sum) = 0;
-  virtual void put() noexcept = 0;
+  virtual void leaves(Runner&, int64_t, float) {}
+  virtual void enters(Runner&, int64_t, float) {}
+  // After all that: a part of the sum is added up again. It is given the weights of the rows as they are now.
+  virtual void advance(Runner&, const float*, float*) {}
+  virtual void put() noexcept {}
   virtual void cancel() noexcept {}
-  virtual int64_t nbytes() const = 0;
+  virtual int64_t nbytes() const { return 0; }
 
   // Rows on a disk: all clients, of those in the sum, whose rows are damaged. Takes as long as reading them all.
   virtual std::vector<int64_t> find_lost(const std::vector<float>&) { return {}; }

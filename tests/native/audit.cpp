@@ -101,7 +101,7 @@ std::vector<float> write(const std::string& folder, Rule rule) {
   const auto journal = log::Journal::begin(std::make_unique<log::SystemDisk>(opened), start);
   Server server(rule, kSize);
   Engine& engine = *server.engine;
-  engine.attach(journal);
+  engine.records.attach(journal);
   std::mt19937_64 random(static_cast<uint64_t>(rule));
   for (int64_t turn = 0; turn < kAnswers; ++turn) {
     const auto client = static_cast<int64_t>(random() % kClients);

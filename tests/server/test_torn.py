@@ -76,6 +76,34 @@ class Cut:
         return place not in self.open
 
 
+class Refused(KeyboardInterrupt):
+    """No error of Python's own, so that nobody but a test takes it."""
+
+
+class Calls(Cut):
+    """Lets the ``at``-th call of Python's fail that the package makes, or that is made into it: of its functions, of a
+    user's own rule, of torch, of native code. Where a ``with`` is left there is no call that could."""
+
+    def __enter__(self) -> Calls:
+        gc.disable()
+        sys.setprofile(self._calls)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        gc.enable()
+
+    def _calls(self, frame: FrameType, event: str, _: Any) -> None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if event not in ("call", "c_call") or name == "__exit__" or not file.startswith((PACKAGE, __file__)):
+            return
+        if self.lines == self.at:
+            self.line = f"{event} in {file}:{frame.f_lineno}, {name}"
+            self.lines += 1
+            raise Refused
+        self.lines += 1
+
+
 class Moment:
     """A server at one moment of a run, and the call that comes next."""
 
@@ -95,8 +123,10 @@ class Moment:
         return self.server.state_dict()
 
 
-def cut_everywhere(moment: Moment, again: Act | None = None, between: tuple[State, ...] = (), stride: int = 1) -> int:
-    """Interrupt the call at each of its lines, or at every ``stride``-th; returns how many there are.
+def cut_everywhere(
+    moment: Moment, again: Act | None = None, between: tuple[State, ...] = (), stride: int = 1, by: type[Cut] = Cut
+) -> int:
+    """Interrupt the call at each of its lines (or calls), or at every ``stride``-th; returns how many there are.
 
     Every run ends in the old or the new state (or one of those ``between``); from the old one the call gives the new
     one, and from the new one ``again`` is refused, if given.
@@ -105,18 +135,19 @@ def cut_everywhere(moment: Moment, again: Act | None = None, between: tuple[Stat
     assert not same(moment.old, new), "this call changes nothing"
     assert same(moment.play(), new), "this call is not the same twice"
     moment.restore()
-    with Cut(None) as count:
+    with by(None) as count:
         moment.act(moment.server)
     ends = {"old": 0, "new": 0}
     for at in range(0, count.lines, stride):
         moment.restore()
-        with Cut(at) as cut, contextlib.suppress(KeyboardInterrupt):
+        with by(at) as cut, contextlib.suppress(KeyboardInterrupt):
             moment.act(moment.server)
             # A line more or less is a question of what else happens to be alive; the last lines are after the commit.
             assert cut.lines > 0.99 * count.lines, f"cut at {at} of {count.lines}, and it ended after {cut.lines} lines"
         assert not inside.engine(moment.server).holds_lock, cut.line
         held = moment.server.state_dict()
         if same(held, moment.old):
+            assert by is Cut or ends["new"] == 0, f"{cut.line}: a call after one behind the commit, and nothing counts"
             ends["old"] += 1
             moment.act(moment.server)
             assert same(moment.server.state_dict(), new), cut.line
@@ -191,6 +222,20 @@ def test_an_interrupt_while_it_distils(keep_moments: bool, stride: int) -> None:
     """What distilling took, in seconds, is no state."""
     server, act = echo_stepping(keep_moments=keep_moments)
     assert cut_everywhere(Moment(server, act), again=act, stride=stride) > 300
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_call_of_python_that_fails_in_receive(name: str) -> None:
+    """Each in turn. Those before the commit leave the old state, those behind it the new one, and there are none in
+    it."""
+    server, act = stepping(name)
+    assert cut_everywhere(Moment(server, act), again=act, by=Calls) > 1
+
+
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_call_of_python_that_fails_while_it_distils(stride: int) -> None:
+    server, act = echo_stepping()
+    assert cut_everywhere(Moment(server, act), again=act, stride=stride, by=Calls) > 300
 
 
 ONE_OF_EACH = ("FedBuff", "FedAsync, hinge", "AsyncFedED", "ACE, int8", "ACED, fp32", "CA2FL, int8", "FedAC", "FedAvg")
@@ -516,6 +561,7 @@ def test_rules_of_ones_own_that_raise(name: str, monkeypatch: pytest.MonkeyPatch
     moment = Moment(server, act)
     new = moment.play()
     cut_everywhere(moment, again=act)
+    cut_everywhere(moment, again=act, by=Calls)
     starve_everywhere(moment)
     hooks = {"optimizer": [(Own, "step")], "direction": [(Pairs, "combine")],
              "both": [(Own, "step"), (Pairs, "combine"), (Late, "weight"), (Late, "rate")],

@@ -193,9 +193,8 @@ class _DifferencesState(SumState):
 
     def __init__(self, setting: Differences, material: Material) -> None:
         self.sum = memory.zeros(material.size, material.device)
-        native_setting = native.engine.AllClientsSetting(clients=setting.num_clients, full=setting.warmup == "full")
         super().__init__(
-            native.engine.AllClients(
-                sign=setting.sign, setting=native_setting, rows=None, seed=0, sum=self.sum.data_ptr(), resummation=None
+            native.engine.Differences(
+                sign=setting.sign, clients=setting.num_clients, full=setting.warmup == "full", sum=self.sum.data_ptr()
             )
         )

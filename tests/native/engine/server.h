@@ -62,9 +62,9 @@ struct Server {
         direction = std::make_shared<Calibrated>(-1.0, Calibrated::Setting{kClients, kCapacity, true}, held, 1,
                                                  sum.data, acc.data, again);
       else
-        direction =
-            std::make_shared<AllClients>(-1.0, AllClients::Setting{kClients, false, rule == Rule::kAce, oldest},
-                                         std::make_shared<RowMemory>(held, again), again != nullptr, 1, sum.data);
+        direction = std::make_shared<AllClients>(
+            -1.0, AllClients::Setting{kClients, false, rule == Rule::kAce, oldest, true, again != nullptr, 1, sum.data},
+            again ? std::static_pointer_cast<RowMemory>(again) : std::make_shared<RowMemory>(held));
     }
     if (rule == Rule::kFedAvg) direction = std::make_shared<Ordered>(std::move(direction));
     OptimizerSettings optimizer;

@@ -1,0 +1,124 @@
+#include "inspector.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "../cpu/cpu.h"
+#include "../math/fixed.h"
+#include "engine.h"
+
+namespace fastagg::engine {
+namespace {
+
+double norm_of(double squares) {
+  if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  return std::sqrt(squares);
+}
+
+class OfProcessor : public Inspector {
+ public:
+  explicit OfProcessor(const DirectionState::Traits& is) : Inspector(true), is_(is) {}
+
+  const Update& numbers(const Answer& answer) const override { return answer.update; }
+
+  void look_at(const Answer& answer) const override { norm_of(squares_of(answer)); }
+
+  void inspect(Given& given, bool prepared) const override {
+    Answer& answer = *given.answer;
+    given.norm = answer.norm;
+    if (answer.kind == Answer::kRow) return;
+    // An extension and an ordered round keep what they read, and the record's memory is used again.
+    const bool has_room = given.record && given.operation.kind == log::kAnswer && !answer.blob;
+    const bool kept = prepared || is_.keeps;
+    const double squares = absorb(answer, has_room && !kept ? &given.operation : nullptr);
+    if (has_room && kept) cpu::copy(answer.update, update_at(given.operation.parts));
+    given.norm = norm_of(squares);
+  }
+
+ private:
+  // The sum of squares of an update.
+  double squares_of(const Answer& answer) const {
+    if (!answer.is_whole()) return cpu::sum_squares(answer.update);
+    const auto* terms = static_cast<const int64_t*>(answer.update.pieces.front().data);
+    const cpu::FixedNorm found = cpu::norm_of_fixed(terms, answer.update.size);
+    if (found.largest > fixed_limit(answer.count))
+      throw Refusal(Why::kTooLarge, "an exact sum that " + std::to_string(answer.count) + " updates cannot have");
+    return found.squares * is_.sums->unit * is_.sums->unit;
+  }
+
+  // Copies an update, less the model that it was trained from if it is one, to a record or to memory of its own.
+  // Returns the sum of squares of the copy.
+  double absorb(Answer& answer, log::Operation* record) const {
+    if (answer.is_private) return squares_of(answer);
+    std::vector<log::Part> parts;
+    if (record == nullptr) {
+      parts = parts_of(answer, answer.update);
+      size_t nbytes = 0;
+      for (const log::Part& part : parts) nbytes += part.nbytes() + log::gap_of(part.nbytes());
+      answer.copy = store::new_memory(static_cast<int64_t>(nbytes));
+      const auto* at = static_cast<const uint8_t*>(answer.copy.get());
+      for (log::Part& part : parts) part.data = at, at += part.nbytes() + log::gap_of(part.nbytes());
+    }
+    const Update from = std::exchange(answer.update, update_at(record != nullptr ? record->parts : parts));
+    void* const to = const_cast<void*>(answer.update.pieces.front().data);
+    if (answer.is_whole()) {
+      std::memcpy(to, from.pieces.front().data, static_cast<size_t>(from.size) * sizeof(int64_t));
+      return squares_of(answer);
+    }
+    if (answer.base == nullptr) return cpu::absorb(from, answer.update);
+    std::vector<std::atomic<int32_t>> largest(1);
+    cpu::fold({{from, answer.base, 1.0f}}, nullptr, static_cast<float*>(to), largest);
+    return cpu::sum_squares(answer.update);
+  }
+
+  const DirectionState::Traits& is_;
+};
+
+class OfDevice : public Inspector {
+ public:
+  OfDevice(const Settings& settings, const DirectionState::Traits& is, Runner& runner)
+      : Inspector(false), settings_(settings), is_(is), runner_(runner) {}
+
+  const Update& numbers(const Answer& answer) const override { return answer.on_host; }
+
+  void inspect(Given& given, bool prepared) const override {
+    Answer& answer = *given.answer;
+    if (given.record) {
+      const Update copy = update_at(given.operation.parts);
+      cpu::copy(answer.on_host, copy);
+      if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
+    }
+    if (!prepared) judge(given);
+  }
+
+ private:
+  // Asks the device for an update's norm, and waits for it, unless kernels obey the verdict.
+  void judge(Given& given) const {
+    Answer& answer = *given.answer;
+    const double clip_norm = answer.kind == Answer::kSum ? 0.0 : settings_.clip_norm;
+    std::shared_ptr<Judgement> found =
+        runner_.judge({answer.update, answer.owner, answer.in_host, is_.keeps, !settings_.defers, clip_norm});
+    answer.in_host = false;
+    given.norm = std::nan("");
+    if (!settings_.defers) {
+      given.norm = norm_of(found->wait().norm2);
+      return;
+    }
+    given.findings.verdict = runner_.verdict();
+    answer.later = std::move(found);
+  }
+
+  const Settings& settings_;
+  const DirectionState::Traits& is_;
+  Runner& runner_;
+};
+
+}  // namespace
+
+std::unique_ptr<Inspector> inspector_of(const Settings& settings, const DirectionState& direction, Runner& runner) {
+  if (runner.synchronous()) return std::make_unique<OfProcessor>(direction.is);
+  return std::make_unique<OfDevice>(settings, direction.is, runner);
+}
+
+}  // namespace fastagg::engine

@@ -1,0 +1,90 @@
+#include "records.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "transaction.h"
+
+namespace fastagg::engine {
+namespace {
+
+// The other parts of an answer, besides its parameters, where they lie now.
+std::vector<log::Part> rest_of(const Answer& answer) {
+  std::vector<log::Part> rest;
+  const auto add = [&](log::Role role, uint8_t type, size_t count, const void* from) {
+    if (count > 0) rest.push_back({role, type, count, static_cast<const uint8_t*>(from)});
+  };
+  if (const Reported* const one = answer.reported.get()) {
+    add(log::kBuffers, kFloat32, static_cast<size_t>(one->size), one->values.data);
+    add(log::kCounter, log::kInt64, one->counters.size(), one->counters.data());
+  }
+  if (answer.control) add(log::kControl, kFloat32, static_cast<size_t>(answer.update.size), answer.control.data);
+  if (answer.kind == Answer::kSum) add(log::kUpdates, log::kInt64, 1, &answer.count);
+  if (answer.offset >= 0) add(log::kOffset, log::kInt64, 1, &answer.offset);
+  return rest;
+}
+
+}  // namespace
+
+std::vector<log::Part> parts_of(const Answer& answer, const Update& update) {
+  if (answer.base != nullptr) return {{log::kParameters, kFloat32, static_cast<uint64_t>(update.size)}};
+  std::vector<log::Part> parts;
+  for (const Piece& piece : update.pieces) {
+    const auto dtype = static_cast<uint8_t>(piece.dtype);
+    if (parts.empty() || parts.back().dtype != dtype) parts.push_back({log::kParameters, dtype, 0});
+    parts.back().count += static_cast<uint64_t>(piece.size);
+  }
+  return parts;
+}
+
+Update update_at(const std::vector<log::Part>& parts) {
+  Update update;
+  for (const log::Part& part : parts)
+    if (part.role == log::kParameters)
+      update.add(part.data, static_cast<int64_t>(part.count), static_cast<Dtype>(part.dtype));
+  return update;
+}
+
+log::Queued Records::of(const log::Operation& operation) const {
+  return journal_ ? log::record_of(*journal_, operation) : log::Queued{};
+}
+
+void Records::begin(Given& given, const Update& numbers, const Rows& row, const Ledger& ledger) const {
+  if (!journal_) return;
+  const Answer& answer = *given.answer;
+  log::Operation& operation = given.operation;
+  operation.kind = row.size > 0 ? log::kRow : log::kAnswer;
+  operation.client = answer.client;
+  operation.version = given.task.version;
+  operation.incarnation = ledger.incarnation_of(given.task.version);
+  operation.share = answer.kind == Answer::kSum ? answer.total : given.brings.share;
+  if (answer.blob) {
+    const log::Blob& blob = *answer.blob;
+    operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
+  } else if (row.size == 0) {
+    operation.parts = parts_of(answer, numbers);
+  }
+  const std::vector<log::Part> rest = rest_of(answer);
+  const size_t first = operation.parts.size();
+  operation.parts.insert(operation.parts.end(), rest.begin(), rest.end());
+  if (row.size > 0 && given.counts)  // a dropped update becomes no row
+    operation.parts.push_back(
+        {log::kRowRole, static_cast<uint8_t>(row.format), static_cast<uint64_t>(row.packed_bytes())});
+  given.record = log::record_of_answer(*journal_, operation);
+  for (size_t i = 0; i < rest.size(); ++i)
+    std::memcpy(const_cast<uint8_t*>(operation.parts[first + i].data), rest[i].data, rest[i].nbytes());
+  given.record->blob = answer.blob;
+}
+
+void Records::decide(Given& given, bool scales) const {
+  if (!given.record) return;
+  Receipt& receipt = given.answer->receipt;
+  receipt.sequence = journal_->next();
+  given.operation.known = !std::isnan(receipt.norm) || given.answer->later;
+  given.operation.decided = {receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
+  log::decide(*given.record, given.operation);
+  given.record->later = given.answer->later, given.record->scales = scales;
+  given.record->waits = journal_->waits(receipt.applied);
+}
+
+}  // namespace fastagg::engine

@@ -1,0 +1,85 @@
+// What the rows of clients weigh in their sum, and until when (ACED).
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "../store/row_store.h"
+#include "direction.h"
+#include "exact.h"
+
+namespace fastagg::engine {
+
+class RowWeights {
+ public:
+  explicit RowWeights(int64_t clients) : shares(static_cast<size_t>(clients)), weights(shares.size()) {}
+
+  std::vector<float> shares, weights;  // of rows that were heard, and of those in the sum; 0 for the others
+  int64_t arrivals = 0, heard = 0;
+  double row_bound = 0.0;  // of the elements of rows
+  int64_t clients() const { return static_cast<int64_t>(shares.size()); }
+
+  // With the next update.
+  struct Next {
+    int64_t client = 0, heard = 0;
+    float share = 0.0f, entering = 0.0f, leaving = 0.0f;
+    store::RowStore::Terms terms;  // rows of other clients that leave the sum, or return
+    ExactSum sum;
+    double total = 0.0, heaviest_total = 0.0;
+    double row_bound = 0.0, peak = 0.0;
+  };
+  Next next;
+  // `enters`: the client's row is not too old for the sum.
+  void plan(int64_t client, double share, bool enters);
+  // A bound of the mean's elements, with these of rows and of the sum. `direct`: the sum is always added up anew.
+  double bound(double of_rows, double of_sum, bool direct);
+  // Whether the sum was so much heavier before that what its roundings left behind is no longer small.
+  bool fell() const;
+  void put() noexcept;
+  void take_back() noexcept;           // what `put` did
+  void commit(bool whole) noexcept;    // `whole`: the sum was added up anew
+  void drop(int64_t client) noexcept;  // as if it was never heard
+  void fields(Archive& archive);
+  void fields_of_totals(Archive& archive, bool resums);  // the last
+  int64_t nbytes() const { return 2 * clients() * static_cast<int64_t>(sizeof(float)); }
+
+ private:
+  void heard_of(float share) noexcept;
+
+  ExactSum total_;
+  double peak_ = 0.0;  // of the sum
+  // How heavy the sum was since it was last recomputed whole: in this cycle of the resummation, and in the one before.
+  double heaviest_total_ = 0.0, heaviest_before_ = 0.0;
+  double lightest_ = 0.0, heaviest_ = 0.0;  // of the shares that clients have had
+};
+
+// How old a client's information is: a row leaves the sum when it is too old, and returns when its client is sent a
+// model, or answers.
+class Freshness : public Ages {
+ public:
+  // `max_delay`: how many versions it may be old. `by_dispatch`: a client is as fresh as the last model it was sent,
+  // otherwise as its row. `full`: nothing is applied until all clients have been heard.
+  Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool full);
+  void before_sending(int64_t version) override;
+  void sent(int64_t client, int64_t version) noexcept override;
+  // Who leaves and who returns with this update: `next.terms`. False: its own row is too old to enter.
+  bool plan(const Contribution& given);
+  void commit(const Contribution& given) noexcept;
+  void fields(Archive& archive);
+  int64_t nbytes() const { return static_cast<int64_t>(begun_.size() * sizeof(int64_t)); }
+
+ private:
+  bool begins() const { return !full_ || of_.heard == of_.clients(); }
+  void plan_terms(int64_t client, int64_t oldest);
+
+  RowWeights& of_;
+  const int64_t max_delay_;
+  const bool by_dispatch_, full_;
+  std::vector<int64_t> begun_;                             // how fresh a client is
+  std::unordered_map<int64_t, std::vector<int64_t>> due_;  // by version: who may leave once it is too old
+  int64_t expired_ = 0, expired_next_ = 0;                 // versions below it were looked at
+  int64_t due_count_ = 0;
+  std::vector<int64_t> back_;  // who was sent a model while out of the sum
+};
+
+}  // namespace fastagg::engine
