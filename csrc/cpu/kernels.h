@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "../math/combine.h"
 #include "../math/moments.h"
 #include "../math/optimizers.h"
 #include "../math/reduce.h"
@@ -96,6 +97,28 @@ struct Fixed {
   bool stream_out;  // stores that bypass the caches; `out` is aligned to 64 bytes
 };
 
+// out = the n elements of each row, times its weight, combined (math/combine.h).
+struct Combination {
+  const float* const* rows;
+  const float* weights;
+  int64_t count, cut;
+  float scale;
+  int64_t n, ahead;
+  float* out;
+};
+
+// sums[i*count + k] += the sum over n elements of row i times row k, each times its weight, for i <= k; if `apart`, of
+// the square of their difference. In double.
+struct Pairs {
+  const float* const* rows;
+  const float* weights;
+  int64_t count, n;
+  bool apart;
+  const uint8_t* wanted;  // [count, count]: which; null: all
+  double* sums;
+  bool wants(int64_t i, int64_t k) const { return i <= k && (wanted == nullptr || wanted[i * count + k] != 0); }
+};
+
 // A row of the distillation loss (distill.h).
 template <typename T>
 struct RowLoss {
@@ -136,6 +159,8 @@ struct Kernels {
   void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
+  void (*combine[Combines::kCount])(const Combination& run);
+  void (*add_pairs)(const Pairs& run);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
   // Local steps of one client, in a workspace of the network's whose borders are zeros.

@@ -29,6 +29,7 @@ namespace {
 #include "rows.inl"
 #include "moments.inl"
 #include "sums.inl"
+#include "combine.inl"
 #include "distill.inl"
 #include "../train/train.inl"
 #endif
@@ -111,6 +112,10 @@ constexpr Kernels made() {
   to.squares = squares_strand;
   to.copy_squares = copy_squares_strand;
   to.apart = apart_strand;
+  to.combine[place_in<Mean>(Combines{})] = combine_mean;
+  to.combine[place_in<Trimmed>(Combines{})] = combine_trimmed;
+  to.combine[place_in<Around>(Combines{})] = combine_around;
+  to.add_pairs = add_pairs;
   to.distill_f32 = {soft_targets_row<float>, distill_row<float>};
   to.train = train_client;
   to.distill_f64 = {soft_targets_row<double>, distill_row<double>};
