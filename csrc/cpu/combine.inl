@@ -7,7 +7,8 @@ constexpr int64_t kFewRows = 16;
 FASTAGG_FN void ask_for_rows(const Combination& c, int64_t i, int64_t n) {
   if (c.ahead == 0) return;
   for (int64_t k = 0; k < c.count; ++k)
-    for (int64_t line = i + c.ahead; line < i + c.ahead + n; line += kLine) ahead_of(c.rows[k] + line);
+    for (int64_t line = i + c.ahead; line < i + c.ahead + n && c.weights[k] != 0.0f; line += kLine)
+      ahead_of(c.rows[k] + line);
 }
 
 template <int N>
@@ -122,25 +123,26 @@ void combine_around(const Combination& c) {
   });
 }
 
+// Rows of weight zero are not read.
 void combine_mean(const Combination& given) {
   const Combination c = given;
   int64_t i = 0;
   for (; i + kStrip <= c.n; i += kStrip) {
     ask_for_rows(c, i, kStrip);
-    F sums[kStrip / kFloats];
+    F sums[kStrip / kFloats] = {};
     for (int64_t k = 0; k < c.count; ++k)
+      if (c.weights[k] != 0.0f)
 #pragma GCC unroll 16
-      for (int64_t l = 0; l < kStrip / kFloats; ++l) {
-        const F term = c.weights[k] * Simd::load(c.rows[k] + i + l * kFloats);
-        sums[l] = k == 0 ? term : sums[l] + term;
-      }
+        for (int64_t l = 0; l < kStrip / kFloats; ++l)
+          sums[l] = sums[l] + c.weights[k] * Simd::load(c.rows[k] + i + l * kFloats);
 #pragma GCC unroll 16
-    for (int64_t l = 0; l < kStrip / kFloats; ++l) Simd::store(sums[l] * c.scale, c.out + i + l * kFloats);
+    for (int64_t l = 0; l < kStrip / kFloats; ++l) Simd::store(sums[l], c.out + i + l * kFloats);
   }
   for (; i < c.n; ++i) {
-    float sum = c.weights[0] * c.rows[0][i];
-    for (int64_t k = 1; k < c.count; ++k) sum = sum + c.weights[k] * c.rows[k][i];
-    c.out[i] = sum * c.scale;
+    float sum = 0.0f;
+    for (int64_t k = 0; k < c.count; ++k)
+      if (c.weights[k] != 0.0f) sum = sum + c.weights[k] * c.rows[k][i];
+    c.out[i] = sum;
   }
 }
 

@@ -101,9 +101,7 @@ struct Fixed {
 struct Combination {
   const float* const* rows;
   const float* weights;
-  int64_t count, cut;
-  float scale;
-  int64_t n, ahead;
+  int64_t count, cut, n, ahead;
   float* out;
 };
 

@@ -1,6 +1,6 @@
 // How the rows of several updates become one number for each element, whatever a few of them hold.
 //
-//   mean      (w_1*row_1 + w_2*row_2 + ...)*scale, added in this order
+//   mean      0 + w_1*row_1 + w_2*row_2 + ..., added in this order
 //   trimmed   the mean of w_k*row_k without the `cut` smallest and the `cut` largest (Yin et al. 2018, Definition 2);
 //             the median is what cuts all but the middle one or two
 //   around    the mean of the count - cut values of w_k*row_k that are nearest to their median; of two that are equally
