@@ -56,8 +56,8 @@ void Robust::block(const float* const* rows, int64_t count, const float* weights
 
 // What each update counts for. They add up to 1, or to less if updates are clipped.
 std::vector<double> Robust::shares(const std::vector<double>& apart, size_t count) const {
-  if (setting_.rule == kGeometricMedian) return geometric_median(apart, count);
-  return setting_.rule == kCenteredClip ? clipped(apart, count) : nearest_to_others(apart, count);
+  const bool krum = setting_.rule == kKrum || setting_.rule == kMultiKrum;
+  return krum ? nearest_to_others(apart, count) : moved_from_zero(apart, count);
 }
 
 std::vector<double> Robust::nearest_to_others(const std::vector<double>& apart, size_t count) const {
@@ -80,21 +80,10 @@ std::vector<double> Robust::nearest_to_others(const std::vector<double>& apart, 
   return shares;
 }
 
-std::vector<double> Robust::geometric_median(const std::vector<double>& apart, size_t count) const {
-  std::vector<double> shares(count, 1.0 / static_cast<double>(count));
-  for (int64_t turn = 0; turn < setting_.iterations; ++turn) {
-    const std::vector<double> squares = squares_from(apart, shares);
-    double total = 0.0;
-    for (size_t i = 0; i < count; ++i) total += shares[i] = 1.0 / std::max(setting_.smoothing, std::sqrt(squares[i]));
-    for (double& one : shares) one /= total;
-  }
-  return shares;
-}
-
-// Zero, where it begins, is one more row.
-std::vector<double> Robust::clipped(const std::vector<double>& apart, size_t count) const {
+// The rules that move a point, which begins at zero: one more row. So nothing large draws it away at the start.
+std::vector<double> Robust::moved_from_zero(const std::vector<double>& apart, size_t count) const {
   const size_t all = count + 1;
-  std::vector<double> wider(all * all), shares(all);
+  std::vector<double> wider(all * all), shares(all), moves(all);
   for (size_t i = 0; i < count; ++i) {
     for (size_t k = 0; k < count; ++k) wider[i * all + k] = apart[i * count + k];
     wider[i * all + count] = wider[count * all + i] = apart[i * count + i];
@@ -102,13 +91,15 @@ std::vector<double> Robust::clipped(const std::vector<double>& apart, size_t cou
   shares.back() = 1.0;
   for (int64_t turn = 0; turn < setting_.iterations; ++turn) {
     const std::vector<double> squares = squares_from(wider, shares);
-    std::vector<double> moves(all);
     double moved = 0.0;
     for (size_t i = 0; i < count; ++i) {
-      const double length = std::sqrt(squares[i]), kept = length > setting_.radius ? setting_.radius / length : 1.0;
-      moved += moves[i] = kept / static_cast<double>(count);
+      const double length = std::sqrt(squares[i]);
+      moved += moves[i] = setting_.rule == kGeometricMedian ? 1.0 / std::max(setting_.smoothing, length)
+                          : length > setting_.radius        ? setting_.radius / length
+                                                            : 1.0;
     }
-    for (size_t i = 0; i < all; ++i) shares[i] = shares[i] * (1.0 - moved) + moves[i];
+    const double whole = setting_.rule == kGeometricMedian ? moved : static_cast<double>(count);
+    for (size_t i = 0; i < all; ++i) shares[i] = shares[i] * (1.0 - moved / whole) + moves[i] / whole;
   }
   shares.pop_back();
   return shares;

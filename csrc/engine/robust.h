@@ -46,8 +46,7 @@ class Robust : public Combine {
   bool sorts() const { return setting_.rule <= kMeanAroundMedian; }
   std::vector<double> shares(const std::vector<double>& apart, size_t count) const;
   std::vector<double> nearest_to_others(const std::vector<double>& apart, size_t count) const;
-  std::vector<double> geometric_median(const std::vector<double>& apart, size_t count) const;
-  std::vector<double> clipped(const std::vector<double>& apart, size_t count) const;
+  std::vector<double> moved_from_zero(const std::vector<double>& apart, size_t count) const;
 
   Setting setting_;
 };

@@ -6,6 +6,7 @@ exception: their bits are specified, so they are computed in fp32 as in the kern
 """
 
 from fastagg.reference.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
+from fastagg.reference.combine import combine
 from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.exact import exact_terms
 from fastagg.reference.rows import decode, encode, random_bits
@@ -15,6 +16,7 @@ __all__ = [
     "accumulate_",
     "add_rows_",
     "cached_step_",
+    "combine",
     "decode",
     "distances",
     "distillation",

@@ -18,10 +18,9 @@ def combine(
     trim: float = 0.1,
     f: int = 0,
     keep: int | None = None,
-    radius: float | None = None,
-    iterations: int | None = None,
+    radius: float = 1.0,
+    iterations: int = 3,
     smoothing: float = 1e-6,
-    center: Tensor | None = None,
 ) -> Tensor:
     """Return the direction, float64 [d]; arguments are those of :func:`fastagg.ops.combine`. A row times its weight is
     rounded to fp32, as in the kernels."""
@@ -43,15 +42,13 @@ def combine(
         scores = apart.sort(1).values[:, 1 : n - f - 1].sum(1)
         kept = 1 if rule == "krum" else min(n, keep or n - f)
         return u[scores.argsort(stable=True)[:kept]].mean(0)
-    if rule == "geometric_median":
-        point = u.mean(0)
-        for _ in range(8 if iterations is None else iterations):
-            near = 1 / (u - point).norm(dim=1).clamp_min(smoothing)
-            point = near @ u / near.sum()
-        return point
-    assert rule == "centered_clip" and radius is not None, rule
-    point = torch.zeros_like(u[0]) if center is None else center.to(_F64)
-    for _ in range(1 if iterations is None else iterations):
+    point = torch.zeros_like(u[0])
+    for _ in range(iterations):
         away = u - point
-        point = point + (away * (radius / away.norm(dim=1).clamp_min(radius))[:, None]).mean(0)
+        if rule == "geometric_median":
+            near = 1 / away.norm(dim=1).clamp_min(smoothing)
+            point = near @ u / near.sum()
+        else:
+            assert rule == "centered_clip", rule
+            point = point + (away * (radius / away.norm(dim=1).clamp_min(radius))[:, None]).mean(0)
     return point
