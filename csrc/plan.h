@@ -91,6 +91,22 @@ struct Upper {
   }
 };
 
+// An update that waits for its round as it came, and what it is multiplied by.
+struct Held {
+  const Update* update;
+  float by;
+};
+
+// What the updates of a round become where that is not their sum, block by block: `rows` are `n` elements of each, at
+// most 1,024, in the order in which they came, not multiplied yet. Several threads call it, for blocks of their own.
+class Combine {
+ public:
+  virtual ~Combine() = default;
+  // What each update is multiplied by as it is combined. May refuse.
+  virtual void weigh(const std::vector<Held>& held, int64_t size, float* weights) const = 0;
+  virtual void block(const float* const* rows, int64_t count, const float* weights, int64_t n, float* out) const = 0;
+};
+
 // What was added up so far. `out`, for a calibrated direction without a step: where the new sum goes, which may be acc.
 struct Buffer {
   const float* acc = nullptr;  // null: nothing so far

@@ -720,20 +720,20 @@ def Krum(
     params: object,
     *,
     clients_per_round: int | None,
-    num_malicious: int = 0,
+    num_malicious_nodes: int = 0,
     lr: float = 1.0,
     **server: Unpack[RobustRounds],
 ) -> Server:
     """Synchronous rounds; D is the delta whose M - f - 2 nearest others are nearest (Blanchard et al. 2017; Flower).
 
     Args:
-        num_malicious: f, of which M must be at least 2f + 3.
+        num_malicious_nodes: f, of which M must be at least 2f + 3.
 
     Example:
-        >>> fastagg.Krum(torch.zeros(2), clients_per_round=7, num_malicious=2).direction.f
+        >>> fastagg.Krum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2).direction.f
         2
     """
-    return _robust(server, params, clients_per_round, lr, rule="krum", f=num_malicious)
+    return _robust(server, params, clients_per_round, lr, rule="krum", f=num_malicious_nodes)
 
 
 @preset
@@ -741,21 +741,21 @@ def MultiKrum(
     params: object,
     *,
     clients_per_round: int | None,
-    num_malicious: int = 0,
-    num_to_keep: int | None = None,
+    num_malicious_nodes: int = 0,
+    num_nodes_to_select: int | None = None,
     lr: float = 1.0,
     **server: Unpack[RobustRounds],
 ) -> Server:
-    """Synchronous rounds; the mean of the ``num_to_keep`` best deltas by :func:`Krum`'s measure (Blanchard et al. 2017).
+    """Synchronous rounds; the mean of the ``num_nodes_to_select`` best deltas by :func:`Krum`'s measure (Blanchard et al. 2017).
 
     The mean is of deltas that count alike; Flower's is weighted by samples.
 
     Args:
-        num_malicious: f, of which M must be at least 2f + 3.
-        num_to_keep: M - f by default.
+        num_malicious_nodes: f, of which M must be at least 2f + 3.
+        num_nodes_to_select: M - f by default.
 
     Example:
-        >>> fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_malicious=2, num_to_keep=3).direction.keep
+        >>> fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2, num_nodes_to_select=3).direction.keep
         3
     """
-    return _robust(server, params, clients_per_round, lr, rule="multi_krum", f=num_malicious, keep=num_to_keep)
+    return _robust(server, params, clients_per_round, lr, rule="multi_krum", f=num_malicious_nodes, keep=num_nodes_to_select)

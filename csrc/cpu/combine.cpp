@@ -16,7 +16,7 @@ std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const
   const size_t pairs = held.size() * held.size();
   const int64_t count = static_cast<int64_t>(held.size()), groups = (size + kGroup - 1) / kGroup;
   std::vector<double> sums(static_cast<size_t>(groups) * pairs), found(pairs);
-  Desks desks(count);
+  Desks desks(held.size());
   for (size_t k = 0; k < held.size(); ++k) desks.weights()[k] = held[k].by;
   const Kernels& table = kernels();
   auto group = [&](int64_t index) {
@@ -35,6 +35,17 @@ std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const
 }
 
 }  // namespace
+
+void rows_at(const std::vector<Held>& held, const Kernels& table, int64_t at, int64_t n, const Desks::Place& place) {
+  for (size_t k = 0; k < held.size(); ++k) {
+    Reader reader(*held[k].update, table, at);
+    const bool stays = reader.plain(at) >= n;
+    place.rows()[k] = reader.block(at, n);
+    if (stays) continue;
+    std::memcpy(place.block(k), place.rows()[k], static_cast<size_t>(n) * sizeof(float));
+    place.rows()[k] = place.block(k);
+  }
+}
 
 void combine_rows(const Combining& how, const float* const* rows, int64_t count, const float* weights, int64_t n,
                   float* out) {

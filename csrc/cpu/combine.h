@@ -19,6 +19,10 @@ struct Combining {
 void combine_rows(const Combining& how, const float* const* rows, int64_t count, const float* weights, int64_t n,
                   float* out);
 
+// Puts elements at..at+n-1 of each update where they can be read as floats: the place's rows.
+struct Kernels;
+void rows_at(const std::vector<Held>& held, const Kernels& table, int64_t at, int64_t n, const Desks::Place& place);
+
 // out = what `combine` makes of whole updates, for which the desks are.
 void combine(const std::vector<Held>& held, const Combine& combine, Desks& desks, float* out);
 
