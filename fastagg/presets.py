@@ -758,4 +758,6 @@ def MultiKrum(
         >>> fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2, num_nodes_to_select=3).direction.keep
         3
     """
-    return _robust(server, params, clients_per_round, lr, rule="multi_krum", f=num_malicious_nodes, keep=num_nodes_to_select)
+    return _robust(
+        server, params, clients_per_round, lr, rule="multi_krum", f=num_malicious_nodes, keep=num_nodes_to_select
+    )

@@ -35,13 +35,13 @@ def combine(
     if rule == "mean_around_median":
         middle = u.sort(0).values
         median = (middle[(n - 1) // 2] + middle[n // 2]) / 2
-        near = (middle - median).abs().argsort(0, stable=True)
+        near = (middle - median).abs().argsort(dim=0, stable=True)
         return middle.gather(0, near[: n - f]).mean(0)
     if rule in ("krum", "multi_krum"):
         apart = torch.stack([(u - one).square().sum(1) for one in u])
         scores = apart.sort(1).values[:, 1 : n - f - 1].sum(1)
         kept = 1 if rule == "krum" else min(n, keep or n - f)
-        return u[scores.argsort(stable=True)[:kept]].mean(0)
+        return u[scores.argsort(dim=0, stable=True)[:kept]].mean(0)
     point = torch.zeros_like(u[0])
     for _ in range(iterations):
         away = u - point

@@ -71,7 +71,9 @@ class Robust(Direction):
 
     def start(self, material: Material) -> DirectionState:
         if place(material.device) is not CPU:
-            raise ConfigError(f"Robust: updates are combined on the CPU, got device {material.device}; use device='cpu'")
+            raise ConfigError(
+                f"Robust: updates are combined on the CPU, got device {material.device}; use device='cpu'"
+            )
         setting = native.engine.BufferedSetting(
             capacity=-1 if self.size is None else self.size, synchronous=self.synchronous, closes_first=False,
             at_least=self.at_least or 0, grace=self.grace or 0.0, exact=(0.0, 0.0), divisor=0.0, size=material.size,
