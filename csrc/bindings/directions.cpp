@@ -258,14 +258,16 @@ void bind_directions(py::module_& m) {
       .def_property_readonly("immediate", [](const DirectionState& one) { return one.is.immediate; });
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
+  py::class_<Combine, std::shared_ptr<Combine>>(m, "Combine");
   py::class_<Buffered::Setting>(m, "BufferedSetting")
-      .def(py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
-                       std::pair<double, double> exact, double divisor, int64_t size) {
-             return Buffered::Setting{capacity, synchronous, size,         closes_first, at_least,
-                                      grace,    exact.first, exact.second, divisor};
-           }),
-           by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
-           arg("exact"), arg("divisor"), arg("size"));
+      .def(
+          py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
+                      std::pair<double, double> exact, double divisor, int64_t size, std::shared_ptr<Combine> combine) {
+            return Buffered::Setting{capacity, synchronous, size,         closes_first, at_least,
+                                     grace,    exact.first, exact.second, divisor,      std::move(combine)};
+          }),
+          by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
+          arg("exact"), arg("divisor"), arg("size"), arg("combine") = py::none());
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
       .def(py::init([](double sign, const Buffered::Setting& setting, std::shared_ptr<store::Memory> memory) {
              return std::make_shared<Buffered>(sign, setting, std::move(memory));
