@@ -272,13 +272,14 @@ void bind_directions(py::module_& m) {
       .def(py::init(&robust), by_name, arg("rule"), arg("trim"), arg("f"), arg("keep"), arg("radius"),
            arg("iterations"), arg("smoothing"));
   py::class_<Buffered::Setting>(m, "BufferedSetting")
-      .def(py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
-                       std::pair<double, double> exact, double divisor, int64_t size) {
-             return Buffered::Setting{capacity, synchronous, size,         closes_first, at_least,
-                                      grace,    exact.first, exact.second, divisor};
-           }),
-           by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
-           arg("exact"), arg("divisor"), arg("size"));
+      .def(
+          py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
+                      std::pair<double, double> exact, double divisor, int64_t size, std::shared_ptr<Combine> combine) {
+            return Buffered::Setting{capacity, synchronous, size,         closes_first, at_least,
+                                     grace,    exact.first, exact.second, divisor,      std::move(combine)};
+          }),
+          by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
+          arg("exact"), arg("divisor"), arg("size"), arg("combine") = py::none());
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
       .def(py::init([](double sign, const Buffered::Setting& setting, std::shared_ptr<store::Memory> memory) {
              return std::make_shared<Buffered>(sign, setting, std::move(memory));

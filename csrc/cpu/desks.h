@@ -1,5 +1,5 @@
-// Memory for a block of every update that waits, for the threads that combine them: made before a step, in which nothing
-// allocates.
+// Memory for a block of every update that waits, for the threads that combine them: made before a step, in which
+// nothing allocates.
 #pragma once
 
 #include <atomic>

@@ -145,6 +145,13 @@ struct Kernels {
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
   void (*change[RowFormats::kCount])(const RowChange& change);
   void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
+  // Elements at..at+n-1 of an encoded update; `at` is a multiple of kScaleBlock.
+  void (*decode_wire[kWireFormats])(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead);
+  // Of a block whose first element begins a scale block (math/wire.h).
+  void (*encode_sign)(const float* in, int64_t n, uint8_t* bits, float* scales);
+  void (*encode_two_bits)(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales);
+  void (*encode_nearest)(const float* in, int64_t n, float inverse, int8_t* codes);
+  uint32_t (*largest)(const float* in, int64_t n);  // bits of the largest magnitude
   // sum += weight*row
   void (*add_row[RowFormats::kCount])(float* sum, Row row, float weight, int64_t n, int64_t ahead);
   // total += weight*row, added in double

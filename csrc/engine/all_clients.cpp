@@ -92,6 +92,7 @@ void AllClients::plan_terms(int64_t client, int64_t now) {
 
 Outcome AllClients::plan(const Contributions& given, bool, Way) {
   given_ = given.front();
+  if (given_.row == nullptr && coded.size > 0) given_.row = row_in(given_, format);
   copy_ = nullptr;
   const auto c = static_cast<size_t>(given_.client);
   share_ = rows_ ? static_cast<float>(given_.share) : 1.0f;  // as the kernel will multiply by it

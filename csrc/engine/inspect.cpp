@@ -6,6 +6,7 @@
 
 #include "../cpu/cpu.h"
 #include "../math/fixed.h"
+#include "../store/encoded.h"
 #include "engine.h"
 
 namespace fastagg::engine {
@@ -67,6 +68,7 @@ void describe_rest(const Answer& answer, int64_t size, log::Operation& to) {
 void copy_rest(const Answer& answer, const log::Operation& to) {
   for (const log::Part& part : to.parts) {
     const void* from = nullptr;
+    if (part.role == log::kEncodedRole) from = store::encoded_in(answer.update)->bytes;
     if (part.role == log::kBuffers) from = answer.reported->values.data;
     if (part.role == log::kCounter) from = answer.reported->counters.data();
     if (part.role == log::kControl) from = answer.control.data;
@@ -149,7 +151,8 @@ void Transaction::inspect(Given& given) {
   given.norm = answer.norm;
   if (answer.kind == Answer::kRow) return;
   // An extension and an ordered round keep what they read, and the record's memory is used again.
-  const bool into_record = given.record && !as_row && !answer.blob, kept = prepared || of_.direction_->is.keeps;
+  const bool copies = !answer.blob && !store::is_encoded(answer.update);
+  const bool into_record = given.record && !as_row && copies, kept = prepared || of_.direction_->is.keeps;
   const double squares = absorb(answer, into_record && !kept ? &given.operation : nullptr);
   if (into_record && kept) cpu::copy(answer.update, update_at(given.operation.parts));
   if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
@@ -170,6 +173,9 @@ void Transaction::note(Given& given, const Rows& row, bool as_row) {
   if (answer.blob) {
     const log::Blob& blob = *answer.blob;
     operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
+  } else if (!as_row && store::is_encoded(logged)) {
+    const auto bytes = static_cast<uint64_t>(store::encoded_in(logged)->nbytes);
+    operation.parts = {{log::kEncodedRole, 0, bytes}};
   } else if (!as_row) {
     operation.parts = answer.base == nullptr
                           ? parts_of(logged)
@@ -206,6 +212,7 @@ void Transaction::check_row(const Given& given, const Rows& held) const {
 
 // The sum of squares of an update.
 double Transaction::squares_of(const Answer& answer) const {
+  if (store::is_encoded(answer.update)) return store::encoded_in(answer.update)->squares();
   if (!answer.is_whole()) return cpu::sum_squares(answer.update);
   const auto* terms = static_cast<const int64_t*>(answer.update.pieces.front().data);
   const cpu::FixedNorm found = cpu::norm_of_fixed(terms, answer.update.size);

@@ -11,6 +11,7 @@ from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.exact import exact_terms
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import accumulate_, distances, fold, gather, step_, sum_squares
+from fastagg.reference.wire import decode_wire, encode_wire
 
 __all__ = [
     "accumulate_",
@@ -18,9 +19,11 @@ __all__ = [
     "cached_step_",
     "combine",
     "decode",
+    "decode_wire",
     "distances",
     "distillation",
     "encode",
+    "encode_wire",
     "exact_terms",
     "fold",
     "gather",

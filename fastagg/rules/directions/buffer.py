@@ -173,7 +173,7 @@ class BufferState(DirectionState):
         self.exact, self.nbytes = setting.exact, (4 if setting.exact is None else 8) * material.size
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.nbytes if self.native.holds_sum else 0}
+        return {"direction": (self.nbytes if self.native.holds_sum else 0) + self.native.nbytes()}
 
     def finite(self) -> bool:
         held = None if self.exact is not None else self.native.state()["acc"]
