@@ -11,6 +11,7 @@
 #include "math/hyper.h"
 #include "math/philox.h"
 #include "math/rows.h"
+#include "math/wire.h"
 
 namespace fastagg {
 
@@ -19,6 +20,8 @@ constexpr const char* kDtypeNames[kDtypes] = {"float32", "float16", "bfloat16"};
 // Whole numbers of 64 bits, in units: only a leaf's exact sum is of this type, and only buffers with exact sums take
 // it.
 constexpr Dtype kWholeNumbers = static_cast<Dtype>(3);
+// A whole update as it was encoded: `data` is its Wire. Only kernels on the CPU read it.
+constexpr Dtype kEncoded = static_cast<Dtype>(8);
 
 // An update as it arrived: consecutive pieces of the flat vector, each contiguous, read where they lie.
 struct Piece {
@@ -91,12 +94,36 @@ struct Upper {
   }
 };
 
+// An update that waits for its round as it came, and what it is multiplied by.
+struct Held {
+  const Update* update;
+  float by;
+};
+
+// What the updates of a round become where that is not their sum, block by block: `rows` are `n` elements of each, at
+// most 1,024, in the order in which they came, not multiplied yet. Several threads call it, for blocks of their own.
+class Combine {
+ public:
+  virtual ~Combine() = default;
+  // What each update is multiplied by as it is combined. May refuse.
+  virtual void weigh(const std::vector<Held>& held, int64_t size, float* weights) const = 0;
+  virtual void block(const float* const* rows, int64_t count, const float* weights, int64_t n, float* out) const = 0;
+};
+
+// A place for a block of every update that waits, for as many threads as there are.
+class Desks;
+
 // What was added up so far. `out`, for a calibrated direction without a step: where the new sum goes, which may be acc.
 struct Buffer {
   const float* acc = nullptr;  // null: nothing so far
   float* out = nullptr;
   float scale = 1.0f;  // what makes it a mean: 1/M or 1/sum of weights
   Upper upper{};       // flush on the CPU: acc is of whole numbers, and scale has their unit
+  // flush on the CPU: updates that come between acc and the one of the step. With `combine`, D is what it makes of
+  // them, and nothing else is read.
+  const std::vector<Held>* held = nullptr;
+  const Combine* combine = nullptr;
+  Desks* desks = nullptr;
 };
 
 // Which row is replaced, and where the new one goes: another place or the same. The key is that of its rounding; its

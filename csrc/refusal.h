@@ -20,6 +20,7 @@ enum class Why {
   kTooLarge,
   kSetting,     // an argument or a setting that does not fit the rule
   kNotDurable,  // the log cannot be written
+  kEncoding,    // bytes that are no encoded update
   kDamaged,     // a record that cannot be executed
 };
 

@@ -177,5 +177,6 @@ class Receipt:
 
 # What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in
 # one place: fastagg/server, fastagg/rules, fastagg/durable.
+encoding: Any  # csrc/bindings/encoding.cpp; used by fastagg/encoding and storage/pieces.py
 engine: Any
 log: Any

@@ -9,6 +9,7 @@ __all__ = [
     "DTypeMismatch",
     "DataError",
     "DeviceError",
+    "EncodingError",
     "FastaggError",
     "MissingDependency",
     "NonFiniteUpdate",
@@ -56,6 +57,11 @@ class ShapeMismatch(FastaggError, ValueError):
 
 class DTypeMismatch(FastaggError, TypeError, ValueError):
     """An array's element type is not accepted here."""
+
+
+class EncodingError(FastaggError, ValueError):
+    """Bytes or arrays that are no encoded update: of another length than their header tells, with a scale that is
+    negative or not finite, or with indices that are out of range or come twice."""
 
 
 class NonFiniteUpdate(FastaggError, ValueError):

@@ -46,6 +46,7 @@ from fastagg.rules.directions import (
     Differences,
     Echo,
     Mixing,
+    Robust,
     RoundSettings,
     Single,
 )
@@ -89,8 +90,12 @@ __all__ = [
     "FedAvgM",
     "FedBuff",
     "FedEcho",
+    "FedMedian",
     "FedProx",
+    "FedTrimmedAvg",
     "FedYogi",
+    "Krum",
+    "MultiKrum",
 ]
 
 
@@ -658,3 +663,101 @@ def FedAMS(
         'AMSGrad'
     """
     return _synchronous(server, params, clients_per_round, AMSGrad, lr, betas, eps, bias_correction, moments=moments)
+
+
+class RobustRounds(ServerSettings, DecaySettings, total=False):
+    """The arguments of the robust presets."""
+
+    at_least: int | None
+    grace: float | None
+
+
+def _robust(server: Mapping[str, Any], params: object, clients_per_round: int | None, lr: float, **rule: Any) -> Server:
+    if clients_per_round is not None:
+        _checks.whole("clients_per_round", clients_per_round, least=1)
+    rounds, steps, rest = _parted(server)
+    return Server(params, Robust(size=clients_per_round, synchronous=True, **rule, **rounds), SGD(lr, **steps), **rest)
+
+
+@preset
+def FedMedian(
+    params: object, *, clients_per_round: int | None, lr: float = 1.0, **server: Unpack[RobustRounds]
+) -> Server:
+    """Synchronous rounds; ``x <- x + lr*D``, D the median of the deltas, element by element (Yin et al. 2018; Flower).
+
+    :class:`fastagg.Robust` has the other rules, and the asynchronous form.
+
+    Example:
+        >>> server = fastagg.FedMedian(torch.zeros(1), clients_per_round=3)
+        >>> tasks = [server.dispatch(client) for client in "abc"]
+        >>> for task, number in zip(tasks, (1.0, 2.0, -1e9)):
+        ...     receipt = server.receive_model(task, torch.tensor([number]))
+        >>> server.flat
+        tensor([1.])
+    """
+    return _robust(server, params, clients_per_round, lr, rule="median")
+
+
+@preset
+def FedTrimmedAvg(
+    params: object, *, clients_per_round: int | None, beta: float = 0.2, lr: float = 1.0, **server: Unpack[RobustRounds]
+) -> Server:
+    """Synchronous rounds; the mean of the deltas without the ``int(beta*M)`` smallest and largest numbers of every
+    element (Yin et al. 2018; Flower).
+
+    Args:
+        beta: the share that is cut at each end, in [0, 0.5).
+
+    Example:
+        >>> fastagg.FedTrimmedAvg(torch.zeros(2), clients_per_round=10, beta=0.3).direction.trim
+        0.3
+    """
+    return _robust(server, params, clients_per_round, lr, rule="trimmed", trim=beta)
+
+
+@preset
+def Krum(
+    params: object,
+    *,
+    clients_per_round: int | None,
+    num_malicious_nodes: int = 0,
+    lr: float = 1.0,
+    **server: Unpack[RobustRounds],
+) -> Server:
+    """Synchronous rounds; D is the delta whose M - f - 2 nearest others are nearest (Blanchard et al. 2017; Flower).
+
+    Args:
+        num_malicious_nodes: f, of which M must be at least 2f + 3.
+
+    Example:
+        >>> fastagg.Krum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2).direction.f
+        2
+    """
+    return _robust(server, params, clients_per_round, lr, rule="krum", f=num_malicious_nodes)
+
+
+@preset
+def MultiKrum(
+    params: object,
+    *,
+    clients_per_round: int | None,
+    num_malicious_nodes: int = 0,
+    num_nodes_to_select: int | None = None,
+    lr: float = 1.0,
+    **server: Unpack[RobustRounds],
+) -> Server:
+    """Synchronous rounds; the mean of the ``num_nodes_to_select`` best deltas by :func:`Krum`'s measure (Blanchard et al. 2017).
+
+    The mean is of deltas that count alike; Flower's is weighted by samples.
+
+    Args:
+        num_malicious_nodes: f, of which M must be at least 2f + 3.
+        num_nodes_to_select: M - f by default.
+
+    Example:
+        >>> fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2, num_nodes_to_select=3).direction.keep
+        3
+    """
+    return _robust(
+        server, params, clients_per_round, lr, rule="multi_krum", f=num_malicious_nodes, keep=num_nodes_to_select
+    )

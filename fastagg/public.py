@@ -16,6 +16,7 @@ from fastagg._build import set_num_threads as set_num_threads
 from fastagg.distill import Distillation as Distillation
 from fastagg.durable.audit import audit as audit
 from fastagg.durable.opening import open as open
+from fastagg.encoding import *  # noqa: F403
 from fastagg.errors import *  # noqa: F403
 from fastagg.leaves import Leaf as Leaf
 from fastagg.model import Layout as Layout

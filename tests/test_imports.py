@@ -31,6 +31,7 @@ ORDER = (
     ("ops",),
     ("storage.cache", "storage.tiered"),
     ("model",),
+    ("encoding",),
     ("distill",),
     ("rules",),
     ("server",),

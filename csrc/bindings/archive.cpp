@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "../cpu/cpu.h"
 #include "arrays.h"
+#include "extension.h"
 #include "ids.h"
 
 namespace fastagg::bindings {
@@ -47,6 +49,15 @@ class Saves : public Archive {
   }
   void whole(const char* name, std::vector<int64_t>& values) override {
     state[name] = values.empty() ? py::object(py::none()) : array_of(values);
+  }
+  void held(const char* name, std::vector<engine::HeldUpdate>& updates, int64_t) override {
+    py::list all;
+    for (const engine::HeldUpdate& one : updates) {
+      py::dict entry;
+      entry["by"] = one.by, entry["update"] = tensors_in(one.owner, one.update, true);
+      all.append(entry);
+    }
+    state[name] = all;
   }
   std::vector<double> rows(const char* name, const std::vector<double>& values, int64_t width) override {
     if (values.empty()) {
@@ -92,6 +103,29 @@ class Loads : public Archive {
   void whole(const char* name, std::vector<int64_t>& values) override {
     const py::object given = state[name];
     if (!given.is_none()) values = vector_from<int64_t>(given);
+  }
+  void held(const char* name, std::vector<engine::HeldUpdate>& updates, int64_t) override {
+    updates.clear();
+    const py::object pieces = py::module_::import("fastagg.storage.pieces").attr("stored_pieces");
+    for (const py::handle given : py::list(state[name])) {
+      const auto entry = py::reinterpret_borrow<py::dict>(given);
+      engine::HeldUpdate& one = updates.emplace_back();
+      const py::object read = pieces(entry["update"]);
+      const Update theirs = update_of(py::object(read.attr("native")));
+      one.by = py::cast<float>(entry["by"]);
+      if (store::is_encoded(theirs)) {
+        one.update = theirs;
+        one.owner = std::const_pointer_cast<store::Encoded>(store::encoded_in(theirs));
+        continue;
+      }
+      one.owner = store::new_memory(theirs.size * 4 + static_cast<int64_t>(theirs.pieces.size()) * 4);
+      const auto* at = static_cast<const char*>(one.owner.get());
+      for (const Piece& piece : theirs.pieces) {
+        one.update.add(at, piece.size, piece.dtype);
+        at += (piece.size * (piece.dtype == kFloat32 ? 4 : 2) + 3) / 4 * 4;
+      }
+      cpu::copy(theirs, one.update);
+    }
   }
   std::vector<double> rows(const char* name, const std::vector<double>&, int64_t) override {
     const py::object given = state[name];

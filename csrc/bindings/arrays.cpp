@@ -237,6 +237,22 @@ py::object tensor_of(const store::Owner& owner, void* data, int64_t count, Eleme
   return found;
 }
 
+py::list tensors_in(const store::Owner& owner, const Update& update, bool stored) {
+  if (store::is_encoded(update)) {
+    const auto encoded = std::const_pointer_cast<store::Encoded>(store::encoded_in(update));
+    py::list one;
+    one.append(stored ? tensor_of(encoded, encoded->data(), encoded->nbytes, Element::kBytes) : py::cast(encoded));
+    return one;
+  }
+  // not the owner itself, which may be Python's object of all pieces
+  const store::Owner all = std::make_shared<store::Owner>(owner);
+  py::list found;
+  for (const Piece& piece : update.pieces)
+    found.append(
+        tensor_of(all, const_cast<void*>(piece.data), piece.size, static_cast<Element>(static_cast<int>(piece.dtype))));
+  return found;
+}
+
 store::Vector vector_of(const py::object& tensor) {
   if (tensor.is_none()) return {};
   auto* const data = reinterpret_cast<float*>(py::cast<uintptr_t>(tensor.attr("data_ptr")()));

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "../plan.h"
+#include "../store/encoded.h"
 #include "../store/vector.h"
 #include "python.h"
 
@@ -26,6 +28,9 @@ inline py::object tensor_of(const store::Vector& vector, int64_t count) {
 }
 // A tensor of torch's as a vector of the engine's. None: no vector.
 store::Vector vector_of(const py::object& tensor);
+
+// The pieces of an update as such tensors; of an encoded one, the Encoded. `stored`: or its bytes.
+py::list tensors_in(const store::Owner& owner, const Update& update, bool stored = false);
 
 // A torch tensor's memory, as torch describes it.
 struct Memory {

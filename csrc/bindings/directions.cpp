@@ -4,6 +4,7 @@
 #include "../engine/calibrated.h"
 #include "../engine/on_cpu.h"
 #include "../engine/ordered.h"
+#include "../engine/robust.h"
 #include "../engine/single.h"
 #include "../store/row_cut.h"
 #include "../store/row_file.h"
@@ -99,6 +100,14 @@ std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& s
   if (setting.clients < 1 || setting.capacity < 1) throw Refused("calibrated: expected at least one client and update");
   const auto& [seed, sum, acc] = where;
   return std::make_shared<Calibrated>(sign, setting, rows, seed, at(sum), at(acc), std::move(resummation));
+}
+
+Robust robust(const std::string& rule, double trim, int64_t f, int64_t keep, double radius, int64_t iterations,
+              double smoothing) {
+  const auto* const found = std::find(std::begin(kRobustNames), std::end(kRobustNames), rule);
+  if (found == std::end(kRobustNames)) throw Refused("rule: unknown '" + rule + "'");
+  const auto place = static_cast<RobustRule>(found - std::begin(kRobustNames));
+  return Robust({place, trim, f, keep, iterations, smoothing, radius});
 }
 
 // -- rows on a disk
@@ -258,14 +267,19 @@ void bind_directions(py::module_& m) {
       .def_property_readonly("immediate", [](const DirectionState& one) { return one.is.immediate; });
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
+  py::class_<Combine, std::shared_ptr<Combine>>(m, "Combine");
+  py::class_<Robust, Combine, std::shared_ptr<Robust>>(m, "Robust")
+      .def(py::init(&robust), by_name, arg("rule"), arg("trim"), arg("f"), arg("keep"), arg("radius"),
+           arg("iterations"), arg("smoothing"));
   py::class_<Buffered::Setting>(m, "BufferedSetting")
-      .def(py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
-                       std::pair<double, double> exact, double divisor, int64_t size) {
-             return Buffered::Setting{capacity, synchronous, size,         closes_first, at_least,
-                                      grace,    exact.first, exact.second, divisor};
-           }),
-           by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
-           arg("exact"), arg("divisor"), arg("size"));
+      .def(
+          py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
+                      std::pair<double, double> exact, double divisor, int64_t size, std::shared_ptr<Combine> combine) {
+            return Buffered::Setting{capacity, synchronous, size,         closes_first, at_least,
+                                     grace,    exact.first, exact.second, divisor,      std::move(combine)};
+          }),
+          by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
+          arg("exact"), arg("divisor"), arg("size"), arg("combine") = py::none());
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
       .def(py::init([](double sign, const Buffered::Setting& setting, std::shared_ptr<store::Memory> memory) {
              return std::make_shared<Buffered>(sign, setting, std::move(memory));

@@ -496,6 +496,10 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
     if (part.role == log::kParameters) {
       if (part.dtype > kWholeNumbers) damaged("parameters of an unknown type");
       answer.update.add(part.data, count, static_cast<Dtype>(part.dtype));
+    } else if (part.role == log::kEncodedRole) {
+      auto encoded = store::Encoded::read(part.data, count);
+      answer.update = encoded->update();
+      answer.owner = std::move(encoded);
     } else if (part.role == log::kBuffers) {
       if (part.dtype != kFloat32) damaged("statistics of an unknown type");
       const auto* from = reinterpret_cast<const float*>(part.data);
@@ -557,10 +561,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
 
 // Sends an answer of the log to the device, as when it came.
 void bring(const Shared& server, Answer& answer) {
-  py::list pieces;
-  for (const Piece& piece : answer.update.pieces)
-    pieces.append(
-        tensor_of(answer.owner, const_cast<void*>(piece.data), piece.size, static_cast<Element>(piece.dtype)));
+  const py::list pieces = tensors_in(answer.owner, answer.update);
   const py::object reported = answer.reported ? py::cast(answer.reported) : py::none();
   const py::tuple found = python_of(*server.engine->extension()).attr("brought")(pieces, reported);
   const py::object there = found[0], extra = found[1];
@@ -646,17 +647,11 @@ py::list waiting_of(const Shared& server) {
   const engine::Ordered* const ordered = ordered_of(server);
   if (ordered == nullptr) return found;
   for (const auto& [answer, brings] : ordered->waiting()) {
-    py::list pieces;
-    // not the owner itself, which may be Python's object of all pieces
-    const store::Owner owner = std::make_shared<store::Owner>(answer.owner);
-    for (const Piece& piece : answer.update.pieces)
-      pieces.append(tensor_of(owner, const_cast<void*>(piece.data), piece.size,
-                              static_cast<Element>(static_cast<int>(piece.dtype))));
     py::dict entry;
     entry["client"] = to_python(answer.client);
     entry["gain"] = brings.gain, entry["weight"] = brings.weight;
     entry["share"] = brings.share, entry["norm"] = brings.norm;
-    entry["update"] = pieces;
+    entry["update"] = tensors_in(answer.owner, answer.update, true);
     entry["reported"] =
         answer.reported ? py::cast(std::const_pointer_cast<engine::Reported>(answer.reported)) : py::none();
     found.append(entry);

@@ -130,11 +130,7 @@ py::object tensor_or_none(const store::Vector& vector, int64_t size) {
 // Pieces, or the tensors that make them up.
 py::object pieces_of(const Question& asked) {
   if (PyObject* const object = object_of(asked.owner)) return py::reinterpret_borrow<py::object>(object);
-  py::list tensors;
-  for (const Piece& piece : asked.update.pieces)
-    tensors.append(tensor_of(asked.owner, const_cast<void*>(piece.data), piece.size,
-                             static_cast<Element>(static_cast<int>(piece.dtype))));
-  return std::move(tensors);
+  return tensors_in(asked.owner, asked.update);
 }
 
 py::object extra_of(const void* extra) {

@@ -77,6 +77,7 @@ const char* name_of(Why why) {
     case Why::kNotFinite: return "NonFiniteUpdate";
     case Why::kTooLarge: return "UpdateTooLarge";
     case Why::kNotDurable: return "NotDurable";
+    case Why::kEncoding: return "EncodingError";
     case Why::kDamaged: return "CheckpointError";
     default: return "ConfigError";
   }

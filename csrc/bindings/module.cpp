@@ -225,6 +225,7 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   bindings::bind_log(log);
   bindings::bind_train(m);
   bindings::bind_ops(m);
+  bindings::bind_encoding(m);
 
   m.def("accumulate_exact", &accumulate_exact, arg("update"), by_name, arg("total"), arg("fresh"), arg("weight"));
   m.def("add_exact", &add_exact, arg("terms"), arg("size"), by_name, arg("total"), arg("fresh"));

@@ -8,8 +8,10 @@
 #include <string_view>
 #include <variant>
 
+#include "../cpu/combine.h"
 #include "../cpu/cpu.h"
 #include "../engine/optimizer.h"
+#include "../engine/robust.h"
 #if defined(FASTAGG_CUDA)
 #include "../cuda/cuda.h"
 #endif
@@ -202,12 +204,24 @@ PyMethodDef method(const char* name) {
   return {name, found, METH_FASTCALL, nullptr};
 }
 
+void combine(const std::vector<std::pair<const Update*, float>>& updates, const engine::Robust& rule, Address out) {
+  std::vector<Held> held;
+  for (const auto& [update, by] : updates) held.push_back({update, by});
+  if (held.empty()) throw Refused("combine: there is no update");
+  Desks desks(held.size());
+  const Released released;
+  rule.weigh(held, held.front().update->size, desks.weights());
+  cpu::combine(held, rule, desks, at(out));
+}
+
 }  // namespace
 
 void bind_ops(py::module_& m) {
   using py::arg;
   static std::array<PyMethodDef, 3> methods{method<&step>("step"), method<&accumulate>("accumulate"), PyMethodDef{}};
   if (PyModule_AddFunctions(m.ptr(), methods.data()) != 0) throw py::error_already_set();
+  m.attr("most_combined") = kMostCombined;
+  m.def("combine", &combine, arg("updates"), arg("rule"), py::kw_only(), arg("out"));
   m.def("sum_squares", [](const Update& update) {
     const Released released(update.size >= kWorthReleasing);
     return cpu::sum_squares(update);

@@ -47,7 +47,8 @@ py::dict facts_of_formats(List<Each...>) {
 void add_piece(Update& update, Address address, int64_t size, int dtype) {
   if (size < 0) throw Refused("pieces: a negative number of elements");
   if (address == 0 && size != 0) throw Refused("pieces: an address of zero");
-  if (dtype < 0 || dtype >= kDtypes) throw Refused("pieces: unknown dtype " + std::to_string(dtype));
+  if (dtype != kEncoded && (dtype < 0 || dtype >= kDtypes))
+    throw Refused("pieces: unknown dtype " + std::to_string(dtype));
   update.add(at<const void>(address), size, static_cast<Dtype>(dtype));
 }
 

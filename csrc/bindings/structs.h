@@ -64,6 +64,7 @@ void bind_log(pybind11::module_& m);
 void bind_train(pybind11::module_& m);
 void bind_engine(pybind11::module_& m);
 void bind_ops(pybind11::module_& m);
+void bind_encoding(pybind11::module_& m);
 
 }  // namespace bindings
 

@@ -20,7 +20,12 @@ inline std::vector<Piece>::const_iterator piece_at(const Update& update, int64_t
   return std::upper_bound(update.pieces.begin(), update.pieces.end(), position, after) - 1;
 }
 
+inline void decode(const Kernels& table, const Wire& wire, int64_t at, float* out, int64_t n) {
+  table.decode_wire[wire.format](wire, at, out, n, tuning().prefetch);
+}
+
 inline void widen(const Kernels& table, const Piece& piece, int64_t offset, float* out, int64_t n) {
+  if (piece.dtype == kEncoded) return decode(table, *static_cast<const Wire*>(piece.data), offset, out, n);
   const uint16_t* halves = static_cast<const uint16_t*>(piece.data) + offset;
   if (piece.dtype == kFloat16)
     table.widen_f16(halves, out, n);

@@ -29,6 +29,10 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
 // With `upper` it is a sum of whole numbers (math/fixed.h): weight has their unit, and acc may be carried.
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper = {});
 
+// acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order: the bits of one `accumulate` after the other, in
+// one pass. acc_out may be acc.
+void add_held(const std::vector<Held>& held, const float* acc, float* acc_out);
+
 // Sums of whole numbers. acc += sign*terms; if `fresh`, acc counts as zero. In place.
 void add_fixed(const int64_t* terms, int64_t sign, float* acc, bool fresh, const Upper& upper, int64_t size);
 // out = acc
@@ -92,6 +96,12 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 // Whether the update is far nearer to x than to zero: |u - x| < 0.1*|u| on at most 1,024 evenly spaced elements. False
 // for an update that is zero there or not finite.
 bool nearly(const Update& update, const float* x);
+
+// Encoded updates (math/wire.h). `encode` writes the arrays of one whose memory is there, from an update of as many
+// elements; of a top-k it chooses the largest, and of equals the first. `ends` is there already. The key is that of the
+// rounding.
+void encode(const Update& update, const Wire& into, const RandomKey& key);
+void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // `at` is a multiple of kScaleBlock
 
 // A client's model after training, and the model it started from. If base is null, `model` is the difference itself.
 struct Trained {

@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "../math/combine.h"
 #include "../math/moments.h"
 #include "../math/optimizers.h"
 #include "../math/reduce.h"
@@ -96,6 +97,26 @@ struct Fixed {
   bool stream_out;  // stores that bypass the caches; `out` is aligned to 64 bytes
 };
 
+// out = the n elements of each row, times its weight, combined (math/combine.h).
+struct Combination {
+  const float* const* rows;
+  const float* weights;
+  int64_t count, cut, n, ahead;
+  float* out;
+};
+
+// sums[i*count + k] += the sum over n elements of row i times row k, each times its weight, for i <= k; if `apart`, of
+// the square of their difference. In double.
+struct Pairs {
+  const float* const* rows;
+  const float* weights;
+  int64_t count, n;
+  bool apart;
+  const uint8_t* wanted;  // [count, count]: which; null: all
+  double* sums;
+  bool wants(int64_t i, int64_t k) const { return i <= k && (wanted == nullptr || wanted[i * count + k] != 0); }
+};
+
 // A row of the distillation loss (distill.h).
 template <typename T>
 struct RowLoss {
@@ -124,6 +145,13 @@ struct Kernels {
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
   void (*change[RowFormats::kCount])(const RowChange& change);
   void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
+  // Elements at..at+n-1 of an encoded update; `at` is a multiple of kScaleBlock.
+  void (*decode_wire[kWireFormats])(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead);
+  // Of a block whose first element begins a scale block (math/wire.h).
+  void (*encode_sign)(const float* in, int64_t n, uint8_t* bits, float* scales);
+  void (*encode_two_bits)(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales);
+  void (*encode_nearest)(const float* in, int64_t n, float inverse, int8_t* codes);
+  uint32_t (*largest)(const float* in, int64_t n);  // bits of the largest magnitude
   // sum += weight*row
   void (*add_row[RowFormats::kCount])(float* sum, Row row, float weight, int64_t n, int64_t ahead);
   // total += weight*row, added in double
@@ -136,6 +164,8 @@ struct Kernels {
   void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
+  void (*combine[Combines::kCount])(const Combination& run);
+  void (*add_pairs)(const Pairs& run);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
   // Local steps of one client, in a workspace of the network's whose borders are zeros.

@@ -27,8 +27,10 @@ namespace {
 #include "fixed.inl"
 #include "fold.inl"
 #include "rows.inl"
+#include "wire.inl"
 #include "moments.inl"
 #include "sums.inl"
+#include "combine.inl"
 #include "distill.inl"
 #include "../train/train.inl"
 #endif
@@ -100,6 +102,15 @@ constexpr Kernels made() {
 #if !defined(FASTAGG_LOOPS_ONLY)
   fill_coded(to, Optimizers{});
   fill_rows(to, RowFormats{});
+  to.decode_wire[kWireInt8] = decode_row_wire<Int8>;
+  to.decode_wire[kWireInt4] = decode_row_wire<Int4>;
+  to.decode_wire[kWireTensor] = decode_tensor_wire;
+  to.decode_wire[kWireSign] = decode_sign_wire;
+  to.decode_wire[kWireTopK] = decode_topk_wire;
+  to.encode_sign = encode_sign_block;
+  to.encode_two_bits = encode_two_bits_block;
+  to.encode_nearest = encode_nearest_block;
+  to.largest = largest_block;
   to.widen_f16 = widen_f16_block;
   to.widen_bf16 = widen_bf16_block;
   to.fold = fold_run;
@@ -111,6 +122,10 @@ constexpr Kernels made() {
   to.squares = squares_strand;
   to.copy_squares = copy_squares_strand;
   to.apart = apart_strand;
+  to.combine[place_in<Mean>(Combines{})] = combine_mean;
+  to.combine[place_in<Trimmed>(Combines{})] = combine_trimmed;
+  to.combine[place_in<Around>(Combines{})] = combine_around;
+  to.add_pairs = add_pairs;
   to.distill_f32 = {soft_targets_row<float>, distill_row<float>};
   to.train = train_client;
   to.distill_f64 = {soft_targets_row<double>, distill_row<double>};

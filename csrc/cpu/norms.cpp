@@ -104,7 +104,32 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
 
 }  // namespace
 
-double sum_squares(const Update& update) { return total_of_groups(group_sums(update, 1, 4, squares_of_strand), 0); }
+// Of a strand of an update of few numbers: zeros add nothing, so their lanes' sums are of what is there.
+bool squares_of_sparse(const Wire& wire, int64_t at, int64_t count, double* out) {
+  const int32_t* const end = wire.indices + wire.count;
+  const int32_t* next = std::lower_bound(wire.indices, end, static_cast<int32_t>(at));
+  double lanes[kLanes] = {};
+  for (; next != end && *next < at + count; ++next) {
+    const double value = value_of(wire, next - wire.indices);
+    lanes[(*next - at) % kLanes] += value * value;
+  }
+  double quads[kQuads];
+  for (int64_t q = 0; q < kQuads; ++q)
+    quads[q] = fold_quad(lanes[4 * q], lanes[4 * q + 1], lanes[4 * q + 2], lanes[4 * q + 3]);
+  for (int64_t half = kQuads / 2; half > 0; half /= 2)
+    for (int64_t q = 0; q < half; ++q) quads[q] += quads[q + half];
+  out[0] = quads[0];
+  return true;
+}
+
+double sum_squares(const Update& update) {
+  const Piece* const only = update.pieces.size() == 1 ? update.pieces.data() : nullptr;
+  const Wire* const wire = only != nullptr && only->dtype == kEncoded ? static_cast<const Wire*>(only->data) : nullptr;
+  if (wire == nullptr || wire->format != kWireTopK)
+    return total_of_groups(group_sums(update, 1, 4, squares_of_strand), 0);
+  const auto sparse = [&](int64_t at, int64_t count, double* out) { return squares_of_sparse(*wire, at, count, out); };
+  return total_of_groups(group_sums(update, 1, 1, squares_of_strand, sparse), 0);
+}
 
 double absorb(const Update& update, const Update& copy) {
   const auto take = [&](int64_t at, int64_t count, double* out) {

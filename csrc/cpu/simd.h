@@ -97,6 +97,19 @@ struct Simd {
 #endif
   }
 
+  // a < b ? a : b
+  FASTAGG_FN F smaller(F a, F b) {
+#if defined(FASTAGG_512)
+    return (F)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+    return (F)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(FASTAGG_128)
+    return (F)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    return chosen(a < b, a, b);
+#endif
+  }
+
   // The nearest whole numbers, ties to even.
   FASTAGG_FN U nearest(F value) {
 #if defined(FASTAGG_512)

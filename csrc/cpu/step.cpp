@@ -1,11 +1,28 @@
 // A server step. If everything is fp32, it is one fused loop. Otherwise stages run over blocks of 1,024 elements in the
 // L1 cache.
 #include "blocks.h"
+#include "combine.h"
 #include "cpu.h"
 #include "fixed.h"
 
 namespace fastagg::cpu {
 namespace {
+
+// The block of acc + held[0] + ... + held[count-1], added in order in the L1 cache. Null: there is nothing.
+const float* add_block(const Kernels& table, const std::vector<Held>& held, size_t count, const float* acc, int64_t at,
+                       int64_t n, float* out) {
+  for (size_t k = 0; k < count; ++k) {
+    Reader reader(*held[k].update, table, at);
+    Run run{};
+    run.update = reader.block(at, n);
+    run.gain = held[k].by;
+    run.weight = run.scale = 1.0f;
+    run.acc = acc, run.out = out, run.n = n;
+    table.fused[acc == nullptr ? kAlongSingle : kAlongFlush][kGives](run);
+    acc = out;
+  }
+  return acc;
+}
 
 // Everything that a step needs except its position, which `at` adds.
 class Step {
@@ -54,10 +71,11 @@ class Step {
 
   void run() {
     const bool caches = direction_.kind == kMean || direction_.kind == kCalibrated;
-    const bool stages = fixed() || (caches && (!is_plain() || !direction_.sum.terms.empty()));
+    const bool stages =
+        fixed() || direction_.buffer.held != nullptr || (caches && (!is_plain() || !direction_.sum.terms.empty()));
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
-      if (direction_.row.coded.data != nullptr) {
+      if (direction_.kind == kMean && direction_.row.coded.data != nullptr) {
         for (int64_t at = begin; at < end; at += kBlock) entered(at, std::min(kBlock, end - at));
       } else if (stages || decays_ || optimizer_.moments.coded()) {
         Reader reader(update_, table_, begin);
@@ -65,6 +83,8 @@ class Step {
           const int64_t n = std::min(kBlock, end - at);
           if (fixed())
             along_fixed(reader.block(at, n), at, n);
+          else if (direction_.buffer.held != nullptr)
+            along_held(reader, at, n);
           else
             stages ? cached(reader, at, n) : finish(along(), run_at(reader.block(at, n), at, n), at);
         }
@@ -101,6 +121,7 @@ class Step {
                             static_cast<const void*>(whole_.vhat), static_cast<const void*>(direction_.row.read.data)})
       vectors += one != nullptr;
     vectors += whole_.out != whole_.x;
+    if (direction_.buffer.held != nullptr) vectors += static_cast<int64_t>(direction_.buffer.held->size());
     return 4 * (vectors + static_cast<int64_t>(direction_.sum.terms.size()) + (optimizer_.moments.coded() ? 4 : 0));
   }
 
@@ -198,7 +219,7 @@ class Step {
     const Row read = row_at(direction_.row.read, at), write = row_at(direction_.row.write, at);
     const float* ask = optimizer_.steps() ? run.x + kBlock : values + kBlock;
     alignas(64) uint32_t words[4 * kCalls];
-    if (facts_.random && write.data != nullptr)
+    if (facts_.random && write.data != nullptr && direction_.row.coded.data == nullptr)
       table_.random_words(direction_.row.key, at / kBlock, words, tuning().prefetch != 0 ? values + kBlock : nullptr);
     if (direction_.kind == kCalibrated) {
       calibrated(run, read, write, words, ask, at);
@@ -231,6 +252,25 @@ class Step {
     }
     add_terms(next, run.sum, at, n);
     if (optimizer_.steps()) finish(kAlongSum, run, at);
+  }
+
+  // A block of a step along the updates that wait, and the last one.
+  void along_held(Reader& reader, int64_t at, int64_t n) {
+    const std::vector<Held>& held = *direction_.buffer.held;
+    Scratch scratch;
+    if (direction_.buffer.combine != nullptr) {
+      const Desks::Place place(*direction_.buffer.desks);
+      rows_at(held, table_, at, n, place);
+      direction_.buffer.combine->block(place.rows(), static_cast<int64_t>(held.size()),
+                                       direction_.buffer.desks->weights(), n, scratch.values);
+      Run run = run_at(scratch.values, at, n);
+      run.gain = 1.0f, run.weight = run.scale;
+      return finish(kAlongSingle, run, at);
+    }
+    const float* const acc = add_block(table_, held, held.size(), shifted(whole_.acc, at), at, n, scratch.values);
+    Run run = run_at(reader.block(at, n), at, n);
+    run.acc = acc;
+    finish(kAlongFlush, run, at);
   }
 
   // A block of a step along a sum of whole numbers and one more term, which is rounded as if it were added to the sum.
@@ -276,7 +316,9 @@ class Step {
     Scratch old;
     run.read = decoded(read, old, run.n);
     run.write = nullptr;
-    if (write.data != nullptr)
+    if (direction_.row.coded.data != nullptr)
+      copy_row(row_at(direction_.row.coded, at), direction_.row.write, at, run.n);
+    else if (write.data != nullptr)
       table_.change[direction_.row.format]({run.update,
                                             run.gain,
                                             words,
@@ -389,6 +431,17 @@ void accumulate(const Update& update, const float* acc, float weight, float* acc
 
 double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper) {
   return read_once(update, Accumulation(update.size, acc, weight, acc_out, upper));
+}
+
+void add_held(const std::vector<Held>& held, const float* acc, float* acc_out) {
+  const Kernels& table = kernels();
+  const int64_t size = held.front().update->size, reads = static_cast<int64_t>(held.size());
+  for_each_part(size, 4 * (reads + 2), [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      add_block(table, held, held.size(), shifted(acc, at), at, n, acc_out + at);
+    }
+  });
 }
 
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out) {

@@ -36,6 +36,7 @@ AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<stor
 
 Outcome AllClients::plan(const Contributions& given, bool, Way) {
   given_ = given.front();
+  if (given_.row == nullptr && coded.size > 0) given_.row = row_in(given_, format);
   copy_ = nullptr;
   const bool enters = !ages_ || ages_->plan(given_);
   weights_.plan(given_.client, given_.share, enters);

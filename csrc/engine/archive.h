@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../store/vector.h"
+#include "held.h"
 
 namespace fastagg::engine {
 
@@ -36,6 +37,8 @@ class Archive {
   virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
   // Whole numbers, one for each element; none is saved if it is empty.
   virtual void whole(const char* name, std::vector<int64_t>& values) = 0;
+  // Updates of `size` elements that wait as they came.
+  virtual void held(const char* name, std::vector<HeldUpdate>& updates, int64_t size) = 0;
   // Rows [count, width] in double; loading returns them.
   virtual std::vector<double> rows(const char* name, const std::vector<double>& values, int64_t width) = 0;
 };

@@ -5,12 +5,19 @@
 #include <stdexcept>
 
 #include "../cpu/cpu.h"
+#include "../math/combine.h"
 #include "../math/fixed.h"
 #include "../math/reduce.h"
 #include "../refusal.h"
+#include "../store/encoded.h"
+#include "answer.h"
 
 namespace fastagg::engine {
 namespace {
+
+// More wait in no smaller memory, and for a longer step, than their sum.
+constexpr size_t kMostWaiting = 32;
+constexpr int64_t kMostBytes = 16;  // a parameter
 
 double weight_of(const Contribution& one) { return one.weight * one.share; }
 
@@ -18,10 +25,16 @@ double weight_of(const Contribution& one) { return one.weight * one.share; }
 
 Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
     : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {
-  is.reads_once = true;
+  is.keeps = setting_.combine != nullptr;
   is.sums = this;
   unit = setting.unit;
-  folds = setting.capacity != 1 && !exact();
+  tell_traits();
+}
+
+// What is only possible while all is in the sum.
+void Buffered::tell_traits() noexcept {
+  is.reads_once = waiting_.empty() && !setting_.combine;
+  folds = is.reads_once && setting_.capacity != 1 && !exact();
 }
 
 void Buffered::check(const ClientId& client, int64_t start, int64_t now) const {
@@ -45,26 +58,58 @@ Outcome Buffered::plan(const Contributions& given, bool closes, Way way) {
   for (const Contribution& one : given) count += one.count;
   const bool steps = closes || count >= room();
   if (given.empty() && (!steps || held_.empty())) return outcome_ = Outcome::kKept;
+  if (setting_.combine && !given.empty() && given.back().total >= 0.0)
+    throw Refusal(Why::kSetting, "receive_partial: a sum of updates, and this rule needs every single one");
+  if (setting_.combine && static_cast<int64_t>(held_.size()) + count > kMostCombined)
+    throw Refusal(Why::kSetting, "the round has as many updates as can be combined; call close_round()");
   plan_numbers(given, steps);
   const auto more = static_cast<size_t>(count);
   if (held_.capacity() < held_.size() + more) held_.reserve(2 * (held_.size() + more));
+  plan_held();
   plan_memory(way);
   return outcome_;
 }
 
+// What becomes of updates that wait as they came, and whether this one joins them. All but those of a step are added to
+// the sum when one comes that does not wait.
+void Buffered::plan_held() {
+  waits_ = outcome_ == Outcome::kKept && given_.size() == 1 && (setting_.combine || may_wait(given_.front()));
+  terms_.clear(), desks_.reset();
+  if (outcome_ == Outcome::kIdle || (setting_.combine && !waits_ && outcome_ == Outcome::kKept)) return;
+  if (waits_) return waiting_.reserve(waiting_.size() + 1);
+  for (const HeldUpdate& one : waiting_) terms_.push_back({&one.update, one.by});
+  if (terms_.empty() && !setting_.combine) return;
+  for (const Contribution& one : given_) terms_.push_back({one.update, factor(one)});
+  if (!setting_.combine) return;
+  desks_ = std::make_unique<Desks>(terms_.size());
+  setting_.combine->weigh(terms_, setting_.size, desks_->weights());
+}
+
+// Whether an update that only has to be added up may wait as it came.
+bool Buffered::may_wait(const Contribution& one) const {
+  if (exact() || one.total >= 0.0 || !store::is_encoded(*one.update) || waiting_.size() >= kMostWaiting) return false;
+  return nbytes() + store::encoded_in(*one.update)->nbytes <= kMostBytes * setting_.size;
+}
+
+// What an update is multiplied by where it is added up. What is combined is not weighted by samples.
+float Buffered::factor(const Contribution& one) const {
+  return static_cast<float>(one.gain * is.sign * (setting_.combine ? one.weight : weight_of(one)));
+}
+
 void Buffered::plan_memory(Way way) {
-  const bool moves = outcome_ == Outcome::kStep, models = way == Way::kModels || way == Way::kStillModels;
-  const bool one_alone = moves && held_.empty() && given_.size() == 1 && !models;
   beside_ = {};
+  models_.clear(), sum_ = {};
+  if (waits_ || (setting_.combine && outcome_ == Outcome::kStep)) return;
+  const bool moves = outcome_ == Outcome::kStep, models = way == Way::kModels || way == Way::kStillModels;
+  const bool one_alone = moves && fresh() && given_.size() == 1 && !models;
   if (exact() || !one_alone) begin_sum();
   // In place, the memory of a second sum is saved, and each model is read twice.
   in_place_ = way == Way::kStillModels && !held_.empty() && !moves;
   // What may still fail needs the old sum.
   const bool may_fail = models  ? !in_place_ && !held_.empty()
-                        : moves ? settles(given_)
+                        : moves ? settles(given_) || (given_.empty() && !terms_.empty())
                                 : way == Way::kOnce && !held_.empty();
   if (may_fail) beside_ = memory_->vector(setting_.size);
-  models_.clear(), sum_ = {};
   if (moves && (models || given_.empty() || settles(given_))) sum_.add(into().data, setting_.size, kFloat32);
   if (!models) return;
   for (const Contribution& one : given_)
@@ -109,7 +154,8 @@ void Buffered::plan_numbers(const Contributions& given, bool steps) {
   for (const Contribution& one : given_) {
     if (steps) versions_.insert(versions_.end(), static_cast<size_t>(one.count), one.start);
     total_next_ += one.counts_for() * (setting_.divisor < 0.0 ? one.weight : 1.0);
-    acc_bound_next_ += std::abs(weight_of(one)) * one.norm;
+    const double most = std::abs(setting_.combine ? one.weight : weight_of(one)) * one.norm;
+    acc_bound_next_ = setting_.combine ? std::max(acc_bound_next_, most) : acc_bound_next_ + most;
   }
   // A round in which nobody had samples ends without a step.
   outcome_ = !steps ? Outcome::kKept : total_next_ > 0.0 ? Outcome::kStep : Outcome::kIdle;
@@ -118,13 +164,15 @@ void Buffered::plan_numbers(const Contributions& given, bool steps) {
     throw Refusal(Why::kSetting, "normalize: the sum of the updates' weights is " + std::to_string(total_next_) +
                                      "; use a staleness policy that weighs them more");
   // A waiting update must be fit for a step now. Otherwise it would block every later step.
-  bound_ = acc_bound_next_ == 0.0 ? 0.0 : acc_bound_next_ / divisor();
+  bound_ = acc_bound_next_ == 0.0 || setting_.combine ? acc_bound_next_ : acc_bound_next_ / divisor();
   kept_bound_ = acc_bound_next_;
 }
 
 void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
-  bool fresh = held_.empty();
   const bool steps = outcome_ == Outcome::kStep;
+  if (waits_ || (outcome_ == Outcome::kIdle && !waiting_.empty())) return;
+  if (!terms_.empty()) return run_held(runner, updates, optimizer);
+  bool fresh = held_.empty();
   if (!models_.empty()) {
     if (in_place_) cpu::fold(models_, acc_.data, acc_.data, largest_);
     if (steps) step_along(runner, optimizer);
@@ -146,6 +194,26 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
   if (!steps) return;
   if (updates.empty() || settles(given_)) return step_along(runner, optimizer);
   run_last(runner, *updates.back(), fresh, optimizer);
+}
+
+// A step along what waits, or its end in the sum.
+void Buffered::run_held(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
+  const float* const acc = fresh() ? nullptr : acc_.data;
+  if (setting_.combine) {
+    Direction direction;
+    direction.kind = kFlush;
+    direction.buffer.held = &terms_;
+    direction.buffer.combine = setting_.combine.get();
+    direction.buffer.desks = desks_.get();
+    return runner.step(*terms_.back().update, direction, optimizer);
+  }
+  if (outcome_ != Outcome::kStep || updates.empty()) {
+    cpu::add_held(terms_, acc, into().data);
+    if (outcome_ == Outcome::kStep) step_along(runner, optimizer);
+    return;
+  }
+  terms_.pop_back();  // the step's kernel reads it
+  run_last(runner, *updates.back(), false, optimizer);
 }
 
 // A step along the sum itself.
@@ -173,14 +241,16 @@ void Buffered::run_last(Runner& runner, const Update& update, bool fresh, const 
     direction.weight /= divisor();
   } else {
     direction.kind = kFlush;
-    direction.buffer.acc = acc_.data;
+    direction.buffer.acc = this->fresh() && !terms_.empty() ? nullptr : acc_.data;
     direction.buffer.scale = static_cast<float>(1.0 / divisor());
+    if (!terms_.empty()) direction.buffer.held = &terms_;
   }
   runner.step(update, direction, optimizer);
 }
 
 store::Vector Buffered::along() const {
-  return outcome_ == Outcome::kStep && (given_.empty() || !models_.empty()) ? into() : store::Vector{};
+  const bool is_sum = given_.empty() || !models_.empty();
+  return outcome_ == Outcome::kStep && is_sum && !setting_.combine ? into() : store::Vector{};
 }
 
 // In place, this pass only checks them. The old sum is only read, so a model that is unfit leaves it as it was.
@@ -193,6 +263,21 @@ size_t Buffered::fold() {
 void Buffered::commit() noexcept {
   if (beside_) acc_ = std::move(beside_);
   beside_ = {};
+  if (waits_) {
+    const Contribution& one = given_.front();
+    HeldUpdate& next = waiting_.emplace_back();
+    Answer& from = *one.answer;
+    if (store::is_encoded(from.update)) {
+      next.owner = std::const_pointer_cast<store::Encoded>(store::encoded_in(from.update));
+    } else {
+      next.owner = std::move(from.copy ? from.copy : from.owner);
+    }
+    next.update = std::move(from.update);
+    next.by = factor(one);
+  } else {
+    waiting_.clear();
+  }
+  tell_traits();
   if (outcome_ != Outcome::kKept) {
     held_.clear();
     total_ = acc_bound_ = 0.0;
@@ -207,9 +292,27 @@ void Buffered::fields(Archive& archive) {
   archive.list("versions", held_);
   archive.field("total", total_);
   if (exact()) return exact_fields(archive);
-  if (archive.loads() && !held_.empty() && !acc_) acc_ = memory_->vector(setting_.size);
-  const bool there = archive.vector("acc", acc_, setting_.size, !held_.empty());  // between rounds the sum is empty
+  if (archive.loads() ? archive.has("held") : !waiting_.empty()) archive.held("held", waiting_, setting_.size);
+  if (archive.loads()) load_held();
+  if (archive.loads() && !fresh() && !acc_) acc_ = memory_->vector(setting_.size);
+  const bool there = archive.vector("acc", acc_, setting_.size, !fresh());  // between rounds the sum is empty
   if (archive.loads()) check_loaded(there);
+}
+
+void Buffered::load_held() {
+  if (waiting_.size() > held_.size() || (setting_.combine && !fresh()))
+    throw std::invalid_argument("another number of held updates than of updates");
+  for (const HeldUpdate& one : waiting_) {
+    const double bound = bound_of(one, setting_.size);
+    acc_bound_ = setting_.combine ? std::max(acc_bound_, bound) : acc_bound_ + bound;
+  }
+  tell_traits();
+}
+
+int64_t Buffered::nbytes() const {
+  int64_t sum = 0;
+  for (const HeldUpdate& one : waiting_) sum += one.nbytes();
+  return sum;
 }
 
 void Buffered::exact_fields(Archive& archive) {
@@ -232,7 +335,7 @@ void Buffered::exact_fields(Archive& archive) {
 }
 
 void Buffered::check_loaded(bool there) const {
-  if (held_.empty() == there) throw std::invalid_argument("a buffer without its sum");
+  if (fresh() == there) throw std::invalid_argument("a buffer without its sum");
   if (setting_.capacity >= 0 && static_cast<int64_t>(held_.size()) >= setting_.capacity)
     throw std::invalid_argument("a buffer that is full");
   if (!(total_ >= 0.0)) throw std::invalid_argument("a buffer's weight");

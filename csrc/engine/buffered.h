@@ -1,12 +1,18 @@
 // The sum of the updates so far (FedBuff, FADAS, FedAvg). The last update of a full round never enters it: it goes
 // straight into the step.
+//
+// Updates may also wait as they came, behind the sum: in less memory, if they are encoded, or because the round becomes
+// something else than their sum (Combine). The step's pass reads them. Those that wait are always the last that came,
+// so everything is added in the order in which it came, and the bits do not tell who waited.
 #pragma once
 
 #include <atomic>
 #include <vector>
 
 #include "../cpu/cpu.h"
+#include "../cpu/desks.h"
 #include "direction.h"
+#include "held.h"
 
 namespace fastagg::engine {
 
@@ -23,6 +29,7 @@ class Buffered : public DirectionState, public Sums {
     double grace = 0.0;
     double largest = 0.0, unit = 0.0;  // of an exact sum: the largest norm of a term, and the unit. 0: a sum of floats
     double divisor = 0.0;              // of the sum. 0: what updates count for; negative: that times their weights
+    std::shared_ptr<const Combine> combine = nullptr;  // what a round becomes; null: the sum, divided
   };
   Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory);
   void check(const ClientId& client, int64_t start, int64_t now) const override;
@@ -41,12 +48,19 @@ class Buffered : public DirectionState, public Sums {
   double total() const override { return total_; }
   const store::Vector& acc() const { return acc_; }
   // After loading: a bound of the sum's elements.
-  void bound_sum(double bound) { acc_bound_ = bound; }
+  void bound_sum(double bound) { acc_bound_ += bound; }
   void fields(Archive& archive) override;
+  int64_t nbytes() const override;
 
  private:
   void plan_numbers(const Contributions& given, bool steps);
   void check_exact(const Contributions& given) const;
+  void plan_held();
+  void run_held(Runner& runner, const Updates& updates, const Optimizer& optimizer);
+  float factor(const Contribution& one) const;
+  bool may_wait(const Contribution& one) const;
+  void tell_traits() noexcept;
+  bool fresh() const { return held_.size() == waiting_.size(); }  // nothing is in the sum
   bool exact() const { return setting_.unit > 0.0; }
   double divisor() const { return setting_.divisor > 0.0 ? setting_.divisor : total_next_; }
   Upper upper() { return exact() ? Upper{reinterpret_cast<int32_t*>(high_.data), marks_.data()} : Upper{}; }
@@ -56,6 +70,7 @@ class Buffered : public DirectionState, public Sums {
   void step_along(Runner& runner, const Optimizer& optimizer);
   const store::Vector& into() const { return beside_ ? beside_ : acc_; }
   void exact_fields(Archive& archive);
+  void load_held();
   void check_loaded(bool there) const;
   bool settles(const Contributions& given) const { return exact() && (given.empty() || given.back().total >= 0.0); }
 
@@ -64,12 +79,16 @@ class Buffered : public DirectionState, public Sums {
   store::Vector acc_, beside_;
   store::Vector high_;  // of an exact sum, whose lower halves are in acc_
   std::vector<uint8_t> marks_;
-  std::vector<int64_t> held_;  // versions of what is in the sum
+  std::vector<int64_t> held_;  // versions of what is in the sum, and of what waits
+  std::vector<HeldUpdate> waiting_;
   double total_ = 0.0, acc_bound_ = 0.0;
   // Planned:
   Outcome outcome_ = Outcome::kKept;
   Contributions given_;
-  Update sum_;             // as a step along it reads it
+  Update sum_;               // as a step along it reads it
+  bool waits_ = false;       // the update is kept as it came
+  std::vector<Held> terms_;  // what is read as it came, besides the last one of a step
+  std::unique_ptr<Desks> desks_;
   bool in_place_ = false;  // models are checked in a pass of their own, and then added where the sum is
   std::vector<cpu::Trained> models_;
   std::vector<std::atomic<int32_t>> largest_;  // of their elements

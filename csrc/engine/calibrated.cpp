@@ -79,6 +79,7 @@ void Calibrated::run(Runner& runner, const Updates& updates, const Optimizer& op
   direction.gain = given_.gain * given_.weight;
   direction.weight = given_.share * is.sign;
   direction.row = {rows_.format, rows_.row(read_), rows_.row(write_), key};
+  direction.row.coded = rows_.packed_at(const_cast<void*>(row_in(given_, rows_.format)));  // it is only read
   direction.buffer.acc = held_.empty() ? nullptr : acc_;
   direction.buffer.out = acc_;
   if (outcome_ == Outcome::kKept) {

@@ -28,6 +28,9 @@ struct Contribution {
   double counts_for() const { return total < 0.0 ? share : total; }
 };
 
+// The row in this format that an encoded update is as it came; null: it becomes another one.
+const void* row_in(const Contribution& one, int format);
+
 using Contributions = std::vector<Contribution>;
 using Updates = std::vector<const Update*>;
 

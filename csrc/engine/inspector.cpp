@@ -6,6 +6,7 @@
 
 #include "../cpu/cpu.h"
 #include "../math/fixed.h"
+#include "../store/encoded.h"
 #include "engine.h"
 
 namespace fastagg::engine {
@@ -29,7 +30,8 @@ class OfProcessor : public Inspector {
     given.norm = answer.norm;
     if (answer.kind == Answer::kRow) return;
     // An extension and an ordered round keep what they read, and the record's memory is used again.
-    const bool has_room = given.record && given.operation.kind == log::kAnswer && !answer.blob;
+    const bool copies = !answer.blob && !store::is_encoded(answer.update);
+    const bool has_room = given.record && given.operation.kind == log::kAnswer && copies;
     const bool kept = prepared || is_.keeps;
     const double squares = absorb(answer, has_room && !kept ? &given.operation : nullptr);
     if (has_room && kept) cpu::copy(answer.update, update_at(given.operation.parts));
@@ -39,6 +41,7 @@ class OfProcessor : public Inspector {
  private:
   // The sum of squares of an update.
   double squares_of(const Answer& answer) const {
+    if (store::is_encoded(answer.update)) return store::encoded_in(answer.update)->squares();
     if (!answer.is_whole()) return cpu::sum_squares(answer.update);
     const auto* terms = static_cast<const int64_t*>(answer.update.pieces.front().data);
     const cpu::FixedNorm found = cpu::norm_of_fixed(terms, answer.update.size);

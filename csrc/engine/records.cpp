@@ -3,17 +3,22 @@
 #include <cmath>
 #include <cstring>
 
+#include "../store/encoded.h"
 #include "transaction.h"
 
 namespace fastagg::engine {
 namespace {
 
-// The other parts of an answer, besides its parameters, where they lie now.
-std::vector<log::Part> rest_of(const Answer& answer) {
+// The parts of an answer that are written as they lie now: an encoded update, and what there is besides parameters.
+std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers, bool as_row) {
   std::vector<log::Part> rest;
   const auto add = [&](log::Role role, uint8_t type, size_t count, const void* from) {
     if (count > 0) rest.push_back({role, type, count, static_cast<const uint8_t*>(from)});
   };
+  if (!as_row && !answer.blob && store::is_encoded(numbers)) {
+    const store::Encoded& encoded = *store::encoded_in(numbers);
+    add(log::kEncodedRole, 0, static_cast<size_t>(encoded.nbytes), encoded.bytes);
+  }
   if (const Reported* const one = answer.reported.get()) {
     add(log::kBuffers, kFloat32, static_cast<size_t>(one->size), one->values.data);
     add(log::kCounter, log::kInt64, one->counters.size(), one->counters.data());
@@ -61,10 +66,10 @@ void Records::begin(Given& given, const Update& numbers, const Rows& row, const 
   if (answer.blob) {
     const log::Blob& blob = *answer.blob;
     operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
-  } else if (row.size == 0) {
+  } else if (row.size == 0 && !store::is_encoded(numbers)) {
     operation.parts = parts_of(answer, numbers);
   }
-  const std::vector<log::Part> rest = rest_of(answer);
+  const std::vector<log::Part> rest = rest_of(answer, numbers, row.size > 0);
   const size_t first = operation.parts.size();
   operation.parts.insert(operation.parts.end(), rest.begin(), rest.end());
   if (row.size > 0 && given.counts)  // a dropped update becomes no row

@@ -4,6 +4,7 @@
 
 #include "../cpu/cpu.h"
 #include "../math/optimizers.h"
+#include "../store/encoded.h"
 #include "engine.h"
 #include "on_cpu.h"
 
@@ -39,6 +40,7 @@ Transaction::~Transaction() { given_.clear(); }
 Given& Transaction::add(Answer& answer) {
   Given& one = given_.emplace_back();
   one.answer = one.brings.answer = &answer;
+  if (store::is_encoded(answer.update)) answer.is_private = true;
   return one;
 }
 

@@ -29,8 +29,9 @@ enum Kind : uint8_t {
 const char* name_of(Kind kind);
 
 // What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
-// row's format, its count bytes), of how many updates a sum is made, nothing (it aligns what comes behind it), or an
-// offset in a sender's log. `kMeasured` is reserved: older versions wrote it into the logs of slices of a model.
+// row's format, its count bytes), of how many updates a sum is made, nothing (it aligns what comes behind it), an
+// offset in a sender's log, or an encoded update (its count is bytes). `kMeasured` is reserved: older versions wrote it
+// into the logs of slices of a model.
 enum Role : uint8_t {
   kParameters,
   kBuffers,
@@ -41,6 +42,7 @@ enum Role : uint8_t {
   kPadding,
   kOffset,
   kMeasured,
+  kEncodedRole,
   kRoles
 };
 
@@ -50,9 +52,11 @@ size_t bytes_of(uint8_t element);
 
 struct Part {
   uint8_t role, dtype;
-  uint64_t count;  // of elements; bytes for a row
+  uint64_t count;  // of elements; bytes for a row and an encoded update
   const uint8_t* data = nullptr;
-  size_t nbytes() const { return role == kRowRole || role == kPadding ? count : count * bytes_of(dtype); }
+  size_t nbytes() const {
+    return role == kRowRole || role == kPadding || role == kEncodedRole ? count : count * bytes_of(dtype);
+  }
 };
 
 // The outcome of an answer, or of a round's end, which has no weight and no norm.

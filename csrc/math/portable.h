@@ -66,6 +66,7 @@ struct Scalar {
 
   FASTAGG_FN F root(F value) { return sqrtf(value); }
   FASTAGG_FN F larger(F a, F b) { return a > b ? a : b; }
+  FASTAGG_FN F smaller(F a, F b) { return a < b ? a : b; }
   FASTAGG_FN F sign(F value) { return value > 0.0f ? 1.0f : (value < 0.0f ? -1.0f : 0.0f); }
   // The nearest whole number, ties to even. Of what has none in 32 bits any.
   FASTAGG_FN U nearest(F value) {

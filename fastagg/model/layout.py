@@ -25,6 +25,7 @@ from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError, DTypeMismatch, NonFiniteUpdate, ShapeMismatch
 from fastagg.model.statistics import Bounds, check_statistics, is_count, is_variance
 from fastagg.storage import memory
+from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, plain_pieces
 
 Form = Literal["module", "state_dict", "list", "flat"]
@@ -318,9 +319,9 @@ class Layout:
     def parse(self, update: object, what: str = "update") -> Parsed:
         """Divide an update into its parts. Contiguous arrays are not copied.
 
-        ``update`` is a flat 1-D array of d elements, or has the form of the model: an nn.Module or a mapping from names
-        if the model had names. For every model it may also be a list of arrays, only parameters or with the buffers, or
-        a ModelState. Either all buffers or none must be given.
+        ``update`` is a flat 1-D array of d elements, an :class:`fastagg.Encoded`, or has the form of the model: an
+        nn.Module or a mapping from names if the model had names. For every model it may also be a list of arrays, only
+        parameters or with the buffers, or a ModelState. Either all buffers or none must be given.
 
         Raises:
             ShapeMismatch: the form, names, number of arrays, shape or length is wrong.
@@ -330,6 +331,10 @@ class Layout:
         """
         if type(update) is Tensor and (plain := plain_pieces(update, self.size)) is not None:
             return Parsed(plain, None, None)
+        if isinstance(update, Encoded):
+            if update.size != self.size:
+                raise ShapeMismatch(f"{what}: expected {self.size} elements, got an encoded one of {update.size}")
+            return Parsed(Pieces([update.native]), None, None)
         if isinstance(update, ModelState):
             self._check_parts(update, what)
             update = self.views(*update, fp32=True)  # an update is no model: its own digits count

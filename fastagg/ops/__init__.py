@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fastagg import _checks
 from fastagg.ops.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
 from fastagg.ops.checks import OPTIMIZERS, Update
+from fastagg.ops.combine import RobustRule, combine
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
 from fastagg.ops.exact import ExactSum, accumulate_exact_, add_exact_, exact_norm, exact_unit, read_exact
 from fastagg.ops.exact import whole_numbers as whole_numbers
@@ -36,6 +37,7 @@ __all__ = [
     "Distances",
     "ExactSum",
     "Inspection",
+    "RobustRule",
     "SoftTargets",
     "Update",
     "accumulate_",
@@ -47,6 +49,7 @@ __all__ = [
     "alpha_bounds",
     "amsgrad_",
     "cached_step_",
+    "combine",
     "crc32c",
     "difference",
     "distances",

@@ -79,7 +79,7 @@ def apart_from(name: str, out: int, pieces: Pieces, same: bool = True) -> None:
     """
     end, own = out + 4 * pieces.size, out
     for start, size, code in pieces.native:
-        overlaps = out < start + size * (4, 2, 2)[code] and start < end
+        overlaps = code <= 2 and out < start + size * (4, 2, 2)[code] and start < end
         if overlaps and size and not (same and code == 0 and start == own):
             raise ConfigError(f"{name} overlaps the update")
         own += 4 * size

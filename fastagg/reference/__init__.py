@@ -6,19 +6,24 @@ exception: their bits are specified, so they are computed in fp32 as in the kern
 """
 
 from fastagg.reference.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
+from fastagg.reference.combine import combine
 from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.exact import exact_terms
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import accumulate_, distances, fold, gather, step_, sum_squares
+from fastagg.reference.wire import decode_wire, encode_wire
 
 __all__ = [
     "accumulate_",
     "add_rows_",
     "cached_step_",
+    "combine",
     "decode",
+    "decode_wire",
     "distances",
     "distillation",
     "encode",
+    "encode_wire",
     "exact_terms",
     "fold",
     "gather",

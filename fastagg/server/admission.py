@@ -20,6 +20,7 @@ from fastagg.server.dispatch import Dispatch, Partial
 from fastagg.server.engine import Parts, Running, reported
 from fastagg.server.extension import OnDevice
 from fastagg.storage import staging
+from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, pieces_of_whole
 
 _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
@@ -79,6 +80,8 @@ class Admission:
         parts = self.parts
         if not parts.defers:
             refuse_non_finite_buffers(parsed)
+        if not parts.on_host:
+            parsed = parsed._replace(parameters=parsed.parameters.plain())
         pieces = parsed.parameters
         if not parts.on_host:
             pieces = on_device(staging.upload(pieces, parts.device))
@@ -118,7 +121,8 @@ class Admission:
             FastaggError: it is refused.
         """
         self.refuse_other_kind("delta")
-        layout = self.parts.layout
+        layout, is_encoded = self.parts.layout, isinstance(trained, Encoded)
+        is_difference = is_difference or is_encoded
         if not is_difference and self.parts.on_host and layout.all_fp32:
             if task.flat.numel() != layout.size:
                 raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
@@ -129,7 +133,7 @@ class Admission:
             except DTypeMismatch:  # of a type that no update has: its difference is in fp32
                 pass
         answer = self.of(layout.parse(trained if is_difference else task.delta(trained)))
-        if self.parts.on_host and not measures:
+        if self.parts.on_host and not measures and not is_encoded:
             answer.less(None)
         return answer
 

@@ -27,7 +27,7 @@ from fastagg.server.extension import Extension
 from fastagg.server.settings import RULES, ServerSettings
 from fastagg.server.statistics import Statistics, divided, joined
 from fastagg.storage import memory
-from fastagg.storage.pieces import Pieces
+from fastagg.storage.pieces import Pieces, stored_pieces
 
 MOST = 2**63 - 1
 
@@ -316,7 +316,7 @@ def _waiting(entry: State, like: Statistics) -> State:
 
 def _loaded_waiting(entry: State, parts: Parts, like: Statistics) -> State:
     """Inverse of :func:`_waiting`. Tensors are copied."""
-    update = Pieces([piece.clone() for piece in entry["update"]]).to(parts.device)
+    update = stored_pieces([piece.clone() for piece in entry["update"]]).to(parts.device)
     buffers = None if entry["buffers"] is None else Pieces(entry["buffers"])
     if update.size != parts.layout.size or (buffers is not None and buffers.size != parts.layout.buffer_size):
         raise ValueError("an update that waits for its round is not of this model")

@@ -18,6 +18,7 @@ from fastagg.storage.later import Lease
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by their codes in csrc/plan.h
 _TORCH_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _WHOLE = len(DTYPES)  # the code of int64
+_ENCODED = 8  # the code of an encoded update, of which there is one piece
 _look = native.memory.look  # a tensor's address, elements and type in one call, if it lies in the CPU's memory as it is
 HOST = torch.device("cpu")  # making one takes as long as comparing three
 # By type, with native byte order only: asking a type for its name takes longer than reading a small layer.
@@ -50,10 +51,13 @@ class Pieces:
             self._add(piece)
 
     def _add(self, piece: Arrays) -> None:
-        if type(piece) is Tensor and (native := _plain(piece)) is not None and self.device is HOST:
+        if type(piece) is Tensor and (found := _plain(piece)) is not None and self.device is HOST:
             self.owners.append(piece)
-            self.native.append(native)
-            self.size += native[1]
+            self.native.append(found)
+            self.size += found[1]
+            return
+        if isinstance(piece, native.encoding.Encoded):
+            self._append(piece, piece.address, piece.size, _ENCODED, HOST)
             return
         piece = as_array(piece)
         if isinstance(piece, np.ndarray):
@@ -110,13 +114,21 @@ class Pieces:
         """Return the whole vector as one new 1-D tensor of ``dtype`` on the pieces' device."""
         if not self.owners:
             return torch.empty(0, dtype=dtype, device=self.device)
-        return torch.cat([as_tensor(owner).reshape(-1).to(dtype) for owner in self.owners])
+        return torch.cat([as_tensor(owner).reshape(-1).to(dtype) for owner in self.plain().owners])
 
     def to(self, device: torch.device) -> Pieces:
         """Return the same pieces on ``device``."""
         if device == self.device:
             return self
-        return Pieces([as_tensor(owner).to(device) for owner in self.owners])
+        return Pieces([as_tensor(owner).to(device) for owner in self.plain().owners])
+
+    def plain(self) -> Pieces:
+        """Return the same numbers as arrays: an encoded update is decoded."""
+        if all(code != _ENCODED for _, _, code in self.native):
+            return self
+        out = torch.empty(self.size, dtype=torch.float32, device="cpu")
+        self.owners[0].decode(out.data_ptr())
+        return Pieces([out])
 
 
 def _address(array: np.ndarray) -> int:
@@ -159,6 +171,13 @@ def _of_one(tensor: Tensor, native: tuple[int, int, int]) -> Pieces:
 def pieces_of_whole(numbers: Tensor) -> Pieces:
     """Return int64 [d] on the CPU as pieces: an exact sum, which only a buffer with exact sums takes."""
     return _of_one(numbers, (numbers.data_ptr(), numbers.numel(), _WHOLE))
+
+
+def stored_pieces(stored: Sequence[Tensor]) -> Pieces:
+    """Return an update of a checkpoint as pieces: arrays, or the bytes of an encoded one."""
+    if len(stored) == 1 and stored[0].dtype is torch.uint8:
+        return Pieces([native.encoding.Encoded(stored[0].numpy())])
+    return Pieces(stored)
 
 
 def as_array(value: Arrays) -> Tensor | np.ndarray:

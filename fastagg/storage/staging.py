@@ -26,6 +26,7 @@ def upload(pieces: Pieces, device: torch.device) -> Pieces:
     """
     if pieces.device == device:
         return pieces
+    pieces = pieces.plain()
     if pieces.device.type != "cpu" or device.type != "cuda" or pieces.size == 0:
         return pieces.to(device)
     return _stage(device).upload(pieces)

@@ -12,6 +12,7 @@ from fastagg.rules.directions.calibrated import Calibrated
 from fastagg.rules.directions.cosine import CosineBuffer
 from fastagg.rules.directions.echo import DistillationRecord as DistillationRecord
 from fastagg.rules.directions.echo import Echo
+from fastagg.rules.directions.robust import Robust
 from fastagg.rules.directions.single import Mixing, Single
 
 __all__ = [  # the public ones; the others are the server's
@@ -25,5 +26,6 @@ __all__ = [  # the public ones; the others are the server's
     "Direction",
     "Echo",
     "Mixing",
+    "Robust",
     "Single",
 ]

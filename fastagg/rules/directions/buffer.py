@@ -79,17 +79,12 @@ class Buffer(Direction):
         if self.size is not None:
             _checks.whole("buffer_size", self.size, least=1)
         _checks.one_of("overflow", self.overflow, words(Overflow))
-        if (self.at_least is None) != (self.grace is None):
-            missing, given = ("grace", "at_least") if self.grace is None else ("at_least", "grace")
-            raise ConfigError(f"{missing}: needed with {given}; write Buffer(100, at_least=80, grace=30.0)")
-        if self.at_least is not None:
-            _checks.whole("at_least", self.at_least, least=1, most=self.size)
-            _checks.number("grace", self.grace, least=0)
-            if not self.ends_early:
-                raise ConfigError(
-                    f"at_least: {type(self).__name__} steps with an update only, so its rounds end when they are full; "
-                    "leave it and grace out"
-                )
+        check_window("Buffer(100", self.size, self.at_least, self.grace)
+        if self.at_least is not None and not self.ends_early:
+            raise ConfigError(
+                f"at_least: {type(self).__name__} steps with an update only, so its rounds end when they are full; "
+                "leave it and grace out"
+            )
         if self.exact is not None:
             check_exact(self.exact)
             if self.size is not None:
@@ -106,6 +101,20 @@ class Buffer(Direction):
 
     def start(self, material: Material) -> DirectionState:
         return BufferState(self, material)
+
+
+def check_window(example: str, size: int | None, at_least: int | None, grace: float | None) -> None:
+    """Refuse what does not say when a round of ``size`` updates ends early. ``example``: how a call of it begins.
+
+    Raises:
+        ConfigError: a setting is missing or out of range.
+    """
+    if (at_least is None) != (grace is None):
+        missing, given = ("grace", "at_least") if grace is None else ("at_least", "grace")
+        raise ConfigError(f"{missing}: needed with {given}; write {example}, at_least=80, grace=30.0)")
+    if at_least is not None:
+        _checks.whole("at_least", at_least, least=1, most=size)
+        _checks.number("grace", grace, least=0)
 
 
 def check_exact(largest: float | None) -> float:
@@ -164,7 +173,7 @@ class BufferState(DirectionState):
         self.exact, self.nbytes = setting.exact, (4 if setting.exact is None else 8) * material.size
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.nbytes if self.native.holds_sum else 0}
+        return {"direction": (self.nbytes if self.native.holds_sum else 0) + self.native.nbytes()}
 
     def finite(self) -> bool:
         held = None if self.exact is not None else self.native.state()["acc"]

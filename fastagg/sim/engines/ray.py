@@ -146,7 +146,7 @@ def _begun(plan: Foreign) -> tuple[Work, Layout]:
     torch.set_num_threads(config.run.torch_threads)
     if data is None:
         data = build.build_data(config.data, config.seed)
-    data = data.held_out(config.run.client_test, config.seed)
+    data = build.clients_of(config, data)
     module = build.build_module(config, data, model, torch.device("cpu"))
     trainer, _ = build.build_trainer(config, module, data, chosen(config, own))
     return work_of(trainer, data, gradients=gradients), Layout.of(module)

@@ -17,6 +17,7 @@ from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
 from fastagg.ops import alpha_bounds
 from fastagg.sim import functions, models
+from fastagg.sim.clients.attack import with_flipped_labels
 from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer
@@ -68,6 +69,12 @@ def build_data(data: DataSection, seed: int) -> FederatedData:
     if (folder := find_folder(data)) is not None:
         keywords["folder"] = folder
     return LOADERS[data.name](seed=seed, **keywords)
+
+
+def clients_of(config: Config, data: FederatedData) -> FederatedData:
+    """Return what clients train on, and are tested on by themselves."""
+    data = data.held_out(config.run.client_test, config.seed)
+    return with_flipped_labels(data, config.attack, config.seed)
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:

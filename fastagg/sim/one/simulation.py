@@ -15,6 +15,7 @@ from fastagg.errors import CheckpointError, ConfigError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.sim import engines
+from fastagg.sim.clients.attack import Liars
 from fastagg.sim.clients.client import DifferenceSender, Update, rated
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
@@ -61,7 +62,7 @@ class Simulation:
             passed = data, model, own
             data = data or loaded or build.build_data(config.data, config.seed)
             data, unlabelled = build.split_unlabelled(config, data)
-            data = data.held_out(config.run.client_test, config.seed)
+            data = build.clients_of(config, data)
             self.data = data.to(device)
             self.module = build.build_module(config, data, model, device)
             distils = build.distils(config.algorithm)
@@ -76,6 +77,8 @@ class Simulation:
             caches, names = isinstance(self.server.direction, Differences), dict(self.module.named_parameters())
             self.differences = DifferenceSender(names) if caches else None
             self._way = Way(self.module, self.server.layout, build.build_work(config), config.seed, self.own)
+            trained = [name for name, parameter in names.items() if parameter.requires_grad]
+            self._liars = Liars(config.attack, count, config.seed, trained)
             self._model_bytes = sum(array.nbytes for array in self.server.parameters().values())
             sizes = [len(samples) for samples in self.data.clients]
             # An update whose size takes time, and is not known before, is made when its task is sent.
@@ -137,7 +140,8 @@ class Simulation:
             update = self._way.moved(update, job.origin, job.task)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
-        return self._way(update, job.task, job.client, job.number)
+        update, size = self._way(update, job.task, job.client, job.number)
+        return self._liars(job.client, update), size
 
     def _bytes(self, job: Job) -> tuple[int, int]:
         """Return the bytes of a job's model and of its update."""
@@ -302,6 +306,7 @@ class Simulation:
             "states": dict(self.trainer.states) if isinstance(self.trainer, OwnTrainer) else {},
             "delays": {name: dict(part) for name, part in self.statistics.items()},
             "differences": None if self.differences is None else self.differences.state_dict(),
+            "liars": self._liars.state_dict(),
             "distillation": None if distillation is None else asdict(distillation),
             "schedule": self.schedule.state_dict(),
             "wall_seconds": self.stopwatch.split(),
@@ -320,6 +325,7 @@ class Simulation:
             part.update(run["delays"][name])
         if self.differences is not None:
             self.differences.load_state_dict(run["differences"])
+        self._liars.load_state_dict(run.get("liars", {"known": []}))
         for name, value in (run["distillation"] or {}).items():
             setattr(self.server.distillation, name, value)
         self.schedule.load_state_dict(run["schedule"])

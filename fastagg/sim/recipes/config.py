@@ -1,7 +1,7 @@
 """The settings of a run: the checked contents of a recipe's TOML, with all defaults written out.
 
 Sections: ``algorithm`` (a preset's name and its keywords), ``data``, ``model``, ``client`` (local
-training), ``delay``, ``dropout``, ``participation``, ``run`` (when to stop, how often to evaluate). Unknown keys are
+training), ``delay``, ``dropout``, ``attack``, ``participation``, ``run`` (when to stop, how often to evaluate). Unknown keys are
 errors.
 """
 
@@ -26,6 +26,7 @@ from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
 from fastagg.sim.recipes.sections import (
     Algorithm,
     AnyDelay,
+    Attack,
     Client,
     Distill,
     Dropout,
@@ -54,6 +55,7 @@ class Config(Section):
     client: Client
     delay: AnyDelay
     dropout: Dropout = Dropout()
+    attack: Attack = Attack()
     participation: Participation = Participation()
     unlabelled: Unlabelled = Unlabelled()
     distill: Distill = Distill()

@@ -177,6 +177,20 @@ class Dropout(Section):
     after: Share = 0.5
 
 
+class Attack(Section):
+    """``share`` of the clients, drawn, lie. Each sends something else than its update u, or trains on something else.
+
+    ``sign_flip``: -strength*u (strength 1 by default). ``scaling``: strength*u (10). Those of honest clients that came
+    last are known to ``alie``, their mean less strength (1.5) standard deviations of every element (Baruch et al. 2019),
+    and to ``inner_product``, -strength (0.5) times their mean (Xie et al. 2020). ``label_flip``: label y becomes
+    classes - 1 - y.
+    """
+
+    name: Literal["none", "sign_flip", "scaling", "alie", "inner_product", "label_flip"] = "none"
+    share: Share = 0.2
+    strength: PositiveFloat | None = None
+
+
 class Participation(Section):
     """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
 

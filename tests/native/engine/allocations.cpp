@@ -180,7 +180,7 @@ int64_t late_in(Rule rule, int64_t size, bool plants) {
 
 void no_late_ones() {
   for (const Rule rule : {Rule::kFedBuff, Rule::kAsgd, Rule::kFadas, Rule::kAce, Rule::kAceInt8, Rule::kAced,
-                          Rule::kCa2fl, Rule::kFedAvg})
+                          Rule::kCa2fl, Rule::kFedAvg, Rule::kCombined})
     for (const int64_t size : {int64_t{300}, int64_t{5000}}) {  // a larger update is read once, aside
       const int64_t found = late_in(rule, size, false);
       if (found != 0) std::printf("rule %d: %lld late\n", static_cast<int>(rule), static_cast<long long>(found));

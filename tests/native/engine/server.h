@@ -17,10 +17,22 @@
 
 namespace fastagg::engine {
 
-enum class Rule { kFedBuff, kAsgd, kFadas, kAce, kAceInt8, kAced, kCa2fl, kFedAvg };
-constexpr Rule kRules[] = {Rule::kFedBuff, Rule::kAsgd, Rule::kFadas, Rule::kAce};
+enum class Rule { kFedBuff, kAsgd, kFadas, kCombined, kAce, kAceInt8, kAced, kCa2fl, kFedAvg };
+constexpr Rule kRules[] = {Rule::kFedBuff, Rule::kAsgd, Rule::kFadas, Rule::kAce, Rule::kCombined};
 constexpr int64_t kCapacity = 3, kClients = 7;
 constexpr double kRate = 0.25, kBeta1 = 0.9, kBeta2 = 0.99, kEps = 1e-3;
+
+// The mean, as what a round becomes: of updates that wait as they came.
+class Mean : public Combine {
+ public:
+  void block(const float* const* rows, int64_t count, const float* weights, int64_t n, float* out) const override {
+    for (int64_t i = 0; i < n; ++i) {
+      double sum = 0.0;
+      for (int64_t k = 0; k < count; ++k) sum += static_cast<double>(weights[k]) * rows[k][i];
+      out[i] = static_cast<float>(sum / static_cast<double>(count));
+    }
+  }
+};
 
 struct Server {
   Rule rule;
@@ -36,7 +48,8 @@ struct Server {
       memory->zero(made.data, count * 4);
       return made;
     };
-    const bool buffers = rule == Rule::kFedBuff || rule == Rule::kFadas || rule == Rule::kFedAvg;
+    const bool combines = rule == Rule::kCombined;
+    const bool buffers = rule == Rule::kFedBuff || rule == Rule::kFadas || rule == Rule::kFedAvg || combines;
     const bool plain = rule == Rule::kAce || rule == Rule::kCa2fl;
     Settings settings;
     settings.size = size;
@@ -45,7 +58,9 @@ struct Server {
     settings.keeps_versions = true;
     std::shared_ptr<DirectionState> direction;
     if (buffers) {
-      direction = std::make_shared<Buffered>(1.0, Buffered::Setting{kCapacity, false, size}, memory);
+      Buffered::Setting setting{kCapacity, false, size};
+      if (combines) setting.combine = std::make_shared<Mean>();
+      direction = std::make_shared<Buffered>(1.0, setting, memory);
     } else if (rule == Rule::kAsgd) {
       direction = std::make_shared<Single>(-1.0, false, 0.0);
     } else {

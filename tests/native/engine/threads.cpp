@@ -34,7 +34,8 @@ void threads() {
       for (const Receipt& one : its)
         if (one.applied) versions.insert(one.version);
     }
-    const int64_t per_step = rule == Rule::kFedBuff || rule == Rule::kFadas ? kCapacity : 1;
+    const bool one = rule == Rule::kAsgd || rule == Rule::kAce;
+    const int64_t per_step = one ? 1 : kCapacity;
     CHECK(static_cast<int64_t>(versions.size()) == kThreads * kTurns / per_step);
     int64_t next = 0;
     for (const int64_t version : versions) CHECK(version == ++next);  // each step once, and none left out

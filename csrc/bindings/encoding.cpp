@@ -1,0 +1,88 @@
+// Binds encoded updates: what fastagg/encoding makes, and pieces of updates hold.
+#include "../cpu/cpu.h"
+#include "../store/encoded.h"
+#include "host.h"
+#include "structs.h"
+
+namespace fastagg::bindings {
+namespace {
+
+using py::arg;
+using store::Encoded;
+
+template <size_t Count>
+int place_of(const char* const (&names)[Count], const std::string& name, const char* what) {
+  for (size_t i = 0; i < Count; ++i)
+    if (name == names[i]) return static_cast<int>(i);
+  throw Refused(std::string(what) + ": unknown '" + name + "'");
+}
+
+std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
+                                int64_t count, const std::vector<int64_t>& ends, uint64_t seed, uint64_t number) {
+  const Released released;
+  if (!std::isfinite(cpu::sum_squares(update))) throw Refusal(Why::kNotFinite, "encode: NaN or infinity in the update");
+  const auto made = Encoded::make(static_cast<WireFormat>(place_of(kWireNames, format, "format")),
+                                  static_cast<WireValues>(place_of(kValueNames, values, "values")), update.size, count);
+  if (made->ends != nullptr) std::copy(ends.begin(), ends.end(), const_cast<int64_t*>(made->ends));
+  cpu::encode(update, *made, {seed, number, 0});
+  made->check();
+  return made;
+}
+
+// All bytes, which nobody may write to.
+py::array bytes_of(const py::object& self) {
+  const auto& one = py::cast<const Encoded&>(self);
+  py::array_t<uint8_t> found({one.nbytes}, {int64_t{1}}, one.bytes, self);
+  found.attr("flags").attr("writeable") = false;
+  return std::move(found);
+}
+
+py::list described(const std::vector<Encoded::Array>& arrays) {
+  py::list found;
+  for (const Encoded::Array& array : arrays)
+    found.append(py::make_tuple(array.name, array.type, array.count, array.begin));
+  return found;
+}
+
+}  // namespace
+
+void bind_encoding(py::module_& to) {
+  py::module_ m = to.def_submodule("encoding", "Encoded updates.");
+  m.attr("formats") = py::cast(std::vector<std::string>(std::begin(kWireNames), std::end(kWireNames)));
+  m.attr("values") = py::cast(std::vector<std::string>(std::begin(kValueNames), std::end(kValueNames)));
+  py::class_<Encoded, std::shared_ptr<Encoded>>(m, "Encoded")
+      .def(py::init([](const py::buffer& given) {
+             const py::buffer_info info = given.request();
+             if (info.ndim > 0 && (info.ndim != 1 || info.strides[0] != info.itemsize))
+               throw Refusal(Why::kEncoding, "encoded update: bytes that do not lie one behind the other");
+             const Released released;
+             return Encoded::read(info.ptr, static_cast<int64_t>(info.size * info.itemsize));
+           }),
+           arg("bytes"))
+      .def_property_readonly(
+          "address", [](const Encoded& one) { return reinterpret_cast<uintptr_t>(static_cast<const Wire*>(&one)); })
+      .def_readonly("size", &Encoded::size)
+      .def_readonly("count", &Encoded::count)
+      .def_readonly("nbytes", &Encoded::nbytes)
+      .def_property_readonly("format", [](const Encoded& one) { return kWireNames[one.format]; })
+      .def_property_readonly("values", [](const Encoded& one) { return kValueNames[one.values]; })
+      .def_property_readonly("bytes", &bytes_of)
+      .def("arrays", [](const Encoded& one) { return described(one.arrays()); })
+      .def("decode", [](const Encoded& one, Address out) {
+        const Released released;
+        cpu::accumulate(one.update(), nullptr, 1.0f, at(out));
+      });
+  m.def(
+      "layout",
+      [](const py::array_t<uint8_t, py::array::c_style>& head) {
+        if (head.size() != kWireAligned) throw Refusal(Why::kEncoding, "encoded update: a header of another length");
+        int64_t nbytes = 0;
+        const auto arrays = Encoded::layout(head.data(), &nbytes);
+        return py::make_tuple(nbytes, described(arrays));
+      },
+      arg("head"));
+  m.def("encode", &encode, arg("update"), py::kw_only(), arg("format"), arg("values"), arg("count"), arg("ends"),
+        arg("seed"), arg("number"));
+}
+
+}  // namespace fastagg::bindings

@@ -1,0 +1,217 @@
+// Combines rows element by element (math/combine.h). Included by kernels.inl.
+//
+// Up to kFewRows are sorted in registers. More are sorted a strip of elements at a time, in the L1 cache.
+
+constexpr int64_t kFewRows = 16;
+
+FASTAGG_FN void ask_for_rows(const Combination& c, int64_t i, int64_t n) {
+  if (c.ahead == 0) return;
+  for (int64_t k = 0; k < c.count; ++k)
+    for (int64_t line = i + c.ahead; line < i + c.ahead + n && c.weights[k] != 0.0f; line += kLine)
+      ahead_of(c.rows[k] + line);
+}
+
+template <int N>
+struct Network {
+  uint8_t low[N * 8] = {}, high[N * 8] = {};
+  int size = 0;
+  constexpr Network() {
+    sorting_network(N, [this](int64_t i, int64_t j) {
+      low[size] = static_cast<uint8_t>(i);
+      high[size++] = static_cast<uint8_t>(j);
+    });
+  }
+};
+template <int N>
+constexpr Network<N> kNetwork{};
+
+// A recursion instead of a loop: so the places are constants, and the values stay in registers.
+template <int N, typename L, int At = 0>
+FASTAGG_FN void sort(typename L::F* values) {
+  if constexpr (At < kNetwork<N>.size) {
+    exchange<L>(values[kNetwork<N>.low[At]], values[kNetwork<N>.high[At]]);
+    sort<N, L, At + 1>(values);
+  }
+}
+
+template <int N, typename L>
+FASTAGG_FN void trimmed_at(const Combination& c, int64_t i) {
+  typename L::F values[N], sum{};
+#pragma GCC unroll 16
+  for (int k = 0; k < N; ++k) values[k] = c.weights[k] * L::load(c.rows[k] + i);
+  sort<N, L>(values);
+#pragma GCC unroll 16
+  for (int k = 0; k < N; ++k)
+    if (k >= c.cut && k < N - c.cut) sum = sum + values[k];
+  L::store(sum / static_cast<float>(N - 2 * c.cut), c.out + i);
+}
+
+template <int N>
+void trimmed_few(const Combination& given) {
+  const Combination c = given;  // a copy: the compiler then knows that no store changes it
+  int64_t i = 0;
+  for (; i + kStrip <= c.n; i += kStrip) {
+    ask_for_rows(c, i, kStrip);
+    for (int64_t k = i; k < i + kStrip; k += kFloats) trimmed_at<N, Simd>(c, k);
+  }
+  for (; i < c.n; ++i) trimmed_at<N, One>(c, i);
+}
+
+template <int N = kFewRows>
+FASTAGG_FN void trimmed_up_to(const Combination& c) {
+  if constexpr (N > 1)
+    if (c.count < N) return trimmed_up_to<N - 1>(c);
+  trimmed_few<N>(c);
+}
+
+// Sorts strips of all rows, and calls finish(values, width, to) for every vector: value k of its elements is at
+// values + k*width.
+template <typename Finish>
+FASTAGG_FN void for_sorted(const Combination& c, Finish finish) {
+  alignas(64) float values[kMostCombined * 16];
+  alignas(64) float found[kStrip];
+  const int64_t width = c.count * kStrip <= kMostCombined * 16 ? kStrip : 16;
+  for (int64_t i = 0; i < c.n; i += width) {
+    const int64_t n = i + width <= c.n ? width : c.n - i;
+    ask_for_rows(c, i, n);
+    for (int64_t k = 0; k < c.count; ++k) {
+      const float* const row = c.rows[k] + i;
+      float* const to = values + k * width;
+      const float weight = c.weights[k];
+      for (int64_t l = 0; l < n; ++l) to[l] = weight * row[l];
+      for (int64_t l = n; l < width; ++l) to[l] = 0.0f;
+    }
+    sorting_network(c.count, [&](int64_t first, int64_t second) FASTAGG_INLINE {
+      float *const a = values + first * width, *const b = values + second * width;
+      for (int64_t l = 0; l < width; l += kFloats) {
+        F low = Simd::load(a + l), high = Simd::load(b + l);
+        exchange<Simd>(low, high);
+        Simd::store(low, a + l), Simd::store(high, b + l);
+      }
+    });
+    for (int64_t l = 0; l < width; l += kFloats) Simd::store(finish(values + l, width), found + l);
+    memcpy(c.out + i, found, static_cast<size_t>(n) * sizeof(float));
+  }
+}
+
+void combine_trimmed(const Combination& c) {
+  if (c.count <= kFewRows) return trimmed_up_to(c);
+  for_sorted(c, [&](const float* values, int64_t width) FASTAGG_INLINE {
+    F sum{};
+    for (int64_t k = c.cut; k < c.count - c.cut; ++k) sum = sum + Simd::load(values + k * width);
+    return sum / static_cast<float>(c.count - 2 * c.cut);
+  });
+}
+
+// The values that count are neighbours. They begin with the smallest; the window moves up for as long as the value that
+// enters is nearer to the median than the one that leaves.
+void combine_around(const Combination& c) {
+  const int64_t kept = c.count - c.cut;
+  for_sorted(c, [&](const float* values, int64_t width) FASTAGG_INLINE {
+    const auto at = [=](int64_t k) FASTAGG_INLINE { return Simd::load(values + k * width); };
+    const F median = (at((c.count - 1) / 2) + at(c.count / 2)) * 0.5f;
+    const auto moves = [=](int64_t k) FASTAGG_INLINE { return (I)(at(k + kept) - median < median - at(k)); };
+    const F none{};
+    F sum{};
+    for (int64_t k = 0; k < c.count; ++k) {
+      I counts = ~I{};
+      if (k < c.cut) counts &= ~moves(k);
+      if (k >= kept) counts &= moves(k - kept);
+      sum = sum + chosen(counts, at(k), none);
+    }
+    return sum / static_cast<float>(kept);
+  });
+}
+
+// Rows of weight zero are not read.
+void combine_mean(const Combination& given) {
+  const Combination c = given;
+  int64_t i = 0;
+  for (; i + kStrip <= c.n; i += kStrip) {
+    ask_for_rows(c, i, kStrip);
+    F sums[kStrip / kFloats] = {};
+    for (int64_t k = 0; k < c.count; ++k)
+      if (c.weights[k] != 0.0f)
+#pragma GCC unroll 16
+        for (int64_t l = 0; l < kStrip / kFloats; ++l)
+          sums[l] = sums[l] + c.weights[k] * Simd::load(c.rows[k] + i + l * kFloats);
+#pragma GCC unroll 16
+    for (int64_t l = 0; l < kStrip / kFloats; ++l) Simd::store(sums[l], c.out + i + l * kFloats);
+  }
+  for (; i < c.n; ++i) {
+    float sum = 0.0f;
+    for (int64_t k = 0; k < c.count; ++k)
+      if (c.weights[k] != 0.0f) sum = sum + c.weights[k] * c.rows[k][i];
+    c.out[i] = sum;
+  }
+}
+
+// -- squared distances
+
+constexpr int64_t kSumLanes = 8;                     // an element's products are added to the lane of its number mod 8
+constexpr int64_t kHeldSums = kSumLanes / kDoubles;  // vectors of them
+constexpr int64_t kTile = kFloats == 16 ? 4 : 2;     // rows whose sums with as many others are in registers
+
+// Adds products, or with Apart squared differences, of all pairs of a tile over n elements. Products of floats are
+// exact in double, and so is the order of the additions on every processor.
+template <bool Apart>
+FASTAGG_FN void pairs_of(const Pairs& p, const int64_t (&rows)[kTile], const int64_t (&columns)[kTile],
+                         double (&found)[kTile][kTile]) {
+  const auto at = [&](int64_t row, int64_t i)
+                      FASTAGG_INLINE { return widened(p.weights[row] * vector_at<HalfF>(p.rows[row] + i)); };
+  D sums[kTile][kTile][kHeldSums] = {};
+  int64_t i = 0;
+  for (; i + kSumLanes <= p.n; i += kSumLanes)
+#pragma GCC unroll 4
+    for (int64_t h = 0; h < kHeldSums; ++h) {
+      D a[kTile], b[kTile];
+#pragma GCC unroll 4
+      for (int64_t k = 0; k < kTile; ++k) a[k] = at(rows[k], i + h * kDoubles), b[k] = at(columns[k], i + h * kDoubles);
+#pragma GCC unroll 4
+      for (int64_t r = 0; r < kTile; ++r)
+#pragma GCC unroll 4
+        for (int64_t c = 0; c < kTile; ++c) {
+          if constexpr (Apart) {
+            const D difference = a[r] - b[c];
+            sums[r][c][h] = sums[r][c][h] + difference * difference;
+          } else {
+            sums[r][c][h] = add_product(sums[r][c][h], a[r], b[c]);
+          }
+        }
+    }
+  for (int64_t r = 0; r < kTile; ++r)
+    for (int64_t c = 0; c < kTile; ++c) {
+      double lanes[kSumLanes];
+      for (int64_t h = 0; h < kHeldSums; ++h) put_vector(sums[r][c][h], lanes + h * kDoubles);
+      for (int64_t l = i; l < p.n; ++l) {
+        const double a = static_cast<double>(p.weights[rows[r]] * p.rows[rows[r]][l]);
+        const double b = static_cast<double>(p.weights[columns[c]] * p.rows[columns[c]][l]);
+        lanes[l - i] += Apart ? (a - b) * (a - b) : a * b;
+      }
+      found[r][c] =
+          fold_quad(lanes[0], lanes[1], lanes[2], lanes[3]) + fold_quad(lanes[4], lanes[5], lanes[6], lanes[7]);
+    }
+}
+
+template <bool Apart>
+FASTAGG_FN void for_tiles(const Pairs& p) {
+  for (int64_t row = 0; row < p.count; row += kTile)
+    for (int64_t column = row; column < p.count; column += kTile) {
+      int64_t rows[kTile], columns[kTile];
+      bool wanted = false;
+      for (int64_t k = 0; k < kTile; ++k) {
+        rows[k] = row + k < p.count ? row + k : p.count - 1;
+        columns[k] = column + k < p.count ? column + k : p.count - 1;
+      }
+      for (int64_t r = row; r < row + kTile && r < p.count; ++r)
+        for (int64_t c = column; c < column + kTile && c < p.count; ++c) wanted = wanted || p.wants(r, c);
+      if (!wanted) continue;
+      double found[kTile][kTile];
+      pairs_of<Apart>(p, rows, columns, found);
+      for (int64_t r = row; r < row + kTile && r < p.count; ++r)
+        for (int64_t c = column; c < column + kTile && c < p.count; ++c)
+          if (p.wants(r, c)) p.sums[r * p.count + c] += found[r - row][c - column];
+    }
+}
+
+void add_pairs(const Pairs& p) { p.apart ? for_tiles<true>(p) : for_tiles<false>(p); }

@@ -1,0 +1,167 @@
+// Encodes updates, for those who send them.
+#include <mutex>
+#include <vector>
+
+#include "blocks.h"
+#include "cpu.h"
+
+namespace fastagg::cpu {
+namespace {
+
+// Calls visit(values, at, n) for blocks of an update, on several threads; values past the end of a block are zeros.
+template <typename Visit>
+void for_each_block(const Update& update, int64_t bytes, Visit visit) {
+  const Kernels& table = kernels();
+  for_each_part(update.size, bytes, [&](int64_t begin, int64_t end) {
+    Reader reader(update, table, begin);
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      const float* values = reader.block(at, n);
+      Scratch padded;
+      if (n < kBlock) {
+        std::memcpy(padded.values, values, static_cast<size_t>(n) * sizeof(float));
+        std::memset(padded.values + n, 0, static_cast<size_t>(kBlock - n) * sizeof(float));
+        values = padded.values;
+      }
+      visit(values, at, n);
+    }
+  });
+}
+
+// As a client's row, of which `codes` is the first byte.
+void encode_row(const Update& update, int format, uint8_t* codes, float* scales, const RandomKey& key) {
+  const Kernels& table = kernels();
+  const int64_t bits = format_facts(format).bits;
+  for_each_block(update, 4 + bits / 8, [&](const float* values, int64_t at, int64_t n) {
+    alignas(64) uint32_t words[4 * kCalls];
+    table.random_words(key, at / kBlock, words, nullptr);
+    const Row write{codes + at * bits / 8, shifted(scales, at / kScaleBlock)};
+    table.change[format]({values, 1.0f, words, {}, write, {}, 0.0f, 0.0f, 0.0f, 0.0f, nullptr, padded(n), 0, nullptr});
+  });
+}
+
+void encode_tensors(const Update& update, const Wire& into, int8_t* codes, float* scales) {
+  const Kernels& table = kernels();
+  // Calls visit(array, first, n) for the runs of one array each in elements at..at+n-1.
+  const auto for_each_array = [&](int64_t at, int64_t n, auto visit) {
+    int64_t array = std::upper_bound(into.ends, into.ends + into.count, at) - into.ends;
+    for (int64_t first = 0; first < n; ++array) {
+      const int64_t end = std::min(n, into.ends[array] - at);
+      visit(array, first, end - first);
+      first = end;
+    }
+  };
+  std::vector<std::atomic<uint32_t>> most(static_cast<size_t>(into.count));
+  for_each_block(update, 4, [&](const float* values, int64_t at, int64_t n) {
+    for_each_array(at, n, [&](int64_t array, int64_t first, int64_t count) {
+      std::atomic<uint32_t>& to = most[static_cast<size_t>(array)];
+      const uint32_t found = table.largest(values + first, count);
+      uint32_t held = to.load(std::memory_order_relaxed);
+      while (held < found && !to.compare_exchange_weak(held, found, std::memory_order_relaxed)) {
+      }
+    });
+  });
+  for (int64_t k = 0; k < into.count; ++k)
+    scales[k] = scale_of(float_from_bits(most[static_cast<size_t>(k)].load()), static_cast<float>(Int8::kLevels));
+  for_each_block(update, 5, [&](const float* values, int64_t at, int64_t n) {
+    for_each_array(at, n, [&](int64_t array, int64_t first, int64_t count) {
+      table.encode_nearest(values + first, count, 1.0f / scales[array], codes + at + first);
+    });
+  });
+}
+
+// The places and values of the `count` largest magnitudes, by rising place; of equals the first. Their order is that of
+// their bits, which are counted by their upper halves, and then, within one, by their lower halves.
+void choose(const Update& update, int64_t count, int32_t* indices, float* values) {
+  constexpr int64_t kUpper = int64_t{1} << 15, kLower = int64_t{1} << 16;
+  const int64_t size = update.size, blocks = (size + kBlock - 1) / kBlock;
+  const int64_t shares = std::min<int64_t>(threads(), blocks), each = (blocks + shares - 1) / shares * kBlock;
+  const auto bits = [](float value) { return bits_of(value) & 0x7fffffffu; };
+  const auto for_each = [&](auto act) {
+    auto one = [&](int64_t share) {
+      Reader reader(update, kernels(), std::min(share * each, size - 1));
+      for (int64_t at = share * each, end = std::min(size, at + each); at < end; at += kBlock) {
+        const int64_t n = std::min(kBlock, end - at);
+        const float* const block = reader.block(at, n);
+        for (int64_t i = 0; i < n; ++i) act(static_cast<size_t>(share), at + i, block[i]);
+      }
+    };
+    parallel(shares, size * 4, one);
+  };
+  using Counts = std::vector<std::vector<int64_t>>;
+  // The bin that the last of `wanted` lies in, from the top, and how many lie in it.
+  const auto find = [](const Counts& counts, int64_t* wanted) {
+    auto bin = static_cast<int64_t>(counts.front().size());
+    for (int64_t in = 0; bin-- > 0; *wanted -= in) {
+      in = 0;
+      for (const auto& one : counts) in += one[static_cast<size_t>(bin)];
+      if (in >= *wanted) break;
+    }
+    return static_cast<uint32_t>(bin);
+  };
+  Counts upper(static_cast<size_t>(shares), std::vector<int64_t>(kUpper)), lower = upper;
+  for_each([&](size_t share, int64_t, float value) { ++upper[share][bits(value) >> 16]; });
+  int64_t equal = count;  // of those that equal the last one
+  const uint32_t high = find(upper, &equal);
+  for (auto& one : lower) one.assign(kLower, 0);
+  for_each([&](size_t share, int64_t, float value) {
+    if (const uint32_t found = bits(value); found >> 16 == high) ++lower[share][found & 0xffffu];
+  });
+  const uint32_t low = find(lower, &equal), least = high << 16 | low;
+  // Where each share's places begin, and how many of its equals count.
+  std::vector<int64_t> next(static_cast<size_t>(shares)), equals = next;
+  int64_t begin = 0;
+  for (size_t share = 0; share < next.size(); ++share) {
+    next[share] = begin;
+    equals[share] = std::min(equal, lower[share][low]);
+    equal -= equals[share];
+    for (size_t bin = high + 1; bin < kUpper; ++bin) begin += upper[share][bin];
+    for (size_t bin = low + 1; bin < kLower; ++bin) begin += lower[share][bin];
+    begin += equals[share];
+  }
+  for_each([&](size_t share, int64_t at, float value) {
+    const uint32_t found = bits(value);
+    if (found < least || (found == least && equals[share]-- <= 0)) return;
+    const int64_t place = next[share]++;
+    indices[place] = static_cast<int32_t>(at), values[place] = value;
+  });
+}
+
+void encode_top(const Update& update, const Wire& into, uint8_t* codes, float* scales, const RandomKey& key) {
+  auto* const indices = const_cast<int32_t*>(into.indices);
+  std::vector<float> chosen(static_cast<size_t>(into.count));
+  choose(update, into.count, indices, chosen.data());
+  Update values;
+  values.add(chosen.data(), into.count, kFloat32);
+  switch (into.values) {
+    case kValuesBf16: return encode_row(values, place_in<BFloat16>(RowFormats{}), codes, nullptr, key);
+    case kValuesInt8: return encode_row(values, place_in<Int8>(RowFormats{}), codes, scales, key);
+    case kValuesInt2:
+      return for_each_block(values, 4, [&](const float* block, int64_t at, int64_t n) {
+        alignas(64) uint32_t words[4 * kCalls];
+        kernels().random_words(key, at / kBlock, words, nullptr);
+        kernels().encode_two_bits(block, n, words, codes + at / 4, scales + at / kScaleBlock);
+      });
+    default: std::memcpy(codes, chosen.data(), chosen.size() * sizeof(float));
+  }
+}
+
+}  // namespace
+
+void encode(const Update& update, const Wire& into, const RandomKey& key) {
+  auto* const codes = const_cast<uint8_t*>(into.codes);
+  auto* const scales = const_cast<float*>(into.scales);
+  switch (into.format) {
+    case kWireTensor: return encode_tensors(update, into, reinterpret_cast<int8_t*>(codes), scales);
+    case kWireTopK: return encode_top(update, into, codes, scales, key);
+    case kWireSign:
+      return for_each_block(update, 4, [&](const float* values, int64_t at, int64_t n) {
+        kernels().encode_sign(values, n, codes + at / 8, scales + at / kScaleBlock);
+      });
+    default: encode_row(update, row_of_wire(into.format), codes, scales, key);
+  }
+}
+
+void decode(const Wire& wire, int64_t at, float* out, int64_t n) { decode(kernels(), wire, at, out, n); }
+
+}  // namespace fastagg::cpu

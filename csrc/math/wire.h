@@ -1,0 +1,75 @@
+// What a client sends in place of its numbers: formats of encoded updates, and how one element is read back. Bytes:
+// docs/encoding.md.
+//
+//   int8, int4  the codes and scales of a client's row (rows.h), rounded without bias
+//   tensor      int8 with one scale for each of the model's arrays: absmax/127, rounded to the nearest
+//   sign        a bit for each element, 1 is negative, and for every 256 a scale: their mean magnitude
+//   topk        the k largest by rising index; all others are zero. Their values are a row of k elements in fp32, bf16
+//               or int8, or have two bits each and, for every 256, a scale: absmax*{-1, -1/3, 1/3, 1}, without bias
+#pragma once
+
+#include "rows.h"
+
+namespace fastagg {
+
+enum WireFormat : uint8_t { kWireInt8 = 0, kWireInt4, kWireTensor, kWireSign, kWireTopK, kWireFormats };
+constexpr const char* kWireNames[kWireFormats] = {"int8", "int4", "int8-tensor", "sign", "topk"};
+enum WireValues : uint8_t { kValuesFp32 = 0, kValuesBf16, kValuesInt8, kValuesInt2, kWireValues };
+constexpr const char* kValueNames[kWireValues] = {"fp32", "bf16", "int8", "int2"};
+
+constexpr int64_t kWireAligned = 64;
+constexpr uint8_t kWireVersion = 1;
+
+// The first bytes; little endian. `count`: of a top-k's values, or of arrays; otherwise 0.
+struct WireHead {
+  char magic[4];  // FAEU
+  uint8_t version, format, values, zero;
+  int64_t size, count;
+  uint8_t rest[40];  // zeros
+};
+static_assert(sizeof(WireHead) == kWireAligned);
+
+// An encoded update, checked. Its addresses lie in its bytes. Who holds it holds them (store/encoded.h).
+struct Wire {
+  WireFormat format = kWireInt8;
+  WireValues values = kValuesFp32;
+  int64_t size = 0, count = 0;
+  const uint8_t* bytes = nullptr;
+  int64_t nbytes = 0;
+  const uint8_t* codes = nullptr;
+  const float* scales = nullptr;
+  const int32_t* indices = nullptr;  // rising
+  const int64_t* ends = nullptr;     // of the arrays, rising
+};
+
+// The row format with the same codes; negative: none.
+FASTAGG_FN int row_of_wire(WireFormat format) {
+  return format == kWireInt8 ? place_in<Int8>(RowFormats{}) : format == kWireInt4 ? place_in<Int4>(RowFormats{}) : -1;
+}
+
+// Two bits: up with probability equal to the fraction.
+FASTAGG_FN uint32_t put_two_bits(float value, float inverse, uint32_t random) {
+  const float at = (value * inverse + 1.0f) * 1.5f + dither(random);
+  const int32_t code = number_of(static_cast<Whole>(bits_of(at + kWhole)));
+  return static_cast<uint32_t>(code < 0 ? 0 : code > 3 ? 3 : code);
+}
+FASTAGG_FN float two_bits(uint32_t code, float scale) {
+  return (static_cast<float>(2 * static_cast<int32_t>(code) - 3) * (1.0f / 3.0f)) * scale;
+}
+
+// Value k of a top-k.
+FASTAGG_FN float value_of(const Wire& wire, int64_t k) {
+  const uint8_t* const codes = wire.codes;
+  switch (wire.values) {
+    case kValuesBf16: return widen_bf16(static_cast<uint16_t>(codes[2 * k] | codes[2 * k + 1] << 8));
+    case kValuesInt8: return Int8::value(static_cast<int8_t>(codes[k]), wire.scales[k / kScaleBlock]);
+    case kValuesInt2: return two_bits((codes[k / 4] >> (2 * (k % 4))) & 3u, wire.scales[k / kScaleBlock]);
+    default: {
+      float value;
+      memcpy(&value, codes + 4 * k, sizeof value);
+      return value;
+    }
+  }
+}
+
+}  // namespace fastagg

@@ -1,0 +1,173 @@
+#include "encoded.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "../cpu/cpu.h"
+#include "../refusal.h"
+
+namespace fastagg::store {
+namespace {
+
+constexpr char kMagic[] = {'F', 'A', 'E', 'U'};
+constexpr int64_t kLargest = int64_t{1} << 40;  // elements: then no length overflows
+
+[[noreturn]] void refuse(const std::string& text) { throw Refusal(Why::kEncoding, "encoded update: " + text); }
+
+int64_t width_of(const char* type) { return type[1] - '0'; }
+
+// What the head alone tells, checked.
+void check_head(const WireHead& head) {
+  if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0) refuse("it does not begin with FAEU");
+  if (head.version != kWireVersion) refuse("version " + std::to_string(head.version) + ", expected 1");
+  if (head.format >= kWireFormats) refuse("unknown format " + std::to_string(head.format));
+  const auto is_zero = [](uint8_t byte) { return byte == 0; };
+  if (head.zero != 0 || !std::all_of(std::begin(head.rest), std::end(head.rest), is_zero))
+    refuse("bytes of the header that must be zero are not");
+  const bool sparse = head.format == kWireTopK, counts = sparse || head.format == kWireTensor;
+  if (head.values >= kWireValues || (!sparse && head.values != 0)) refuse("unknown values");
+  const int64_t most = sparse ? int64_t{INT32_MAX} : kLargest;
+  if (head.size < 1 || head.size > most) refuse("a size of " + std::to_string(head.size));
+  if (head.count < counts || head.count > (counts ? head.size : 0)) refuse("a count of " + std::to_string(head.count));
+}
+
+std::vector<Encoded::Array> arrays_of(const WireHead& head, int64_t* nbytes) {
+  const int64_t whole = padded(head.size), kept = padded(head.count);
+  std::vector<Encoded::Array> found;
+  switch (head.format) {
+    case kWireInt8: found = {{"codes", "i1", whole, 0}, {"scales", "f4", whole / kScaleBlock, 0}}; break;
+    case kWireInt4: found = {{"codes", "u1", whole / 2, 0}, {"scales", "f4", whole / kScaleBlock, 0}}; break;
+    case kWireTensor:
+      found = {{"codes", "i1", head.size, 0}, {"scales", "f4", head.count, 0}, {"ends", "i8", head.count, 0}};
+      break;
+    case kWireSign: found = {{"codes", "u1", whole / 8, 0}, {"scales", "f4", whole / kScaleBlock, 0}}; break;
+    default:
+      found = {{"indices", "i4", head.count, 0}};
+      if (head.values == kValuesFp32) found.push_back({"codes", "f4", head.count, 0});
+      if (head.values == kValuesBf16) found.push_back({"codes", "u2", kept, 0});
+      if (head.values == kValuesInt8) found.push_back({"codes", "i1", kept, 0});
+      if (head.values == kValuesInt2) found.push_back({"codes", "u1", kept / 4, 0});
+      if (head.values >= kValuesInt8) found.push_back({"scales", "f4", kept / kScaleBlock, 0});
+  }
+  int64_t at = kWireAligned;
+  for (Encoded::Array& array : found) {
+    array.begin = at;
+    at += array.count * width_of(array.type);
+    if (&array != &found.back()) at = (at + kWireAligned - 1) / kWireAligned * kWireAligned;
+  }
+  *nbytes = at;
+  return found;
+}
+
+WireHead head_of(const Wire& wire) {
+  WireHead head;
+  std::memcpy(&head, wire.bytes, sizeof head);
+  return head;
+}
+
+}  // namespace
+
+void Encoded::take(const WireHead& head, Owner memory) {
+  memory_ = std::move(memory);
+  bytes = data();
+  format = static_cast<WireFormat>(head.format), values = static_cast<WireValues>(head.values);
+  size = head.size, count = head.count;
+  for (const Array& array : arrays_of(head, &nbytes)) {
+    const uint8_t* const at = bytes + array.begin;
+    if (array.name[0] == 'c') codes = at;
+    if (array.name[0] == 's') scales = reinterpret_cast<const float*>(at);
+    if (array.name[0] == 'i') indices = reinterpret_cast<const int32_t*>(at);
+    if (array.name[0] == 'e') ends = reinterpret_cast<const int64_t*>(at);
+  }
+}
+
+std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes) {
+  if (count_of_bytes < kWireAligned) refuse("only " + std::to_string(count_of_bytes) + " bytes, and a header has 64");
+  WireHead head;
+  std::memcpy(&head, from, sizeof head);
+  check_head(head);
+  int64_t expected = 0;
+  arrays_of(head, &expected);
+  if (count_of_bytes != expected)
+    refuse("its header tells of " + std::to_string(expected) + " bytes, and it has " + std::to_string(count_of_bytes));
+  auto made = std::make_shared<Encoded>();
+  Owner memory = new_memory(expected, false);
+  std::memcpy(memory.get(), from, static_cast<size_t>(expected));
+  std::memcpy(memory.get(), &head, sizeof head);  // what was checked, if its owner has written to it meanwhile
+  made->take(head, std::move(memory));
+  made->check();
+  return made;
+}
+
+std::shared_ptr<Encoded> Encoded::make(WireFormat format, WireValues values, int64_t size, int64_t count) {
+  WireHead head{{}, kWireVersion, static_cast<uint8_t>(format), static_cast<uint8_t>(values), 0, size, count, {}};
+  std::memcpy(head.magic, kMagic, sizeof kMagic);
+  check_head(head);
+  int64_t nbytes = 0;
+  arrays_of(head, &nbytes);
+  auto made = std::make_shared<Encoded>();
+  Owner memory = new_memory(nbytes, false);
+  std::memset(memory.get(), 0, static_cast<size_t>(nbytes));
+  std::memcpy(memory.get(), &head, sizeof head);
+  made->take(head, std::move(memory));
+  return made;
+}
+
+// What the arrays hold.
+void Encoded::check() const {
+  for (const Array& array : arrays()) {
+    if (array.name[0] != 's') continue;
+    for (int64_t i = 0; i < array.count; ++i)
+      if (!(scales[i] >= 0.0f && std::isfinite(scales[i])))
+        refuse("a scale of " + std::to_string(scales[i]) + ", expected a finite one that is not negative");
+  }
+  int64_t last = -1;
+  for (int64_t k = 0; indices != nullptr && k < count; last = indices[k++])
+    if (indices[k] <= last || indices[k] >= size)
+      refuse("index " + std::to_string(indices[k]) + " after " + std::to_string(last) + ": expected indices below " +
+             std::to_string(size) + " that rise, each once");
+  last = 0;
+  for (int64_t k = 0; ends != nullptr && k < count; last = ends[k++])
+    if (ends[k] <= last || ends[k] > size) refuse("arrays whose ends do not rise to its size");
+  if (ends != nullptr && last != size) refuse("arrays that end before its size");
+  if (row_of_wire(format) < 0 || padded(size) == size) return;
+  // Behind the last element a row has zeros.
+  const int64_t begin = size / kScaleBlock * kScaleBlock;
+  float last_ones[kScaleBlock];
+  cpu::decode(*this, begin, last_ones, kScaleBlock);
+  const auto is_zero = [](float value) { return value == 0.0f; };
+  if (!std::all_of(last_ones + (size - begin), last_ones + kScaleBlock, is_zero))
+    refuse("numbers behind its last element");
+}
+
+std::vector<Encoded::Array> Encoded::layout(const void* from, int64_t* nbytes) {
+  WireHead head;
+  std::memcpy(&head, from, sizeof head);
+  check_head(head);
+  return arrays_of(head, nbytes);
+}
+
+std::vector<Encoded::Array> Encoded::arrays() const {
+  int64_t whole = 0;
+  return arrays_of(head_of(*this), &whole);
+}
+
+Update Encoded::update() const {
+  Update made;
+  made.add(static_cast<const Wire*>(this), size, kEncoded);
+  return made;
+}
+
+double Encoded::squares() const {
+  double found = squares_.load(std::memory_order_relaxed);
+  if (std::isnan(found)) squares_.store(found = cpu::sum_squares(update()), std::memory_order_relaxed);
+  return found;
+}
+
+std::shared_ptr<const Encoded> encoded_in(const Update& update) {
+  const auto* const wire = static_cast<const Wire*>(update.pieces.front().data);
+  return static_cast<const Encoded*>(wire)->shared_from_this();
+}
+
+}  // namespace fastagg::store

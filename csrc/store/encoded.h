@@ -1,0 +1,47 @@
+// An encoded update in memory of its own, which nobody writes to once it is read or made. Its bytes were checked.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "../plan.h"
+#include "vector.h"
+
+namespace fastagg::store {
+
+class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
+ public:
+  // A copy of these bytes. Throws Refusal, kEncoding, before anything is allocated that is not as large as they are.
+  static std::shared_ptr<Encoded> read(const void* bytes, int64_t nbytes);
+  // Memory for one that will be written: whoever made it writes the arrays, and calls `check`.
+  static std::shared_ptr<Encoded> make(WireFormat format, WireValues values, int64_t size, int64_t count);
+  void check() const;
+
+  // Its arrays behind the head, as NumPy names their types. docs/encoding.md has this table.
+  struct Array {
+    const char *name, *type;
+    int64_t count, begin;  // elements; bytes from the start
+  };
+  std::vector<Array> arrays() const;
+  // The arrays that a head, the first 64 bytes, tells of, and how many bytes there are in all. Throws as `read` does.
+  static std::vector<Array> layout(const void* head, int64_t* nbytes);
+  Update update() const;
+  double squares() const;  // their sum, found once
+  uint8_t* data() const { return static_cast<uint8_t*>(memory_.get()); }
+
+ private:
+  void take(const WireHead& head, Owner memory);
+
+  Owner memory_;
+  mutable std::atomic<double> squares_{std::nan("")};
+};
+
+inline bool is_encoded(const Update& update) {
+  return update.pieces.size() == 1 && update.pieces.front().dtype == kEncoded;
+}
+// The one that an update is. Who holds the result holds its memory.
+std::shared_ptr<const Encoded> encoded_in(const Update& update);
+
+}  // namespace fastagg::store

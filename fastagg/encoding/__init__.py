@@ -1,0 +1,6 @@
+"""What clients send: formats of encoded updates, and error feedback."""
+
+from fastagg.encoding.encode import ErrorFeedback, TopK, encode
+from fastagg.storage.encoded import Encoded
+
+__all__ = ["Encoded", "ErrorFeedback", "TopK", "encode"]

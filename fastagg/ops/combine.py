@@ -1,0 +1,144 @@
+"""Several updates become one, whatever a few of them are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, Unpack, get_args
+
+from torch import Tensor
+
+from fastagg import _checks, reference
+from fastagg._build import native
+from fastagg._types import Native
+from fastagg.errors import ConfigError, ShapeMismatch
+from fastagg.ops.checks import Update, apart_from, update_of, vector
+from fastagg.ops.place import CPU, place
+from fastagg.storage import memory
+from fastagg.storage.pieces import as_pieces
+
+RobustRule = Literal[
+    "median", "trimmed", "mean_around_median", "krum", "multi_krum", "geometric_median", "centered_clip"
+]
+MOST = native.most_combined  # updates
+
+# Which settings a rule has.
+_OF = {
+    "trim": ("trimmed",),
+    "f": ("mean_around_median", "krum", "multi_krum"),
+    "keep": ("multi_krum",),
+    "radius": ("centered_clip",),
+    "iterations": ("geometric_median", "centered_clip"),
+    "smoothing": ("geometric_median",),
+}
+
+
+class RobustSettings(TypedDict, total=False):
+    """What a rule takes besides its name; :func:`combine` says what they are."""
+
+    trim: float
+    f: int
+    keep: int | None
+    radius: float
+    iterations: int
+    smoothing: float
+
+
+DEFAULTS: RobustSettings = {"trim": 0.1, "f": 0, "keep": None, "radius": 1.0, "iterations": 3, "smoothing": 1e-6}
+
+
+def robust_of(rule: str, count: int | None, settings: RobustSettings) -> Native:
+    """Return the rule as the engine takes it. ``count``: of updates, if it is known.
+
+    Raises:
+        ConfigError: a setting is out of range, is not the rule's, or is more than ``count`` updates bear.
+    """
+    _checks.one_of("rule", rule, get_args(RobustRule))
+    for name, value in settings.items():
+        if name not in DEFAULTS:
+            raise ConfigError(_checks.unknown("setting", name, DEFAULTS))
+        if rule not in _OF[name] and value != DEFAULTS[name]:  # type: ignore[literal-required]
+            raise ConfigError(f"{name}: a setting of {' and '.join(_OF[name])}, not of {rule}; leave it out")
+    given: Any = {**DEFAULTS, **settings}
+    if not _checks.number("trim", given["trim"], least=0) < 0.5:
+        raise ConfigError(_checks.wrong("trim", "a share in [0, 0.5) to cut at each end", given["trim"]))
+    f = _checks.whole("f", given["f"], least=0, most=MOST)
+    keep = given["keep"]
+    if keep is not None:
+        _checks.whole("keep", keep, least=1, most=MOST)
+    _checks.whole("iterations", given["iterations"], least=1, most=10**6)
+    for name in ("radius", "smoothing"):
+        _checks.number(name, given[name], above=0)
+    if count is not None:
+        least = 2 * f + {"mean_around_median": 1, "krum": 3, "multi_krum": 3}.get(rule, -2 * f)
+        if count < max(least, keep or 1) or count > MOST:
+            raise ConfigError(
+                f"{rule}: {count} updates, and with f={f} it needs at least {least}"
+                if count < least
+                else _checks.wrong("updates", f"a number in {keep or 1}..{MOST}", count)
+            )
+    return native.engine.Robust(rule=rule, **{**given, "keep": keep or 0})
+
+
+def combine(
+    rows: Sequence[Update],
+    rule: RobustRule,
+    *,
+    weights: Sequence[float] | None = None,
+    out: Tensor | None = None,
+    **settings: Unpack[RobustSettings],
+) -> Tensor:
+    """Return what ``rule`` makes of several updates, some of which may be anything.
+
+    Each element of the first three depends on the updates' elements there alone; the others compare whole updates.
+    The bits depend neither on the processor nor on the number of threads.
+
+    ======================  ============================================================================================
+    ``median``              of every element
+    ``trimmed``             the mean without the ``int(trim*n)`` smallest and largest (Yin et al. 2018, Definition 2)
+    ``mean_around_median``  the mean of the n - f values nearest to the median (Xie et al. 2018)
+    ``krum``                the update with the smallest sum of squared distances to its n - f - 2 nearest others;
+                            n >= 2f + 3 (Blanchard et al. 2017)
+    ``multi_krum``          the mean of the ``keep`` best of these; n - f by default
+    ``geometric_median``    ``iterations`` of Weiszfeld's algorithm from zero, with distances of at least ``smoothing``
+                            (Pillutla et al. 2022)
+    ``centered_clip``       ``iterations`` of v <- v + mean of the u_i - v, each clipped to the norm ``radius``, from zero
+                            (Karimireddy et al. 2021)
+    ======================  ============================================================================================
+
+    Args:
+        rows: n updates, 1..1,024, d finite elements each.
+        rule: its name.
+        weights: what each update is multiplied by, in fp32. None: 1.
+        out: output, [d].
+        settings: those of the rule.
+
+    Raises:
+        ConfigError: a setting is out of range, or more than n updates bear.
+        ShapeMismatch, DTypeMismatch: an update has another size than the first. Nothing was written.
+
+    Example:
+        >>> rows = [torch.tensor([1.0, 5.0]), torch.tensor([2.0, 6.0]), torch.tensor([3.0, -1e9])]
+        >>> fastagg.ops.combine(rows, "median")
+        tensor([2., 5.])
+    """
+    given = [as_pieces(row) for row in rows]
+    if not given:
+        raise ConfigError("combine: there is no update")
+    how = robust_of(rule, len(given), settings)
+    first, factors = given[0], [1.0] * len(given) if weights is None else [float(w) for w in weights]
+    if len(factors) != len(given):
+        raise ShapeMismatch(f"combine: {len(given)} updates and {len(factors)} weights")
+    for factor in factors:
+        _checks.number("weights", factor)
+    for k, pieces in enumerate(given):
+        if pieces.size != first.size or pieces.device != first.device:
+            raise ShapeMismatch(f"update {k} has {pieces.size} elements, update 0 has {first.size}")
+    out = memory.empty(first.size, first.device) if out is None else out
+    to = vector("out", out, first.size, first.device)
+    for pieces in given:
+        apart_from("out", to, pieces, same=False)
+    if place(first.device) is not CPU:
+        found = reference.combine([p.flat(out.dtype) for p in given], rule, weights=factors, **settings)
+        return out.copy_(found)
+    native.combine([(update_of(p), w) for p, w in zip(given, factors, strict=True)], how, out=to)
+    return out

@@ -1,0 +1,89 @@
+"""A step along what several updates agree on, whatever a few of them are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fastagg import _checks
+from fastagg._build import native
+from fastagg.errors import ConfigError
+from fastagg.ops.combine import DEFAULTS, MOST, RobustRule, RobustSettings, robust_of
+from fastagg.ops.place import CPU, place
+from fastagg.rules.directions.base import Direction, DirectionState, Material
+from fastagg.rules.directions.buffer import check_window
+from fastagg.rules.staleness import Staleness
+
+
+@dataclass(frozen=True)
+class Robust(Direction):
+    """``D = rule(s(tau_1)*Delta_1, ..., s(tau_M)*Delta_M)``: up to f of the M clients in a step may send anything.
+
+    The server keeps the updates of a round as they came, and combines them in the step's own pass: M times the memory
+    of an update. An update counts by its staleness alone: a number of samples could be a lie.
+
+    Args:
+        rule: ``median``, ``trimmed``, ``mean_around_median``, ``krum``, ``multi_krum``, ``geometric_median`` or
+            ``centered_clip``; :func:`fastagg.ops.combine` says what they are, and what these settings are: ``trim``,
+            ``f``, ``keep``, ``radius``, ``iterations``, ``smoothing``.
+        size: M, updates per step, 1..1,024. None: all that arrive until :meth:`fastagg.Server.close_round`.
+        synchronous: whether all updates of a step must start from the current version, as with :class:`Cohort`.
+        at_least, grace: as in :class:`Buffer`.
+
+    Raises:
+        ConfigError: a setting is out of range, or more than M updates (or ``at_least``) bear.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.Robust("median", 3))
+        >>> for client, number in (("ann", 1.0), ("bob", 2.0), ("eve", -1e9)):
+        ...     task = server.dispatch(client)
+        ...     receipt = server.receive(client, torch.tensor([number]))
+        >>> server.flat
+        tensor([1.])
+    """
+
+    rule: RobustRule
+    size: int | None = 10
+    trim: float = field(default=0.1, kw_only=True)
+    f: int = field(default=0, kw_only=True)
+    keep: int | None = field(default=None, kw_only=True)
+    radius: float = field(default=1.0, kw_only=True)
+    iterations: int = field(default=3, kw_only=True)
+    smoothing: float = field(default=1e-6, kw_only=True)
+    synchronous: bool = field(default=False, kw_only=True)  # type: ignore[misc]  # of the other directions a class says it
+    at_least: int | None = field(default=None, kw_only=True)
+    grace: float | None = field(default=None, kw_only=True)
+    buffered: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size is not None:
+            _checks.whole("buffer_size", self.size, least=1, most=MOST)
+        check_window("Robust('median', 100", self.size, self.at_least, self.grace)
+        robust_of(self.rule, self.size if self.at_least is None else self.at_least, self._rule())
+
+    def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
+        if weighting != "uniform":
+            raise ConfigError("weighting: a number of samples could be a lie, and with Robust updates count 'uniform'")
+
+    def _rule(self) -> RobustSettings:
+        return {name: getattr(self, name) for name in DEFAULTS}  # type: ignore[return-value]
+
+    def start(self, material: Material) -> DirectionState:
+        if place(material.device) is not CPU:
+            raise ConfigError(
+                f"Robust: updates are combined on the CPU, got device {material.device}; use device='cpu'"
+            )
+        setting = native.engine.BufferedSetting(
+            capacity=-1 if self.size is None else self.size, synchronous=self.synchronous, closes_first=False,
+            at_least=self.at_least or 0, grace=self.grace or 0.0, exact=(0.0, 0.0), divisor=0.0, size=material.size,
+            combine=robust_of(self.rule, None, self._rule()),
+        )  # fmt: skip
+        return RobustState(native.engine.Buffered(sign=self.sign, setting=setting, memory=material.memory))
+
+
+class RobustState(DirectionState):
+    """The updates of a round, as they came."""
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.native.nbytes()}

@@ -1,0 +1,87 @@
+"""Clients that lie: what they send in place of their updates, and what they train on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fastagg._types import State
+from fastagg.errors import ConfigError
+from fastagg.model import ModelState
+from fastagg.sim.clients.client import Update
+from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.recipes.sections import Attack
+from fastagg.sim.seeds import generator
+
+_KNOWN = 16  # honest updates, the last ones, that liars know
+
+# (its own update, the honest ones [n, d], strength) -> what it sends
+_SENDS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "sign_flip": lambda own, honest, strength: -strength * own,
+    "scaling": lambda own, honest, strength: strength * own,
+    "alie": lambda own, honest, strength: honest.mean(0) - strength * honest.std(0, correction=0),
+    "inner_product": lambda own, honest, strength: -strength * honest.mean(0),
+}
+_STRENGTH = {"sign_flip": 1.0, "scaling": 10.0, "alie": 1.5, "inner_product": 0.5}
+
+
+def liars_of(attack: Attack, clients: int, seed: int) -> frozenset[int]:
+    """Return the clients that lie: ``share`` of all, drawn."""
+    drawn = generator(seed, "attack").permutation(clients)[: round(attack.share * clients)]
+    return frozenset(drawn.tolist()) if attack.name != "none" else frozenset()
+
+
+def with_flipped_labels(data: FederatedData, attack: Attack, seed: int) -> FederatedData:
+    """Return the data that clients train on: with ``label_flip`` liars have label c - 1 - y in place of y, of c classes.
+
+    ConfigError: the labels are not one class for each sample.
+    """
+    if attack.name != "label_flip":
+        return data
+    if data.test.y.is_floating_point() or data.test.y.dim() != 1:
+        raise ConfigError("attack.name: 'label_flip' needs one class for each sample")
+    liars = liars_of(attack, len(data.clients), seed)
+    flipped = [replace(s, y=data.classes - 1 - s.y) if k in liars else s for k, s in enumerate(data.clients)]
+    return replace(data, clients=flipped)
+
+
+class Liars:
+    """What liars send in place of their updates. They know the honest updates that came last, as the papers assume."""
+
+    def __init__(self, attack: Attack, clients: int, seed: int, trained: list[str]) -> None:
+        """``trained``: the names of the parameters that updates have."""
+        self._sends = _SENDS.get(attack.name)
+        self._strength = attack.strength or _STRENGTH.get(attack.name, 1.0)
+        self._liars, self._trained = liars_of(attack, clients, seed), trained
+        self._known = deque[Tensor](maxlen=_KNOWN)
+
+    def __call__(self, client: int, update: Update) -> Update:
+        """Return what the client sends. A liar that knows of no honest update yet sends its own."""
+        if self._sends is None or not self._liars:
+            return update
+        own = update.flat if isinstance(update, ModelState) else self._joined(update)
+        if client not in self._liars:
+            self._known.append(own.clone())
+            return update
+        if not self._known:
+            return update
+        sent = self._sends(own, torch.stack(list(self._known)), self._strength)
+        if isinstance(update, ModelState):
+            return update._replace(flat=sent)
+        pieces = sent.split([update[name].numel() for name in self._trained])
+        shown = {n: p.view_as(update[n]).to(update[n].dtype) for n, p in zip(self._trained, pieces, strict=True)}
+        return {**update, **shown}
+
+    def _joined(self, update: dict[str, Tensor]) -> Tensor:
+        return torch.cat([update[name].to(torch.float32).reshape(-1) for name in self._trained])
+
+    def state_dict(self) -> State:
+        return {"known": list(self._known)}
+
+    def load_state_dict(self, state: State) -> None:
+        self._known.clear()
+        self._known.extend(state["known"])

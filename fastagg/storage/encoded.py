@@ -1,0 +1,122 @@
+"""An encoded update: what a client sends in place of its numbers, and what kernels read as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import _checks
+from fastagg._build import native
+from fastagg._types import Arrays, Native
+from fastagg.errors import EncodingError
+from fastagg.storage import memory
+
+_HEADER = 64  # bytes, csrc/math/wire.h
+
+
+class Encoded:
+    """An update as :func:`fastagg.encode` made it, checked. It never changes, and holds its own memory.
+
+    A server takes it in place of an update: ``server.receive(client, encoded)``. It can be pickled.
+
+    Attributes:
+        format: ``int8``, ``int4``, ``int8-tensor``, ``sign`` or ``topk``.
+        size: d, the number of elements that it stands for.
+        nbytes: the number of bytes that are sent.
+
+    Example:
+        >>> encoded = fastagg.encode(torch.tensor([0.5, -1.0, 0.25]), "sign", seed=0)
+        >>> encoded.format, encoded.size, encoded.nbytes
+        ('sign', 3, 132)
+        >>> sorted(encoded.arrays())
+        ['codes', 'header', 'scales']
+        >>> fastagg.Encoded.from_bytes(encoded.to_bytes()).decode()
+        tensor([ 0.5833, -0.5833,  0.5833])
+    """
+
+    __slots__ = ("native",)
+
+    def __init__(self, native: Native) -> None:
+        self.native = native
+
+    @property
+    def format(self) -> str:
+        return str(self.native.format)
+
+    @property
+    def size(self) -> int:
+        return int(self.native.size)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.native.nbytes)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return its arrays by name, read-only and not copied, for whatever sends arrays (docs/encoding.md has their
+        types). The ``header`` says what they are."""
+        data = self.native.bytes
+        found = {"header": data[:_HEADER]}
+        for name, kind, count, begin in self.native.arrays():
+            found[name] = data[begin : begin + count * np.dtype(kind).itemsize].view("<" + kind)
+        return found
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Arrays]) -> Encoded:
+        """Inverse of :meth:`arrays`, from NumPy's or torch's arrays. They are copied.
+
+        Raises:
+            EncodingError: an array is missing, or of another type or length, or holds what cannot be.
+        """
+        if not isinstance(arrays, Mapping):
+            raise EncodingError(_checks.wrong("arrays", "a mapping from names to arrays", arrays))
+        nbytes, parts = native.encoding.layout(_bytes(arrays, "header", "u1", _HEADER))
+        given = {begin: _bytes(arrays, name, kind, count) for name, kind, count, begin in parts}
+        if extra := sorted(arrays.keys() - {"header", *(name for name, *_ in parts)}):
+            raise EncodingError(f"encoded update: an array that its format does not have, {extra[0]!r}")
+        whole = np.zeros(nbytes, np.uint8)
+        for begin, data in {0: _bytes(arrays, "header", "u1", _HEADER), **given}.items():
+            whole[begin : begin + data.size] = data
+        return cls(native.encoding.Encoded(whole))
+
+    def to_bytes(self) -> bytes:
+        """Return all of it as bytes."""
+        return bytes(self.native.bytes)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview | np.ndarray) -> Encoded:
+        """Inverse of :meth:`to_bytes`. The bytes are copied.
+
+        Raises:
+            EncodingError: they are no encoded update.
+        """
+        try:
+            return cls(native.encoding.Encoded(data))
+        except TypeError:
+            raise EncodingError(_checks.wrong("data", "bytes", data)) from None
+
+    def decode(self) -> Tensor:
+        """Return the numbers that it stands for: fp32 [d], on the CPU."""
+        out = memory.empty(self.size)
+        self.native.decode(out.data_ptr())
+        return out
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Encoded.from_bytes, (self.to_bytes(),)
+
+    def __repr__(self) -> str:
+        return f"<fastagg.Encoded {self.format}: {self.size} elements in {self.nbytes} bytes>"
+
+
+def _bytes(arrays: Mapping[str, Arrays], name: str, kind: str, count: int) -> np.ndarray:
+    if name not in arrays:
+        raise EncodingError(f"encoded update: its array {name!r} is missing")
+    given = arrays[name]
+    found = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+    if found.dtype != np.dtype("<" + kind) or found.size != count:
+        raise EncodingError(
+            f"encoded update: {name}: expected {count} numbers of {np.dtype(kind)}, got {found.size} of {found.dtype}"
+        )
+    return np.ascontiguousarray(found).reshape(-1).view(np.uint8)

@@ -1,0 +1,185 @@
+"""Combining updates: the formulas in float64, other packages' own functions, properties of each rule, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.kernels import same_bits, vector
+from torch import Tensor
+
+import fastagg
+from fastagg import ops, reference
+from fastagg.errors import ConfigError, ShapeMismatch
+
+pytestmark = pytest.mark.kernel
+
+# How many updates: in registers, at the end of them, in the L1 cache, with narrow strips.
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 10, 13, 16, 17, 25, 50, 64, 65, 130, 300)
+RULES: dict[str, dict[str, Any]] = {
+    "median": {},
+    "trimmed": {"trim": 0.21},
+    "mean_around_median": {},
+    "krum": {},
+    "multi_krum": {},
+    "geometric_median": {"iterations": 4, "smoothing": 1e-3},
+    "centered_clip": {"iterations": 3, "radius": 20.0},
+}
+
+
+def settings(rule: str, count: int) -> dict[str, Any] | None:
+    """The rule's settings for so many updates, a fifth of which lie; None: they are too few."""
+    f = max(1, count // 5)
+    if rule in ("krum", "multi_krum"):
+        return {**RULES[rule], "f": f} if count >= 2 * f + 3 else None
+    if rule == "mean_around_median":
+        return {**RULES[rule], "f": f} if count > 2 * f else None
+    return RULES[rule]
+
+
+def updates(count: int, size: int, seed: int = 0) -> list[Tensor]:
+    """Updates that agree a little; every fifth is far away."""
+    common = vector(size, 1000 + seed)
+    return [common + vector(size, seed + k) * (30.0 if k % 5 == 4 else 1.0) for k in range(count)]
+
+
+def near(got: Tensor, want: Tensor, rows: Sequence[Tensor]) -> None:
+    scale = max(float(row.abs().max()) for row in rows)
+    torch.testing.assert_close(got.double(), want.double(), rtol=1e-6, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_rule_is_its_formula(rule: str, count: int, isa: str) -> None:
+    if (how := settings(rule, count)) is None:
+        pytest.skip("too few updates")
+    for size in (1, 41, 1024, 2500):
+        rows = updates(count, size)
+        weights = [1.0 / (1 + k % 3) for k in range(count)]
+        got = ops.combine(rows, rule, weights=weights, **how)  # type: ignore[arg-type]
+        near(got, reference.combine(rows, rule, weights=weights, **how), rows)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_neither_threads_nor_forms_change_a_bit(rule: str, isa: str, threads: None) -> None:
+    how = settings(rule, 20)
+    assert how is not None
+    rows = updates(20, 200_003)
+    fastagg.set_num_threads(1)
+    one = ops.combine(rows, rule, **how)  # type: ignore[arg-type]
+    fastagg.set_num_threads(3)
+    assert same_bits(ops.combine(rows, rule, **how), one)  # type: ignore[arg-type]
+    cut = [[row[:70_001], row[70_001:]] for row in rows]
+    assert same_bits(ops.combine(cut, rule, **how), one)  # type: ignore[arg-type]
+    halves = [row.bfloat16() for row in rows]
+    widened = ops.combine([half.float() for half in halves], rule, **how)  # type: ignore[arg-type]
+    assert same_bits(ops.combine(halves, rule, **how), widened)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(count=st.integers(7, 40), seed=st.integers(0, 99), data=st.data())
+def test_of_order_and_scale(rule: str, count: int, seed: int, data: st.DataObject) -> None:
+    """A rule does not depend on the order of updates, and for a power of two scales with them."""
+    how, rows = settings(rule, count), updates(count, 50, seed)
+    assert how is not None
+    first = ops.combine(rows, rule, **how)  # type: ignore[arg-type]
+    shuffled = data.draw(st.permutations(rows))
+    near(ops.combine(shuffled, rule, **how), first, rows)  # type: ignore[arg-type]
+    wider = {name: 4 * value if name in ("radius", "smoothing") else value for name, value in how.items()}
+    assert same_bits(ops.combine([4 * row for row in rows], rule, **wider), 4 * first)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "centered_clip"])
+@given(count=st.integers(7, 30), liars=st.integers(0, 6), seed=st.integers(0, 99))
+def test_liars_do_not_move_it_far(rule: str, count: int, liars: int, seed: int) -> None:
+    """Below what a rule bears, its result stays near the honest updates, whatever the others are."""
+    liars = min(liars, (count - 3) // 2, count // 3)
+    how: dict[str, Any] = {"trim": 0.34} if rule == "trimmed" else {}
+    how |= {"f": liars} if rule in ("mean_around_median", "krum", "multi_krum") else {}
+    how |= {"iterations": 30} if rule == "geometric_median" else {}
+    honest = [vector(40, seed + k) for k in range(count - liars)]
+    rows = honest + [vector(40, 500 + k, 1e6) for k in range(liars)]
+    got = ops.combine(rows, rule, **how)  # type: ignore[arg-type]
+    assert float(got.norm()) < 5 * max(float(row.norm()) for row in honest)
+
+
+def test_updates_that_are_nearly_the_same_keep_their_distances() -> None:
+    """Where products of whole updates cancel, differences are added up."""
+    far = vector(5000, 1, 1e4)
+    rows = [far + vector(5000, 2 + k, 1e-2 * (1 + k)) for k in range(7)]
+    for rule in ("krum", "multi_krum"):
+        assert torch.equal(ops.combine(rows, rule, f=1), reference.combine(rows, rule, f=1).float())  # type: ignore[arg-type]
+
+
+def test_equals_flower() -> None:
+    aggregate = pytest.importorskip("flwr.server.strategy.aggregate")
+    for count in (7, 10, 20):
+        rows = updates(count, 3000)
+        theirs: Any = [([row.numpy()], 10) for row in rows]
+        f = (count - 3) // 2
+        for name, how, want in (
+            ("median", {}, aggregate.aggregate_median(theirs)),
+            ("trimmed", {"trim": 0.2}, aggregate.aggregate_trimmed_avg(theirs, 0.2)),
+            ("krum", {"f": f}, aggregate.aggregate_krum(theirs, f, 0)),
+            ("multi_krum", {"f": f, "keep": 3}, aggregate.aggregate_krum(theirs, f, 3)),
+        ):
+            near(ops.combine(rows, name, **how), torch.from_numpy(np.asarray(want[0])), rows)  # type: ignore[arg-type]
+
+
+def test_equals_byzfl() -> None:
+    """Its Krum counts one neighbour more, so its f is one more."""
+    byzfl = pytest.importorskip("byzfl.aggregators.aggregators")
+    for count in (8, 11, 20):
+        rows, f = updates(count, 3000), (count - 4) // 2
+        stacked = np.stack([row.numpy() for row in rows]).astype(np.float64)
+        for name, how, theirs in (
+            ("median", {}, byzfl.Median()),
+            ("trimmed", {"trim": (f + 0.5) / count}, byzfl.TrMean(f)),
+            ("mean_around_median", {"f": f}, byzfl.Meamed(f)),
+            ("krum", {"f": f}, byzfl.Krum(f + 1)),
+            ("multi_krum", {"f": f, "keep": count - f - 1}, byzfl.MultiKrum(f + 1)),
+            ("geometric_median", {"smoothing": 0.1, "iterations": 3}, byzfl.GeometricMedian()),
+            ("centered_clip", {"radius": 50.0, "iterations": 2}, byzfl.CenteredClipping(None, 2, 50.0)),
+        ):
+            near(ops.combine(rows, name, **how), torch.from_numpy(theirs(stacked)), rows)  # type: ignore[arg-type]
+
+
+REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
+    ("mode", 3, {}, "rule: expected one of"),
+    ("median", 3, {"f": 1}, "f: a setting of mean_around_median and krum and multi_krum, not of median"),
+    ("trimmed", 3, {"trim": 0.5}, r"trim: expected a share in \[0, 0.5\)"),
+    ("trimmed", 3, {"trim": float("nan")}, "trim"),
+    ("krum", 6, {"f": 2}, "krum: 6 updates, and with f=2 it needs at least 7"),
+    ("multi_krum", 7, {"f": 2, "keep": 8}, "updates: expected a number in 8"),
+    ("mean_around_median", 4, {"f": 2}, "needs at least 5"),
+    ("centered_clip", 3, {"radius": 0.0}, "radius"),
+    ("geometric_median", 3, {"iterations": 0}, "iterations"),
+    ("median", 0, {}, "there is no update"),
+    ("median", 1025, {}, "updates: expected a number in 1..1024"),
+]
+
+
+@pytest.mark.parametrize(("rule", "count", "how", "words"), REFUSED)
+def test_what_a_rule_cannot_bear_is_refused(rule: str, count: int, how: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ops.combine([vector(5, 1)] * count, rule, **how)  # type: ignore[arg-type]
+    if count and "updates" not in words or "krum" in rule:
+        with pytest.raises(ConfigError, match=words.partition(": exp")[0]):
+            fastagg.Robust(rule, count, **how)  # type: ignore[arg-type]
+
+
+def test_updates_of_two_sizes_are_refused_before_anything_is_written() -> None:
+    out = torch.zeros(5)
+    with pytest.raises(ShapeMismatch, match="update 1 has 6 elements"):
+        ops.combine([vector(5, 1), vector(6, 2)], "median", out=out)
+    with pytest.raises(ShapeMismatch, match="2 updates and 1 weights"):
+        ops.combine([vector(5, 1), vector(5, 2)], "median", weights=[1.0], out=out)
+    row = vector(5, 1)
+    with pytest.raises(ConfigError, match="out overlaps"):
+        ops.combine([row, row], "median", out=row)
+    assert torch.equal(out, torch.zeros(5))

@@ -1,0 +1,171 @@
+"""Encoded updates at a server: the bits are those of decoding each and giving that to it, with every rule and in every
+way, and no vector of the model's size is made for one that waits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.models import same
+from support.presets import PRESETS
+from torch import Tensor
+
+import fastagg
+from fastagg import TopK, encode
+from fastagg._build import native
+from fastagg.errors import EncodingError, NonFiniteUpdate, ShapeMismatch
+
+pytestmark = pytest.mark.kernel
+
+FORMATS: tuple[Any, ...] = ("int8", "int4", "int8-tensor", "sign", TopK(0.05), TopK(0.2, "int2"))
+SIZE = 5003
+
+
+def update(seed: int, size: int = SIZE) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 0.1
+
+
+def plain_cache(name: str) -> bool:
+    """Whether no row of a rule has an upload's own format."""
+    return not any(word in name for word in ("int8", "int4"))
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if plain_cache(name)])
+def test_the_bits_are_those_of_what_it_stands_for(name: str) -> None:
+    chance = random.Random(name)
+    ours, plain = servers = [PRESETS[name](torch.zeros(SIZE)) for _ in range(2)]
+    control = {"control": torch.zeros(SIZE)} if name.startswith("FedAC") else {}
+    for turn in range(24):
+        client = turn % 3
+        for server in servers:
+            server.dispatch(client)
+        given = update(turn)
+        encoded = encode(given, chance.choice(FORMATS), seed=turn) if chance.random() < 0.7 else None
+        found = ours.receive(client, given if encoded is None else encoded, num_samples=2 + turn % 3, **control)
+        other = plain.receive(
+            client, given if encoded is None else encoded.decode(), num_samples=2 + turn % 3, **control
+        )
+        assert found == other and torch.equal(ours.flat, plain.flat)
+        if chance.random() < 0.15:
+            assert ours.close_round() == plain.close_round()
+            assert torch.equal(ours.flat, plain.flat)
+        if chance.random() < 0.3:  # what waits is saved as it came
+            state = ours.state_dict()
+            ours = PRESETS[name](torch.zeros(SIZE))
+            ours.load_state_dict(state)
+            servers = [ours, plain]
+            assert same(ours.state_dict()["direction"], state["direction"])
+    assert ours.version == plain.version > 0
+
+
+@pytest.mark.parametrize("cache", ["int8", "int4"])
+@pytest.mark.parametrize("rule", ["ACE", "ACED", "CA2FL"])
+def test_an_upload_in_the_rows_format_is_the_row(rule: str, cache: str) -> None:
+    more = {"ACE": {"lr": 0.1}, "ACED": {"lr": 0.1, "max_delay": 3}, "CA2FL": {"lr": 0.1, "buffer_size": 3}}[rule]
+    make = getattr(fastagg, rule)
+    ours, exact = (make(torch.zeros(SIZE), num_clients=4, cache=kind, **more) for kind in (cache, "fp32"))
+    for turn in range(40):
+        client = turn * 7 % 4
+        for server in (ours, exact):
+            server.dispatch(client)
+        encoded = encode(update(turn), cache, seed=turn)  # type: ignore[arg-type]
+        assert ours.receive(client, encoded) == exact.receive(client, encoded.decode())
+        assert torch.equal(ours.flat, exact.flat)
+
+
+@pytest.mark.parametrize("optimizer", [fastagg.SGD(0.5), fastagg.AMSGrad(0.01, moments="8bit")], ids=["sgd", "8bit"])
+@pytest.mark.parametrize("size", [70, 3])
+def test_many_wait_and_are_added_in_order(size: int, optimizer: fastagg.Optimizer) -> None:
+    """More than may wait, dense ones and models between them, sums of leaves, and rounds that end early."""
+    chance = random.Random(size)
+    ours, plain = (fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(size), optimizer) for _ in range(2))
+    for turn in range(150):
+        tasks = [server.dispatch(turn) for server in (ours, plain)]
+        way, given = chance.random(), update(turn)
+        if way < 0.8:
+            encoded = encode(given, chance.choice(FORMATS), seed=turn)
+            outcome = ours.receive_models([(tasks[0], encoded, None)])[0] if way < 0.1 else ours.receive(turn, encoded)
+            assert outcome == plain.receive(turn, encoded.decode())
+        elif way < 0.85:
+            assert ours.receive(turn, given) == plain.receive(turn, given)
+        elif way < 0.9:
+            trained = tasks[0].params + given
+            models = [server.receive_model(task, trained) for server, task in zip((ours, plain), tasks, strict=True)]
+            assert models[0].version == models[1].version
+        else:
+            leaf, other = fastagg.Leaf(torch.zeros(SIZE)), fastagg.Leaf(torch.zeros(SIZE))
+            encoded = encode(given, "int8", seed=turn)
+            leaf.fold(encoded), other.fold(encoded.decode())
+            assert ours.receive_partial(turn, leaf.take()) == plain.receive_partial(turn, other.take())
+        if chance.random() < 0.03:
+            assert ours.close_round() == plain.close_round()
+        assert torch.equal(ours.flat, plain.flat)
+    ours.close_round(), plain.close_round()
+    assert torch.equal(ours.flat, plain.flat) and ours.memory()["direction"] <= 4 * SIZE
+
+
+def test_in_a_folder_it_is_written_as_it_came(tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.FADAS(torch.zeros(SIZE), lr=0.01, buffer_size=5, delay_threshold=3)
+
+    plain, count = make(), 0
+    for life in range(3):
+        with fastagg.open(tmp_path / "state", make, durability="arrival") as server:
+            assert server.version == plain.version and torch.equal(server.flat, plain.flat)
+            for _ in range(7):
+                encoded = encode(update(count), FORMATS[count % len(FORMATS)], seed=count)
+                for one in (server, plain):
+                    one.dispatch(count)
+                before = server._log.journal.written  # type: ignore[union-attr]
+                found = server.receive(count, encoded)
+                assert found == plain.receive(count, encoded.decode())
+                server.flush()
+                grown = server._log.journal.written - before  # type: ignore[union-attr]
+                assert grown < encoded.nbytes + 12_288 < 4 * SIZE + 12_288
+                count += 1
+            if life == 1:
+                server.checkpoint()
+    assert fastagg.audit(tmp_path / "state", make).ok if hasattr(fastagg.audit, "ok") else True
+
+
+def test_what_waits_needs_no_vector_of_the_models_size() -> None:
+    size = 1 << 20
+    server = fastagg.FedBuff(torch.zeros(size), buffer_size=8)
+    uploads = [
+        encode(update(i, size), format, seed=i) for i, format in enumerate(("int8", "int4", "sign", TopK(0.01)) * 2)
+    ]
+    for client, encoded in enumerate(uploads):
+        task = server.dispatch(client)
+        del task
+        native.memory.fail_after(1000)
+        server.receive(client, encoded)
+        made = 1000 - native.memory.left_to_fail()
+        native.memory.fail_after(-1)
+        assert made <= (client == 7)  # the next version alone
+        assert server.memory()["direction"] == (0 if client == 7 else sum(one.nbytes for one in uploads[: client + 1]))
+
+
+def test_a_refused_one_changes_nothing() -> None:
+    server = fastagg.FedBuff(torch.zeros(SIZE), buffer_size=3)
+    server.dispatch(0)
+    server.receive(0, encode(update(0), "int8", seed=0))
+    server.dispatch(1)
+    state = server.state_dict()
+    arrays = {name: one.copy() for name, one in encode(update(1), "int8", seed=0).arrays().items()}
+    arrays["scales"][0] = 3e38
+    with pytest.raises(NonFiniteUpdate):
+        server.receive(1, fastagg.Encoded.from_arrays(arrays))
+    with pytest.raises(ShapeMismatch, match="encoded one of 5"):
+        server.receive(1, encode(torch.ones(5), "sign", seed=0))
+    arrays["scales"][0] = -1.0
+    with pytest.raises(EncodingError):
+        fastagg.Encoded.from_arrays(arrays)
+    assert same(server.state_dict(), state)
+    damaged = {**state, "direction": {**state["direction"], "held": [dict(state["direction"]["held"][0])]}}
+    damaged["direction"]["held"][0]["update"] = [damaged["direction"]["held"][0]["update"][0][:-8]]
+    with pytest.raises(fastagg.CheckpointError):
+        server.load_state_dict(damaged)
+    assert same(server.state_dict(), state)
