@@ -16,10 +16,12 @@ double weight_of(const Contribution& one) { return one.weight * one.share; }
 
 }  // namespace
 
-Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
+Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
+                   const std::optional<Privacy::Setting>& privacy)
     : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {
   is.reads_once = true;
   is.sums = this;
+  if (privacy) is.privacy = &privacy_.emplace(*privacy, setting.size, memory_);
   unit = setting.unit;
   folds = setting.capacity != 1 && !exact();
 }
@@ -119,6 +121,10 @@ void Buffered::plan_numbers(const Contributions& given, bool steps) {
                                      "; use a staleness policy that weighs them more");
   // A waiting update must be fit for a step now. Otherwise it would block every later step.
   bound_ = acc_bound_next_ == 0.0 ? 0.0 : acc_bound_next_ / divisor();
+  if (privacy_) {
+    privacy_->plan(given_, steps, static_cast<int64_t>(versions_.size()));
+    if (steps) bound_ += privacy_->bound(divisor());
+  }
   kept_bound_ = acc_bound_next_;
 }
 
@@ -152,6 +158,7 @@ void Buffered::run(Runner& runner, const Updates& updates, const Optimizer& opti
 void Buffered::step_along(Runner& runner, const Optimizer& optimizer) {
   Direction direction;
   direction.weight = (exact() ? setting_.unit : 1.0) / divisor();
+  if (privacy_) direction.noise = privacy_->noise(divisor());
   runner.step(sum_, direction, optimizer);
 }
 
@@ -162,6 +169,7 @@ void Buffered::run_last(Runner& runner, const Update& update, bool fresh, const 
   Direction direction;
   direction.gain = last.gain * is.sign;
   direction.weight = weight_of(last);
+  if (privacy_) direction.noise = privacy_->noise(divisor());
   if (exact()) {
     direction.kind = kFlush;
     direction.gain = 1.0;
@@ -193,6 +201,7 @@ size_t Buffered::fold() {
 void Buffered::commit() noexcept {
   if (beside_) acc_ = std::move(beside_);
   beside_ = {};
+  if (privacy_) privacy_->commit(outcome_ != Outcome::kKept);
   if (outcome_ != Outcome::kKept) {
     held_.clear();
     total_ = acc_bound_ = 0.0;
@@ -206,6 +215,7 @@ void Buffered::commit() noexcept {
 void Buffered::fields(Archive& archive) {
   archive.list("versions", held_);
   archive.field("total", total_);
+  if (privacy_) privacy_->fields(archive);
   if (exact()) return exact_fields(archive);
   if (archive.loads() && !held_.empty() && !acc_) acc_ = memory_->vector(setting_.size);
   const bool there = archive.vector("acc", acc_, setting_.size, !held_.empty());  // between rounds the sum is empty

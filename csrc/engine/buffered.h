@@ -3,10 +3,12 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "../cpu/cpu.h"
 #include "direction.h"
+#include "privacy.h"
 
 namespace fastagg::engine {
 
@@ -24,7 +26,8 @@ class Buffered : public DirectionState, public Sums {
     double largest = 0.0, unit = 0.0;  // of an exact sum: the largest norm of a term, and the unit. 0: a sum of floats
     double divisor = 0.0;              // of the sum. 0: what updates count for; negative: that times their weights
   };
-  Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory);
+  Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
+           const std::optional<Privacy::Setting>& privacy = std::nullopt);
   void check(const ClientId& client, int64_t start, int64_t now) const override;
   Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
@@ -38,6 +41,7 @@ class Buffered : public DirectionState, public Sums {
   store::Vector along() const override;
   void hand_over() noexcept override { acc_ = {}; }
 
+  Privacy* privacy() { return privacy_ ? &*privacy_ : nullptr; }
   double total() const override { return total_; }
   const store::Vector& acc() const { return acc_; }
   // After loading: a bound of the sum's elements.
@@ -61,6 +65,7 @@ class Buffered : public DirectionState, public Sums {
 
   Setting setting_;
   std::shared_ptr<store::Memory> memory_;
+  std::optional<Privacy> privacy_;
   store::Vector acc_, beside_;
   store::Vector high_;  // of an exact sum, whose lower halves are in acc_
   std::vector<uint8_t> marks_;

@@ -197,6 +197,7 @@ def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Serv
     if make is not None:
         server = make()
         check_made(disk, dict(newest.manifest["made"]), made_of(server))
+        take_key(disk, server, newest.state)
         load_into(server, newest.state)
         return server
     config = newest.state["config"]
@@ -207,6 +208,7 @@ def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Serv
     if "distill" in config["direction"]:
         raise CheckpointError(f"{what}: FedEcho needs its unlabelled data; fastagg.open(path, make) replays it")
     server = server_from(newest.state, device="cpu")
+    take_key(disk, server, newest.state)
     load_into(server, newest.state)
     return server
 

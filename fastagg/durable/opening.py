@@ -17,6 +17,7 @@ from fastagg._keywords import checked
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents, free_name
+from fastagg.durable.keys import take_key
 from fastagg.durable.keeper import EVERY, ROOM, Keeper
 from fastagg.durable.log import Durability, Log, begin_journal
 from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
@@ -183,6 +184,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
         server = make()
         server._as_stored(checkpoint.state)
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
+        take_key(disk, server, checkpoint.state)
         return server
 
     past = recover(disk, found, server_for, check=check)
@@ -220,6 +222,7 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     for name in found.leftovers:
         disk.remove(name)
     disk.sync_folder("..")
+    take_key(disk, server, None)
     folder_id = engine.new_incarnation()
     keeper = Keeper(
         disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id, base=0,
