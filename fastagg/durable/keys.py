@@ -6,8 +6,6 @@ and in no record: these are copied and sent around, and whoever has key and mode
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastagg._types import State
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import PARTIAL
@@ -19,6 +17,21 @@ KEY = "noise-key"  # 32 bytes; only its owner may read it
 _SIZE = 32
 
 
+def key_of(disk: Disk) -> NoiseKey | None:
+    """Return a folder's key; None: it has none.
+
+    Raises:
+        CheckpointError: it cannot be read, or is none.
+    """
+    with named(disk.path / KEY):
+        if KEY not in disk.names():
+            return None
+        key = NoiseKey(disk.read_of(KEY))
+    if len(key) != _SIZE:
+        raise CheckpointError(f"{disk.path / KEY}: expected {_SIZE} bytes, got {len(key)}")
+    return key
+
+
 def take_key(disk: Disk, server: Server, state: State | None) -> None:
     """Let a server draw its noise with the folder's key. ``state``: of the folder's checkpoint; None: there is none,
     and the folder gets the server's own key, if it has no other.
@@ -28,22 +41,16 @@ def take_key(disk: Disk, server: Server, state: State | None) -> None:
     """
     if getattr(server.direction, "privacy", None) is None:
         return
-    path = disk.path / KEY
-    with named(path):
-        if KEY in disk.names():
-            key = NoiseKey(disk.read_of(KEY))
-            if len(key) != _SIZE:
-                raise CheckpointError(f"{path}: expected {_SIZE} bytes, got {len(key)}")
-            server._draw_with(key)
-        elif state is None:
+    key = key_of(disk)
+    if key is not None:
+        server._draw_with(key)
+    elif state is None:
+        with named(disk.path / KEY):
             _write(disk, server._parts.key)
-    if state is None:
-        return
-    held: Any = state["direction"].get("noise_key")
-    if KEY not in disk.names():
-        raise CheckpointError(f"{path}: it is missing: without it the log's steps cannot be made again")
-    if held != server._running.extension.state.native.key_id:
-        raise CheckpointError(f"{path}: it is not the key of this folder's noise")
+    else:
+        raise CheckpointError(f"{disk.path / KEY}: it is missing: without it the log's steps cannot be made again")
+    if state is not None and state["direction"].get("noise_key") != server._running.extension.state.native.key_id:
+        raise CheckpointError(f"{disk.path / KEY}: it is not the key of this folder's noise")
 
 
 def _write(disk: Disk, key: NoiseKey) -> None:

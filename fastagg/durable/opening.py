@@ -17,8 +17,8 @@ from fastagg._keywords import checked
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents, free_name
-from fastagg.durable.keys import take_key
 from fastagg.durable.keeper import EVERY, ROOM, Keeper
+from fastagg.durable.keys import take_key
 from fastagg.durable.log import Durability, Log, begin_journal
 from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
 from fastagg.durable.uploads import Uploads

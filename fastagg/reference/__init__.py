@@ -8,6 +8,7 @@ exception: their bits are specified, so they are computed in fp32 as in the kern
 from fastagg.reference.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
 from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.exact import exact_terms
+from fastagg.reference.noise import chacha20, correlated, count_normal, normals, step_key
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import accumulate_, distances, fold, gather, step_, sum_squares
 
@@ -15,6 +16,9 @@ __all__ = [
     "accumulate_",
     "add_rows_",
     "cached_step_",
+    "chacha20",
+    "correlated",
+    "count_normal",
     "decode",
     "distances",
     "distillation",
@@ -22,11 +26,13 @@ __all__ = [
     "exact_terms",
     "fold",
     "gather",
+    "normals",
     "random_bits",
     "read_row",
     "recompute_sum_",
     "settle_rows_",
     "soft_targets",
     "step_",
+    "step_key",
     "sum_squares",
 ]

@@ -177,7 +177,9 @@ class Gaussian:
         if not isinstance(self.correlation, BLT):
             raise ConfigError(_checks.wrong("correlation", "a fastagg.BLT, or None", self.correlation))
         if isinstance(self.clip_norm, AdaptiveClip):
-            raise ConfigError("correlation: past noise is of one size, and an AdaptiveClip changes it; write clip_norm=C")
+            raise ConfigError(
+                "correlation: past noise is of one size, and an AdaptiveClip changes it; write clip_norm=C"
+            )
         if self.max_participations is None:
             raise ConfigError("max_participations: needed with correlation; its noise depends on it")
 

@@ -89,7 +89,8 @@ class Server:
             how = None if isinstance(given["buffers"], str) else given["buffers"]
             layout = Layout.of(params, buffers=how, tied=given["tied"])
         together.check_statistics(direction, layout, given)
-        self._parts = Parts(direction, optimizer, staleness, given, layout, device, NoiseKey(os.urandom(32)))
+        key = NoiseKey((params.key if isinstance(params, Taken) else None) or os.urandom(32))
+        self._parts = Parts(direction, optimizer, staleness, given, layout, device, key)
         if taken:
             self._running = engine.loaded(
                 self._parts, params.state, Statistics.of(given["buffers"], layout, *layout.blank(device))
@@ -186,7 +187,7 @@ class Server:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
         """A server without a folder."""
-        taken = Taken(self._parts.layout, self.state_dict())
+        taken = Taken(self._parts.layout, self.state_dict(), self._parts.key)
         settings: Any = {**self._parts.settings, "device": self.device}
         return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
 
@@ -795,7 +796,9 @@ class Server:
         """Give the arrays the roles that they had for an older version of fastagg, if it wrote this state."""
         if (layout := self._parts.layout.as_stored(state)) is not None:
             settings: Any = {**self._parts.settings, "device": self.device}
-            other = Server(Taken(layout, state), self.direction, self.optimizer, self.staleness, **settings)
+            other = Server(
+                Taken(layout, state, self._parts.key), self.direction, self.optimizer, self.staleness, **settings
+            )
             self.__dict__.update(other.__dict__)
 
     def _draw_with(self, key: NoiseKey) -> None:
