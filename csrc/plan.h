@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "math/chacha.h"
 #include "math/directions.h"
 #include "math/hyper.h"
 #include "math/philox.h"
@@ -144,6 +145,21 @@ struct Sum {
   std::vector<Term> terms;
 };
 
+// Noise that a step adds to its direction (math/noise.h): `scale` times normal numbers of a standard deviation of
+// `deviation`, or that much of correlated noise: n <- n - sum of omega*past; each past <- theta*past + n. On the CPU.
+constexpr int kMostPast = 8;
+struct Past {
+  float* values;
+  float omega, theta;
+};
+struct Noise {
+  ChaChaKey key{};
+  float deviation = 0.0f;  // 0: there is none
+  float scale = 1.0f;
+  int count = 0;
+  Past past[kMostPast]{};
+};
+
 // math/directions.h says what each kind computes, and from which of these.
 struct Direction {
   DirectionKind kind = kSingle;
@@ -153,6 +169,7 @@ struct Direction {
   Buffer buffer;                // flush, calibrated
   Exchange row;                 // mean, calibrated
   Sum sum;
+  Noise noise;
 };
 
 // Moments are fp32, or in 8 bits (`units_m` not null): a byte for each element, padded to whole scale blocks, and their

@@ -13,6 +13,7 @@ enum class Why {
   kAlreadyCounted,  // a second answer to a task
   kStaleIncarnation,
   kBusy,
+  kTooSoon,  // a client takes part too often
   kReentered,
   kOtherProcess,
   kRetired,  // another engine has taken this one's place; the caller goes there

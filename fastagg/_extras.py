@@ -15,6 +15,7 @@ METRICS = ("prometheus_client",)
 SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn", "scipy")
 RAY = ("ray",)
 SEARCH = ("optuna",)
+PRIVACY = ("dp_accounting",)
 
 
 def require(what: str, extra: str, modules: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "RunFailed",
     "ShapeMismatch",
     "StaleIncarnation",
+    "TooSoon",
     "UnknownClient",
     "UnknownVersion",
     "UpdateTooLarge",
@@ -99,6 +100,11 @@ class StaleIncarnation(UnknownVersion):
 
 class Busy(FastaggError, RuntimeError):
     """A limit is reached (clients, open tasks, waiting answers). Nothing has changed; the same call may work later."""
+
+
+class TooSoon(FastaggError, RuntimeError):
+    """A private server may not send this client a model now: it would take part too often, or too soon after the last
+    time. Nothing has changed."""
 
 
 class Reentered(FastaggError, RuntimeError):

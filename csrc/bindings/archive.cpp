@@ -12,6 +12,7 @@ namespace fastagg::bindings {
 namespace {
 
 using engine::Archive;
+using namespace py::literals;
 
 // The columns of a ledger's state, and those of its ids, by name.
 using State = engine::Ledger::State;
@@ -177,6 +178,12 @@ py::dict saved(const engine::Ledger::State& of, bool numbered, int64_t size) {
   for (const auto& [name, column] : kIds) named[name] = array_of(of.ids.*column);
   state["ids"] = named;
   state["offset"] = of.offset;
+  if (const auto& part = of.participation; !part.clients.empty()) {
+    py::list clients;
+    for (const ClientId& client : part.clients) clients.append(to_python(client));
+    state["participation"] =
+        py::dict("clients"_a = clients, "last"_a = array_of(part.last), "times"_a = array_of(part.times));
+  }
   return state;
 }
 
@@ -194,6 +201,12 @@ engine::Ledger::State ledger_state_of(const py::dict& state) {
     for (const auto& [name, column] : kIds) found.ids.*column = vector_from<int64_t>(ids[name]);
   }
   found.offset = py::cast<int64_t>(state["offset"]);
+  if (state.contains("participation")) {
+    const py::dict part(state["participation"]);
+    for (const py::handle id : py::list(part["clients"])) found.participation.clients.push_back(id_of(id));
+    found.participation.last = vector_from<int64_t>(part["last"]);
+    found.participation.times = vector_from<int64_t>(part["times"]);
+  }
   return found;
 }
 

@@ -280,11 +280,30 @@ void bind_directions(py::module_& m) {
           }),
           by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
           arg("exact"), arg("divisor"), arg("size"), arg("combine") = py::none());
-  py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
-      .def(py::init([](double sign, const Buffered::Setting& setting, std::shared_ptr<store::Memory> memory) {
-             return std::make_shared<Buffered>(sign, setting, std::move(memory));
+  py::class_<Privacy::Setting>(m, "PrivacySetting")
+      .def(py::init([](double noise, double clip, const std::tuple<double, double, double>& adapts,
+                       const std::pair<std::vector<double>, std::vector<double>>& past, int64_t separation,
+                       int64_t most) {
+             const auto [quantile, rate, count_noise] = adapts;
+             return Privacy::Setting{noise,      clip,        quantile,   rate, count_noise,
+                                     past.first, past.second, separation, most};
            }),
-           by_name, arg("sign"), arg("setting"), arg("memory"))
+           by_name, arg("noise"), arg("clip"), arg("adapts"), arg("past"), arg("separation"), arg("most"));
+  py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
+      .def(py::init([](double sign, const Buffered::Setting& setting, std::shared_ptr<store::Memory> memory,
+                       const std::optional<Privacy::Setting>& privacy) {
+             return std::make_shared<Buffered>(sign, setting, std::move(memory), privacy);
+           }),
+           by_name, arg("sign"), arg("setting"), arg("memory"), arg("privacy") = py::none())
+      .def("set_key",
+           [](Buffered& one, const std::string& bytes) {
+             ChaChaKey key;
+             if (one.privacy() == nullptr || bytes.size() != sizeof key.words) throw Refused("a key has 32 bytes");
+             std::memcpy(key.words, bytes.data(), sizeof key.words);
+             one.privacy()->set_key(key);
+           })
+      .def_property_readonly("key_id", [](Buffered& one) { return one.privacy()->key_id(); })
+      .def_property_readonly("clip", [](Buffered& one) { return one.privacy()->clip(); })
       .def_property_readonly("room", &Buffered::room)
       .def_property_readonly("total", &Buffered::total)
       .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })

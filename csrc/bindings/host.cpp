@@ -73,6 +73,7 @@ const char* name_of(Why why) {
     case Why::kAlreadyCounted: return "AlreadyCounted";
     case Why::kStaleIncarnation: return "StaleIncarnation";
     case Why::kBusy: return "Busy";
+    case Why::kTooSoon: return "TooSoon";
     case Why::kReentered: return "Reentered";
     case Why::kNotFinite: return "NonFiniteUpdate";
     case Why::kTooLarge: return "UpdateTooLarge";

@@ -117,6 +117,16 @@ struct Pairs {
   bool wants(int64_t i, int64_t k) const { return i <= k && (wanted == nullptr || wanted[i * count + k] != 0); }
 };
 
+// out += scale*normal numbers, for 1,024 elements. The blocks at `ask`, which later stages read, are prefetched; they
+// may be any address, or null.
+struct NoiseBlock {
+  const ChaChaKey& key;
+  int64_t block;
+  float scale;
+  float* out;
+  const float* ask[3];
+};
+
 // A row of the distillation loss (distill.h).
 template <typename T>
 struct RowLoss {
@@ -143,6 +153,7 @@ struct Kernels {
   // The random words of a whole block, 4 times 128 (rows.inl tells which element uses which). This stage does not wait
   // for memory. So it also prefetches the block at `ask`, which a later stage reads. `ask` may be any address, or null.
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
+  void (*noise)(const NoiseBlock& run);
   void (*change[RowFormats::kCount])(const RowChange& change);
   void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
   // Elements at..at+n-1 of an encoded update; `at` is a multiple of kScaleBlock.

@@ -7,6 +7,7 @@
 #include "../math/exponential.h"
 #include "../math/fixed.h"
 #include "../math/half.h"
+#include "../math/noise.h"
 #include "kernels.h"
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -29,6 +30,7 @@ namespace {
 #include "rows.inl"
 #include "wire.inl"
 #include "moments.inl"
+#include "noise.inl"
 #include "sums.inl"
 #include "combine.inl"
 #include "distill.inl"
@@ -118,6 +120,7 @@ constexpr Kernels made() {
   to.carry_fixed = carry_fixed_block;
   to.settle_fixed = settle_fixed_block;
   to.random_words = random_words_block;
+  to.noise = noise_block;
   to.settle = settle_block;
   to.squares = squares_strand;
   to.copy_squares = copy_squares_strand;

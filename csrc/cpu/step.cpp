@@ -63,7 +63,7 @@ class Step {
       });
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     return read_once(update_, [&](const float* values, int64_t at, int64_t n) {
-      if (!decays_) return loop(run_at(values, at, n));
+      if (!decays_ && !is_noisy()) return loop(run_at(values, at, n));
       for (int64_t i = 0; i < n; i += kBlock)
         finish(along(), run_at(values + i, at + i, std::min(kBlock, n - i)), at + i);
     });
@@ -77,7 +77,7 @@ class Step {
     for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
       if (direction_.kind == kMean && direction_.row.coded.data != nullptr) {
         for (int64_t at = begin; at < end; at += kBlock) entered(at, std::min(kBlock, end - at));
-      } else if (stages || decays_ || optimizer_.moments.coded()) {
+      } else if (stages || decays_ || is_noisy() || optimizer_.moments.coded()) {
         Reader reader(update_, table_, begin);
         for (int64_t at = begin; at < end; at += kBlock) {
           const int64_t n = std::min(kBlock, end - at);
@@ -98,6 +98,7 @@ class Step {
 
  private:
   bool fixed() const { return direction_.buffer.upper.values != nullptr; }
+  bool is_noisy() const { return optimizer_.steps() && direction_.noise.deviation > 0.0f; }
   bool is_plain() const { return direction_.row.format == kPlainRows; }
 
   Along along() const {
@@ -150,16 +151,17 @@ class Step {
     return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
   }
 
-  // Runs the optimizer on a block along the direction that `from` forms. With 8-bit moments or weight decay the block
-  // of the direction is formed in scratch.
+  // Runs the optimizer on a block along the direction that `from` forms. With 8-bit moments, noise or weight decay the
+  // block of the direction is formed in scratch.
   void finish(Along from, const Run& run, int64_t at) {
     const bool coded = optimizer_.moments.coded();
-    if (!coded && !decays_) return table_.fused[from][act()](run);
+    if (!coded && !decays_ && !is_noisy()) return table_.fused[from][act()](run);
     Scratch direction, x;
     Run gives = run, steps = run;
     gives.out = direction.values;
     gives.stream_out = false;
     table_.fused[from][kGives](gives);
+    if (is_noisy()) add_noise(direction, run, at);
     steps.update = direction.values;
     steps.gain = steps.weight = 1.0f;
     if (decays_) {
@@ -174,6 +176,30 @@ class Step {
       coded_along(direction, steps, at);
     else
       table_.fused[kAlongSingle][optimizer_.kind](steps);
+  }
+
+  // Noise is drawn while what the next stages read is on its way from memory.
+  void add_noise(Scratch& direction, const Run& run, int64_t at) const {
+    const Noise& noise = direction_.noise;
+    const float* const update = run.update == nullptr ? nullptr : run.update + kBlock;
+    const float* const acc = run.acc == nullptr ? nullptr : run.acc + kBlock;
+    if (noise.count == 0)
+      return table_.noise(
+          {noise.key, at / kBlock, noise.deviation * noise.scale, direction.values, {update, acc, run.x}});
+    Scratch fresh{};
+    table_.noise({noise.key, at / kBlock, noise.deviation, fresh.values, {update, acc, run.x}});
+    for (int k = 0; k < noise.count; ++k) {
+      const Past& one = noise.past[k];
+      FASTAGG_NO_CARRY
+      for (int64_t i = 0; i < run.n; ++i) fresh.values[i] -= one.omega * one.values[at + i];
+    }
+    for (int k = 0; k < noise.count; ++k) {
+      const Past& one = noise.past[k];
+      FASTAGG_NO_CARRY
+      for (int64_t i = 0; i < run.n; ++i) one.values[at + i] = one.theta * one.values[at + i] + fresh.values[i];
+    }
+    FASTAGG_NO_CARRY
+    for (int64_t i = 0; i < run.n; ++i) direction.values[i] += noise.scale * fresh.values[i];
   }
 
   // Runs an optimizer with 8-bit moments. They need whole scale blocks, so the vector's last one is padded with zeros.

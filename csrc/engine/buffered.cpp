@@ -23,10 +23,12 @@ double weight_of(const Contribution& one) { return one.weight * one.share; }
 
 }  // namespace
 
-Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory)
+Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
+                   const std::optional<Privacy::Setting>& privacy)
     : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {
   is.keeps = setting_.combine != nullptr;
   is.sums = this;
+  if (privacy) is.privacy = &privacy_.emplace(*privacy, setting.size, memory_);
   unit = setting.unit;
   tell_traits();
 }
@@ -88,7 +90,7 @@ void Buffered::plan_held() {
 // Whether an update that only has to be added up may wait as it came.
 bool Buffered::may_wait(const Contribution& one) const {
   if (exact() || one.total >= 0.0 || !store::is_encoded(*one.update) || waiting_.size() >= kMostWaiting) return false;
-  return nbytes() + store::encoded_in(*one.update)->nbytes <= kMostBytes * setting_.size;
+  return waiting_nbytes() + store::encoded_in(*one.update)->nbytes <= kMostBytes * setting_.size;
 }
 
 // What an update is multiplied by where it is added up. What is combined is not weighted by samples.
@@ -165,6 +167,10 @@ void Buffered::plan_numbers(const Contributions& given, bool steps) {
                                      "; use a staleness policy that weighs them more");
   // A waiting update must be fit for a step now. Otherwise it would block every later step.
   bound_ = acc_bound_next_ == 0.0 || setting_.combine ? acc_bound_next_ : acc_bound_next_ / divisor();
+  if (privacy_) {
+    privacy_->plan(given_, steps, static_cast<int64_t>(versions_.size()));
+    if (steps) bound_ += privacy_->bound(divisor());
+  }
   kept_bound_ = acc_bound_next_;
 }
 
@@ -220,6 +226,7 @@ void Buffered::run_held(Runner& runner, const Updates& updates, const Optimizer&
 void Buffered::step_along(Runner& runner, const Optimizer& optimizer) {
   Direction direction;
   direction.weight = (exact() ? setting_.unit : 1.0) / divisor();
+  if (privacy_) direction.noise = privacy_->noise(divisor());
   runner.step(sum_, direction, optimizer);
 }
 
@@ -230,6 +237,7 @@ void Buffered::run_last(Runner& runner, const Update& update, bool fresh, const 
   Direction direction;
   direction.gain = last.gain * is.sign;
   direction.weight = weight_of(last);
+  if (privacy_) direction.noise = privacy_->noise(divisor());
   if (exact()) {
     direction.kind = kFlush;
     direction.gain = 1.0;
@@ -263,6 +271,7 @@ size_t Buffered::fold() {
 void Buffered::commit() noexcept {
   if (beside_) acc_ = std::move(beside_);
   beside_ = {};
+  if (privacy_) privacy_->commit(outcome_ != Outcome::kKept);
   if (waits_) {
     const Contribution& one = given_.front();
     HeldUpdate& next = waiting_.emplace_back();
@@ -291,6 +300,7 @@ void Buffered::commit() noexcept {
 void Buffered::fields(Archive& archive) {
   archive.list("versions", held_);
   archive.field("total", total_);
+  if (privacy_) privacy_->fields(archive);
   if (exact()) return exact_fields(archive);
   if (archive.loads() ? archive.has("held") : !waiting_.empty()) archive.held("held", waiting_, setting_.size);
   if (archive.loads()) load_held();
@@ -309,7 +319,9 @@ void Buffered::load_held() {
   tell_traits();
 }
 
-int64_t Buffered::nbytes() const {
+int64_t Buffered::nbytes() const { return waiting_nbytes() + (privacy_ ? privacy_->nbytes() : 0); }
+
+int64_t Buffered::waiting_nbytes() const {
   int64_t sum = 0;
   for (const HeldUpdate& one : waiting_) sum += one.nbytes();
   return sum;

@@ -7,12 +7,14 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "../cpu/cpu.h"
 #include "../cpu/desks.h"
 #include "direction.h"
 #include "held.h"
+#include "privacy.h"
 
 namespace fastagg::engine {
 
@@ -31,7 +33,8 @@ class Buffered : public DirectionState, public Sums {
     double divisor = 0.0;              // of the sum. 0: what updates count for; negative: that times their weights
     std::shared_ptr<const Combine> combine = nullptr;  // what a round becomes; null: the sum, divided
   };
-  Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory);
+  Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
+           const std::optional<Privacy::Setting>& privacy = std::nullopt);
   void check(const ClientId& client, int64_t start, int64_t now) const override;
   Outcome plan(const Contributions& given, bool closes, Way way) override;
   void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
@@ -45,6 +48,7 @@ class Buffered : public DirectionState, public Sums {
   store::Vector along() const override;
   void hand_over() noexcept override { acc_ = {}; }
 
+  Privacy* privacy() { return privacy_ ? &*privacy_ : nullptr; }
   double total() const override { return total_; }
   const store::Vector& acc() const { return acc_; }
   // After loading: a bound of the sum's elements.
@@ -55,6 +59,7 @@ class Buffered : public DirectionState, public Sums {
  private:
   void plan_numbers(const Contributions& given, bool steps);
   void check_exact(const Contributions& given) const;
+  int64_t waiting_nbytes() const;
   void plan_held();
   void run_held(Runner& runner, const Updates& updates, const Optimizer& optimizer);
   float factor(const Contribution& one) const;
@@ -76,6 +81,7 @@ class Buffered : public DirectionState, public Sums {
 
   Setting setting_;
   std::shared_ptr<store::Memory> memory_;
+  std::optional<Privacy> privacy_;
   store::Vector acc_, beside_;
   store::Vector high_;  // of an exact sum, whose lower halves are in acc_
   std::vector<uint8_t> marks_;

@@ -85,6 +85,8 @@ class Ages {
   ~Ages() = default;
 };
 
+class Privacy;
+
 class DirectionState {
  public:
   struct Traits {
@@ -97,6 +99,7 @@ class DirectionState {
     Sums* sums = nullptr;
     RowKeeper* rows = nullptr;
     Ages* ages = nullptr;
+    Privacy* privacy = nullptr;
   };
   Traits is;
 

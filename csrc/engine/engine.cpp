@@ -107,6 +107,10 @@ Task Engine::send(const log::Operation& operation) {
             model_,
             state_};
   const DirectionState::Traits& is = direction_->is;
+  if (is.privacy) {
+    ledger_.check_alone(client, operation.version);
+    ledger_.participation.check(client, ledger_.steps, is.privacy->setting.separation, is.privacy->setting.most);
+  }
   if (is.ages) is.ages->before_sending(operation.version);
   log::Operation named = operation;
   named.task = task.id;

@@ -20,6 +20,7 @@
 #include "ledger.h"
 #include "lock.h"
 #include "optimizer.h"
+#include "privacy.h"
 #include "records.h"
 #include "staleness.h"
 #include "transaction.h"
@@ -109,6 +110,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void follow() const { runner_->follow(); }
   double lr() const { return optimizer_.settings.lr; }
   const Settings& settings() const { return settings_; }
+  // What updates are clipped to; 0: nothing.
+  double clip_norm() const { return direction_->is.privacy ? direction_->is.privacy->clip() : settings_.clip_norm; }
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted.
   Ledger::Found find(const Answer& answer) const;

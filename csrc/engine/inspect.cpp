@@ -39,6 +39,13 @@ void Transaction::find(Given& given) {
   given.task = of_.find(answer);
   of_.direction_->check(answer.client, given.task.version, of_.ledger_.now);
   const Sums* const sums = of_.direction_->is.sums;
+  if (of_.direction_->is.privacy) {
+    if (answer.kind == Answer::kSum)
+      throw Refusal(Why::kSetting,
+                    "receive_partial: a sum of clients' updates is not clipped one by one, and this "
+                    "server is private; let clients answer it themselves");
+    given.participant = of_.ledger_.participation.place_for(answer.client);
+  }
   if (answer.kind == Answer::kSum && answer.count > std::max(sums ? sums->room() : 0, kLargestOverflow))
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
                                      " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
@@ -155,10 +162,10 @@ void Transaction::prepare(Given& given) {
     }
   }
   brings.norm = given.norm;
-  if (of_.settings_.clip_norm > 0.0 && given.norm > of_.settings_.clip_norm && !given.findings.unclipped &&
-      answer.kind != Answer::kSum) {
-    brings.gain = of_.settings_.clip_norm / given.norm;
-    brings.norm = of_.settings_.clip_norm;
+  const double most = of_.clip_norm();
+  if (most > 0.0 && given.norm > most && !given.findings.unclipped && answer.kind != Answer::kSum) {
+    brings.gain = most / given.norm;
+    brings.norm = most;
   }
   if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
   if (!of_.direction_->is.blends) return;

@@ -43,6 +43,15 @@ void Ledger::check(const ClientId& id) const {
     refuse(Why::kUnknownClient, id, ": expected 0.." + std::to_string(numbered_ - 1) + " (num_clients)");
 }
 
+void Ledger::check_alone(const ClientId& id, int64_t version) const {
+  const int64_t place = place_of(id);
+  for (int32_t t = place < 0 ? -1 : first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next)
+    if (tasks_[static_cast<size_t>(t)].version != version)
+      refuse(Why::kTooSoon, id,
+             " has not answered its task of version " + std::to_string(tasks_[static_cast<size_t>(t)].version) +
+                 ", and a private server waits for that; or call server.forget(" + shown(id) + ")");
+}
+
 int64_t Ledger::place_of(const ClientId& id) const {
   if (numbered_ >= 0) {
     check(id);
@@ -358,7 +367,7 @@ std::vector<store::Vector> Ledger::all_kept() const {
 int64_t Ledger::nbytes() const {
   return static_cast<int64_t>(records_.size() * sizeof(int64_t) + next_steps_.size() * sizeof(int32_t) +
                               tasks_.size() * sizeof(Task) + due_.size() * sizeof(Due) + ids_.nbytes()) +
-         clients_.nbytes();
+         clients_.nbytes() + participation.nbytes();
 }
 
 void Ledger::renew() {
@@ -420,6 +429,7 @@ Ledger::State Ledger::state() const {
   }
   for (const auto& [version, one] : kept_) state.versions.emplace_back(version, one.data);
   state.ids = ids_.state();
+  state.participation = participation.state();
   state.offset = offset;
   return state;
 }
@@ -438,6 +448,7 @@ void Ledger::load(const State& state) {
           "columns of tasks of different lengths");
   require(state.task_id.empty() || state.task_id.size() == tasks, "a column of ids of another length");
   require(ids_.load(state.ids), "ids of tasks");
+  require(participation.load(state.participation, state.steps), "participations");
   require(state.offset >= -1, "an offset below zero");
   offset = state.offset;
   std::unordered_map<int64_t, store::Vector> versions(state.versions.begin(), state.versions.end());

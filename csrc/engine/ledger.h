@@ -20,6 +20,7 @@
 #include "../store/vector.h"
 #include "clients.h"
 #include "ids.h"
+#include "participation.h"
 
 namespace fastagg::engine {
 
@@ -44,6 +45,7 @@ class Ledger {
   }
 
   Limits limits;
+  Participation participation;
   double skew = 0.0;                                             // seconds by which this clock is ahead; for tests
   double given_time = std::numeric_limits<double>::quiet_NaN();  // at which leases are compared, in a test; NaN: now
   double own_time() const;                                       // seconds, by this process' clock
@@ -54,6 +56,9 @@ class Ledger {
 
   // Throws Refusal, kUnknownClient: the id is not one of 0..clients-1.
   void check(const ClientId& id) const;
+
+  // Throws Refusal, kTooSoon: it has an open task of another version, whose answer may come at any time.
+  void check_alone(const ClientId& id, int64_t version) const;
 
   // The task that an answer refers to.
   struct Found {
@@ -128,6 +133,7 @@ class Ledger {
     std::vector<int64_t> last_sent, next_steps;
     std::vector<int64_t> task_client, task_version, task_steps, task_id;
     Ids::State ids;
+    Participation::State participation;
     int64_t offset = -1;
     std::vector<std::pair<int64_t, store::Vector>> versions;
   };

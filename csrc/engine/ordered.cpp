@@ -7,6 +7,7 @@ namespace fastagg::engine {
 Ordered::Ordered(std::shared_ptr<DirectionState> round) : DirectionState(round->is.sign), round_(std::move(round)) {
   is.keeps = true;
   is.sums = this;
+  is.privacy = round_->is.privacy;
   unit = round_->is.sums->unit;
 }
 

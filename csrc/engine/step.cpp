@@ -78,7 +78,7 @@ bool OneAnswer::may_read_once(const Given& given) const {
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && given.counts && !answer.is_private &&
          answer.base == nullptr && !answer.is_whole() &&
          (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && of_.inspector_->here && !of_.records &&
-         settings.clip_norm == 0.0 && !of_.prepares(answer) && !of_.steps_in_python() &&
+         of_.clip_norm() == 0.0 && !of_.prepares(answer) && !of_.steps_in_python() &&
          (of_.optimizer_.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
 }
 
@@ -176,6 +176,10 @@ void Transaction::plan(bool closes, Way way) {
     scratch.contributions.push_back(one.brings);
     scratch.contributions.back().update = &one.answer->update;
     scratch.updates.push_back(&one.answer->update);
+  }
+  if (Privacy* const privacy = of_.direction_->is.privacy) {
+    const int64_t makes = of_.ledger_.now + 1;
+    privacy->begin(of_.ledger_.incarnation_of(makes), makes);
   }
   outcome_ = planned(closes, way);
   planned_ = true;
@@ -339,6 +343,8 @@ void Transaction::finish() {
 
 // What was there before is let go with this object, because that may run Python's finalizers.
 void Transaction::commit() noexcept {
+  for (const Given& one : given_)
+    if (one.participant >= 0 && one.counts) of_.ledger_.participation.count(one.participant, of_.ledger_.steps);
   if (planned_) {
     of_.direction_->commit();
     if (next_ && next_.data == sum_.data) of_.direction_->is.sums->hand_over();

@@ -37,7 +37,8 @@ struct Given {
   log::Queued record;
   store::Vector base;
   double norm = 0.0;
-  bool counts = true;  // no rule has dropped it
+  int64_t participant = -1;  // where its client's participations are counted; -1: they are not
+  bool counts = true;        // no rule has dropped it
 };
 
 // Memory that transactions use again.

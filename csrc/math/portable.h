@@ -80,6 +80,7 @@ struct Scalar {
   FASTAGG_FN F number(I whole) { return static_cast<F>(whole); }
   FASTAGG_FN I whole(U bits) { return static_cast<I>(bits); }
   FASTAGG_FN U word(I whole) { return static_cast<U>(whole); }
+  FASTAGG_FN F multiply_add(F a, F b, F c) { return fused_multiply_add(a, b, c); }
 };
 
 }  // namespace fastagg

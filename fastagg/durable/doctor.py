@@ -18,6 +18,7 @@ from fastagg.durable.folder import (
     read_checkpoint,
     read_log,
 )
+from fastagg.durable.keys import key_of, take_key
 from fastagg.durable.recovery import Replay, check_made, load_into, made_of
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
@@ -197,6 +198,7 @@ def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Serv
     if make is not None:
         server = make()
         check_made(disk, dict(newest.manifest["made"]), made_of(server))
+        take_key(disk, server, newest.state)
         load_into(server, newest.state)
         return server
     config = newest.state["config"]
@@ -206,7 +208,8 @@ def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Serv
         )
     if "distill" in config["direction"]:
         raise CheckpointError(f"{what}: FedEcho needs its unlabelled data; fastagg.open(path, make) replays it")
-    server = server_from(newest.state, device="cpu")
+    server = server_from(newest.state, device="cpu", key=key_of(disk))
+    take_key(disk, server, newest.state)
     load_into(server, newest.state)
     return server
 

@@ -18,6 +18,7 @@ from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents, free_name
 from fastagg.durable.keeper import EVERY, ROOM, Keeper
+from fastagg.durable.keys import take_key
 from fastagg.durable.log import Durability, Log, begin_journal
 from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
 from fastagg.durable.uploads import Uploads
@@ -184,6 +185,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
         server = make()
         server._as_stored(checkpoint.state)
         check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
+        take_key(disk, server, checkpoint.state)
         return server
 
     past = recover(disk, found, server_for, check=check)
@@ -220,6 +222,7 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
     for name in found.leftovers:
         disk.remove(name)
+    take_key(disk, server, None)
     folder_id = engine.new_incarnation()
     keeper = Keeper(
         disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id, base=0,

@@ -14,6 +14,7 @@ from fastagg.durable.doctor import server_of
 from fastagg.durable.folder import Checkpoint, Contents, contents, read_log, read_upload
 from fastagg.durable.recovery import Replay, newest
 from fastagg.errors import CheckpointError, FastaggError
+from fastagg.rules.privacy import NoiseKey
 from fastagg.server import engine
 from fastagg.server.server import Server
 
@@ -53,6 +54,8 @@ def _salvaged(disk: Disk, to: os.PathLike[str], make: Callable[[], Server] | Non
     server = server_of(disk, begin, "salvage", make)
     problem, last = _replayed(server, disk, held, begin)
     engine.limit(server._engine, server._parts.settings)
+    if getattr(server.direction, "privacy", None) is not None:
+        server._draw_with(NoiseKey(os.urandom(32)))  # what lies behind may make the same versions of other updates
     taken, refused = 0, []
     with opening.open(to, lambda: server, "none") as new:
         for record in _behind(disk, held, last):

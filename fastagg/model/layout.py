@@ -75,10 +75,12 @@ class ModelState(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A model whose layout is known, with the state of its former server."""
+    """A model whose layout is known, with the state of its former server, and the key of that one's noise (None: it is
+    not known)."""
 
     layout: Layout
     state: State
+    key: bytes | None = None
 
 
 @dataclass(frozen=True)

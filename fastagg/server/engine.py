@@ -20,6 +20,7 @@ from fastagg.model import Layout, ModelState, Parsed
 from fastagg.ops.place import CPU, place
 from fastagg.rules.directions import Direction, Material
 from fastagg.rules.optimizers import Optimizer
+from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import DelayAdaptive, Hinge, Polynomial, Staleness
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -41,6 +42,7 @@ class Parts(NamedTuple):
     settings: ServerSettings
     layout: Layout
     device: torch.device
+    key: NoiseKey  # of a private rule's noise
 
     @property
     def on_host(self) -> bool:
@@ -87,7 +89,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
     seed = settings["seed"]
     runner, held = _on_host() if parts.on_host else _on_device(parts.device, layout.size)
-    state = direction.start(Material(layout.size, parts.device, seed, layout.buffer_size, held))
+    state = direction.start(Material(layout.size, parts.device, seed, layout.buffer_size, held, parts.key))
     extension = Extension(
         direction, optimizer, parts.staleness, layout, state, statistics, device=parts.device, on_host=parts.on_host,
         clip_norm=settings["clip_norm"], defers=parts.defers,
@@ -334,7 +336,7 @@ def _folds(parts: Parts, extension: Extension) -> bool:
     return (
         parts.on_host and not extension.always and direction.buffered and direction.kind == "delta"
         and settings["clip_norm"] is None and parts.layout.all_fp32 and not settings["deterministic"]
-        and not parts.optimizer.has_own_step
+        and not parts.optimizer.has_own_step and getattr(direction, "privacy", None) is None
     )  # fmt: skip
 
 

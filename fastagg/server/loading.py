@@ -48,8 +48,13 @@ def load(
         raise error if str(path) in str(error) else CheckpointError(f"{path}: {error}") from error
 
 
-def server_from(state: State, device: torch.device | str | None = None, distill: Distillation | None = None) -> Server:
-    """Return the server from a :meth:`Server.state_dict`; otherwise as :func:`load`.
+def server_from(
+    state: State,
+    device: torch.device | str | None = None,
+    distill: Distillation | None = None,
+    key: bytes | None = None,
+) -> Server:
+    """Return the server from a :meth:`Server.state_dict`; otherwise as :func:`load`. ``key``: of its noise.
 
     Raises:
         CheckpointError: as in :func:`load`.
@@ -66,7 +71,7 @@ def server_from(state: State, device: torch.device | str | None = None, distill:
             config["direction"] = {**config["direction"], "cache": {**cache, "device": None}}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
         known = {name: value for name, value in remaining(config, RULES).items() if name in RULES}
-        return Server(Taken(layout, state), **parts, **known, device=device)
+        return Server(Taken(layout, state, key), **parts, **known, device=device)
     except (CheckpointError, CacheError):
         raise
     except MissingPart as error:

@@ -19,6 +19,7 @@ from fastagg.model import Layout, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
 from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
+from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
 from fastagg.server.admission import Admission
@@ -86,7 +87,9 @@ class Server:
         else:
             how = None if isinstance(given["buffers"], str) else given["buffers"]
             layout = Layout.of(params, buffers=how, tied=given["tied"])
-        self._parts = Parts(direction, optimizer, staleness, given, layout, device)
+        together.check_statistics(direction, layout, given)
+        key = NoiseKey((params.key if isinstance(params, Taken) else None) or os.urandom(32))
+        self._parts = Parts(direction, optimizer, staleness, given, layout, device, key)
         if taken:
             self._running = engine.loaded(
                 self._parts, params.state, Statistics.of(given["buffers"], layout, *layout.blank(device))
@@ -183,7 +186,7 @@ class Server:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
         """A server without a folder."""
-        taken = Taken(self._parts.layout, self.state_dict())
+        taken = Taken(self._parts.layout, self.state_dict(), self._parts.key)
         settings: Any = {**self._parts.settings, "device": self.device}
         return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
 
@@ -297,6 +300,24 @@ class Server:
         """
         found = int(self._engine.offset)
         return None if found < 0 else found
+
+    def privacy_spent(self, delta: float) -> float:
+        """Return epsilon: what the steps so far have spent for a client, at most. The extra ``fastagg[privacy]`` has
+        the accountant (dp-accounting, ``get_epsilon_gaussian``).
+
+        Whoever knows all versions, and all clients but one, cannot tell better than (epsilon, ``delta``) whether that
+        client's updates were in them, or zeros in their place. It follows from the number of steps and from what
+        ``dispatch`` enforces, so it depends on nobody's data. Steps that a crash has lost are not in it.
+
+        Args:
+            delta: in (0, 1).
+
+        Raises:
+            ConfigError: the server has no ``privacy``. MissingDependency: dp-accounting is not installed.
+        """
+        if (privacy := getattr(self.direction, "privacy", None)) is None:
+            raise ConfigError("privacy_spent: this server has no privacy=fastagg.Gaussian(...)")
+        return float(privacy.epsilon(self.steps, delta))
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -770,8 +791,15 @@ class Server:
         """Give the arrays the roles that they had for an older version of fastagg, if it wrote this state."""
         if (layout := self._parts.layout.as_stored(state)) is not None:
             settings: Any = {**self._parts.settings, "device": self.device}
-            other = Server(Taken(layout, state), self.direction, self.optimizer, self.staleness, **settings)
+            other = Server(
+                Taken(layout, state, self._parts.key), self.direction, self.optimizer, self.staleness, **settings
+            )
             self.__dict__.update(other.__dict__)
+
+    def _draw_with(self, key: NoiseKey) -> None:
+        """Draw the noise of a private rule with another key."""
+        self._parts = self._parts._replace(key=key)
+        self._running.extension.state.native.set_key(key)
 
     def _refuse_with_folder(self) -> None:
         if self._log is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastagg.errors import ConfigError
+from fastagg.model import Layout
 from fastagg.rules.directions import Direction
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Staleness
@@ -22,6 +23,11 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
             f"optimizer: {type(optimizer).__name__} has a step in Python, and {type(direction).__name__} makes its "
             "direction in the same pass as the step; use one of fastagg's optimizers, or another direction"
         )
+    if getattr(direction, "privacy", None) is not None and optimizer.has_own_step:
+        raise ConfigError(
+            f"optimizer: {type(optimizer).__name__} has a step in Python, which could fail after it has seen a step's "
+            "noise; with privacy use one of fastagg's optimizers"
+        )
     if settings["deterministic"] and not direction.synchronous:
         raise ConfigError(
             "deterministic: it needs a synchronous rule. If updates are applied as they come, their order is part of "
@@ -29,6 +35,19 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
         )
     if settings["validate"] == "deferred" and (reason := _waits(direction, settings["deterministic"])):
         raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
+
+
+def check_statistics(direction: Direction, layout: Layout, settings: ServerSettings) -> None:
+    """Refuse a private server that would hand out clients' running statistics.
+
+    Raises:
+        ConfigError: it would.
+    """
+    private = getattr(direction, "privacy", None) is not None
+    if private and settings["buffers"] != "keep" and layout.has_buffers:
+        raise ConfigError(
+            "buffers: clients' running statistics would be handed out without noise; with privacy write buffers='keep'"
+        )
 
 
 def check_part(direction: Direction, staleness: Staleness, settings: ServerSettings) -> None:

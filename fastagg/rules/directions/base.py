@@ -19,6 +19,7 @@ from fastagg._types import Move, Native, Plain, State
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.registry import Part
 from fastagg.rules.names import Kind, words
+from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Facts, Staleness
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.cell import Swapped
@@ -36,6 +37,7 @@ class Material(NamedTuple):
         seed: the seed of all random numbers.
         buffer_size: number of elements of the model's running statistics.
         memory: where the engine allocates vectors.
+        key: of noise that protects somebody, 32 bytes.
     """
 
     size: int
@@ -43,6 +45,7 @@ class Material(NamedTuple):
     seed: int
     buffer_size: int
     memory: Native
+    key: NoiseKey
 
 
 class Arrival(NamedTuple):

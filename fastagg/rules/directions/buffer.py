@@ -13,6 +13,8 @@ from fastagg.errors import ConfigError
 from fastagg.ops.place import CPU, place
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.names import Overflow, words
+from fastagg.rules.privacy import Gaussian, privacy_of
+from fastagg.rules.staleness import Staleness
 
 _DIVISORS: dict[str | float, float | str] = {"buffer": 0.0, "weights": -1.0}
 
@@ -25,6 +27,7 @@ class RoundSettings(TypedDict, total=False):
     grace: float | None
     exact: float | None
     normalize: Literal["buffer", "weights"] | float
+    privacy: Gaussian | None
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Buffer(Direction):
             ``weighting="samples"``), so staleness makes the step shorter (FedBuff's paper, FLARE). ``weights``: the sum
             of the weights, samples times staleness (FLSim). A number: itself, > 0. Then every update counts for its
             share among all clients: the number of clients, or of all clients' samples (APPFL); 1 leaves the sum.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client. On the
+            CPU.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -71,6 +76,7 @@ class Buffer(Direction):
     grace: float | None = field(default=None, kw_only=True)
     exact: float | None = field(default=None, kw_only=True)
     normalize: Literal["buffer", "weights"] | float = field(default="buffer", kw_only=True)
+    privacy: Gaussian | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
     ends_early: ClassVar[bool] = True  # whether a step may be made without an update
 
@@ -98,6 +104,24 @@ class Buffer(Direction):
             raise ConfigError("normalize: with exact= only whole numbers are added; write 'buffer', or a number")
         if self.normalize != "buffer" and not self.ends_early:
             raise ConfigError(f"normalize: {type(self).__name__} divides by what its updates count for; leave it out")
+        object.__setattr__(self, "privacy", privacy_of(self.privacy))
+        if self.privacy is not None:
+            if not self.ends_early:
+                raise ConfigError(f"privacy: {type(self).__name__} keeps more of clients than a sum; leave it out")
+            self.privacy.native(self.size)
+
+    def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
+        if self.privacy is None:
+            return
+        if clip_norm is not None:
+            raise ConfigError("clip_norm: privacy has its own; leave it out")
+        if weighting != "uniform":
+            raise ConfigError(f"weighting: with privacy all updates count alike, got {weighting!r}; write 'uniform'")
+        if staleness.weighs or staleness.measures:
+            raise ConfigError(
+                f"staleness: with privacy all updates count alike, and {type(staleness).__name__} weighs them; use "
+                "Constant(), or DelayAdaptive(), which changes the step"
+            )
 
     def start(self, material: Material) -> DirectionState:
         return BufferState(self, material)
@@ -169,7 +193,17 @@ class BufferState(DirectionState):
             exact=exact, divisor=_DIVISORS.get(setting.normalize, setting.normalize),
             size=material.size,
         )  # fmt: skip
-        super().__init__(native.engine.Buffered(sign=setting.sign, setting=native_setting, memory=material.memory))
+        private = None
+        if setting.privacy is not None:
+            if place(material.device) is not CPU:
+                raise ConfigError(f"privacy: noise is drawn on the CPU, got device {material.device}")
+            private = setting.privacy.native(setting.size)
+        made = native.engine.Buffered(
+            sign=setting.sign, setting=native_setting, memory=material.memory, privacy=private
+        )  # fmt: skip
+        if private is not None:
+            made.set_key(material.key)
+        super().__init__(made)
         self.exact, self.nbytes = setting.exact, (4 if setting.exact is None else 8) * material.size
 
     def memory(self) -> dict[str, int]:

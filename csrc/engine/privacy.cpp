@@ -1,0 +1,131 @@
+#include "privacy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "../math/exponential.h"
+#include "../math/noise.h"
+
+namespace fastagg::engine {
+namespace {
+
+// What a step's key is for: the nonce of its places.
+enum Use : uint64_t { kElements = 0, kCount, kStored };
+
+// Of the master key: no version has this incarnation, which has 63 bits.
+constexpr uint64_t kNobody = UINT64_MAX;
+
+double normal_of(const ChaChaKey& key) {
+  uint32_t words[16];
+  chacha_words(key, 0, kCount, words);
+  float first = 0.0f, second = 0.0f;
+  normal_pair<ChaChaScalar>(words[0], words[1], first, second);
+  return first;
+}
+
+double exp_of(double x) { return x <= 0.0 ? exp_negative(x) : 1.0 / exp_negative(-x); }
+
+}  // namespace
+
+Privacy::Privacy(Setting given, int64_t size, const std::shared_ptr<store::Memory>& memory)
+    : setting(std::move(given)), size_(size), memory_(memory), clip_(setting.clip) {
+  if (setting.omega.size() != setting.theta.size() || setting.omega.size() > kMostPast)
+    throw std::invalid_argument("correlated noise: omega and theta");
+  for (size_t i = 0; i < setting.omega.size(); ++i) {
+    sums_.push_back(memory->vector(size));
+    memory->zero(sums_.back().data, size * static_cast<int64_t>(sizeof(float)));
+  }
+}
+
+int64_t Privacy::key_id() const {
+  uint32_t words[16];
+  chacha_words(key_, kNobody, kNobody, words);
+  return static_cast<int64_t>(words[0]) << 31 ^ words[1];
+}
+
+void Privacy::begin(uint64_t incarnation, int64_t version) {
+  incarnation_ = static_cast<int64_t>(incarnation), version_ = version;
+  step_key_ = derived(key_, incarnation, static_cast<uint64_t>(version));
+}
+
+// Andrew et al. 2021, Algorithm 1. Which updates were clipped follows from their gains.
+void Privacy::plan(const Contributions& given, bool steps, int64_t count) {
+  within_next_ = within_, clip_next_ = clip_;
+  for (const Contribution& one : given) within_next_ += one.gain == 1.0;
+  if (!steps || setting.rate == 0.0) return;
+  const double noisy = static_cast<double>(within_next_) + setting.count_noise * normal_of(step_key_);
+  const double moves = -setting.rate * (noisy / static_cast<double>(count) - setting.quantile);
+  clip_next_ = std::min(std::max(clip_ * exp_of(std::min(std::max(moves, -50.0), 50.0)), 0x1p-60), 0x1p60);
+}
+
+Noise Privacy::noise(double divisor) const {
+  Noise found;
+  found.key = step_key_;
+  found.deviation = static_cast<float>(setting.noise * clip_);
+  found.scale = static_cast<float>(1.0 / divisor);
+  for (size_t i = 0; i < sums_.size(); ++i)
+    found.past[found.count++] = {sums_[i].data, static_cast<float>(setting.omega[i]),
+                                 static_cast<float>(setting.theta[i])};
+  return found;
+}
+
+// Correlated noise is a sum of all noise so far, whose weights have magnitudes that add up to at most 2 (privacy.py).
+double Privacy::bound(double divisor) const {
+  return kLargestNormal * setting.noise * clip_ / divisor * (sums_.empty() ? 1.0 : 2.0);
+}
+
+void Privacy::commit(bool stepped) noexcept {
+  within_ = stepped ? 0 : within_next_;
+  if (!stepped) return;
+  clip_ = clip_next_;
+  last_incarnation_ = incarnation_, last_version_ = version_;
+}
+
+void Privacy::fields(Archive& archive) {
+  int64_t id = key_id();
+  archive.field("noise_key", id);
+  archive.field("clip", clip_);
+  archive.field("within", within_);
+  archive.field("noise_incarnation", last_incarnation_);
+  archive.field("noise_version", last_version_);
+  if (!archive.loads()) return stored_sums(archive);
+  if (!(clip_ >= 0x1p-60 && clip_ <= 0x1p60) || within_ < 0 || last_version_ < 0)
+    throw std::invalid_argument("a clipping norm, or a count");
+  if (sums_.empty() || last_version_ == 0) return;
+  if (id != key_id())
+    throw std::invalid_argument(
+        "its noise follows that of earlier steps, which needs the key of the server that made it, and no checkpoint "
+        "has that; fastagg.open() keeps one in its folder");
+  stored_sums(archive);
+}
+
+// Past noise is stored enciphered, because it tells what was added to earlier versions. The same sums have the same
+// place in the cipher's stream.
+void Privacy::stored_sums(Archive& archive) {
+  const ChaChaKey key = derived(key_, static_cast<uint64_t>(last_incarnation_), static_cast<uint64_t>(last_version_));
+  for (size_t k = 0; k < sums_.size(); ++k) {
+    const store::Vector copy = archive.loads() ? sums_[k] : memory_->vector(size_);
+    const std::string name = "noise_" + std::to_string(k);
+    const auto cipher = [&](const float* from) {
+      for (int64_t at = 0; at < size_; at += 16) {
+        uint32_t words[16];
+        chacha_words(key, static_cast<uint64_t>(at / 16), kStored + k, words);
+        for (int64_t i = at; i < std::min(size_, at + 16); ++i) {
+          const uint32_t bits = bits_of(from[i]) ^ words[i - at];
+          std::memcpy(copy.data + i, &bits, sizeof bits);
+        }
+      }
+    };
+    if (archive.loads()) {
+      if (!archive.vector(name.c_str(), copy, size_, true)) throw std::invalid_argument("past noise");
+      cipher(copy.data);
+    } else {
+      if (last_version_ > 0) cipher(sums_[k].data);
+      archive.vector(name.c_str(), copy, size_, last_version_ > 0);
+    }
+  }
+}
+
+}  // namespace fastagg::engine

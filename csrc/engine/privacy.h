@@ -1,0 +1,63 @@
+// The noise of a buffer that hides single clients: what it is drawn from, how much of it, and which norm updates are
+// clipped to.
+//
+// A step's noise follows from a secret key, the incarnation of the version that it makes, and that version. A log that
+// is executed again has the same incarnations, so the noise of the same steps is the same. Whoever loads a state begins
+// a new incarnation, so a version that is made a second time has new noise, whatever its updates are.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../plan.h"
+#include "archive.h"
+#include "contribution.h"
+
+namespace fastagg::engine {
+
+class Privacy {
+ public:
+  struct Setting {
+    double noise = 0.0;  // standard deviation of a sum's, by the clipping norm
+    double clip = 1.0;   // at first
+    // Adaptive clipping: the share of updates that are not clipped, which it aims at, the rate, and the standard
+    // deviation of the count's noise. A rate of 0: the norm stays.
+    double quantile = 0.5, rate = 0.0, count_noise = 0.0;
+    std::vector<double> omega, theta;          // correlated noise; none: it is independent between steps
+    int64_t separation = 1, most = INT64_MAX;  // of a client's participations: steps between two; how many
+  };
+  Privacy(Setting setting, int64_t size, const std::shared_ptr<store::Memory>& memory);
+
+  const Setting setting;
+  double clip() const { return clip_; }
+  void set_key(const ChaChaKey& key) { key_ = key; }
+  // Of a key: says whether another one is the same, and nothing else.
+  int64_t key_id() const;
+
+  // The next step makes this version.
+  void begin(uint64_t incarnation, int64_t version);
+  // Of a step along the sum of these updates and the ones before, divided by so much.
+  void plan(const Contributions& given, bool steps, int64_t count);
+  Noise noise(double divisor) const;
+  double bound(double divisor) const;  // no element of the noise of a mean is larger
+  void commit(bool stepped) noexcept;
+  void fields(Archive& archive);
+  int64_t nbytes() const { return static_cast<int64_t>(sums_.size()) * size_ * 4; }
+
+ private:
+  void stored_sums(Archive& archive);
+
+  const int64_t size_;
+  const std::shared_ptr<store::Memory> memory_;
+  ChaChaKey key_{}, step_key_{};
+  double clip_;
+  int64_t within_ = 0;                               // updates in the sum that were not clipped
+  int64_t last_incarnation_ = 0, last_version_ = 0;  // of the last noise; 0: there was none
+  std::vector<store::Vector> sums_;                  // of past noise, for correlated noise
+  // Planned:
+  double clip_next_ = 0.0;
+  int64_t within_next_ = 0, incarnation_ = 0, version_ = 0;
+};
+
+}  // namespace fastagg::engine

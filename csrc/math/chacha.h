@@ -1,0 +1,67 @@
+// ChaCha20 (Bernstein 2008; RFC 8439's block function, with its first counter and nonce as 128 bits that the caller
+// counts). Without the key its words cannot be told from random ones, which is what noise that protects somebody needs:
+// Philox (philox.h) is for rounding, where nobody is to be kept from guessing.
+#pragma once
+
+#include "portable.h"
+
+namespace fastagg {
+
+struct ChaChaKey {
+  uint32_t words[8];
+};
+
+// The operations of a single element; cpu/noise.inl has the vectors.
+struct ChaChaScalar : Scalar {
+  template <int Left>
+  FASTAGG_FN U turned(U a) {
+    return (a << Left) | (a >> (32 - Left));
+  }
+};
+
+template <typename L, typename U>
+FASTAGG_FN void quarter_round(U& a, U& b, U& c, U& d) {
+  a += b, d = L::template turned<16>(d ^ a);
+  c += d, b = L::template turned<12>(b ^ c);
+  a += b, d = L::template turned<8>(d ^ a);
+  c += d, b = L::template turned<7>(b ^ c);
+}
+
+// Turns a key and the last four words of a state into 16 words.
+template <typename L, typename U>
+FASTAGG_FN void chacha20(const ChaChaKey& key, const U (&place)[4], U (&words)[16]) {
+  constexpr uint32_t kConstants[4] = {0x61707865u, 0x3320646eu, 0x79622d32u, 0x6b206574u};
+  U start[16];
+  for (int i = 0; i < 4; ++i) start[i] = U{} + kConstants[i], start[12 + i] = place[i];
+  for (int i = 0; i < 8; ++i) start[4 + i] = U{} + key.words[i];
+  for (int i = 0; i < 16; ++i) words[i] = start[i];
+  for (int round = 0; round < 20; round += 2) {
+    quarter_round<L>(words[0], words[4], words[8], words[12]);
+    quarter_round<L>(words[1], words[5], words[9], words[13]);
+    quarter_round<L>(words[2], words[6], words[10], words[14]);
+    quarter_round<L>(words[3], words[7], words[11], words[15]);
+    quarter_round<L>(words[0], words[5], words[10], words[15]);
+    quarter_round<L>(words[1], words[6], words[11], words[12]);
+    quarter_round<L>(words[2], words[7], words[8], words[13]);
+    quarter_round<L>(words[3], words[4], words[9], words[14]);
+  }
+  for (int i = 0; i < 16; ++i) words[i] += start[i];
+}
+
+// The words at a place of a key's stream. Places are never used for two purposes.
+inline void chacha_words(const ChaChaKey& key, uint64_t counter, uint64_t nonce, uint32_t (&words)[16]) {
+  const uint32_t place[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
+                             static_cast<uint32_t>(nonce), static_cast<uint32_t>(nonce >> 32)};
+  chacha20<ChaChaScalar>(key, place, words);
+}
+
+// A key that says nothing of the one that it was made from.
+inline ChaChaKey derived(const ChaChaKey& key, uint64_t counter, uint64_t nonce) {
+  uint32_t words[16];
+  chacha_words(key, counter, nonce, words);
+  ChaChaKey found;
+  for (int i = 0; i < 8; ++i) found.words[i] = words[i];
+  return found;
+}
+
+}  // namespace fastagg

@@ -1,0 +1,244 @@
+"""Noise that hides each client in what a server hands out: settings, sensitivity, and what was spent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastagg import _checks
+from fastagg._build import native
+from fastagg._extras import PRIVACY, require
+from fastagg._types import Native
+from fastagg.errors import ConfigError
+
+__all__ = ["BLT", "AdaptiveClip", "Gaussian"]
+
+_MOST = 2**63 - 1
+_MOST_BUFFERS = 8  # csrc/plan.h
+
+
+class NoiseKey(bytes):
+    """32 secret bytes, which no message and no traceback shows."""
+
+    def __repr__(self) -> str:
+        return "<a key>"
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """A clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, 1905.03871, Algorithm 1).
+
+    After every step ``C <- C*exp(-rate*(b - quantile))``, where ``b = (count + N(0, s_b^2))/M`` is the noisy share of
+    the step's updates whose norm was at most C, and ``s_b`` is ``count_noise``. So that both noises together are worth
+    ``noise_multiplier`` z, the updates' is ``(z^-2 - (2*s_b)^-2)^(-1/2)`` (Theorem 1), a little more than z.
+
+    Args:
+        quantile: the share of updates that is not clipped, in (0, 1).
+        initial: C of the first step, > 0.
+        rate: how fast C follows, > 0. The paper's is 0.2.
+        count_noise: s_b, > ``noise_multiplier``/2. None: M/20, as in the paper, with the buffer's size for M.
+
+    Example:
+        >>> fastagg.Gaussian(1.0, fastagg.AdaptiveClip(0.5, initial=0.1)).clip_norm.quantile
+        0.5
+    """
+
+    quantile: float = 0.5
+    initial: float = field(default=0.1, kw_only=True)
+    rate: float = field(default=0.2, kw_only=True)
+    count_noise: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not 0 < _checks.number("quantile", self.quantile) < 1:
+            raise ConfigError(_checks.wrong("quantile", "a number in (0, 1)", self.quantile))
+        _check_norm("initial", self.initial)
+        _checks.number("rate", self.rate, above=0)
+        if self.count_noise is not None:
+            _checks.number("count_noise", self.count_noise, above=0)
+
+
+@dataclass(frozen=True)
+class BLT:
+    """Noise that is correlated between steps, so that most of it cancels in the model: a buffered linear Toeplitz
+    mechanism (Dvijotham et al. 2024, 2404.16706; McMahan et al. 2024, 2408.08868), with two to eight vectors of the
+    model's size.
+
+    The noise is ``C^-1 z``, where C is lower triangular Toeplitz with the coefficients ``c_0 = 1`` and ``c_t = sum_i
+    omega_i*theta_i^(t-1)``: ``n_t = z_t - sum_i omega_i*S_i``, then ``S_i <- theta_i*S_i + n_t``. The standard
+    deviation of z is that of :class:`Gaussian` times :meth:`sensitivity`.
+
+    Args:
+        omega: > 0, one for each vector, with ``(sum omega)^2 <= sum omega*theta``. Then the coefficients of C^-1
+            have magnitudes that add up to at most 2 (Kaluza 1928), so noise stays bounded.
+        theta: in (0, 1), one for each omega.
+
+    Example:
+        >>> round(fastagg.BLT((0.3, 0.2), (0.95, 0.4)).sensitivity(1, 1), 4)
+        1.2669
+    """
+
+    omega: tuple[float, ...]
+    theta: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("omega", "theta"):
+            given = getattr(self, name)
+            if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= _MOST_BUFFERS:
+                raise ConfigError(_checks.wrong(name, f"1 to {_MOST_BUFFERS} numbers", given))
+            object.__setattr__(self, name, tuple(float(_checks.number(name, one, above=0)) for one in given))
+        if len(self.omega) != len(self.theta):
+            raise ConfigError(f"theta: expected one for each of {len(self.omega)} omega, got {len(self.theta)}")
+        if max(self.theta) >= 1:
+            raise ConfigError(_checks.wrong("theta", "numbers in (0, 1)", self.theta))
+        if sum(self.omega) ** 2 > self.coefficient(2) + 1e-12:
+            raise ConfigError(
+                f"omega: expected (sum omega)^2 <= sum omega*theta, got {sum(self.omega) ** 2:.4g} > "
+                f"{self.coefficient(2):.4g}; noise could grow from step to step"
+            )
+
+    def coefficient(self, t: int) -> float:
+        """``c_t``, t >= 0."""
+        return 1.0 if t == 0 else sum(w * r ** (t - 1) for w, r in zip(self.omega, self.theta, strict=True))
+
+    def sensitivity(self, participations: int, separation: int) -> float:
+        """How far one client moves ``C*(its updates)`` at most, if each has norm 1: the norm of the sum of
+        ``participations`` columns of C, ``separation`` steps apart, over any number of steps (2408.08868, for
+        decreasing c >= 0)."""
+        pairs = list(zip(self.omega, self.theta, strict=True))
+        total = 0.0
+        for k in range(participations):
+            shift = k * separation
+            inner = self.coefficient(shift)  # of two columns that are `shift` steps apart
+            inner += sum(w * v * q**shift / (1.0 - r * q) for w, r in pairs for v, q in pairs)
+            total += (1 if k == 0 else 2) * (participations - k) * inner
+            if k > 0 and inner < 1e-18:
+                break
+        return math.sqrt(total)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Differential privacy for clients: the setting ``privacy`` of buffered rules (FedBuff, FADAS, the FedAvg family).
+
+    Every update is clipped to the norm C. A step is along ``(sum of M updates + N(0, (z*C)^2) for each element)/M``.
+    The noise is drawn in the pass of the step (ChaCha20, with a key from the operating system). Updates must count
+    alike: staleness weights, ``weighting="samples"`` and leaves' sums are refused. docs/privacy.md says what is
+    protected from whom.
+
+    ``dispatch`` also enforces how a client takes part: one open task at a time, and never twice in one step. It raises
+    :class:`fastagg.TooSoon`.
+
+    Args:
+        noise_multiplier: z, >= 0. With 0 updates are clipped, and nothing is protected.
+        clip_norm: C, > 0; or an :class:`AdaptiveClip`.
+        correlation: a :class:`BLT`; None: the noise of steps is independent. It needs ``max_participations``.
+        min_separation: a client's updates are in steps that are at least so many steps apart, >= 1.
+        max_participations: how many updates of a client may count, >= 1. None: any number.
+
+    Raises:
+        ConfigError: a setting is out of range, or two do not go together.
+
+    Example:
+        >>> privacy = fastagg.Gaussian(noise_multiplier=1.0, clip_norm=0.5, min_separation=2)
+        >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1, privacy=privacy)
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(2))
+        >>> try:
+        ...     server.dispatch("ann")
+        ... except fastagg.TooSoon as error:
+        ...     print(error)
+        client 'ann' took part in step 0, and may again in step 2 (min_separation); the next one is step 1
+    """
+
+    noise_multiplier: float
+    clip_norm: float | AdaptiveClip
+    correlation: BLT | None = field(default=None, kw_only=True)
+    min_separation: int = field(default=1, kw_only=True)
+    max_participations: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("clip_norm", AdaptiveClip), ("correlation", BLT)):
+            if isinstance(given := getattr(self, name), dict):  # from a checkpoint
+                object.__setattr__(self, name, kind(**given))
+        _checks.number("noise_multiplier", self.noise_multiplier, least=0)
+        if self.noise_multiplier > 1e6:
+            raise ConfigError(_checks.wrong("noise_multiplier", "at most 1e6", self.noise_multiplier))
+        _checks.whole("min_separation", self.min_separation, least=1, most=_MOST)
+        if self.max_participations is not None:
+            _checks.whole("max_participations", self.max_participations, least=1, most=_MOST)
+        if not isinstance(self.clip_norm, AdaptiveClip):
+            _check_norm("clip_norm", self.clip_norm)
+        elif (noise := self.clip_norm.count_noise) is not None and not 2 * noise > self.noise_multiplier:
+            do = "else the count alone spends more than noise_multiplier allows"
+            raise ConfigError(_checks.wrong("count_noise", f"more than {self.noise_multiplier / 2}", noise, do))
+        if self.correlation is None:
+            return
+        if not isinstance(self.correlation, BLT):
+            raise ConfigError(_checks.wrong("correlation", "a fastagg.BLT, or None", self.correlation))
+        if isinstance(self.clip_norm, AdaptiveClip):
+            raise ConfigError(
+                "correlation: past noise is of one size, and an AdaptiveClip changes it; write clip_norm=C"
+            )
+        if self.max_participations is None:
+            raise ConfigError("max_participations: needed with correlation; its noise depends on it")
+
+    def native(self, size: int | None) -> Native:
+        """The settings of the native part, for a buffer of this size."""
+        clip, past, noise = self.clip_norm, ((), ()), self.noise_multiplier
+        adapts, first = (0.5, 0.0, 0.0), clip
+        if isinstance(clip, AdaptiveClip):
+            counts = (size or 0) / 20 if clip.count_noise is None else clip.count_noise
+            if not 2 * counts > noise:
+                raise ConfigError(
+                    f"count_noise: the buffer's size / 20 is {counts}, and more than {noise / 2} is needed; give it"
+                )
+            adapts, first = (clip.quantile, clip.rate, counts), clip.initial
+            noise = 0.0 if noise == 0 else (noise**-2 - (2 * counts) ** -2) ** -0.5
+        if self.correlation is not None and self.max_participations is not None:
+            past = (self.correlation.omega, self.correlation.theta)
+            noise *= self.correlation.sensitivity(self.max_participations, self.min_separation)
+        return native.engine.PrivacySetting(
+            noise=noise, clip=first, adapts=adapts, past=past, separation=self.min_separation,
+            most=_MOST if self.max_participations is None else self.max_participations,
+        )  # fmt: skip
+
+    def epsilon(self, steps: int, delta: float) -> float:
+        """What so many steps spend for one client, whose updates may be replaced by zeros. See
+        :meth:`fastagg.Server.privacy_spent`."""
+        if not 0 < _checks.number("delta", delta) < 1:
+            raise ConfigError(_checks.wrong("delta", "a number in (0, 1)", delta))
+        require("privacy_spent", "privacy", PRIVACY)
+        from dp_accounting import get_epsilon_gaussian
+
+        if steps == 0:
+            return 0.0
+        if self.noise_multiplier == 0:
+            return math.inf
+        times = -(-steps // self.min_separation)  # at most, in so many steps
+        times = min(times, self.max_participations or times)
+        # Gaussian mechanisms of a client's steps together are one, of the root of the sum of their squares.
+        moved = math.sqrt(times)
+        if self.correlation is not None and self.max_participations is not None:
+            sensitivity = self.correlation.sensitivity
+            moved = sensitivity(times, self.min_separation)
+            moved /= sensitivity(self.max_participations, self.min_separation)
+        return float(get_epsilon_gaussian(self.noise_multiplier / moved, delta))
+
+
+def privacy_of(given: Any) -> Gaussian | None:
+    """Return the setting ``privacy``, which may be plain data.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(given, dict):
+        return Gaussian(**given)
+    if given is None or isinstance(given, Gaussian):
+        return given
+    raise ConfigError(_checks.wrong("privacy", "a fastagg.Gaussian, or None", given))
+
+
+def _check_norm(name: str, norm: Any) -> None:
+    if not 2.0**-40 <= _checks.number(name, norm, above=0) <= 2.0**40:
+        raise ConfigError(_checks.wrong(name, "a norm in 2^-40..2^40", norm))

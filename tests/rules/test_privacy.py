@@ -1,0 +1,431 @@
+"""Private rules: clipping and noise as the formulas say, noise that never repeats, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fastagg
+from fastagg import reference
+from fastagg.rules.privacy import NoiseKey
+
+pytestmark = pytest.mark.kernel
+
+KEY = NoiseKey(range(32))
+PAIR = fastagg.BLT((0.3, 0.2), (0.95, 0.4))
+
+
+def updates(count: int, size: int, seed: int = 0) -> list[Tensor]:
+    """Updates of norms about 0.1 to 10."""
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randn(size, generator=generator) for _ in range(count)]
+    return [one / one.norm() * 10.0 ** (2.0 * torch.rand(1, generator=generator) - 1.0) for one in made]
+
+
+def made(size: int, privacy: fastagg.Gaussian, buffer: int | None = 3, **more: Any) -> fastagg.Server:
+    direction = fastagg.Buffer(buffer, privacy=privacy, **more.pop("direction", {}))
+    server = fastagg.Server(torch.zeros(size), direction, more.pop("optimizer", fastagg.SGD(1.0)), **more)
+    server._draw_with(KEY)
+    return server
+
+
+def give(server: fastagg.Server, given: list[Tensor], first: int = 0) -> None:
+    for client, update in enumerate(given, first):
+        server.dispatch(client)
+        server.receive(client, update)
+
+
+def key_of(server: fastagg.Server, version: int) -> bytes:
+    return reference.step_key(KEY, server.incarnation, version)
+
+
+def noise_of(server: fastagg.Server, size: int) -> Tensor:
+    """The noise of one more step, by itself."""
+    before = server.flat.clone()
+    first = 1000 * server.version
+    give(server, [torch.zeros(size)] * server.direction.size, first)
+    return server.flat - before
+
+
+def test_chacha20_is_the_one_of_the_rfc() -> None:
+    # RFC 8439, 2.3.2: counter 1 and a nonce of 96 bits, whose first word is the counter's upper half here
+    words = reference.chacha20(bytes(range(32)), np.array([1 | 0x09000000 << 32], np.uint64), 0x4A000000)
+    assert words[:, 0].astype("<u4").tobytes().hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4")
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1024, 5001, 300_000])
+def test_a_step_is_the_clipped_mean_and_its_noise(size: int) -> None:
+    privacy = fastagg.Gaussian(0.7, 0.5)
+    server, given = made(size, privacy), updates(6, size)
+    give(server, given)
+    expected = torch.zeros(size, dtype=torch.float64)
+    for version in (1, 2):
+        total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given[3 * version - 3 : 3 * version])
+        expected += (total + 0.7 * 0.5 * reference.normals(key_of(server, version), size)) / 3
+    torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        fastagg.Adam(0.1), fastagg.AMSGrad(0.1), fastagg.Yogi(0.1), fastagg.Momentum(0.1), fastagg.Adagrad(0.1),
+        fastagg.SGD(0.1, weight_decay=0.1), fastagg.AMSGrad(0.1, moments="8bit"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_every_optimizer_steps_along_the_noisy_mean(optimizer: fastagg.Optimizer) -> None:
+    size, privacy = 2500, fastagg.Gaussian(1.0, 0.5)
+    private = made(size, privacy, optimizer=optimizer)
+    plain = fastagg.Server(torch.zeros(size), fastagg.Buffer(1), optimizer)
+    given = updates(6, size)
+    give(private, given)
+    for version in (1, 2):
+        total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given[3 * version - 3 : 3 * version])
+        mean = (total + 0.5 * reference.normals(key_of(private, version), size)) / 3
+        give(plain, [mean.float()], version)
+    near = 1e-2 if "8bit" in repr(optimizer) else 1e-4  # codes round by what is drawn from the same place
+    torch.testing.assert_close(private.flat, plain.flat, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("isa", [None, "avx2", "baseline"])
+def test_noise_has_the_same_bits_on_every_instruction_set(isa: str | None) -> None:
+    if isa is not None and isa not in fastagg.build_info()["isas"]:
+        pytest.skip(f"needs {isa}")
+    first = made(3000, fastagg.Gaussian(1.0, 1.0), buffer=1)
+    second = copy.deepcopy(first)
+    second._engine.begin_incarnation(1, first.incarnation)
+    want = noise_of(first, 3000)
+    before = fastagg.build_info()["isa"]
+    fastagg.set_isa(isa or before)
+    try:
+        assert torch.equal(noise_of(second, 3000), want)
+    finally:
+        fastagg.set_isa(before)
+
+
+@pytest.mark.parametrize("settings", [{"exact": 1.0}, {"at_least": 1, "grace": 1e6}, {"normalize": 5.0}], ids=repr)
+def test_noise_goes_with_the_buffers_other_settings(settings: dict[str, Any]) -> None:
+    size = 2048
+    server, given = made(size, fastagg.Gaussian(1.0, 0.5), direction=settings), updates(3, size)
+    give(server, given)
+    total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given)
+    noise = 0.5 * reference.normals(key_of(server, 1), size)
+    expected = (total + noise) / settings.get("normalize", 3.0)
+    torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_a_round_that_ends_early_and_a_deterministic_one_have_their_noise() -> None:
+    size, given = 3000, updates(4, 3000)
+    early = made(size, fastagg.Gaussian(1.0, 0.5), buffer=None)
+    give(early, given)
+    assert early.close_round() is not None
+    total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given)
+    expected = (total + 0.5 * reference.normals(key_of(early, 1), size)) / 4
+    torch.testing.assert_close(early.flat.double(), expected, rtol=1e-5, atol=2e-6)
+    rounds = fastagg.Cohort(4, privacy=fastagg.Gaussian(1.0, 0.5))
+    ordered = fastagg.Server(torch.zeros(size), rounds, fastagg.SGD(1.0), deterministic=True)
+    ordered._draw_with(KEY)
+    for client in range(4):
+        ordered.dispatch(client)
+    for client in (2, 0, 3, 1):
+        ordered.receive(client, given[client])
+    expected = (total + 0.5 * reference.normals(key_of(ordered, 1), size)) / 4
+    torch.testing.assert_close(ordered.flat.double(), expected, rtol=1e-5, atol=2e-6)
+
+
+# -- statistics
+
+
+def draws(steps: int, size: int, privacy: fastagg.Gaussian | None = None) -> Tensor:
+    server = made(size, privacy or fastagg.Gaussian(1.0, 1.0), buffer=1)
+    return torch.stack([noise_of(server, size) for _ in range(steps)]).double()
+
+
+def test_noise_is_normal_and_independent_over_elements_and_steps() -> None:
+    steps, size = 40, 65_536
+    found = draws(steps, size)
+    count = found.numel()
+    assert abs(float(found.mean())) < 5 / math.sqrt(count)
+    assert abs(float(found.square().mean()) - 1) < 5 * math.sqrt(2 / count)
+    assert abs(float(found.pow(3).mean())) < 5 * math.sqrt(15 / count)
+    assert abs(float(found.pow(4).mean()) - 3) < 5 * math.sqrt(96 / count)
+    for beyond in (1.0, 2.0, 3.0, 4.0):
+        share = math.erfc(beyond / math.sqrt(2))
+        assert abs(float((found.abs() > beyond).double().mean()) - share) < 5 * math.sqrt(share / count)
+    between = found @ found.T / size - torch.eye(steps)
+    assert float(between.fill_diagonal_(0).abs().max()) < 6 / math.sqrt(size)
+    for apart in (1, 2, 63, 64, 512, 1024):  # neighbours, the other number of a pair, the same place of a block
+        product = found[:, :-apart] * found[:, apart:]
+        assert abs(float(product.mean())) < 5 / math.sqrt(product.numel())
+
+
+def test_correlated_noise_has_the_covariance_of_its_matrix() -> None:
+    steps, size = 12, 65_536
+    privacy = fastagg.Gaussian(1.0, 1.0, correlation=PAIR, max_participations=3, min_separation=4)
+    found = draws(steps, size, privacy) / PAIR.sensitivity(3, 4)
+    inverse = reference.correlated(torch.eye(steps, dtype=torch.float64), PAIR.omega, PAIR.theta)
+    covariance = found @ found.T / size
+    assert float((covariance - inverse @ inverse.T).abs().max()) < 6 * math.sqrt(2 / size) * 1.3
+
+
+def test_correlated_noise_is_the_inverse_of_the_matrix_times_independent_noise() -> None:
+    size, steps = 3000, 9
+    privacy = fastagg.Gaussian(0.5, 2.0, correlation=PAIR, max_participations=2, min_separation=3)
+    server = made(size, privacy, buffer=2)
+    found = torch.stack([noise_of(server, size) for _ in range(steps)])
+    drawn = torch.stack([reference.normals(key_of(server, version), size) for version in range(1, steps + 1)])
+    expected = reference.correlated(drawn, PAIR.omega, PAIR.theta) * (0.5 * 2.0 * PAIR.sensitivity(2, 3) / 2)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize("apart", [1, 3, 40])
+def test_the_sensitivity_is_the_norm_of_the_sum_of_columns(times: int, apart: int) -> None:
+    for pair in (PAIR, fastagg.BLT((0.5,), (0.9,)), fastagg.BLT((0.1, 0.2, 0.05), (0.999, 0.6, 0.3))):
+        column = np.array([pair.coefficient(t) for t in range(20_000)])
+        total = np.zeros_like(column)
+        for k in range(times):
+            total[k * apart :] += column[: len(column) - k * apart]
+        assert pair.sensitivity(times, apart) == pytest.approx(float(np.linalg.norm(total)), rel=1e-9)
+        assert np.all(np.diff(column) <= 0)
+
+
+def test_the_inverse_of_what_is_allowed_is_bounded_by_two() -> None:
+    for pair in (PAIR, fastagg.BLT((0.5,), (0.9,)), fastagg.BLT((0.05, 0.2), (0.9999, 0.5))):
+        one = torch.zeros(500, 1, dtype=torch.float64)
+        one[0] = 1.0
+        assert float(reference.correlated(one, pair.omega, pair.theta).abs().sum()) <= 2 + 1e-9
+
+
+# -- adaptive clipping
+
+
+def test_the_clipping_norm_follows_the_quantile_as_the_paper_says() -> None:
+    size, clip = 1500, fastagg.AdaptiveClip(0.6, initial=0.3, rate=0.4, count_noise=2.0)
+    server, given = made(size, fastagg.Gaussian(1.0, clip), buffer=4), updates(24, size)
+    give(server, given)
+    norm, spent = 0.3, (1.0**-2 - 4.0**-2) ** -0.5
+    expected = torch.zeros(size, dtype=torch.float64)
+    for version in range(1, 7):
+        mine, key = given[4 * version - 4 : 4 * version], key_of(server, version)
+        total = sum(one.double() * min(1.0, norm / float(one.norm())) for one in mine)
+        expected += (total + spent * norm * reference.normals(key, size)) / 4
+        within = sum(float(one.norm()) <= norm for one in mine)
+        norm *= math.exp(-0.4 * ((within + 2.0 * reference.count_normal(key)) / 4 - 0.6))
+    torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=1e-5)
+    assert server._running.extension.state.native.clip == pytest.approx(norm, rel=1e-5)
+
+
+def test_the_clipping_norm_comes_to_the_quantile() -> None:
+    clip = fastagg.AdaptiveClip(0.5, initial=1e-3, rate=0.3)
+    server = made(64, fastagg.Gaussian(0.01, clip), buffer=20)
+    given = updates(1600, 64)
+    norms = [float(one.norm()) for one in given]
+    give(server, given)
+    share = sum(norm <= server._running.extension.state.native.clip for norm in norms) / len(norms)
+    assert 0.3 < share < 0.7
+
+
+# -- noise never repeats, and a log repeats it
+
+
+@pytest.mark.parametrize("more", [{}, {"correlation": PAIR, "max_participations": 50}], ids=["alone", "correlated"])
+def test_a_checkpoint_that_is_restored_twice_has_new_noise_each_time(more: Any, tmp_path: Path) -> None:
+    server = made(2000, fastagg.Gaussian(1.0, 1.0, **more), buffer=1)
+    noise_of(server, 2000)
+    state = server.state_dict()
+    found = [noise_of(server, 2000)]
+    for _ in range(2):
+        server.load_state_dict(state)
+        found.append(noise_of(server, 2000))
+    found.append(noise_of(copy.deepcopy(server), 2000))
+    for k, one in enumerate(found):
+        for other in found[:k]:
+            assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.3
+            assert not torch.equal(one, other)
+
+
+def test_two_servers_have_two_keys() -> None:
+    one, other = (fastagg.FedBuff(torch.zeros(2000), privacy=fastagg.Gaussian(1.0, 1.0)) for _ in range(2))
+    assert one._parts.key != other._parts.key and "key" not in repr(one)
+    assert repr(one._parts.key) == "<a key>"
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+def test_a_checkpoint_has_no_key_and_no_past_noise(correlated: bool, tmp_path: Path) -> None:
+    more: Any = {"correlation": PAIR, "max_participations": 9} if correlated else {}
+    server = made(2000, fastagg.Gaussian(1.0, 1.0, **more), buffer=1)
+    noise_of(server, 2000)
+    noise = noise_of(server, 2000)
+    server.save(tmp_path / "it.pt")
+    assert bytes(KEY) not in (tmp_path / "it.pt").read_bytes()
+    held = server.state_dict()["direction"]
+    for name in ("noise_0", "noise_1") if correlated else ():
+        sums = held[name].nan_to_num(0.0, 0.0, 0.0).clamp(-9, 9)
+        assert abs(float(torch.corrcoef(torch.stack([sums, noise]))[0, 1])) < 0.15
+    if not correlated:
+        assert fastagg.load(tmp_path / "it.pt").version == 2  # it goes on with a new key
+        return
+    with pytest.raises(fastagg.CheckpointError, match="needs the key of the server"):
+        fastagg.load(tmp_path / "it.pt")
+
+
+RULES = {
+    "alone": fastagg.Gaussian(1.0, 0.5),
+    "adaptive": fastagg.Gaussian(1.0, fastagg.AdaptiveClip(0.5, initial=0.4, count_noise=2.0)),
+    "correlated": fastagg.Gaussian(1.0, 0.5, correlation=PAIR, max_participations=9),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_loaded_state_goes_on_as_if_nothing_had_happened(name: str) -> None:
+    given = updates(10, 1500)
+    server = made(1500, RULES[name])
+    give(server, given[:4])
+    other = made(1500, RULES[name])
+    other.load_state_dict(server.state_dict())
+    other._engine.begin_incarnation(2, server.incarnation)  # as a recovery says it
+    for one in (server, other):
+        give(one, given[4:], 4)
+    assert torch.equal(server.flat, other.flat)
+    assert str(server.state_dict()["direction"]) == str(other.state_dict()["direction"])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_log_gives_the_same_noise_and_a_later_life_another_one(name: str, tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.FedBuff(torch.zeros(1500), buffer_size=3, privacy=RULES[name])
+
+    given = updates(12, 1500)
+    with fastagg.open(tmp_path / "a", make) as server:
+        key = tmp_path / "a" / "noise-key"
+        assert key.stat().st_mode & 0o777 == 0o600 and key.read_bytes() == bytes(server._parts.key)
+        give(server, given[:4])
+        server.checkpoint()
+        give(server, given[4:7], 4)
+        plain = made(1500, RULES[name])
+        plain._draw_with(server._parts.key)
+        plain._engine.begin_incarnation(0, server.incarnation)
+        give(plain, given[:7])
+        assert torch.equal(plain.flat, server.flat)  # durable equals not
+        flat = server.flat.clone()
+    with fastagg.open(tmp_path / "a", make) as server:
+        assert torch.equal(server.flat, flat)
+        give(server, given[7:10], 7)
+        give(plain, given[7:10], 7)
+        assert not torch.equal(plain.flat, server.flat)  # another incarnation
+        flat = server.flat.clone()
+    audited = fastagg.audit(tmp_path / "a")
+    assert audited["same"] and audited["version"] == 3
+    with fastagg.open(tmp_path / "a", make) as server:
+        assert torch.equal(server.flat, flat)
+    for wrong in (bytes(32), None, b"short"):
+        key.unlink()
+        if wrong is not None:
+            key.write_bytes(wrong)
+        with pytest.raises(fastagg.CheckpointError, match="noise-key"):
+            fastagg.open(tmp_path / "a", make)
+
+
+# -- what is spent
+
+
+def test_what_is_spent_is_the_accountants_own_figure() -> None:
+    accounting = pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld")
+    for noise, steps, settings in ((1.3, 5, {}), (4.0, 40, {"max_participations": 7}), (2.0, 9, {"min_separation": 4})):
+        server = made(4, fastagg.Gaussian(noise, 1.0, **settings), buffer=1)
+        for _ in range(steps):
+            noise_of(server, 4)
+        times = min(-(-steps // settings.get("min_separation", 1)), settings.get("max_participations", steps))
+        accountant = pld.PLDAccountant()
+        accountant.compose(accounting.SelfComposedDpEvent(accounting.GaussianDpEvent(noise), times))
+        assert server.privacy_spent(1e-6) == pytest.approx(accountant.get_epsilon(1e-6), rel=2e-3)
+    pair = fastagg.Gaussian(2.0, 1.0, correlation=PAIR, max_participations=3, min_separation=2)
+    accountant = pld.PLDAccountant()
+    accountant.compose(accounting.GaussianDpEvent(2.0))  # all participations together are one mechanism
+    assert pair.epsilon(5, 1e-6) == pytest.approx(accountant.get_epsilon(1e-6), rel=2e-3)
+    assert 0 == pair.epsilon(0, 1e-6) < pair.epsilon(1, 1e-6) < pair.epsilon(3, 1e-6) < pair.epsilon(5, 1e-6)
+    assert pair.epsilon(5, 1e-6) == pair.epsilon(10**9, 1e-6)
+    assert fastagg.Gaussian(0.0, 1.0).epsilon(3, 1e-6) == math.inf
+
+
+def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
+    with pytest.raises(fastagg.MissingDependency, match=r"fastagg\[privacy\]"):
+        made(4, fastagg.Gaussian(1.0, 1.0)).privacy_spent(1e-6)
+
+
+# -- refusals
+
+
+def private(**settings: Any) -> fastagg.Server:
+    return fastagg.FedBuff(torch.zeros(4), **{"privacy": fastagg.Gaussian(1.0, 1.0), **settings})
+
+
+class Own(fastagg.Optimizer):
+    def step(self, model: Tensor, along: Tensor, facts: Any, state: Any) -> Any:
+        return model + along, state
+
+
+@pytest.mark.parametrize(
+    ("act", "match"),
+    [
+        (lambda: private(staleness=fastagg.Polynomial(0.5)), "staleness: with privacy"),
+        (lambda: private(weighting="samples"), "weighting: with privacy"),
+        (lambda: private(clip_norm=1.0), "clip_norm: privacy has its own"),
+        (lambda: private(privacy=1.0), "privacy: expected a fastagg.Gaussian"),
+        (lambda: fastagg.FedAvg(torch.zeros(4), clients_per_round=2, privacy=fastagg.Gaussian(1, 1)), "weighting"),
+        (lambda: fastagg.CosineBuffer(2, privacy=fastagg.Gaussian(1, 1)), "keeps more of clients"),
+        (lambda: fastagg.FedBuff(torch.nn.BatchNorm1d(4), privacy=fastagg.Gaussian(1, 1)), "buffers: clients' running"),
+        (lambda: fastagg.Gaussian(-1.0, 1.0), "noise_multiplier"),
+        (lambda: fastagg.Gaussian(float("nan"), 1.0), "noise_multiplier"),
+        (lambda: fastagg.Gaussian(1.0, 0.0), "clip_norm"),
+        (lambda: fastagg.Gaussian(1.0, 1.0, min_separation=0), "min_separation"),
+        (lambda: fastagg.Gaussian(1.0, 1.0, max_participations=0), "max_participations"),
+        (lambda: fastagg.Gaussian(1.0, 1.0, correlation=PAIR), "max_participations: needed"),
+        (
+            lambda: fastagg.Gaussian(1.0, fastagg.AdaptiveClip(), correlation=PAIR, max_participations=2),
+            "correlation: past noise",
+        ),
+        (lambda: fastagg.Gaussian(1.0, fastagg.AdaptiveClip(count_noise=0.5)), "count_noise"),
+        (lambda: private(privacy=fastagg.Gaussian(1.0, fastagg.AdaptiveClip())), "count_noise: the buffer's size"),
+        (lambda: fastagg.AdaptiveClip(1.0), "quantile"),
+        (lambda: fastagg.BLT((0.5,), (1.0,)), "theta"),
+        (lambda: fastagg.BLT((0.5, 0.1), (0.9,)), "theta: expected one"),
+        (lambda: fastagg.BLT((0.5,), (0.1,)), "noise could grow"),
+        (lambda: fastagg.BLT((0.01,) * 9, (0.5,) * 9), "omega: expected 1 to 8"),
+        (lambda: fastagg.FedBuff(torch.zeros(4)).privacy_spent(1e-5), "no privacy"),
+        (lambda: fastagg.Gaussian(1.0, 1.0).epsilon(1, 0.0), "delta"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(act: Any, match: str) -> None:
+    with pytest.raises(fastagg.ConfigError, match=match):
+        act()
+
+
+def test_what_only_an_answer_shows_is_refused_and_changes_nothing() -> None:
+    server = private(buffer_size=2)
+    task = server.dispatch("leaf")
+    before = str(server.state_dict())
+    with pytest.raises(fastagg.ConfigError, match="is not clipped one by one"):
+        server.receive_partial(task.client, fastagg.Partial(torch.ones(4), 2, 2.0))
+    with pytest.raises(fastagg.NonFiniteUpdate):
+        server.receive(task.client, torch.full((4,), math.nan))
+    assert str(server.state_dict()) == before
+
+
+def test_settings_go_through_a_checkpoint_and_a_recipes_table(tmp_path: Path) -> None:
+    for privacy in RULES.values():
+        server = fastagg.FADAS(torch.zeros(4), privacy=privacy)
+        server.save(tmp_path / "it.pt")
+        assert fastagg.load(tmp_path / "it.pt").direction == server.direction
+    table = {"noise_multiplier": 1.0, "clip_norm": {"quantile": 0.5, "count_noise": 1.0}}
+    assert private(privacy=table).direction.privacy.clip_norm == fastagg.AdaptiveClip(0.5, count_noise=1.0)
