@@ -138,6 +138,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool steps_in_python() const { return extension_ && extension_->asks.step; }
   bool prepares(const Answer& answer) const;
   store::Vector kept_now() const;
+  store::Vector sent_now();
+  cpu::Tensors* tensors();
   void check_log() const;
   // What is written down of an operation: made before it changes anything, added to the log with the change.
   log::Queued note(const log::Operation& operation) const;
@@ -156,6 +158,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   store::Owner state_;
   double model_bound_ = 0.0;
   bool shared_ = false;  // whether somebody may hold this version
+  store::Vector ahead_;  // what is sent in place of this version, once it was
   struct Before {
     std::weak_ptr<void> owner;
     float* data;

@@ -106,6 +106,7 @@ void Transaction::weigh(Given& given) {
   const int64_t delay = brings.now - brings.start;
   if (of_.settings_.staleness.weight != Staleness::kAskWeight) {
     brings.weight = of_.settings_.staleness.weight_of(delay);
+    given.counts = given.counts && !of_.settings_.staleness.drops(delay);
   } else if (const auto weight = of_.extension_->weight(delay); weight) {
     brings.weight = *weight;
   } else {
@@ -118,9 +119,9 @@ double Transaction::share_of(const Answer& answer) const {
   if (answer.kind == Answer::kSum) return 1.0;
   if (!of_.settings_.weighs_by_samples) return 1.0;
   if (std::isnan(answer.samples))
-    throw Refusal(
-        Why::kSetting,
-        "num_samples: needed with weighting=\"samples\", got None; write receive(..., num_samples=len(data))");
+    throw Refusal(Why::kSetting,
+                  "num_samples: needed with weighting=\"samples\" and \"tokens\", got None; write receive(..., "
+                  "num_samples=len(data))");
   return std::min(answer.samples, of_.settings_.max_samples);
 }
 
@@ -206,7 +207,7 @@ void Transaction::check_row(const Given& given, const Rows& held) const {
 
 // The sum of squares of an update.
 double Transaction::squares_of(const Answer& answer) const {
-  if (!answer.is_whole()) return cpu::sum_squares(answer.update);
+  if (!answer.is_whole()) return cpu::sum_squares(answer.update, of_.tensors());
   const auto* terms = static_cast<const int64_t*>(answer.update.pieces.front().data);
   const cpu::FixedNorm found = cpu::norm_of_fixed(terms, answer.update.size);
   if (found.largest > fixed_limit(answer.count))
@@ -241,12 +242,12 @@ double Transaction::absorb(Answer& answer, log::Operation* record) {
     own.kind = answer.kind, own.count = answer.count, own.update = copy;
     squares = squares_of(own);
   } else if (answer.base == nullptr) {
-    squares = cpu::absorb(update, copy);
+    squares = cpu::absorb(update, copy, of_.tensors());
   } else {
     std::vector<std::atomic<int32_t>> largest(1);
     auto* out = static_cast<float*>(const_cast<void*>(copy.pieces.front().data));
     cpu::fold({{update, answer.base, 1.0f}}, nullptr, out, largest);
-    squares = cpu::sum_squares(copy);
+    squares = cpu::sum_squares(copy, of_.tensors());
   }
   update = copy;
   answer.copy = std::move(memory);

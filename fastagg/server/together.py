@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastagg.errors import ConfigError
+from fastagg.ops.checks import OPTIMIZERS
 from fastagg.rules.directions import Direction
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Staleness
@@ -21,6 +22,17 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
         raise ConfigError(
             f"optimizer: {type(optimizer).__name__} has a step in Python, and {type(direction).__name__} makes its "
             "direction in the same pass as the step; use one of fastagg's optimizers, or another direction"
+        )
+    if direction.reads_momentum and (
+        "m" not in OPTIMIZERS.get(optimizer.kernel, ()) or optimizer.moment_format != "fp32"
+    ):
+        raise ConfigError(
+            f"optimizer: {type(direction).__name__} turns updates towards a momentum in fp32, and {optimizer!r} has none; "
+            "use Nesterov or another optimizer with a momentum, and moments='fp32'"
+        )
+    if getattr(optimizer, "look_ahead", False) and (direction.needs_base or direction.measures or staleness.measures):
+        raise ConfigError(
+            "look_ahead: clients are sent another model than the server's, and this rule compares both; leave it out"
         )
     if settings["deterministic"] and not direction.synchronous:
         raise ConfigError(

@@ -36,6 +36,7 @@ class Material(NamedTuple):
         seed: the seed of all random numbers.
         buffer_size: number of elements of the model's running statistics.
         memory: where the engine allocates vectors.
+        ends: where each tensor ends in a vector.
     """
 
     size: int
@@ -43,6 +44,7 @@ class Material(NamedTuple):
     seed: int
     buffer_size: int
     memory: Native
+    ends: list[int]
 
 
 class Arrival(NamedTuple):
@@ -150,6 +152,7 @@ class Direction(Part):
         runs_models: whether :class:`Arrival` must hold ``statistics``.
         synchronous: whether all updates of a step must start from the current version.
         buffered: whether a step uses several updates, so that a round can be closed early.
+        reads_momentum: whether an update is combined with the optimizer's m.
         in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
         clients: number of clients, if the direction keeps data for each; else None.
     """
@@ -161,6 +164,7 @@ class Direction(Part):
     runs_models: ClassVar[bool] = False
     synchronous: ClassVar[bool] = False
     buffered: ClassVar[bool] = False
+    reads_momentum: ClassVar[bool] = False
     in_kernels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
