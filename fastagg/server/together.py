@@ -23,11 +23,10 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
             f"optimizer: {type(optimizer).__name__} has a step in Python, and {type(direction).__name__} makes its "
             "direction in the same pass as the step; use one of fastagg's optimizers, or another direction"
         )
-    if direction.reads_momentum and (
-        "m" not in OPTIMIZERS.get(optimizer.kernel, ()) or optimizer.moment_format != "fp32"
-    ):
+    has_momentum = "m" in OPTIMIZERS.get(optimizer.kernel, ()) and optimizer.moment_format == "fp32"
+    if direction.reads_momentum and not has_momentum:
         raise ConfigError(
-            f"optimizer: {type(direction).__name__} turns updates towards a momentum in fp32, and {optimizer!r} has none; "
+            f"optimizer: {type(direction).__name__} turns updates towards a momentum in fp32, and this one has none; "
             "use Nesterov or another optimizer with a momentum, and moments='fp32'"
         )
     if getattr(optimizer, "look_ahead", False) and (direction.needs_base or direction.measures or staleness.measures):

@@ -53,11 +53,11 @@ class Aligned(Single):
 
     Example:
         >>> server = fastagg.Server(torch.zeros(2), fastagg.Aligned(), fastagg.Nesterov(lr=1.0, momentum=0.5))
-        >>> for update in ([2.0, 0.0], [-1.0, 0.0]):  # the second is against the momentum, and counts for 0.96
+        >>> for update in ([2.0, 0.0], [-1.0, 0.0]):  # the second is against the momentum: it counts for 0.93
         ...     task = server.dispatch("ann")
         ...     receipt = server.receive("ann", torch.tensor(update))
         >>> server.flat
-        tensor([2.0536, 0.0000])
+        tensor([2.1071, 0.0000])
     """
 
     rho: float = field(default=1.0, kw_only=True)
