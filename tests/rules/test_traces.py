@@ -102,7 +102,9 @@ RULES = {
     "FedAdagrad": Rule({"lr": st.just(0.05), "beta": st.just(0.5), "eps": st.just(0.03)}),
     "DiLoCo": Rule({"lr": st.just(0.7), "momentum": of([0.9, 0.0])}),
     "AsyncDiLoCo": Rule({"lr": of([0.7, 0.1]), "momentum": of([0.9, 0.5]), "period": numbers(1, 5)}),
-    "DecoupledDiLoCo": Rule({"weighting": st.just("samples"), "buffer_size": numbers(1, 4), "lr": st.just(0.3), "momentum": of([0.9, 0.5])}),
+    "DecoupledDiLoCo": Rule(
+        {"weighting": st.just("samples"), "buffer_size": numbers(1, 4), "lr": st.just(0.3), "momentum": of([0.9, 0.5])}
+    ),
     "RingmasterASGD": Rule({"lr": st.just(LR), "delay_threshold": numbers(1, 4)}),
 }  # fmt: skip
 SYNCHRONOUS = ("DiLoCo", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAMS", "FedAdagrad")

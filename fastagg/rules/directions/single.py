@@ -40,8 +40,8 @@ class Aligned(Single):
     - ``|D|*u/|u|`` with ``u = (1-l)*D/|D| + l*m/|m|`` and ``l = min(k_d*(1-c)*conf, 1)`` in between.
 
     The norms and products are found in the pass that reads the update, and the turn is two factors in the step. It
-    needs an optimizer with a momentum in fp32, and runs on the CPU. A part of a model has whole tensors, so it has the
-    whole model's bits. An update is clipped before, and weighed by its staleness after it is turned.
+    needs an optimizer with a momentum in fp32, and runs on the CPU. A part of a model has whole tensors, so the rule of
+    parts is that of the whole. An update is clipped before, and weighed by its staleness after it is turned.
 
     Args:
         rho: the weight of an arrival, > 0; the paper recommends ``1/sqrt(K)`` for K workers.
