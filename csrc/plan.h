@@ -160,14 +160,21 @@ struct Noise {
   Past past[kMostPast]{};
 };
 
+// What becomes of a tensor that is turned towards the momentum. It ends before `end`.
+struct Turn {
+  int64_t end;
+  float weight, along;  // 0: it is not turned
+};
+
 // math/directions.h says what each kind computes, and from which of these.
 struct Direction {
   DirectionKind kind = kSingle;
-  double gain = 1.0;            // on the update alone (clipping)
-  double weight = 1.0;          // on the client's whole contribution (staleness, samples)
-  const float* base = nullptr;  // blend
-  Buffer buffer;                // flush, calibrated
-  Exchange row;                 // mean, calibrated
+  double gain = 1.0;                         // on the update alone (clipping)
+  double weight = 1.0;                       // on the client's whole contribution (staleness, samples)
+  const std::vector<Turn>* turns = nullptr;  // single, on the CPU: of all tensors, in place of weight
+  const float* base = nullptr;               // blend
+  Buffer buffer;                             // flush, calibrated
+  Exchange row;                              // mean, calibrated
   Sum sum;
   Noise noise;
 };

@@ -9,6 +9,7 @@ _Batch = tuple[int, int]  # of logits: rows, classes
 _Targets = tuple[int, int, int, int]  # addresses of probabilities, labels and entropies, and how many rows
 
 optimizers: dict[str, tuple[str, ...]]  # name -> the moments it owns
+plain_optimizers: list[str]  # names of those without 8-bit moments
 row_formats: dict[str, tuple[int, bool]]  # name -> bits per element, whether it has scales
 scale_block: int
 block: int

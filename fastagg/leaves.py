@@ -12,7 +12,7 @@ from fastagg.model import Layout
 from fastagg.rules.directions.buffer import check_exact
 from fastagg.rules.names import Weighting, words
 from fastagg.server import admission
-from fastagg.server.dispatch import Partial
+from fastagg.server.dispatch import Partial, Samples
 from fastagg.storage import memory
 
 _LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/engine/direction.h
@@ -65,7 +65,7 @@ class Leaf:
         self.count, self._weight, self._bound = 0, 0.0, 0.0
         self._total: Tensor | ops.ExactSum | None = None
 
-    def fold(self, update: object, num_samples: float | None = None, *, task: int | str | None = None) -> None:
+    def fold(self, update: object, num_samples: Samples | None = None, *, task: int | str | None = None) -> None:
         """Add a client's update, in one pass over memory.
 
         Args:

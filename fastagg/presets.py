@@ -16,8 +16,8 @@ All presets share these settings:
   ``eps_root`` and ``initial`` of :class:`fastagg.Optimizer`.
   CA2FL, FedEcho and FedAC do not: each of their steps needs an update.
 - ``staleness`` is a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-- ``weighting`` says how updates count in a mean: ``uniform``, all alike, or by ``samples``. It has no effect where each
-  update is a step of its own (ASGD, DelayAdaptiveASGD, AsyncFedED).
+- ``weighting`` says how updates count in a mean: ``uniform``, all alike, by ``samples``, or by ``tokens``. It has no
+  effect where each update is a step of its own (ASGD and its kin, AsyncFedED, AsyncDiLoCo, HeLoCo).
 - Every preset also takes :class:`fastagg.Server`'s keyword arguments: :class:`fastagg.ServerSettings`.
 - A setting that is out of range raises :class:`fastagg.ConfigError`. An unknown setting raises it too, and the message
   names the nearest known one.
@@ -38,6 +38,7 @@ from fastagg.errors import ConfigError
 from fastagg.registry import preset
 from fastagg.rules.directions import (
     ActiveSet,
+    Aligned,
     AllClients,
     Buffer,
     Calibrated,
@@ -67,8 +68,19 @@ from fastagg.rules.names import (
     Weighting,
     words,
 )
-from fastagg.rules.optimizers import SGD, Adagrad, Adam, AMSGrad, Lookahead, Momentum, Optimizer, Yogi
-from fastagg.rules.staleness import Constant, DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.rules.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    AMSGrad,
+    DelayedNesterov,
+    Lookahead,
+    Momentum,
+    Nesterov,
+    Optimizer,
+    Yogi,
+)
+from fastagg.rules.staleness import Constant, Cutoff, DelayAdaptive, Hinge, Polynomial, Staleness
 from fastagg.server.server import Server
 from fastagg.server.settings import ActiveSettings, ClientSettings, ServerSettings, WeightSettings
 from fastagg.storage.tiered import Tiered
@@ -79,8 +91,11 @@ __all__ = [
     "ASGD",
     "CA2FL",
     "FADAS",
+    "AsyncDiLoCo",
     "AsyncFedED",
+    "DecoupledDiLoCo",
     "DelayAdaptiveASGD",
+    "DiLoCo",
     "FedAC",
     "FedAMS",
     "FedAdagrad",
@@ -94,8 +109,10 @@ __all__ = [
     "FedProx",
     "FedTrimmedAvg",
     "FedYogi",
+    "HeLoCo",
     "Krum",
     "MultiKrum",
+    "RingmasterASGD",
 ]
 
 
@@ -105,6 +122,10 @@ class CohortSettings(ClientSettings, RoundSettings, DecaySettings, total=False):
 
 class BufferSettings(ServerSettings, RoundSettings, DecaySettings, total=False):
     """The arguments of the other presets that add updates up."""
+
+
+class StepSettings(ServerSettings, DecaySettings, total=False):
+    """The arguments of those whose every update is a step, with an optimizer that has a momentum."""
 
 
 class AdaptiveSettings(BufferSettings, SecondSettings, total=False):
@@ -761,3 +782,150 @@ def MultiKrum(
     return _robust(
         server, params, clients_per_round, lr, rule="multi_krum", f=num_malicious_nodes, keep=num_nodes_to_select
     )
+
+
+@preset
+def DiLoCo(
+    params: object,
+    *,
+    clients_per_round: int | None,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    moments: Moments = "fp32",
+    **server: Unpack[BufferSettings],
+) -> Server:
+    """Synchronous rounds of few workers; Nesterov on their mean delta: ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
+
+    Douillard et al. 2023 (arXiv 2311.08105), Algorithm 1; its outer optimizer is torch's SGD with Nesterov's momentum,
+    0.7 and 0.9. Workers train hundreds of steps with an optimizer of their own, such as AdamW. Updates count
+    ``uniform``.
+
+    Example:
+        >>> server = fastagg.DiLoCo(torch.zeros(2), clients_per_round=2, lr=1.0, momentum=0.5)
+        >>> tasks = [server.dispatch(worker) for worker in range(2)]
+        >>> receipts = [server.receive_model(task, task.params + 1.0) for task in tasks]
+        >>> server.flat  # 1 + 0.5*1
+        tensor([1.5000, 1.5000])
+    """
+    return _synchronous(server, params, clients_per_round, Nesterov, lr, momentum, moments=moments)
+
+
+@preset
+def AsyncDiLoCo(
+    params: object,
+    *,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    period: int = 10,
+    staleness: Staleness | None = None,
+    **server: Unpack[StepSettings],
+) -> Server:
+    """DiLoCo without rounds: every update steps by ``lr*Delta/N``, and the momentum by their mean at every N-th.
+
+    Liu et al. 2024, Asynchronous Local-SGD (arXiv 2401.09135), Algorithm 3: see :class:`fastagg.DelayedNesterov`. Its
+    dynamic local updates are ``fastest_steps`` of the server. Updates count ``uniform``.
+
+    Args:
+        period: N, at least the number of workers.
+
+    Example:
+        >>> server = fastagg.AsyncDiLoCo(torch.zeros(2), lr=1.0, period=2, fastest_steps=100)
+        >>> [server.dispatch(worker, speed=speed).local_steps for worker, speed in (("a100", 8.0), ("t4", 2.0))]
+        [100, 25]
+        >>> [server.receive(worker, torch.ones(2)).version for worker in ("a100", "t4")]
+        [1, 2]
+    """
+    _, steps, rest = _parted(server)
+    return Server(params, Single(), DelayedNesterov(lr, momentum, period, **steps), staleness, **rest)
+
+
+@preset
+def HeLoCo(
+    params: object,
+    *,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    rho: float = 1.0,
+    c_ok: float = 0.2,
+    k_s: float = 0.5,
+    k_d: float = 1.0,
+    kappa: float = 3.0,
+    beta_max: float = 0.5,
+    eps: float = 1e-8,
+    staleness: Staleness | None = None,
+    **server: Unpack[StepSettings],
+) -> Server:
+    """Asynchronous DiLoCo of unequal workers: each tensor of an update is turned towards the momentum, then Nesterov.
+
+    ``m <- mu*m + (1-mu)*D; x <- x + lr*(D + mu*m)`` with D turned by :class:`fastagg.Aligned`; workers are sent
+    ``x + lr*mu*m``. arXiv 2606.00271: Algorithms 1 and 2, Eqs. 5, 7 to 15, 18, 19. Updates count ``uniform``.
+
+    Args:
+        rho: the weight of an arrival; the paper recommends ``1/sqrt(K)`` for K workers.
+        c_ok, k_s, k_d, kappa, beta_max, eps: see :class:`fastagg.Aligned`.
+
+    Example:
+        >>> server = fastagg.HeLoCo(torch.zeros(2), lr=1.0, momentum=0.5)
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(2))
+        >>> server.flat, server.dispatch("ann").flat  # 1 + 0.5*0.5, and 0.25 ahead of it
+        (tensor([1.2500, 1.2500]), tensor([1.5000, 1.5000]))
+    """
+    _, steps, rest = _parted(server)
+    along = Aligned(rho=rho, c_ok=c_ok, k_s=k_s, k_d=k_d, kappa=kappa, beta_max=beta_max, eps=eps)
+    return Server(params, along, Nesterov(lr, momentum, momentum, look_ahead=True, **steps), staleness, **rest)
+
+
+@preset
+def DecoupledDiLoCo(
+    params: object,
+    *,
+    buffer_size: int | None,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    weighting: Weighting = "tokens",
+    moments: Moments = "fp32",
+    staleness: Staleness | None = None,
+    **server: Unpack[CohortSettings],
+) -> Server:
+    """One fragment of Decoupled DiLoCo: Nesterov on the weighted mean of the learners that came in time.
+
+    Douillard et al. 2026 (arXiv 2604.21428). ``params`` is one of :func:`fastagg.parts`: each fragment is a server with
+    versions, delays, a quorum and a grace window of its own. ``D = sum(w_i*Delta_i)/sum(w_i)`` with ``w =
+    tokens*tokens/steps`` since the learner last sent this fragment; ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
+
+    Args:
+        buffer_size: the number of learners; the step comes when all have answered, or ``grace`` seconds after the
+            ``at_least``-th (the quorum). None: by the quorum alone.
+        weighting: ``tokens``: answers come with ``num_samples=(tokens, steps)``.
+
+    Example:
+        >>> cut = fastagg.parts(torch.nn.Linear(2, 2), 2)
+        >>> servers = [fastagg.DecoupledDiLoCo(part, buffer_size=4, at_least=1, grace=0.0) for part in cut]
+        >>> task = servers[0].dispatch("ann")
+        >>> update = [torch.ones(tensor.shape) for tensor in task.params.values()]
+        >>> receipt = servers[0].receive("ann", torch.cat([one.flatten() for one in update]), num_samples=(4096, 16))
+        >>> servers[0].dispatch("ann").version, servers[1].version  # the window was over at once
+        (1, 0)
+    """
+    rounds, steps, rest = _parted({"weighting": weighting, **server})
+    optimizer = Nesterov(lr, momentum, moments=moments, **steps)
+    return Server(params, Buffer(buffer_size, **rounds), optimizer, staleness, **rest)
+
+
+@preset
+def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server: Unpack[ServerSettings]) -> Server:
+    """Asynchronous SGD that ignores gradients with a delay of R or more: ``x <- x - lr*g_i`` if ``tau < R``.
+
+    Maranjyan et al. 2025 (arXiv 2501.16168), the variant that stops nobody. An ignored gradient makes no
+    version; its client is sent the current one.
+
+    Args:
+        delay_threshold: R, >= 1.
+
+    Example:
+        >>> server = fastagg.RingmasterASGD(torch.zeros(2), lr=0.1, delay_threshold=1)
+        >>> tasks = [server.dispatch(worker) for worker in ("slow", "fast")]
+        >>> [server.receive(worker, torch.ones(2)).applied for worker in ("fast", "slow")]
+        [True, False]
+    """
+    return Server(params, Single(kind="gradient"), SGD(lr), Cutoff(delay_threshold), **server)

@@ -1,4 +1,5 @@
 // Binds the states of directions, the rows of clients, and where they are. fastagg/rules makes them.
+#include "../engine/aligned.h"
 #include "../engine/all_clients.h"
 #include "../engine/buffered.h"
 #include "../engine/calibrated.h"
@@ -267,6 +268,13 @@ void bind_directions(py::module_& m) {
       .def_property_readonly("immediate", [](const DirectionState& one) { return one.is.immediate; });
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
+  py::class_<Aligned, Single, std::shared_ptr<Aligned>>(m, "Aligned")
+      .def(py::init([](double sign, std::array<double, 7> setting, std::vector<int64_t> ends) {
+             const auto [rho, c_ok, k_s, k_d, kappa, beta_max, eps] = setting;
+             return std::make_shared<Aligned>(sign, Aligned::Setting{rho, c_ok, k_s, k_d, kappa, beta_max, eps},
+                                              std::move(ends));
+           }),
+           by_name, arg("sign"), arg("setting"), arg("ends"));
   py::class_<Combine, std::shared_ptr<Combine>>(m, "Combine");
   py::class_<Robust, Combine, std::shared_ptr<Robust>>(m, "Robust")
       .def(py::init(&robust), by_name, arg("rule"), arg("trim"), arg("f"), arg("keep"), arg("radius"),

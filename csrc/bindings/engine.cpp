@@ -585,7 +585,8 @@ engine::Staleness staleness_of(const std::string& weight, const std::string& rat
                                double lipschitz) {
   using S = engine::Staleness;
   const std::map<std::string, S::Weight> weights{
-      {"one", S::kOne}, {"hinge", S::kHinge}, {"polynomial", S::kPolynomial}, {"ask", S::kAskWeight}};
+      {"one", S::kOne},       {"hinge", S::kHinge},   {"polynomial", S::kPolynomial},
+      {"cosine", S::kCosine}, {"cutoff", S::kCutoff}, {"ask", S::kAskWeight}};
   const std::map<std::string, S::Rate> rates{
       {"same", S::kSame},           {"scaled", S::kScaled},       {"reciprocal", S::kReciprocal},
       {"threshold", S::kThreshold}, {"lipschitz", S::kLipschitz}, {"drop", S::kDrop},
@@ -699,14 +700,24 @@ void bind_engine(py::module_& m) {
   py::class_<engine::OptimizerSettings>(m, "Optimizer")
       .def(py::init([](const std::string& kind, double lr, std::pair<double, double> betas, double eps,
                        bool bias_correction, bool coded, double eps_root, double weight_decay, bool decoupled,
-                       double initial) {
-             return engine::OptimizerSettings{
-                 optimizer_named(kind), lr,        betas.first, betas.second, eps, bias_correction, coded, eps_root,
-                 weight_decay,          decoupled, initial};
+                       double initial, int64_t period, bool look_ahead) {
+             return engine::OptimizerSettings{optimizer_named(kind),
+                                              lr,
+                                              betas.first,
+                                              betas.second,
+                                              eps,
+                                              bias_correction,
+                                              coded,
+                                              eps_root,
+                                              weight_decay,
+                                              decoupled,
+                                              initial,
+                                              period,
+                                              look_ahead};
            }),
            arg("kind"), by_name, arg("lr"), arg("betas") = std::pair(0.0, 0.0), arg("eps") = 1.0,
            arg("bias_correction") = false, arg("coded") = false, arg("eps_root") = 0.0, arg("weight_decay") = 0.0,
-           arg("decoupled_weight_decay") = false, arg("initial") = 0.0);
+           arg("decoupled_weight_decay") = false, arg("initial") = 0.0, arg("period") = 1, arg("look_ahead") = false);
   py::class_<Settings>(m, "Settings")
       .def(py::init([](int64_t size, int64_t clients, double clip_norm, double max_samples, double largest_model,
                        int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool closes_early, bool folds,

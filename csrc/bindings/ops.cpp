@@ -150,6 +150,7 @@ void step(const Fields& given) {
               {"beta2", &settings.beta2},
               {"eps", &settings.eps},
               {"round", &round},
+              {"period", &settings.period},
               {"eps_root", &settings.eps_root},
               {"weight_decay", &settings.weight_decay},
               {"decoupled", &settings.decoupled}});

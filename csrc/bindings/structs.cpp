@@ -36,6 +36,13 @@ py::dict facts_of_optimizers(List<Each...>) {
 }
 
 template <typename... Each>
+py::list plain_optimizers(List<Each...>) {
+  py::list found;
+  ((Each::kPlain ? found.append(Each::kName) : void()), ...);
+  return found;
+}
+
+template <typename... Each>
 py::dict facts_of_formats(List<Each...>) {
   py::dict found;
   ((found[Each::kName] = py::make_tuple(Each::kBits, Each::kLevels > 0)), ...);
@@ -95,8 +102,9 @@ void bind_structs(py::module_& m) {
   using py::arg;
   const py::kw_only by_name;
 
-  m.attr("optimizers") = facts_of_optimizers(Optimizers{});  // name -> the moments it owns
-  m.attr("row_formats") = facts_of_formats(RowFormats{});    // name -> bits per element, whether it has scales
+  m.attr("optimizers") = facts_of_optimizers(Optimizers{});     // name -> the moments it owns
+  m.attr("plain_optimizers") = plain_optimizers(Optimizers{});  // names of those without 8-bit moments
+  m.attr("row_formats") = facts_of_formats(RowFormats{});       // name -> bits per element, whether it has scales
   m.attr("scale_block") = kScaleBlock;
   m.attr("block") = kBlock;
 

@@ -75,13 +75,37 @@ void add_row(const Rows& one, float weight, float* sum);
 // out = row(slot), dequantised.
 void read_row(const Rows& rows, int64_t slot, float* out);
 
+// Of every tensor of a model what is found while an update u is read (4 bytes more per parameter, for m): sums in
+// double over the parts of strands (math/reduce.h) that belong to it, in order. `ends`: where tensors end, the last one
+// with the model.
+class Tensors {
+ public:
+  explicit Tensors(std::vector<int64_t> ends);
+  struct Sums {
+    double update, m, inner;  // |u|^2, |m|^2, u.m
+  };
+  Sums of(size_t tensor) const;
+  const std::vector<int64_t>& ends() const { return ends_; }
+  int64_t nbytes() const { return static_cast<int64_t>(parts_.size() * sizeof(Sums)); }
+  // Adds elements at..at+count-1, which are in one strand. Several threads may add other ones.
+  void add(const float* values, int64_t at, int64_t count);
+
+  const float* m = nullptr;
+
+ private:
+  int64_t begin(size_t tensor) const { return tensor == 0 ? 0 : ends_[tensor - 1]; }
+  std::vector<int64_t> ends_;
+  std::vector<size_t> first_;  // of each tensor: the place of its first part
+  std::vector<Sums> parts_;
+};
+
 // Sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). It is infinite or NaN exactly if some
 // element is.
-double sum_squares(const Update& update);
+double sum_squares(const Update& update, Tensors* tensors = nullptr);
 
 // Copies an update to where `copy` lies, which has the same elements of the same types, and returns the copy's sum of
 // squares. Every byte is read once (8 bytes per parameter).
-double absorb(const Update& update, const Update& copy);
+double absorb(const Update& update, const Update& copy, Tensors* tensors = nullptr);
 // Only copies.
 void copy(const Update& update, const Update& to);
 

@@ -38,6 +38,18 @@ struct AlongSingle {
   }
 };
 
+struct AlongTurned {
+  static constexpr bool kReadsX = false;
+  template <typename Visit>
+  FASTAGG_FN void reads(const Run& r, Visit visit) {
+    visit(r.update), visit(r.m);
+  }
+  template <typename L, bool Streams, typename V>
+  FASTAGG_FN V of(const Run& r, int64_t i, V) {
+    return turned_of(L::load(r.update + i), r.gain * r.weight, V(L::load(r.m + i)), r.turn);
+  }
+};
+
 struct AlongFlush {
   static constexpr bool kReadsX = false;
   template <typename Visit>

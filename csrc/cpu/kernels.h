@@ -19,6 +19,7 @@ namespace fastagg::cpu {
 // How a fused loop forms its direction.
 enum Along : int {
   kAlongSingle = 0,
+  kAlongTurned,
   kAlongFlush,
   kAlongBlend,
   kAlongReplace,     // mean: an old row and a new one
@@ -39,6 +40,7 @@ constexpr int kActs = Optimizers::kCount + 2;
 struct Run {
   const float* update;
   float gain, weight, scale;
+  float turn;  // of m, turned
   const float *acc, *base, *read;
   float *write, *sum;
   float entering, leaving, dither, sum_scale, acc_scale;
@@ -141,7 +143,7 @@ struct Kernels {
   const char* isa;
   int lanes;                                      // floats per vector
   void (*fused[kAlongs][kActs])(const Run& run);  // null if the direction and the act do not go together
-  // `first`: the number of the first scale block within the whole vector. Null for SGD, because it has no moments.
+  // `first`: the number of the first scale block within the whole vector. Null where an optimizer has no 8-bit moments.
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);

@@ -52,7 +52,7 @@ void widen_bf16_block(const uint16_t* in, float* out, int64_t n) {
 
 template <typename Opt>
 constexpr auto coded_of() -> void (*)(const CodedBlock&, const Hyper&, const RandomKey&, int64_t) {
-  if constexpr (Opt::kM)
+  if constexpr (!Opt::kPlain)
     return coded_block<Opt>;
   else
     return nullptr;
@@ -80,11 +80,20 @@ constexpr void fill_steps(void (*(&to)[kActs])(const Run&), List<Each...>) {
   ((to[act++] = fused<Towards, Each>), ...);
 }
 
+// Tensors are turned towards m.
+template <typename... Each>
+constexpr void fill_turned(void (*(&to)[kActs])(const Run&), List<Each...>) {
+  int act = 0;
+  ((Each::kM ? void(to[act] = fused<AlongTurned, Each>) : void(), ++act), ...);
+  to[kGives] = fused<AlongTurned, Gives>;
+}
+
 constexpr Kernels made() {
   Kernels to{};
   to.isa = FASTAGG_ISA;
   to.lanes = FASTAGG_LANES;
   fill_steps<AlongSingle>(to.fused[kAlongSingle], Optimizers{});
+  fill_turned(to.fused[kAlongTurned], Optimizers{});
   fill_steps<AlongFlush>(to.fused[kAlongFlush], Optimizers{});
   fill_steps<AlongBlend>(to.fused[kAlongBlend], Optimizers{});
   fill_steps<AlongMean<true>>(to.fused[kAlongReplace], Optimizers{});

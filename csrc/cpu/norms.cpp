@@ -102,8 +102,6 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
   kernels().squares(padded.padded(values, count, n), n, tuning().prefetch, out);
 }
 
-}  // namespace
-
 // Of a strand of an update of few numbers: zeros add nothing, so their lanes' sums are of what is there.
 bool squares_of_sparse(const Wire& wire, int64_t at, int64_t count, double* out) {
   const int32_t* const end = wire.indices + wire.count;
@@ -122,16 +120,60 @@ bool squares_of_sparse(const Wire& wire, int64_t at, int64_t count, double* out)
   return true;
 }
 
-double sum_squares(const Update& update) {
-  const Piece* const only = update.pieces.size() == 1 ? update.pieces.data() : nullptr;
-  const Wire* const wire = only != nullptr && only->dtype == kEncoded ? static_cast<const Wire*>(only->data) : nullptr;
-  if (wire == nullptr || wire->format != kWireTopK)
-    return total_of_groups(group_sums(update, 1, 4, squares_of_strand), 0);
-  const auto sparse = [&](int64_t at, int64_t count, double* out) { return squares_of_sparse(*wire, at, count, out); };
-  return total_of_groups(group_sums(update, 1, 1, squares_of_strand, sparse), 0);
+}  // namespace
+
+Tensors::Tensors(std::vector<int64_t> ends) : ends_(std::move(ends)) {
+  size_t count = 0;
+  for (size_t i = 0; i < ends_.size(); ++i) {
+    first_.push_back(count);
+    count += static_cast<size_t>((ends_[i] - 1) / kStrand - begin(i) / kStrand + 1);
+  }
+  parts_.resize(count);
 }
 
-double absorb(const Update& update, const Update& copy) {
+void Tensors::add(const float* values, int64_t at, int64_t count) {
+  static constexpr Strand kZeros{};
+  const Kernels& table = kernels();
+  auto tensor = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin());
+  for (const int64_t end = at + count; at < end; ++tensor) {
+    const int64_t some = std::min(end, ends_[tensor]) - at, n = whole_rows(some);
+    Strand of_update, of_m;
+    double found[kSums];
+    table.apart(of_update.padded(values, some, n), of_m.padded(m + at, some, n), kZeros.values, true, n,
+                tuning().prefetch, found);
+    parts_[first_[tensor] + static_cast<size_t>(at / kStrand - begin(tensor) / kStrand)] = {found[0], found[1],
+                                                                                            found[2]};
+    values += some, at += some;
+  }
+}
+
+Tensors::Sums Tensors::of(size_t tensor) const {
+  Sums total{};
+  const size_t last = tensor + 1 < first_.size() ? first_[tensor + 1] : parts_.size();
+  for (size_t i = first_[tensor]; i < last; ++i)
+    total = {total.update + parts_[i].update, total.m + parts_[i].m, total.inner + parts_[i].inner};
+  return total;
+}
+
+double sum_squares(const Update& update, Tensors* tensors) {
+  const Piece* const only = update.pieces.size() == 1 ? update.pieces.data() : nullptr;
+  const Wire* const wire = only != nullptr && only->dtype == kEncoded ? static_cast<const Wire*>(only->data) : nullptr;
+  const auto sparse = [&](int64_t at, int64_t count, double* out) { return squares_of_sparse(*wire, at, count, out); };
+  if (tensors == nullptr && wire != nullptr && wire->format == kWireTopK)
+    return total_of_groups(group_sums(update, 1, 1, squares_of_strand, sparse), 0);
+  if (tensors == nullptr) return total_of_groups(group_sums(update, 1, 4, squares_of_strand), 0);
+  const auto sums = [=](const float* values, int64_t at, int64_t count, double* out) {
+    squares_of_strand(values, at, count, out);
+    tensors->add(values, at, count);
+  };
+  return total_of_groups(group_sums(update, 1, 8, sums), 0);
+}
+
+double absorb(const Update& update, const Update& copy, Tensors* tensors) {
+  const auto sums = [=](const float* values, int64_t at, int64_t count, double* out) {
+    squares_of_strand(values, at, count, out);
+    if (tensors != nullptr) tensors->add(values, at, count);
+  };
   const auto take = [&](int64_t at, int64_t count, double* out) {
     const float* const from = plain_at(update, at, count);
     float* const to = plain_at(copy, at, count);
@@ -140,9 +182,10 @@ double absorb(const Update& update, const Update& copy) {
       return false;  // the copy is summed
     }
     kernels().copy_squares(from, to, count, tuning().prefetch, out);
+    if (tensors != nullptr) tensors->add(to, at, count);
     return true;
   };
-  return total_of_groups(group_sums(copy, 1, 8, squares_of_strand, take), 0);
+  return total_of_groups(group_sums(copy, 1, 8, sums, take), 0);
 }
 
 double read_once(const Update& update, const Visit& visit) {

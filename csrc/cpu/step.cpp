@@ -85,9 +85,17 @@ class Step {
             along_fixed(reader.block(at, n), at, n);
           else if (direction_.buffer.held != nullptr)
             along_held(reader, at, n);
+          else if (stages)
+            cached(reader, at, n);
           else
-            stages ? cached(reader, at, n) : finish(along(), run_at(reader.block(at, n), at, n), at);
+            each_turn(reader.block(at, n), at, n,
+                      [&](Along from, const Run& part, int64_t first) { finish(from, part, first); });
         }
+      } else if (direction_.turns != nullptr) {
+        const Kernels& loops = loops_for(update_.size * bytes());
+        for_each_run(update_, table_, begin, end, [&](const float* values, int64_t at, int64_t n) {
+          each_turn(values, at, n, [&](Along from, const Run& part, int64_t) { loops.fused[from][act()](part); });
+        });
       } else {
         for_each_run(update_, table_, begin, end,
                      [&](const float* values, int64_t at, int64_t n) { loop(run_at(values, at, n)); });
@@ -144,6 +152,21 @@ class Step {
     run.stream_out = whole_.stream_out && aligned(run.out);
     run.stream_write = whole_.stream_write && aligned(run.write);
     return run;
+  }
+
+  // Calls act(along, run, at) for the run of each tensor in n elements from `at` on; without turns for all of them.
+  template <typename Act>
+  void each_turn(const float* values, int64_t at, int64_t n, Act act) const {
+    if (direction_.turns == nullptr) return act(along(), run_at(values, at, n), at);
+    const auto before = [](int64_t position, const Turn& turn) { return position < turn.end; };
+    auto turn = std::upper_bound(direction_.turns->begin(), direction_.turns->end(), at, before);
+    for (const int64_t end = at + n; at < end; ++turn) {
+      const int64_t some = std::min(end, turn->end) - at;
+      Run run = run_at(values, at, some);
+      run.weight = turn->weight, run.turn = turn->along;
+      act(turn->along == 0.0f ? kAlongSingle : kAlongTurned, run, at);
+      values += some, at += some;
+    }
   }
 
   Row row_at(const Row& row, int64_t at) const {

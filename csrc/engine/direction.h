@@ -17,6 +17,10 @@
 #include "archive.h"
 #include "contribution.h"
 
+namespace fastagg::cpu {
+class Tensors;
+}
+
 namespace fastagg::engine {
 
 struct RowsLost {  // rows on a disk are damaged, and must be given up first
@@ -100,6 +104,7 @@ class DirectionState {
     RowKeeper* rows = nullptr;
     Ages* ages = nullptr;
     Privacy* privacy = nullptr;
+    cpu::Tensors* tensors = nullptr;  // what it wants to know of each tensor, and of the optimizer's m
   };
   Traits is;
 

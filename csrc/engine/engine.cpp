@@ -5,6 +5,8 @@
 #include <cmath>
 
 #include "../cpu/cpu.h"
+#include "../math/optimizers.h"
+#include "in_order.h"
 
 namespace fastagg::engine {
 namespace {
@@ -56,8 +58,40 @@ store::Vector Engine::kept_now() const {
   return model_;
 }
 
+// What clients are sent: this version, or where it would be if the momentum went on.
+store::Vector Engine::sent_now() {
+  const double rate = optimizer_.ahead();
+  if (rate == 0.0) return model_;
+  if (ahead_) return ahead_;
+  const auto fits = [&] {
+    return model_bound_ + std::abs(rate) * optimizer_.bounds.m <= std::min(kLargestModel, settings_.largest_model);
+  };
+  if (!fits()) measure();
+  if (!fits()) throw Refusal(Why::kTooLarge, "look_ahead: the model that is sent could leave its range");
+  const store::Vector made = memory_->vector(settings_.size);
+  Update momentum;
+  momentum.add(optimizer_.m(), settings_.size, kFloat32);
+  Optimizer moves{place_in<Sgd>(Optimizers{}), {}, {}, model_.data, made.data};
+  moves.hyper.lr = static_cast<float>(rate);
+  const InOrder order(*runner_);
+  runner_->step(momentum, {}, moves);
+  if (!runner_->synchronous()) {
+    runner_->hold(made.owner);
+    runner_->prepare();
+    runner_->launch();
+  }
+  return ahead_ = made;
+}
+
+// What a direction wants to know of each tensor of the next update.
+cpu::Tensors* Engine::tensors() {
+  if (direction_->is.tensors) direction_->is.tensors->m = optimizer_.m();
+  return direction_->is.tensors;
+}
+
 std::vector<store::Vector> Engine::held_before() const {
   std::vector<store::Vector> found;
+  if (ahead_) found.push_back(ahead_);
   for (const Before& one : before_)
     if (store::Owner owner = one.owner.lock()) found.push_back({std::move(owner), one.data});
   return found;
@@ -80,6 +114,7 @@ int64_t Engine::apply(const log::Operation& operation) {
     case log::kRate:
       if (!std::isfinite(operation.rate)) throw Refusal(Why::kDamaged, "a learning rate that is no number");
       optimizer_.settings.lr = operation.rate;
+      ahead_ = {};
       break;
     case log::kIncarnation: ledger_.begin_incarnation(operation.version, operation.incarnation); break;
     default: throw Refusal(Why::kDamaged, "an operation that cannot be executed here");
@@ -99,12 +134,13 @@ Task Engine::send(const log::Operation& operation) {
   const store::Vector kept = hands_on ? ledger_.kept(operation.version) : kept_now();
   if (hands_on && (operation.version < 0 || operation.version > now || (settings_.keeps_versions && !kept)))
     throw Refusal(Why::kDamaged, "a task of version " + std::to_string(operation.version) + ", which nobody has");
+  const store::Vector sent = hands_on ? model_ : sent_now();
   Task task{client,
             operation.version,
             ledger_.local_steps(client, settings_.local_steps),
             ledger_.incarnation_of(operation.version),
             operation.task == 0 ? ledger_.next_id(client, operation.version) : operation.task,
-            model_,
+            sent,
             state_};
   const DirectionState::Traits& is = direction_->is;
   if (is.privacy) {
@@ -118,7 +154,7 @@ Task Engine::send(const log::Operation& operation) {
   const int64_t place = ledger_.send(client, operation.version, task.local_steps, kept, task.id);
   if (is.rows) is.rows->expect(place);
   if (is.ages) is.ages->sent(place, operation.version);
-  shared_ = true;
+  shared_ = shared_ || sent.data == model_.data;
   records.add(std::move(made));
   return task;
 }

@@ -137,6 +137,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool steps_in_python() const { return extension_ && extension_->asks.step; }
   bool prepares(const Answer& answer) const;
   store::Vector kept_now() const;
+  store::Vector sent_now();
+  cpu::Tensors* tensors();
 
   Settings settings_;
   std::shared_ptr<DirectionState> direction_;
@@ -151,6 +153,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   store::Owner state_;
   double model_bound_ = 0.0;
   bool shared_ = false;  // whether somebody may hold this version
+  store::Vector ahead_;  // what is sent in place of this version, once it was
   struct Before {
     std::weak_ptr<void> owner;
     float* data;

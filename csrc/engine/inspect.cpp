@@ -68,6 +68,7 @@ void Transaction::weigh(Given& given) {
   const int64_t delay = brings.now - brings.start;
   if (of_.settings_.staleness.weight != Staleness::kAskWeight) {
     brings.weight = of_.settings_.staleness.weight_of(delay);
+    given.counts = given.counts && !of_.settings_.staleness.drops(delay);
   } else if (const auto weight = of_.extension_->weight(delay); weight) {
     brings.weight = *weight;
   } else {
@@ -80,9 +81,9 @@ double Transaction::share_of(const Answer& answer) const {
   if (answer.kind == Answer::kSum) return 1.0;
   if (!of_.settings_.weighs_by_samples) return 1.0;
   if (std::isnan(answer.samples))
-    throw Refusal(
-        Why::kSetting,
-        "num_samples: needed with weighting=\"samples\", got None; write receive(..., num_samples=len(data))");
+    throw Refusal(Why::kSetting,
+                  "num_samples: needed with weighting=\"samples\" and \"tokens\", got None; write receive(..., "
+                  "num_samples=len(data))");
   return std::min(answer.samples, of_.settings_.max_samples);
 }
 
@@ -98,6 +99,7 @@ void Transaction::inspect(Given& given) {
     given.brings.row = answer.row;
     answer.update.size = of_.settings_.size;
   }
+  of_.tensors();
   of_.records.begin(given, inspector.numbers(answer), row, of_.ledger_);
   inspector.inspect(given, prepared);
 }

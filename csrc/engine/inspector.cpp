@@ -23,7 +23,7 @@ class OfProcessor : public Inspector {
 
   const Update& numbers(const Answer& answer) const override { return answer.update; }
 
-  void look_at(const Answer& answer) const override { norm_of(squares_of(answer)); }
+  void look_at(const Answer& answer) const override { norm_of(squares_of(answer, nullptr)); }
 
   void inspect(Given& given, bool prepared) const override {
     Answer& answer = *given.answer;
@@ -40,9 +40,9 @@ class OfProcessor : public Inspector {
 
  private:
   // The sum of squares of an update.
-  double squares_of(const Answer& answer) const {
-    if (store::is_encoded(answer.update)) return store::encoded_in(answer.update)->squares();
-    if (!answer.is_whole()) return cpu::sum_squares(answer.update);
+  double squares_of(const Answer& answer, cpu::Tensors* tensors) const {
+    if (tensors == nullptr && store::is_encoded(answer.update)) return store::encoded_in(answer.update)->squares();
+    if (!answer.is_whole()) return cpu::sum_squares(answer.update, tensors);
     const auto* terms = static_cast<const int64_t*>(answer.update.pieces.front().data);
     const cpu::FixedNorm found = cpu::norm_of_fixed(terms, answer.update.size);
     if (found.largest > fixed_limit(answer.count))
@@ -53,7 +53,7 @@ class OfProcessor : public Inspector {
   // Copies an update, less the model that it was trained from if it is one, to a record or to memory of its own.
   // Returns the sum of squares of the copy.
   double absorb(Answer& answer, log::Operation* record) const {
-    if (answer.is_private) return squares_of(answer);
+    if (answer.is_private) return squares_of(answer, is_.tensors);
     std::vector<log::Part> parts;
     if (record == nullptr) {
       parts = parts_of(answer, answer.update);
@@ -67,12 +67,12 @@ class OfProcessor : public Inspector {
     void* const to = const_cast<void*>(answer.update.pieces.front().data);
     if (answer.is_whole()) {
       std::memcpy(to, from.pieces.front().data, static_cast<size_t>(from.size) * sizeof(int64_t));
-      return squares_of(answer);
+      return squares_of(answer, nullptr);
     }
-    if (answer.base == nullptr) return cpu::absorb(from, answer.update);
+    if (answer.base == nullptr) return cpu::absorb(from, answer.update, is_.tensors);
     std::vector<std::atomic<int32_t>> largest(1);
     cpu::fold({{from, answer.base, 1.0f}}, nullptr, static_cast<float*>(to), largest);
-    return cpu::sum_squares(answer.update);
+    return cpu::sum_squares(answer.update, is_.tensors);
   }
 
   const DirectionState::Traits& is_;

@@ -44,8 +44,8 @@ OptimizerState::OptimizerState(const OptimizerSettings& given, int64_t size, uin
     if (Kind::kM) m_ = filled(nbytes, 0);
     if (Kind::kV) v_ = filled(nbytes, word);
     if (Kind::kVhat) vhat_ = filled(nbytes, word);
-    if (settings.coded && Kind::kM) units_ = filled((Kind::kV ? 2 : 1) * blocks * 4, 0);
-    settings.coded = settings.coded && Kind::kM;
+    if (settings.coded && !Kind::kPlain) units_ = filled((Kind::kV ? 2 : 1) * blocks * 4, 0);
+    settings.coded = settings.coded && !Kind::kPlain;
   });
   if (unit > 0 && v_) memory_->copy(units_.data + blocks, filled(blocks * 4, unit).data, blocks * 4);
   if (v_) bounds.v = 1.125 * settings.initial;  // a code is at most a sixteenth larger
@@ -74,8 +74,9 @@ double OptimizerState::growth(double lr, double d, double along, MomentBounds& n
   visit_at(settings.kind, Optimizers{}, [&](auto one) {
     using Kind = decltype(one);
     const double least = settings.eps + std::sqrt(settings.eps_root);
-    const double reach = Kind::reach({settings.beta1, settings.beta2, least}, d, next);
+    const double reach = Kind::reach({settings.beta1, settings.beta2, least, 1.0 / settings.period}, d, next);
     if (!Kind::kAlong) found = std::abs(lr) * reach;
+    if (settings.look_ahead) found += std::abs(lr) * settings.beta1 * next.m;
   });
   return found;
 }
@@ -117,6 +118,9 @@ Moments moments_of(const std::array<float*, 3>& all, float* units, int64_t size,
 }
 
 Hyper hyper_of(const OptimizerSettings& settings, double lr, double round) {
+  const auto period = static_cast<double>(settings.period);
+  const bool ends = std::fmod(round, period) == 0.0;
+  if (settings.period > 1) round = 0.0;
   const double rest1 = round > 0.0 ? 1.0 - std::pow(settings.beta1, round) : 1.0;
   const double rest2 = round > 0.0 ? 1.0 - std::pow(settings.beta2, round) : 1.0;
   return {static_cast<float>(lr / rest1),
@@ -128,13 +132,15 @@ Hyper hyper_of(const OptimizerSettings& settings, double lr, double round) {
           static_cast<float>(1.0 / std::sqrt(rest2)),
           static_cast<float>(settings.eps_root * rest2),
           static_cast<float>(settings.drag()),
-          static_cast<float>(settings.keep(lr))};
+          static_cast<float>(settings.keep(lr)),
+          static_cast<float>(1.0 / period),
+          ends};
 }
 
 Optimizer OptimizerState::planned(int64_t steps, double lr, const float* x, float* x_out) const {
   const RandomKey key{seed_, static_cast<uint64_t>(steps), kServer};
   const Moments moments = moments_of({m_.data, v_.data, vhat_.data}, units_.data, size_, key);
-  const double round = settings.bias_correction ? static_cast<double>(steps + 1) : 0.0;
+  const double round = settings.bias_correction || settings.period > 1 ? static_cast<double>(steps + 1) : 0.0;
   return {settings.kind, hyper_of(settings, lr, round), moments, x, x_out};
 }
 

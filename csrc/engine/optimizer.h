@@ -18,14 +18,16 @@ struct OptimizerSettings {
   bool bias_correction = false;
   bool coded = false;  // moments in 8 bits
   double eps_root = 0.0, weight_decay = 0.0;
-  bool decoupled = false;  // weight decay on the model, not on the direction
-  double initial = 0.0;    // of v and vhat
+  bool decoupled = false;   // weight decay on the model, not on the direction
+  double initial = 0.0;     // of v and vhat
+  int64_t period = 1;       // of a delayed momentum: in steps
+  bool look_ahead = false;  // clients are sent x + lr*beta1*m
 
   double drag() const { return decoupled ? 0.0 : weight_decay; }
   double keep(double rate) const { return decoupled ? 1.0 - rate * weight_decay : 1.0; }
 };
 
-// What a kernel needs for a step of this rate. `round`: of a bias correction; 0: none.
+// What a kernel needs for a step of this rate. `round`: of a bias correction, or in a period; 0: none.
 Hyper hyper_of(const OptimizerSettings& settings, double lr, double round);
 
 // The client in the key of moments' rounding, which separates it from that of clients' rows.
@@ -52,6 +54,10 @@ class OptimizerState {
   // direction whose elements are at most d. `along`: of a step along the direction itself.
   double growth(double lr, double d, double along, MomentBounds& bounds) const;
   MomentBounds measured() const;  // from the moments, in host memory
+
+  // How much of m, a vector of fp32, is added to the model that clients are sent.
+  double ahead() const { return settings.look_ahead ? settings.lr * settings.beta1 : 0.0; }
+  const float* m() const { return m_.data; }
 
   // A copy that a step may work on while this state stays as it is.
   OptimizerState copy() const;

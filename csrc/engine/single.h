@@ -21,7 +21,7 @@ class Single : public DirectionState {
   double growth(double lr) const override;
   void fields(Archive&) override {}
 
- private:
+ protected:
   Direction direction_;
   double weight_ = 0.0;
 };

@@ -10,7 +10,8 @@
 namespace fastagg::engine {
 
 struct Staleness {
-  enum Weight { kOne, kHinge, kPolynomial, kAskWeight };
+  static constexpr double kPi = 3.14159265358979323846;
+  enum Weight { kOne, kHinge, kPolynomial, kCosine, kCutoff, kAskWeight };
   enum Rate { kSame, kScaled, kReciprocal, kThreshold, kLipschitz, kDrop, kAskRate };
   Weight weight = kOne;
   double a = 0.0, b = 0.0;
@@ -21,8 +22,10 @@ struct Staleness {
     const auto tau = static_cast<double>(delay);
     if (weight == kHinge) return tau <= b ? 1.0 : 1.0 / (a * (tau - b) + 1.0);
     if (weight == kPolynomial) return std::pow(tau + 1.0, -a);
+    if (weight == kCosine) return tau < b ? std::exp(-a * tau) * 0.5 * (1.0 + std::cos(kPi * tau / b)) : 0.0;
     return 1.0;
   }
+  bool drops(int64_t delay) const { return weight == kCutoff && static_cast<double>(delay) >= a; }
 
   double rate_of(double lr, const std::vector<int64_t>& delays) const {
     int64_t longest = 0;

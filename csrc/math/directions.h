@@ -1,6 +1,7 @@
 // How an arriving update u becomes the direction D that the optimizer steps along, one element at a time.
 //
 //   single      D = (gain*weight)*u
+//               D = (gain*weight)*u + along*m, turned: weight and along are a tensor's (HeLoCo)
 //   flush       D = (acc + (gain*weight)*u)*scale              FedBuff, FADAS: a buffer and its last update
 //   blend       D = weight*((base - x) + gain*u)               FedAsync: the client's model minus the server's
 //   mean        sum <- sum + (entering*new - leaving*old)      ACE, ACED: new is gain*u as the client's row stores it,
@@ -17,6 +18,11 @@ namespace fastagg {
 
 enum DirectionKind : int { kSingle = 0, kFlush, kBlend, kMean, kCalibrated, kDirectionKinds };
 constexpr const char* kDirectionNames[kDirectionKinds] = {"single", "flush", "blend", "mean", "calibrated"};
+
+template <typename F>
+FASTAGG_FN F turned_of(F u, float by, F m, float along) {
+  return by * u + along * m;
+}
 
 template <typename F>
 FASTAGG_FN F flush_of(F acc, F u, float by, float scale) {

@@ -14,11 +14,14 @@ struct Hyper {
   float root_scale;
   float eps_root = 0.0f;           // under the root
   float drag = 0.0f, keep = 1.0f;  // weight decay: D - drag*x is stepped along, from keep*x
+  float part = 1.0f;               // of a direction in its period: 1/N,
+  bool ends = true;                // which ends with this step
 };
 
 // The settings that bounds of an optimizer's step need.
 struct Decay {
   double beta1, beta2, eps;
+  double part = 1.0;
 };
 
 // What no element of m, and none of v, exceeds in magnitude.

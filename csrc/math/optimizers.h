@@ -10,6 +10,9 @@
 //   yogi     v <- v - (1-b2)*D*D*sign(v - D*D) ; x as adam FedYogi
 //   adagrad  v <- v + D*D ;                      x as adam FedAdagrad
 //   lookahead  v as adam; x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v + eps_root)*root_scale + eps), m the new one   FedAC
+//   nesterov   m <- b1*m + (1-b2)*D ; x <- x + lr*(D + b1*m)     DiLoCo (b2 = 0), HeLoCo (b2 = b1); b2 is the dampening
+//   delayed    x <- x + lr*D/N ; v <- v + D ; at every N-th step also m <- b1*m + v/N ; x <- x + lr*b1*m ; v <- 0
+//              Delayed Nesterov (Async Local-SGD, Algorithm 3): v is a plain sum, which may be negative
 //
 // `root_scale` is 1, or 1/sqrt(1-b2^r) with Adam's bias correction (lr then includes 1/(1-b1^r), and eps_root 1-b2^r).
 // Multiplying by exactly 1, or adding 0 to a moment, changes no bit, so one formula works for both.
@@ -67,10 +70,10 @@ struct MomentsOf {
 // moment is stored in units. kScalesV: v is also used without a decay, so its unit must be multiplied in first. `moved`
 // computes the new x from the new moments. L: the operations on lanes (portable.h). `reach` raises the bounds of the
 // moments to what they can be after a step along a direction whose elements are at most d, and returns a bound of what
-// lr multiplies; kAlong: that is the direction itself.
+// lr multiplies; kAlong: that is the direction itself. kPlain: it has no 8-bit moments.
 struct Sgd {
   static constexpr const char* kName = "sgd";
-  static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true;
+  static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true, kPlain = true;
   template <typename L, typename F>
   FASTAGG_FN void advance(F, MomentsOf<F>&, const Hyper&, float, float) {}
   template <typename L, typename F>
@@ -82,7 +85,7 @@ struct Sgd {
 
 struct Momentum {
   static constexpr const char* kName = "momentum";
-  static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false;
+  static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper&, float decay1, float) {
     s.m = decay1 * s.m + d;
@@ -96,7 +99,7 @@ struct Momentum {
 
 struct Adam {
   static constexpr const char* kName = "adam";
-  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false;
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
     s.m = ema(decay1, s.m, h.rest1, d);
@@ -114,7 +117,7 @@ struct Adam {
 
 struct Amsgrad {
   static constexpr const char* kName = "amsgrad";
-  static constexpr bool kM = true, kV = true, kVhat = true, kScalesV = false, kAlong = false;
+  static constexpr bool kM = true, kV = true, kVhat = true, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
     Adam::advance<L>(d, s, h, decay1, decay2);
@@ -129,7 +132,7 @@ struct Amsgrad {
 
 struct Yogi {
   static constexpr const char* kName = "yogi";
-  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false;
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false, kPlain = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
     s.m = ema(decay1, s.m, h.rest1, d);
@@ -148,7 +151,7 @@ struct Yogi {
 
 struct Adagrad {
   static constexpr const char* kName = "adagrad";
-  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false;
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false, kPlain = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
     s.m = ema(decay1, s.m, h.rest1, d);
@@ -166,7 +169,7 @@ struct Adagrad {
 
 struct Lookahead {
   static constexpr const char* kName = "lookahead";
-  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false;
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
     Adam::advance<L>(d, s, h, decay1, decay2);
@@ -178,6 +181,45 @@ struct Lookahead {
   static double reach(const Decay& s, double d, MomentBounds& bound) { return Adam::reach(s, d, bound); }
 };
 
-using Optimizers = List<Sgd, Momentum, Adam, Amsgrad, Yogi, Adagrad, Lookahead>;
+struct Nesterov {
+  static constexpr const char* kName = "nesterov";
+  static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
+  template <typename L, typename F>
+  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
+    s.m = ema(decay1, s.m, h.rest2, d);
+  }
+  template <typename L, typename F>
+  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
+    return x + h.lr * (d + h.beta1 * s.m);
+  }
+  static double reach(const Decay& s, double d, MomentBounds& bound) {
+    bound.m = s.beta1 * bound.m + (1.0 - s.beta2) * d;
+    return d + s.beta1 * bound.m;
+  }
+};
+
+struct Delayed {
+  static constexpr const char* kName = "delayed";
+  static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false, kPlain = true;
+  template <typename L, typename F>
+  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
+    s.v = s.v + d;
+    if (!h.ends) return;
+    s.m = ema(decay1, s.m, h.part, s.v);
+    s.v = F{};
+  }
+  template <typename L, typename F>
+  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
+    const F along = h.part * d;
+    return x + h.lr * (h.ends ? along + h.beta1 * s.m : along);
+  }
+  static double reach(const Decay& s, double d, MomentBounds& bound) {
+    bound.v = bound.v + d;
+    bound.m = std::max(bound.m, s.beta1 * bound.m + s.part * bound.v);
+    return d + s.beta1 * bound.m;
+  }
+};
+
+using Optimizers = List<Sgd, Momentum, Adam, Amsgrad, Yogi, Adagrad, Lookahead, Nesterov, Delayed>;
 
 }  // namespace fastagg

@@ -145,6 +145,10 @@ class Layout:
             *([(entry.name, entry.dtype) for entry in self._by_role[role]] for role in ("buffer", "counter"))
         )
 
+    def ends(self) -> list[int]:
+        """Return where each trainable tensor ends in the vector."""
+        return [entry.offset + entry.size for entry in self._by_role["parameter"] if entry.size]
+
     @classmethod
     def of(
         cls, params: object, take: Take | None = None, *, buffers: Mapping[str, str] | None = None,

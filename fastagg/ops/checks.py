@@ -136,6 +136,7 @@ def optimizer_of(
     eps_root: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
+    period: int = 1,
 ) -> dict[str, Any]:
     """Return what a kernel needs of an optimizer to step ``x``, [``size``]. The keywords are those of
     :func:`fastagg.ops.step_`.
@@ -151,7 +152,10 @@ def optimizer_of(
     found: dict[str, Any] = {
         "optimizer": optimizer, "x": at, "out": at, "lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps,
         "eps_root": eps_root, "weight_decay": weight_decay, "decoupled": decoupled_weight_decay,
+        "period": period,
     }  # fmt: skip
+    if index(period) < 1:
+        raise ConfigError(f"period: expected a whole number >= 1, got {period}")
     if out is not None and out is not x:
         found["out"] = vector("out", out, size, device)
         apart("out", out, "x", x)
@@ -181,8 +185,8 @@ def _check_units(optimizer: str, units: Tensor, blocks: int, device: torch.devic
         ConfigError, ShapeMismatch, DTypeMismatch: they are refused.
     """
     rows = 2 if "v" in OPTIMIZERS[optimizer] else 1
-    if not OPTIMIZERS[optimizer]:
-        raise ConfigError(f"{optimizer} has no moments")
+    if not OPTIMIZERS[optimizer] or optimizer in native.plain_optimizers:
+        raise ConfigError(f"{optimizer} has no moments" + (" in 8 bits" if OPTIMIZERS[optimizer] else ""))
     if units.dtype is not torch.float32 or units.device != device:
         raise DTypeMismatch(f"units: expected torch.float32 on {device}, got {units.dtype} on {units.device}")
     if tuple(units.shape) != (rows, blocks) or not units.is_contiguous():

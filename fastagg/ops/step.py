@@ -36,6 +36,7 @@ def step_(
     eps_root: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
+    period: int = 1,
 ) -> Tensor:
     """One whole server step, direction and optimizer, in one pass over memory.
 
@@ -55,7 +56,8 @@ def step_(
         units: scales of 8-bit moments, [1, blocks] fp32 for ``m``, and a second row for ``v`` and ``vhat``. Zeros, like
             the moments, before the first step (:func:`fastagg.rules.moments.zeros`).
         rounding: seed and number of this step, the keys for rounding 8-bit moments.
-        betas, eps: decay rates (``betas[0]`` is momentum's) and the term outside the square root.
+        betas, eps: decay rates (``betas[0]`` is momentum's; with ``nesterov``, ``betas[1]`` is the dampening) and the
+            term outside the square root.
         correction: the round (1 for the first) for Adam's bias correction. None: no correction.
         gain: factor on the update only (clipping).
         weight: factor on the client's contribution (staleness, samples).
@@ -67,6 +69,8 @@ def step_(
         eps_root: added to the (corrected) second moment, under the root.
         weight_decay: the optimizer is given ``D - weight_decay*x`` for ``D``; or, with ``decoupled_weight_decay``,
             ``(1 - lr*weight_decay)*x`` for ``x``.
+        period: of ``delayed``: how many steps have one momentum. ``correction`` is then the number of this step (None:
+            it ends a period), and there is no bias correction.
 
     Returns:
         ``out``, or ``x``.
@@ -79,7 +83,7 @@ def step_(
     held = optimizer_of(
         size, device, x, out, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps,
         correction=correction, units=units, rounding=rounding, eps_root=eps_root, weight_decay=weight_decay,
-        decoupled_weight_decay=decoupled_weight_decay,
+        decoupled_weight_decay=decoupled_weight_decay, period=period,
     )  # fmt: skip
     held["kind"], held["gain"], held["weight"] = "single", gain, weight
     if acc is not None:
@@ -94,6 +98,7 @@ def step_(
             x, pieces, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps, correction=correction,
             units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale, base=base, out=out,
             eps_root=eps_root, weight_decay=weight_decay, decoupled_weight_decay=decoupled_weight_decay,
+            period=period,
         )  # fmt: skip
     return target
 

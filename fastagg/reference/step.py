@@ -85,11 +85,12 @@ def step_(
     eps_root: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
+    period: int = 1,
 ) -> Tensor:
     """Do direction and optimizer of one server step; see :func:`fastagg.ops.step_`."""
     how: dict[str, Any] = {
         "optimizer": optimizer, "lr": lr, "betas": betas, "eps": eps, "correction": correction, "eps_root": eps_root,
-        "weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay,
+        "weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay, "period": period,
     }  # fmt: skip
     if units is not None:
         codes = {name: held for name, held in (("m", m), ("v", v), ("vhat", vhat)) if held is not None}
@@ -123,6 +124,7 @@ def advance(
     eps_root: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
+    period: int = 1,
 ) -> dict[str, Tensor]:
     """Return the new model, ``x``, and the new moments: the formulas of csrc/math/optimizers.h.
 
@@ -134,7 +136,8 @@ def advance(
         x = (1.0 - lr * weight_decay) * x
     elif weight_decay:
         d = d - weight_decay * x
-    if correction is not None:
+    ends = (correction or 0) % period == 0
+    if correction is not None and period == 1:
         lr = lr / (1.0 - b1**correction)
         root_scale = 1.0 / math.sqrt(1.0 - b2**correction)
         eps_root = eps_root * (1.0 - b2**correction)
@@ -144,6 +147,15 @@ def advance(
     if optimizer == "momentum":
         new["m"] = b1 * state["m"] + d
         return {"x": x + lr * new["m"], **new}
+    if optimizer == "nesterov":
+        new["m"] = b1 * state["m"] + (1.0 - b2) * d
+        return {"x": x + lr * (d + b1 * new["m"]), **new}
+    if optimizer == "delayed":
+        total, along = state["v"] + d, (1.0 / period) * d
+        if not ends:
+            return {"x": x + lr * along, "m": state["m"], "v": total}
+        new["m"] = b1 * state["m"] + (1.0 / period) * total
+        return {"x": x + lr * (along + b1 * new["m"]), "v": torch.zeros_like(total), **new}
     new["m"] = m = b1 * state["m"] + (1.0 - b1) * d
     square = d * d
     if optimizer == "adagrad":

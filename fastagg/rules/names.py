@@ -35,7 +35,7 @@ Policy = Literal["constant", "hinge", "polynomial"]  # FedAsync
 AceMode = Literal["incremental", "direct", "client"]
 
 # Of the server.
-Weighting = Literal["uniform", "samples"]
+Weighting = Literal["uniform", "samples", "tokens"]
 Buffers = Literal["mean", "weighted", "latest", "keep"]
 ByName = Literal["mean", "weighted", "max", "keep", "first"]  # of the buffers whose names fit a pattern
 Validate = Literal["sync", "deferred"]

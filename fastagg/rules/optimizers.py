@@ -18,15 +18,17 @@ __all__ = [
     "AMSGrad",
     "Adagrad",
     "Adam",
+    "DelayedNesterov",
     "Lookahead",
     "Momentum",
+    "Nesterov",
     "Optimizer",
     "Yogi",
 ]
 
 FORMATS = ("fp32", "8bit")  # of moments: fastagg.rules.moments
 _SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
-_HYPER = ("betas", "eps", "bias_correction")
+_HYPER = ("betas", "eps", "bias_correction", "period", "look_ahead")
 _SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from zero
 
 
@@ -298,6 +300,85 @@ class Adagrad(_Second):
     def __post_init__(self) -> None:
         super().__post_init__()
         _decay("beta", self.beta)
+
+
+@dataclass(frozen=True)
+class Nesterov(_Decaying):
+    """``m <- mu*m + (1-dampening)*D; x <- x + lr*(D + mu*m)``: the outer optimizer of DiLoCo (arXiv 2311.08105).
+
+    ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` is ``Nesterov(lr, mu)``. HeLoCo has ``dampening=mu`` (arXiv
+    2606.00271, Eqs. 18 and 19).
+
+    Args:
+        momentum: mu, in [0, 1).
+        dampening: what a new direction loses before it enters m, in [0, 1).
+        look_ahead: clients are sent ``x + lr*mu*m`` in place of x (HeLoCo, Eq. 5): where the model would be if the
+            momentum went on. It is formed when a version is first sent, and again after the rate was set. What clients
+            trained from is what they were sent, so deltas are taken from that: ``task.delta``, ``receive_model``.
+            :attr:`fastagg.Server.flat` and :meth:`fastagg.Server.parameters` stay x. Needs moments in fp32.
+        moments, weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Nesterov(lr=1.0, momentum=0.5, look_ahead=True))
+        >>> task = server.dispatch("ann")
+        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> float(server.flat), float(server.dispatch("ann").flat)  # 1 + 0.5*1, and 0.5*1 ahead of it
+        (1.5, 2.0)
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    dampening: float = 0.0
+    look_ahead: bool = False
+    moments: Moments = field(default="fp32", kw_only=True)
+    kernel: ClassVar[str] = "nesterov"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _decay("momentum", self.momentum)
+        _decay("dampening", self.dampening)
+        if self.look_ahead and self.moments != "fp32":
+            raise ConfigError(f"moments: look_ahead adds them to the model as fp32, got {self.moments!r}; leave it out")
+
+    def hyper(self) -> Plain:
+        return {**super().hyper(), "betas": (self.momentum, self.dampening)}
+
+
+@dataclass(frozen=True)
+class DelayedNesterov(_Decaying):
+    """Nesterov's momentum at every N-th step alone, on the mean of N directions: for asynchronous DiLoCo.
+
+    Every step ``x <- x + lr*D/N``; every N-th one also ``m <- mu*m + mean of the last N D; x <- x + lr*mu*m``. Async
+    Local-SGD (arXiv 2401.09135), Algorithm 3 with c = 0. With N = 1 it is :class:`Nesterov`. Two vectors of fp32: m,
+    and the sum of the period.
+
+    Args:
+        momentum: mu, in [0, 1).
+        period: N, >= 1; at least the number of workers, so that each is heard once in a period on average.
+        weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
+
+    Example:
+        >>> optimizer = fastagg.DelayedNesterov(lr=1.0, momentum=0.5, period=2)
+        >>> server = fastagg.Server(torch.zeros(1), optimizer=optimizer)
+        >>> for client in range(2):
+        ...     task = server.dispatch(client)
+        ...     receipt = server.receive(client, torch.ones(1))
+        >>> float(server.flat)  # 1/2, and then 1/2 + 0.5*1
+        1.5
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    period: int = 10
+    kernel: ClassVar[str] = "delayed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _decay("momentum", self.momentum)
+        _checks.whole("period", self.period, least=1, most=2**31 - 1)
+
+    def hyper(self) -> Plain:
+        return {**super().hyper(), "betas": (self.momentum, 0.0)}
 
 
 def _decay(name: str, value: object) -> None:

@@ -6,6 +6,7 @@ all its updates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -18,7 +19,7 @@ from fastagg.rules.names import Rule
 from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
-__all__ = ["Constant", "DelayAdaptive", "Facts", "Hinge", "Polynomial", "Staleness"]
+__all__ = ["Constant", "CosineGate", "Cutoff", "DelayAdaptive", "Facts", "Hinge", "Polynomial", "Staleness"]
 
 
 class Facts(NamedTuple):
@@ -58,8 +59,8 @@ class Staleness(Part):
     def measures(self) -> bool:
         return False
 
-    def weight(self, delay: int) -> float:
-        """Factor on an update that is ``delay`` versions old."""
+    def weight(self, delay: int) -> float | None:
+        """Factor on an update that is ``delay`` versions old. None: it is answered, and changes nothing."""
         return 1.0
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
@@ -160,6 +161,59 @@ class Polynomial(Staleness):
 
     def weight(self, delay: int) -> float:
         return float((delay + 1.0) ** -self.a)
+
+
+@dataclass(frozen=True)
+class CosineGate(Staleness):
+    """``s(tau) = exp(-alpha*tau) * (1 + cos(pi*tau/cutoff))/2``, and 0 from the cutoff on (CGAD, arXiv 2605.09126).
+
+    The update is scaled before it enters the optimizer's moments; the paper's is Adam. One beyond the cutoff is a step
+    along zero. The paper's abstract tells of the exponential and of a cosine that reaches zero at a cutoff; its half
+    period is taken here.
+
+    Args:
+        alpha: how fast information decays, >= 0.
+        cutoff: the delay from which an update counts for nothing, > 0.
+
+    Example:
+        >>> [round(fastagg.CosineGate(alpha=0.1, cutoff=8).weight(delay), 3) for delay in (0, 4, 8)]
+        [1.0, 0.335, 0.0]
+    """
+
+    alpha: float = 0.1
+    cutoff: float = 8.0
+    weighs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _checks.number("alpha", self.alpha, least=0)
+        _checks.number("cutoff", self.cutoff, above=0)
+
+    def weight(self, delay: int) -> float:
+        if delay >= self.cutoff:
+            return 0.0
+        return math.exp(-self.alpha * delay) * 0.5 * (1.0 + math.cos(math.pi * delay / self.cutoff))
+
+
+@dataclass(frozen=True)
+class Cutoff(Staleness):
+    """An update whose delay is ``delay`` or more is dropped: no step, no version (Ringmaster ASGD, arXiv 2501.16168).
+
+    Args:
+        delay: R, >= 1.
+
+    Example:
+        >>> [fastagg.Cutoff(delay=3).weight(delay) for delay in (2, 3)]
+        [1.0, None]
+    """
+
+    delay: int = 10
+    weighs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _checks.whole("delay", self.delay, least=1)
+
+    def weight(self, delay: int) -> float | None:
+        return 1.0 if delay < self.delay else None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fastagg.model import Layout, Parsed
 from fastagg.model.nearness import nearer_to_model
 from fastagg.ops.place import on_device
 from fastagg.rules.staleness import Staleness
-from fastagg.server.dispatch import Dispatch, Partial
+from fastagg.server.dispatch import Dispatch, Partial, Samples
 from fastagg.server.engine import Parts, Running, reported
 from fastagg.server.extension import OnDevice
 from fastagg.storage import staging
@@ -188,32 +188,38 @@ def check_partial(partial: Partial, weighting: str, exact: float | None) -> None
         )
 
 
-def samples(given: Any) -> float | None:
-    """Return a client's number of samples as a plain number.
+def samples(given: Any, weighting: str) -> float | None:
+    """Return a client's number of samples as a plain number: of (tokens, steps), tokens*tokens/steps.
 
     Raises:
         ConfigError: it is none, or is below 0.
     """
     if given is None:
         return None
+    if isinstance(given, (tuple, list)):
+        if weighting != "tokens" or len(given) != 2:
+            raise ConfigError(f'num_samples: a pair (tokens, steps) belongs to weighting="tokens", got {given!r:.100}')
+        tokens = float(_checks.number("tokens", _plain(given[0]), least=0))
+        given = tokens * tokens / float(_checks.number("steps", _plain(given[1]), above=0))
     number = float(_checks.number("num_samples", _plain(given), least=0))
     if number and not 1.0 / _HEAVIEST <= number <= _HEAVIEST:
         raise ConfigError(f"num_samples: expected 0 or a number in 1e-30..1e30, got {number!r}")
     return number
 
 
-def share(num_samples: float | None, weighting: str) -> float:
+def share(num_samples: Samples | None, weighting: str) -> float:
     """Return a client's weight in a mean.
 
     Raises:
         ConfigError: ``num_samples`` is needed but missing, or is below 0.
     """
-    found = samples(num_samples)
+    found = samples(num_samples, weighting)
     if weighting == "uniform":
         return 1.0
     if found is None:
         raise ConfigError(
-            'num_samples: needed with weighting="samples", got None; write receive(..., num_samples=len(data))'
+            'num_samples: needed with weighting="samples" and "tokens", got None; '
+            "write receive(..., num_samples=len(data))"
         )
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -13,6 +15,7 @@ from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 
 Client = int | str
+Samples = float | tuple[float, float]  # a number of samples, or tokens and local steps
 
 
 class Dispatch(native.Task):
@@ -167,6 +170,30 @@ class Dispatch(native.Task):
             ShapeMismatch, DTypeMismatch: ``difference`` does not fit this model.
         """
         return self._layout.restored(difference, self._model)
+
+
+class Pace:
+    """How many local steps clients are told, by their speeds: ``H_i = floor(H*v_i/v_max)``.
+
+    Args:
+        fastest: H, of the fastest.
+        lease: seconds for which a speed counts. None: until its client is forgotten.
+    """
+
+    def __init__(self, fastest: int, lease: float | None) -> None:
+        self.fastest, self.lease = fastest, math.inf if lease is None else lease
+        self.told: dict[Client, tuple[float, float]] = {}  # steps a second, and when it was told
+
+    def steps(self, client: Client, speed: float | None) -> int:
+        """Return how many steps a client is to take, which takes as many a second, if it tells."""
+        now = time.monotonic()
+        if speed is not None:
+            self.told[client] = _checks.number("speed", speed, above=0), now
+        mine = self.told.get(client)
+        if mine is None:
+            return self.fastest
+        counted = [one for one, when in list(self.told.values()) if now - when <= self.lease]
+        return max(1, math.floor(self.fastest * mine[0] / max(counted, default=mine[0])))
 
 
 class Receipt(native.Receipt):

@@ -21,7 +21,7 @@ from fastagg.ops.place import CPU, place
 from fastagg.rules.directions import Direction, Material
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.privacy import NoiseKey
-from fastagg.rules.staleness import DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.rules.staleness import CosineGate, Cutoff, DelayAdaptive, Hinge, Polynomial, Staleness
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.extension import Extension
@@ -89,7 +89,9 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
     seed = settings["seed"]
     runner, held = _on_host() if parts.on_host else _on_device(parts.device, layout.size)
-    state = direction.start(Material(layout.size, parts.device, seed, layout.buffer_size, held, parts.key))
+    state = direction.start(
+        Material(layout.size, parts.device, seed, layout.buffer_size, held, parts.key, layout.ends())
+    )
     extension = Extension(
         direction, optimizer, parts.staleness, layout, state, statistics, device=parts.device, on_host=parts.on_host,
         clip_norm=settings["clip_norm"], defers=parts.defers,
@@ -99,7 +101,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
         settings=native.engine.Settings(
             size=layout.size, clients=-1 if clients is None else clients,
             clip_norm=settings["clip_norm"] or 0.0, max_samples=settings["max_samples"] or 1e30,
-            local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] == "samples",
+            local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] != "uniform",
             largest_model=_largest(layout, flat),
             keeps_versions=extension.keeps_model,
             closes_early=direction.buffered and not state.asks,
@@ -363,6 +365,12 @@ def _native_staleness(staleness: Staleness) -> Native:
     elif weight is Polynomial.weight:
         assert isinstance(staleness, Polynomial)
         settings |= {"weight": "polynomial", "a": float(staleness.a)}
+    elif weight is CosineGate.weight:
+        assert isinstance(staleness, CosineGate)
+        settings |= {"weight": "cosine", "a": float(staleness.alpha), "b": float(staleness.cutoff)}
+    elif weight is Cutoff.weight:
+        assert isinstance(staleness, Cutoff)
+        settings |= {"weight": "cutoff", "a": float(staleness.delay)}
     elif weight is not Staleness.weight:
         settings["weight"] = "ask"
     if rate is DelayAdaptive.rate:

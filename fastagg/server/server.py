@@ -24,7 +24,7 @@ from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
 from fastagg.server.admission import Admission
 from fastagg.server.attached import Log, Watch
-from fastagg.server.dispatch import Client, Dispatch, Partial, Receipt, check_task
+from fastagg.server.dispatch import Client, Dispatch, Pace, Partial, Receipt, Samples, check_task
 from fastagg.server.engine import Parts
 from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
@@ -104,6 +104,7 @@ class Server:
         self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
         self._receive_many = self._engine.receive_many
         self._admission = Admission(self._parts, self._running)
+        self._pace = None if given["fastest_steps"] is None else Pace(given["fastest_steps"], given["lease"])
 
     @property
     def direction(self) -> Direction:
@@ -177,6 +178,7 @@ class Server:
         max_clients: int | None
         max_waiting: int | None
         max_samples: float | None
+        fastest_steps: int | None
         weighting: Weighting
 
     else:  # so that a misspelt attribute is still found
@@ -195,12 +197,16 @@ class Server:
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
-    def dispatch(self, client: Client) -> Dispatch:
+    def dispatch(self, client: Client, speed: float | None = None) -> Dispatch:
         """Send the current model to ``client`` (an int or a str).
 
         If the client has not answered yet, it gets a second task. At the same version it gets the same task again.
 
+        Args:
+            speed: how many local steps the client takes a second, > 0, as it has measured: with ``fastest_steps``.
+
         Raises:
+            ConfigError: the speed is none.
             UnknownClient: the id is outside 0..num_clients-1, or it is neither a 64-bit integer nor a str of at most
                 256 characters.
 
@@ -213,11 +219,14 @@ class Server:
         if self._parts.defers:
             self._settle(client)
         try:
+            if self._pace is None and speed is not None:
+                raise ConfigError("speed: this server tells no local steps by it; make it with fastest_steps=")
+            steps = None if self._pace is None else self._pace.steps(client, speed)
             task: Dispatch = self._dispatch(client)
         except FastaggError as error:
             self._refused(error)
             raise
-        return task
+        return task if steps is None else task.for_client(task.client, steps, task.id)
 
     def _settle(self, client: Client) -> None:
         """Apply what the device has found out about a client's earlier answers."""
@@ -250,6 +259,8 @@ class Server:
         """
         with self._refusing():
             self._engine.forget(client, version)
+            if self._pace is not None and version is None:
+                self._pace.told.pop(client, None)
 
     def expire(self, before: int | None = None) -> int:
         """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
@@ -331,7 +342,7 @@ class Server:
         client: Client,
         update: Any,
         version: int | None = None,
-        num_samples: float | None = None,
+        num_samples: Samples | None = None,
         *,
         kind: Kind | None = None,
         control: Any = None,
@@ -352,8 +363,9 @@ class Server:
                 from torch, NumPy or DLPack; in fp32, fp16 or bf16. Buffers in it hold the client's values, not
                 differences, and may be left out.
             version: the version it was trained from. None: the one last dispatched to this client.
-            num_samples: the client's number of samples, needed with ``weighting="samples"``. With 0 the answer then
-                counts for nothing. In a round it takes the client's place; a round of zeros keeps the model.
+            num_samples: the client's number of samples, needed with ``weighting="samples"``; with ``"tokens"`` a pair
+                ``(tokens, steps)``, or the weight itself. With 0 the answer then counts for nothing. In a round it
+                takes the client's place; a round of zeros keeps the model.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
@@ -403,14 +415,17 @@ class Server:
         self, client: Client, answer: Native, version: int | None, num_samples: Any, *named: int | None
     ) -> Receipt:
         """:meth:`receive` an answer whose numbers Python has read. ``named``: task, offset, incarnation."""
-        receipt: Receipt = self._receive(client, answer, version, admission.samples(num_samples), *named)
+        receipt: Receipt = self._receive(client, answer, version, self._samples(num_samples), *named)
         return receipt
+
+    def _samples(self, given: Any) -> float | None:
+        return admission.samples(given, self._parts.settings["weighting"])
 
     def receiving(
         self,
         client: Client,
         version: int | None = None,
-        num_samples: float | None = None,
+        num_samples: Samples | None = None,
         *,
         kind: Kind | None = None,
         dtype: torch.dtype | None = None,
@@ -521,7 +536,7 @@ class Server:
             return [error]
 
     def receive_model(
-        self, task: Dispatch, trained: Any, num_samples: float | None = None, *, difference: bool = False,
+        self, task: Dispatch, trained: Any, num_samples: Samples | None = None, *, difference: bool = False,
         offset: int | None = None,
     ) -> Receipt:  # fmt: skip
         """Take a trained model. The result equals :meth:`receive` of ``task.delta(trained)``, bit for bit.
@@ -590,7 +605,7 @@ class Server:
             try:
                 read = self._admission.of_model(task, trained, is_difference=differences, measures=measures)
                 read.still = still
-                samples = admission.samples(num_samples)
+                samples = self._samples(num_samples)
                 given.append((task.client, read, task.version, samples, task.id, *(offset or [None]), task.incarnation))
                 places.append(i)
             except FastaggError as error:

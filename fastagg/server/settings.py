@@ -120,6 +120,13 @@ class BaseSettings(TypedDict, total=False):
         "for what it states.", above=0,
     )]  # fmt: skip
 
+    fastest_steps: Annotated[int | None, Rule(
+        "H: tasks tell how many local steps to take, ``max(1, floor(H*v/v_max))`` for a client that takes v steps a "
+        "second, as it told with ``dispatch(client, speed=v)``, where v_max is the largest that was told. Without a "
+        "speed, H. (Async Local-SGD's dynamic local updates, arXiv 2401.09135. Speeds are not in checkpoints.)",
+        least=1, most=2**31 - 1, whole=True, free=True,
+    )]  # fmt: skip
+
 
 class DelaySettings(BaseSettings, total=False):
     """The arguments of presets without a ``max_delay`` of their own."""
@@ -140,7 +147,10 @@ class ClientSettings(DelaySettings, total=False):
 
 
 _weighting = Rule(
-    "``uniform``, or ``samples`` for means weighted by ``num_samples``.", "uniform", words=words(Weighting)
+    "``uniform``, or ``samples`` for means weighted by ``num_samples``; ``tokens``: ``num_samples`` is a pair "
+    "``(tokens, steps)``, and counts for tokens*tokens/steps (Decoupled DiLoCo, arXiv 2604.21428).",
+    "uniform",
+    words=words(Weighting),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastagg.errors import ConfigError
 from fastagg.model import Layout
+from fastagg.ops.checks import OPTIMIZERS
 from fastagg.rules.directions import Direction
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Staleness
@@ -27,6 +28,16 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
         raise ConfigError(
             f"optimizer: {type(optimizer).__name__} has a step in Python, which could fail after it has seen a step's "
             "noise; with privacy use one of fastagg's optimizers"
+        )
+    has_momentum = "m" in OPTIMIZERS.get(optimizer.kernel, ()) and optimizer.moment_format == "fp32"
+    if direction.reads_momentum and not has_momentum:
+        raise ConfigError(
+            f"optimizer: {type(direction).__name__} turns updates towards a momentum in fp32, and this one has none; "
+            "use Nesterov or another optimizer with a momentum, and moments='fp32'"
+        )
+    if getattr(optimizer, "look_ahead", False) and (direction.needs_base or direction.measures or staleness.measures):
+        raise ConfigError(
+            "look_ahead: clients are sent another model than the server's, and this rule compares both; leave it out"
         )
     if settings["deterministic"] and not direction.synchronous:
         raise ConfigError(

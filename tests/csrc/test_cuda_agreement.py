@@ -133,7 +133,7 @@ def test_step(sides: tuple[Side, Side], optimizer: str, kind: str, pieced: bool,
     same(*results)
 
 
-ADAPTIVE = [name for name in ops.OPTIMIZERS if name != "sgd"]
+ADAPTIVE = [name for name in ops.OPTIMIZERS if name not in native.plain_optimizers]
 
 
 @KINDS

@@ -21,7 +21,7 @@ FIRST = [
     "Server.save", "Dispatch", "Receipt", "load", "open", "watch", "Leaf", "Tiered",
     "Distillation", "register", "Polynomial", "Hinge", "DelayAdaptive", "Euclidean", "FastaggError", "sim.run",
     "Single", "Mixing", "Buffer", "Cohort", "AllClients", "ActiveSet", "Calibrated", "SGD", "Momentum", "Adam",
-    "AMSGrad", "Yogi", "Adagrad", "Lookahead",
+    "AMSGrad", "Yogi", "Adagrad", "Lookahead", "Nesterov", "DelayedNesterov", "Aligned", "CosineGate", "Cutoff",
 ]  # fmt: skip
 
 

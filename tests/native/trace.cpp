@@ -167,13 +167,13 @@ class Hash {
 struct Kind {
   const char* name;
   DirectionKind direction;
-  bool rows, steps;
+  bool rows, steps, turned = false;
 };
 constexpr Kind kKinds[] = {
     {"single", kSingle, false, true},        {"flush", kFlush, false, true},
     {"blend", kBlend, false, true},          {"mean", kMean, true, true},
     {"calibrated", kCalibrated, true, true}, {"sum", kMean, true, false},
-    {"buffered", kCalibrated, true, false},
+    {"buffered", kCalibrated, true, false},  {"turned", kSingle, false, true, true},
 };
 
 struct Place {
@@ -232,6 +232,8 @@ void run_steps(const Kind& kind, int optimizer_kind, bool coded, int format, con
     direction.kind = kind.direction;
     direction.gain = turn % 2 == 0 ? 1.0 : 0.7;
     direction.weight = kind.direction == kMean ? 1.0 : 0.37;
+    const std::vector<Turn> turns{{n / 3, 0.37f, 0.0f}, {n / 2, 0.21f, 0.43f}, {n, 0.37f, -0.6f}};
+    if (kind.turned) direction.turns = &turns;
     direction.base = base.data();
     direction.buffer = {kind.rows && turn == 0 ? nullptr : acc.data(), nullptr, 0.3f};
     if (kind.rows) {
@@ -365,27 +367,34 @@ void line(Lines& lines, const std::string& name, Run run) {
   lines.push_back(name + " " + text);
 }
 
-Lines trace() {
-  Lines lines;
-  int64_t number = 0;
+// Optimizers first..last-1 with every kind; what does not step comes with the first.
+void trace_steps(int first, int last, int64_t number, Lines& lines) {
   for (const Kind& kind : kKinds)
     for (int format = 0; format < (kind.rows ? RowFormats::kCount : 1); ++format)
-      for (int optimizer = 0; optimizer < (kind.steps ? Optimizers::kCount : 1); ++optimizer)
+      for (int optimizer = first; optimizer < (kind.steps ? last : 1); ++optimizer)
         for (const bool coded : {false, true}) {
           std::string name = kind.name;
           if (kind.rows) name += std::string(" ") + format_facts(format).name;
-          bool owns = false;
+          bool owns = false, fits = true;
           if (kind.steps)
             visit_at(optimizer, Optimizers{}, [&](auto one) {
-              owns = decltype(one)::kM;
+              owns = !decltype(one)::kPlain;
+              fits = !kind.turned || (!coded && decltype(one)::kM);
               name += std::string(" ") + decltype(one)::kName;
             });
-          if (coded && !owns) continue;
+          if ((coded && !owns) || !fits) continue;
           line(lines, name + (coded ? " 8-bit" : ""), [&](Hash& hash) {
             for (const Place& place : places(number)) run_steps(kind, optimizer, coded, format, place, hash);
           });
           ++number;
         }
+}
+
+Lines trace() {
+  Lines lines;
+  constexpr int kLater = place_in<Nesterov>(Optimizers{});  // a line's sizes follow from its number, and stay
+  trace_steps(0, kLater, 0, lines);
+  trace_steps(kLater, Optimizers::kCount, 0, lines);
   for (int how = 0; how < kArrivals; ++how)
     line(lines, std::string("passes ") + kArrivalNames[how], [&](Hash& hash) {
       for (const Place& place : places(how))

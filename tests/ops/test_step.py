@@ -75,6 +75,13 @@ FROM_TORCH: dict[str, tuple[Any, fastagg.Optimizer]] = {
     "SGD, momentum": (
         lambda p: torch.optim.SGD(p, 0.1, momentum=0.8, weight_decay=0.3), fastagg.Momentum(0.1, 0.8, weight_decay=0.3)
     ),
+    "SGD, Nesterov": (
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.8, nesterov=True, weight_decay=0.3),
+        fastagg.Nesterov(0.1, 0.8, weight_decay=0.3),
+    ),
+    "SGD, Nesterov, delayed by nothing": (
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.8, nesterov=True), fastagg.DelayedNesterov(0.1, 0.8, 1)
+    ),
     "Adam": (
         lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.3),
         fastagg.Adam(0.01, (0.9, 0.999), bias_correction=True, weight_decay=0.3),
@@ -145,6 +152,20 @@ def test_servers_step_as_optax(name: str, decay: float) -> None:
     start = vector(size, 1).double().numpy()
     want = optax(name, [-update.double().numpy() for update in updates], start, 0.01, eps=1e-3, **how)
     np.testing.assert_allclose(server.flat.double().numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", DIRECTIONS)
+def test_a_period_is_the_specification_to_the_bit(kind: str, isa: str) -> None:
+    size = 3001
+    x, state = vector(size, 1), moments("delayed", size, 3)
+    for number in range(1, 8):
+        update = vector(size, 10 + number, 1e-2)
+        how = {"lr": 0.1, "betas": (0.9, 0.0), "period": 3, "correction": number, **direction(kind, size)}
+        expected = spec_step(x, update, "delayed", **how, **state)
+        ops.step_(x, update, optimizer="delayed", **how, **state)
+        for name, got in {"x": x, **state}.items():
+            assert same_bits(got, expected[name]), f"{name} at step {number}"
+    assert not torch.equal(state["v"], torch.zeros(size))  # in the middle of a period
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4, 7, 16])

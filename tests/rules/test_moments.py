@@ -15,13 +15,14 @@ from support.traces import Case, Updates, cases, drive
 
 import fastagg
 from fastagg import ops, reference
+from fastagg._build import native
 from fastagg.errors import CheckpointError, ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.reference import moments as codec
 from fastagg.rules import moments
 
 pytestmark = pytest.mark.kernel
 
-ADAPTIVE = [name for name in ops.OPTIMIZERS if name != "sgd"]
+ADAPTIVE = [name for name in ops.OPTIMIZERS if name not in native.plain_optimizers]
 SIZES = (1, 3, 64, 255, 256, 257, 700, 1023, 1024, 1025, 2500, 66_000)
 SPAN = {True: 15, False: 31}
 
@@ -346,6 +347,7 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
     refused(ShapeMismatch, r"units: expected a contiguous \[2, 2\]", units=torch.zeros(1, 2))
     refused(DTypeMismatch, "units: expected torch.float32", units=torch.zeros(2, 2, dtype=torch.float64))
     refused(ConfigError, "sgd has no moments", optimizer="sgd", m=None, v=None, units=torch.zeros(2, 2))
+    refused(ConfigError, "delayed has no moments in 8 bits", optimizer="delayed")
     refused(DTypeMismatch, "m: expected torch.float32", units=None)
     for make in (fastagg.Momentum, fastagg.Adam, fastagg.AMSGrad, fastagg.Yogi, fastagg.Adagrad, fastagg.Lookahead):
         with pytest.raises(ConfigError, match="moments"):
@@ -356,6 +358,7 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
 
 OPTIMIZERS = {
     "momentum": lambda f: fastagg.Momentum(0.02, 0.9, moments=f),
+    "nesterov": lambda f: fastagg.Nesterov(0.02, 0.9, moments=f),
     "adam": lambda f: fastagg.Adam(0.02, moments=f),
     "amsgrad": lambda f: fastagg.AMSGrad(0.02, moments=f),
     "yogi": lambda f: fastagg.Yogi(0.02, moments=f),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,8 +100,14 @@ RULES = {
     **{name: Rule({"lr": st.just(0.05), **{k: st.just(v) for k, v in ADAPTIVE.items()}})
        for name in ("FedAdam", "FedYogi", "FedAMS")},
     "FedAdagrad": Rule({"lr": st.just(0.05), "beta": st.just(0.5), "eps": st.just(0.03)}),
+    "DiLoCo": Rule({"lr": st.just(0.7), "momentum": of([0.9, 0.0])}),
+    "AsyncDiLoCo": Rule({"lr": of([0.7, 0.1]), "momentum": of([0.9, 0.5]), "period": numbers(1, 5)}),
+    "DecoupledDiLoCo": Rule(
+        {"weighting": st.just("samples"), "buffer_size": numbers(1, 4), "lr": st.just(0.3), "momentum": of([0.9, 0.5])}
+    ),
+    "RingmasterASGD": Rule({"lr": st.just(LR), "delay_threshold": numbers(1, 4)}),
 }  # fmt: skip
-SYNCHRONOUS = ("FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAMS", "FedAdagrad")
+SYNCHRONOUS = ("DiLoCo", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAMS", "FedAdagrad")
 COMMON = {"clip_norm": of([0.5, 3.0]), "weighting": of(["uniform", "samples"])}
 
 
@@ -229,6 +236,60 @@ class Clear:
         return receipt
 
 
+CORRECTION = {"c_ok": of([0.0, 0.5, 1.0]), "k_s": of([0.0, 5.0]), "k_d": of([0.0, 3.0]), "kappa": of([0.0, 1.0]),
+              "beta_max": of([0.1, 2.0])}  # fmt: skip
+
+
+@given(
+    case=cases(max_length=60),
+    parts=st.lists(st.floats(0, 1), max_size=6),
+    how=st.fixed_dictionaries(
+        {"lr": of([0.7, 0.1]), "momentum": of([0.9, 0.5]), "rho": of([1.0, 0.4])},
+        optional={"clip_norm": of([0.5, 3.0])},
+    ),
+    correction=st.fixed_dictionaries({}, optional=CORRECTION),
+    models=st.booleans(),
+)
+@examples(200)
+def test_heloco_turns_every_tensor_and_sends_the_look_ahead(
+    case: Case, parts: list[float], how: dict[str, Any], correction: dict[str, float], models: bool
+) -> None:
+    """A model of several tensors; what is sent is the oracle's look-ahead; a trained model is one from there."""
+    places = [0, *sorted(round(part * case.size) for part in parts), case.size]
+    sizes = [b - a for a, b in pairwise(places)]
+    theirs = oracle.HeLoCo(case.x0, sizes, correction=correction, **how)
+    ours = fastagg.HeLoCo(list(torch.from_numpy(case.x0).split(sizes)), **correction, **how)
+    sent: dict[tuple[int, int | None], fastagg.Dispatch] = {}
+    both: list[tuple[Any, Any]] = []
+
+    def dispatch(client: int) -> fastagg.Dispatch:
+        theirs.dispatch(client)
+        task = sent[client, None] = sent[client, ours.version] = ours.dispatch(client)
+        both.append((task.flat.double().numpy(), theirs.sent.copy()))
+        return task
+
+    def receive(client: int, update: Any, version: int | None = None, **_: Any) -> fastagg.Receipt:
+        task = sent[client, version]
+        whole = task.flat + torch.from_numpy(update)
+        update = (whole - task.flat).numpy() if models else update
+        theirs.receive(client, update, version)
+        if models:
+            receipt = ours.receive_model(task, [one.clone() for one in whole.split(sizes)])
+        else:
+            receipt = ours.receive(client, torch.from_numpy(update), task.version)
+        both.append((ours.flat.double().numpy(), theirs.x.copy()))
+        return receipt
+
+    server = Calls(ours, receive)
+    server.dispatch = dispatch
+    drive(server, case.trace, Updates(case.size, CALM))
+    assume(theirs.along.nearest > 1e-4)  # no cosine so near a jump that float32 may fall on the other side
+    assert ours.version == theirs.t
+    scale = max(1.0, *(np.abs(want).max(initial=0.0) for _, want in both)) if both else 1.0
+    for got, want in both:
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * scale * (1 + len(both) / 10))
+
+
 @given(case=cases(), common=st.fixed_dictionaries({}, optional=COMMON), m=numbers(1, 4))
 def test_fedac_with_control_variates(case: Case, common: dict[str, Any], m: int) -> None:
     """A control change drawn from the event's update comes along with it."""
@@ -260,6 +321,8 @@ OPTIMIZERS: dict[str, tuple[Build, Build]] = {
     "yogi": (lambda: fastagg.Yogi(0.01, **ADAPTIVE), lambda: oracle.Yogi(0.01, **ADAPTIVE)),
     "lookahead": (lambda: fastagg.Lookahead(0.01, **ADAPTIVE), lambda: oracle.FedACOptimizer(0.01, **ADAPTIVE)),
     "adagrad": (lambda: fastagg.Adagrad(0.01, 0.5, 0.03), lambda: oracle.Adagrad(0.01, 0.5, 0.03)),
+    "nesterov": (lambda: fastagg.Nesterov(0.3, 0.8, 0.5), lambda: oracle.Nesterov(0.3, 0.8, 0.5)),
+    "delayed": (lambda: fastagg.DelayedNesterov(0.3, 0.8, 3), lambda: oracle.DelayedNesterov(0.3, 0.8, 3)),
     "corrected": (
         lambda: fastagg.AMSGrad(0.01, **ADAPTIVE, bias_correction=True),
         lambda: oracle.AMSGrad(0.01, **ADAPTIVE, bias_correction=True),
@@ -284,6 +347,8 @@ POLICIES: dict[str, tuple[Build, Build]] = {
     "hinge": (lambda: fastagg.Hinge(2.0, 1.0), lambda: oracle.Hinge(2.0, 1.0)),
     "polynomial": (lambda: fastagg.Polynomial(0.5), lambda: oracle.Polynomial(0.5)),
     "scaled": (lambda: fastagg.DelayAdaptive(1), lambda: oracle.DelayAdaptive(1)),
+    "cosine": (lambda: fastagg.CosineGate(0.1, 40.5), lambda: oracle.CosineGate(0.1, 40.5)),
+    "cutoff": (lambda: fastagg.Cutoff(2), lambda: oracle.Cutoff(2)),
 }
 
 

@@ -79,6 +79,8 @@ ADAPTIVE = {
     "adagrad": fastagg.Adagrad(1.0),
     "amsgrad": fastagg.AMSGrad(1.0, bias_correction=True),
     "lookahead": fastagg.Lookahead(1.0),
+    "nesterov": fastagg.Nesterov(1.0, 0.999),
+    "delayed": fastagg.DelayedNesterov(1.0, 0.999, 2),
 }
 MORE: dict[str, Any] = {
     **{f"Single, {name}": lambda x, o=o, **k: fastagg.Server(x, fastagg.Single(), o, **k)

@@ -76,6 +76,7 @@ def spec_step(
     eps_root: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
+    period: int = 1,
     **state: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """Return new x and moments, computed operation by operation in float32."""
@@ -87,5 +88,5 @@ def spec_step(
         d = (acc.numpy() + f(f(gain) * f(weight)) * d) * f(scale)
     else:
         d = f(f(gain) * f(weight)) * d
-    how = (lr, betas, eps, correction, eps_root, weight_decay, decoupled_weight_decay)
+    how = (lr, betas, eps, correction, eps_root, weight_decay, decoupled_weight_decay, period)
     return {**state, **advance(optimizer, x, torch.from_numpy(d), state, *how)}

@@ -98,11 +98,20 @@ PRESETS: dict[str, Make] = {
     "FedAvg": _of("FedAvg", clients_per_round=ROUND),
     "FedAvg, deterministic": _of("FedAvg", clients_per_round=ROUND, deterministic=True),
     "FedProx": _of("FedProx", clients_per_round=ROUND),
+    "DiLoCo": _of("DiLoCo", **_ROUNDS),
+    "DiLoCo, moments in 8 bits, with decay": _of("DiLoCo", **_ROUNDS, moments="8bit", weight_decay=0.125),
+    "AsyncDiLoCo": _of("AsyncDiLoCo", period=3, fastest_steps=7),
+    "HeLoCo": _of("HeLoCo", rho=0.5),
+    "HeLoCo, clipped, with decay": _of(
+        "HeLoCo", lr=0.3, k_d=0.3, clip_norm=0.01, weight_decay=0.125, staleness=fastagg.CosineGate(0.1, 9)
+    ),
+    "DecoupledDiLoCo": _of("DecoupledDiLoCo", buffer_size=2),
+    "RingmasterASGD": _of("RingmasterASGD", lr=0.1, delay_threshold=2),
     **{name: _of(name, **settings) for name, settings in _ADAPTIVE.items()},
     **{f"{name}, moments in 8 bits": _of(name, **settings, moments="8bit") for name, settings in _ADAPTIVE.items()},
 }
-SYNCHRONOUS = ("FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS")
-OF_THE_WHOLE = ("AsyncFedED", "FedAC", "FedBuff, clipped")  # their steps depend on norms of whole updates
+SYNCHRONOUS = ("DiLoCo", "FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS")
+OF_THE_WHOLE = ("AsyncFedED", "FedAC", "FedBuff, clipped", "HeLoCo")  # their steps depend on norms of whole updates
 
 
 @lru_cache(maxsize=256)

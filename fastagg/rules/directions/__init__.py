@@ -13,10 +13,11 @@ from fastagg.rules.directions.cosine import CosineBuffer
 from fastagg.rules.directions.echo import DistillationRecord as DistillationRecord
 from fastagg.rules.directions.echo import Echo
 from fastagg.rules.directions.robust import Robust
-from fastagg.rules.directions.single import Mixing, Single
+from fastagg.rules.directions.single import Aligned, Mixing, Single
 
 __all__ = [  # the public ones; the others are the server's
     "ActiveSet",
+    "Aligned",
     "AllClients",
     "Buffer",
     "Calibrated",

@@ -38,6 +38,7 @@ class Material(NamedTuple):
         buffer_size: number of elements of the model's running statistics.
         memory: where the engine allocates vectors.
         key: of noise that protects somebody, 32 bytes.
+        ends: where each tensor ends in a vector.
     """
 
     size: int
@@ -46,6 +47,7 @@ class Material(NamedTuple):
     buffer_size: int
     memory: Native
     key: NoiseKey
+    ends: list[int]
 
 
 class Arrival(NamedTuple):
@@ -153,6 +155,7 @@ class Direction(Part):
         runs_models: whether :class:`Arrival` must hold ``statistics``.
         synchronous: whether all updates of a step must start from the current version.
         buffered: whether a step uses several updates, so that a round can be closed early.
+        reads_momentum: whether an update is combined with the optimizer's m.
         in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
         clients: number of clients, if the direction keeps data for each; else None.
     """
@@ -164,6 +167,7 @@ class Direction(Part):
     runs_models: ClassVar[bool] = False
     synchronous: ClassVar[bool] = False
     buffered: ClassVar[bool] = False
+    reads_momentum: ClassVar[bool] = False
     in_kernels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

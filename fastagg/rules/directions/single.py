@@ -8,6 +8,7 @@ from typing import ClassVar
 from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
+from fastagg.ops.place import CPU, place
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 
 
@@ -25,6 +26,71 @@ class Single(Direction):
 
     def start(self, material: Material) -> DirectionState:
         return DirectionState(native.engine.Single(sign=self.sign))
+
+
+@dataclass(frozen=True)
+class Aligned(Single):
+    """Every update is a step of its own, in which each **tensor** is turned towards the momentum (HeLoCo, Algorithm 2).
+
+    arXiv 2606.00271, Eqs. 7 to 15. For a tensor D of the update and its momentum m: ``c = cos(D, m)`` and
+    ``conf = |D|/(|D| + kappa*|m| + eps)``. Then D becomes
+
+    - ``D`` if ``c >= c_ok``, or if one of both is shorter than ``eps``;
+    - ``D - beta*c*|D|*m/|m|`` with ``beta = min(-k_s*c*conf, beta_max)`` if ``c < 0``;
+    - ``|D|*u/|u|`` with ``u = (1-l)*D/|D| + l*m/|m|`` and ``l = min(k_d*(1-c)*conf, 1)`` in between.
+
+    The norms and products are found in the pass that reads the update, and the turn is two factors in the step. It
+    needs an optimizer with a momentum in fp32, and runs on the CPU. A part of a model has whole tensors, so the rule of
+    parts is that of the whole. An update is clipped before, and weighed by its staleness after it is turned.
+
+    Args:
+        rho: the weight of an arrival, > 0; the paper recommends ``1/sqrt(K)`` for K workers.
+        c_ok: from this cosine on a tensor stays, in [0, 1].
+        k_s, beta_max: how strongly a tensor against the momentum shrinks, >= 0, and at most.
+        k_d: how strongly others are rotated, >= 0.
+        kappa: how much the momentum's length counts in the confidence, >= 0.
+        eps: a norm that counts as zero, > 0.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(2), fastagg.Aligned(), fastagg.Nesterov(lr=1.0, momentum=0.5))
+        >>> for update in ([2.0, 0.0], [-1.0, 0.0]):  # the second is against the momentum: it counts for 0.93
+        ...     task = server.dispatch("ann")
+        ...     receipt = server.receive("ann", torch.tensor(update))
+        >>> server.flat
+        tensor([2.1071, 0.0000])
+    """
+
+    rho: float = field(default=1.0, kw_only=True)
+    c_ok: float = field(default=0.2, kw_only=True)
+    k_s: float = field(default=0.5, kw_only=True)
+    k_d: float = field(default=1.0, kw_only=True)
+    kappa: float = field(default=3.0, kw_only=True)
+    beta_max: float = field(default=0.5, kw_only=True)
+    eps: float = field(default=1e-8, kw_only=True)
+    in_kernels: ClassVar[bool] = True
+    reads_momentum: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rho", "eps"):
+            _checks.number(name, getattr(self, name), above=0)
+        for name in ("c_ok", "k_s", "k_d", "kappa", "beta_max"):
+            _checks.number(name, getattr(self, name), least=0)
+        if self.c_ok > 1:
+            raise ConfigError(f"c_ok: expected a cosine in [0, 1], got {self.c_ok!r}")
+
+    def start(self, material: Material) -> DirectionState:
+        if place(material.device) is not CPU:
+            raise ConfigError(f"direction: Aligned turns tensors on the CPU, got device {material.device}")
+        setting = (self.rho, self.c_ok, self.k_s, self.k_d, self.kappa, self.beta_max, self.eps)
+        return AlignedState(native.engine.Aligned(sign=self.sign, setting=setting, ends=material.ends))
+
+
+class AlignedState(DirectionState):
+    """Of each tensor what was found out about the update and the momentum."""
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.native.nbytes()}
 
 
 @dataclass(frozen=True)

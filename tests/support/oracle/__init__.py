@@ -10,6 +10,7 @@ buffered      FedBuff, FADAS, CA2FL, FedAC
 immediate     ASGD, delay-adaptive ASGD, FedAsync, AsyncFedED
 cached        ACE (direct and with client caches), ACED
 distilled     FedEcho
+outer         DiLoCo, asynchronous, corrected (HeLoCo) and decoupled; Ringmaster ASGD; CGAD's weights
 synchronous   FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedAMS
 """
 
@@ -18,7 +19,8 @@ from .cached import ACE, ACED, ACEClientCache, ActiveSet, AllClients, ClientGrad
 from .core import Arrival, Composed, Direction, Receipt, Vector
 from .distilled import FedEcho, TanhNetwork, loss_and_gradient, softmax
 from .immediate import ASGD, AsyncFedED, DelayAdaptiveASGD, FedAsync, Single, StaleModel
-from .optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Optimizer, Yogi
+from .optimizers import SGD, Adagrad, Adam, AMSGrad, DelayedNesterov, Momentum, Nesterov, Optimizer, Yogi
+from .outer import Aligned, AsyncDiLoCo, CosineGate, Cutoff, DecoupledDiLoCo, DiLoCo, HeLoCo, RingmasterASGD
 from .policies import Constant, DelayAdaptive, Euclidean, Hinge, Policy, Polynomial, StaleStep
 from .synchronous import Cohort, FedAdagrad, FedAdam, FedAMS, FedAvg, FedAvgM, FedYogi, fedprox_gradient
 
@@ -34,8 +36,10 @@ __all__ = [
     "ActiveSet",
     "Adagrad",
     "Adam",
+    "Aligned",
     "AllClients",
     "Arrival",
+    "AsyncDiLoCo",
     "AsyncFedED",
     "Buffer",
     "Calibrated",
@@ -44,8 +48,13 @@ __all__ = [
     "Composed",
     "Constant",
     "CosineBuffer",
+    "CosineGate",
+    "Cutoff",
+    "DecoupledDiLoCo",
     "DelayAdaptive",
     "DelayAdaptiveASGD",
+    "DelayedNesterov",
+    "DiLoCo",
     "Differences",
     "Direction",
     "Euclidean",
@@ -60,12 +69,15 @@ __all__ = [
     "FedBuff",
     "FedEcho",
     "FedYogi",
+    "HeLoCo",
     "Hinge",
     "Momentum",
+    "Nesterov",
     "Optimizer",
     "Policy",
     "Polynomial",
     "Receipt",
+    "RingmasterASGD",
     "Single",
     "StaleModel",
     "StaleStep",

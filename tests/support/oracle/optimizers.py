@@ -141,3 +141,40 @@ class Adagrad(Adam):
     def second_moment(self, d: Vector) -> Vector:
         self.v = self.v + d * d
         return self.v
+
+
+class Nesterov(Optimizer):
+    """m <- mu*m + (1-dampening)*D ; x <- x + eta*(D + mu*m)   (DiLoCo 2311.08105; HeLoCo 2606.00271, Eqs. 18, 19: the
+    dampening is mu)."""
+
+    def __init__(self, lr: float, momentum: float = 0.9, dampening: float = 0.0) -> None:
+        super().__init__(lr)
+        self.mu, self.dampening = momentum, dampening
+
+    def begin(self, zeros: Vector) -> None:
+        self.m = zeros
+
+    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
+        self.m = self.mu * self.m + (1 - self.dampening) * d
+        return x + lr * (d + self.mu * self.m)
+
+
+class DelayedNesterov(Optimizer):
+    """Async Local-SGD (2401.09135), Algorithm 3 with c = 0: every step x <- x + eta*D/N, and after N of them
+    m <- mu*m + their mean ; x <- x + eta*mu*m."""
+
+    def __init__(self, lr: float, momentum: float = 0.9, period: int = 10) -> None:
+        super().__init__(lr)
+        self.mu, self.period = momentum, period
+
+    def begin(self, zeros: Vector) -> None:
+        self.m, self.since = zeros, list[Vector]()
+
+    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
+        self.since.append(d)
+        x = x + lr * d / self.period
+        if len(self.since) == self.period:
+            self.m = self.mu * self.m + np.sum(self.since, axis=0) / self.period
+            self.since = []
+            x = x + lr * self.mu * self.m
+        return x

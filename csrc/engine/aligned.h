@@ -1,0 +1,30 @@
+// Every update is a step of its own, and each of its tensors is turned towards the optimizer's momentum before (HeLoCo,
+// arXiv 2606.00271, Algorithm 2). On the CPU.
+#pragma once
+
+#include <vector>
+
+#include "../cpu/cpu.h"
+#include "single.h"
+
+namespace fastagg::engine {
+
+class Aligned : public Single {
+ public:
+  struct Setting {
+    double rho, c_ok, k_s, k_d, kappa, beta_max, eps;
+  };
+  // `ends`: where each tensor of the model ends.
+  Aligned(double sign, const Setting& setting, std::vector<int64_t> ends);
+  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  int64_t nbytes() const override { return tensors_.nbytes(); }
+
+ private:
+  Turn turn_of(size_t tensor, double by, double weight) const;
+
+  const Setting setting_;
+  cpu::Tensors tensors_;
+  std::vector<Turn> turns_;
+};
+
+}  // namespace fastagg::engine
