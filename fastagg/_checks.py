@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import reprlib
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -116,6 +117,18 @@ def path(name: str, value: object) -> Path:
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(wrong(name, "a path: a str or a pathlib.Path", value))
     return Path(value)
+
+
+def parse_change(text: str) -> tuple[str, object]:
+    """Split "client.lr=0.1" into its key and its value. The value is read as TOML; if that fails, it is plain text."""
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not key or not all(key.split(".")):
+        raise ConfigError(f"expected key=value such as client.lr=0.1, got {text!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from fastagg.errors import MissingDependency
 # The modules of each extra, by their import names.
 CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
+SERVE = (*CLI, "starlette", "uvicorn", "h11", "prometheus_client", "safetensors")
 SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn", "scipy")
 RAY = ("ray",)
 SEARCH = ("optuna",)

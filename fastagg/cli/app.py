@@ -1,4 +1,4 @@
-"""The whole command line: fastagg demo | run | compare | recipes | info | bench | doctor | audit.
+"""The whole command line: fastagg demo | run | compare | recipes | info | bench | doctor | audit | serve.
 
 Each module adds its commands to ``app`` when it is imported. The help shows them in the order of the imports.
 """
@@ -10,6 +10,9 @@ from fastagg.cli import machine  # noqa: F401
 
 # isort: split
 from fastagg.cli import state  # noqa: F401
+
+# isort: split
+from fastagg.cli import serve  # noqa: F401
 
 # isort: split
 from fastagg.cli.base import app

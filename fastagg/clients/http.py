@@ -1,17 +1,20 @@
-"""A client of the HTTP server in ``examples/http``: it repeats what is not answered, and an update counts once."""
+"""A client of ``fastagg serve``: it repeats what is not answered, and an update counts once."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import math
 import random
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 from urllib.error import HTTPError
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, urlencode
 
 import torch
 from torch import Tensor
@@ -19,30 +22,43 @@ from torch import Tensor
 from fastagg import _checks, errors
 
 LATER = 408, 425, 429, 500, 502, 503, 504  # the same request may work later
-TYPES = {torch.float32: "application/x-float32", torch.float16: "application/x-float16"}
+TYPES = {
+    torch.float32: "application/x-float32", torch.float16: "application/x-float16",
+    torch.bfloat16: "application/x-bfloat16",
+}  # fmt: skip
 LOST = errors.UnknownVersion, errors.UnknownClient  # the answer is too late, or the server has lost the task
-LONGEST = 30.0  # seconds between two tries
+LONGEST = 30.0  # seconds between two tries, and seconds that the server lets a request wait
 
 Answered = tuple[Message, bytearray]
+T = TypeVar("T")
+
+
+class _Task(NamedTuple):
+    id: str
+    version: int
 
 
 class HttpClient:
-    """One client of a server of ``examples/http``. It needs torch alone.
+    """One client of ``fastagg serve``. It needs torch alone.
 
     A request that is not answered is sent again: after half a second, then after twice as long each time, 30 seconds at
     most, or when the server says (``Retry-After``). An update carries its task's id, so it counts once, however often
     it is sent.
 
+    A model in parts has a task for each of them, with a version of its own. They come and go at the same time.
+
     Args:
-        url: where the server is, such as ``https://fl.example.org``.
+        url: where the server is, such as ``https://fl.example.org``. ``SSL_CERT_FILE`` in the environment names
+            certificates that are trusted besides the system's.
         client: this client's id.
-        token: the server's token.
+        token: the client's token; an empty one for a server without tokens.
         num_samples: the client's number of samples, for a server with ``weighting="samples"``.
         patience: for how many seconds a request is repeated.
         timeout: how many seconds the server may be silent before a try counts as failed.
 
     Attributes:
-        version: the version of the last task; None before the first.
+        version: how many versions the parts of the last tasks had together; None before the first.
+        local_steps: how many local steps the server asks for; None if it does not say.
 
     Example:
         >>> client = fastagg.clients.HttpClient("http://127.0.0.1:8000", "ann", "secret")
@@ -52,52 +68,73 @@ class HttpClient:
     """
 
     def __init__(
-        self, url: str, client: int | str, token: str, *, num_samples: float | None = None, patience: float = 600.0,
-        timeout: float = 60.0,
+        self, url: str, client: int | str, token: str = "", *, num_samples: float | None = None,
+        patience: float = 600.0, timeout: float = 60.0,
     ) -> None:  # fmt: skip
         self._url, self._client, self._token = url.rstrip("/"), quote(str(client), safe=""), token
         self._samples = num_samples
         self._patience = _checks.number("patience", patience, least=0)
         self._timeout = _checks.number("timeout", timeout, above=0)
         self._open = urllib.request.build_opener(_Stay).open
-        self._task: str | None = None
-        self.version: int | None = None
+        self._layout: dict[str, Any] | None = None
+        self._tasks: dict[int, _Task] = {}  # the last one of each part
+        self.local_steps: int | None = None
 
-    def task(self) -> Tensor:
+    @property
+    def layout(self) -> dict[str, Any]:
+        """``size`` is d, ``kind`` what an update is (``delta`` or ``gradient``), and ``parts`` has the arrays of each
+        part: their names, their places in the whole vector, and their shapes."""
+        if self._layout is None:
+            self._layout = json.loads(self._repeat("parts")[1])
+        return self._layout
+
+    @property
+    def version(self) -> int | None:
+        return sum(task.version for task in self._tasks.values()) if self._tasks else None
+
+    def task(self, part: int | None = None, *, newer: bool = False) -> Tensor:
         """Ask for a task. Return its model, [d], fp32.
+
+        Args:
+            part: of one part alone; the result is the part's vector.
+            newer: wait until there is a newer version than the last task's.
 
         Raises:
             FastaggError: the server refuses, with the same error as :meth:`fastagg.Server.dispatch`.
             OSError: it refuses for another reason (the token), or does not answer for ``patience`` seconds.
         """
-        headers, body = self._repeat(f"{self._url}/task/{self._client}")
-        if "Location" in headers:  # somewhere else, where the token is not known
-            body = self._repeat(urljoin(self._url, headers["Location"]), own=False)[1]
-        self._task, self.version = headers["X-Task"], int(headers["X-Version"])
-        return torch.frombuffer(body, dtype=torch.float32)
+        found = self._each(part, lambda one: self._pull(one, newer))
+        if part is not None or len(found) == 1:
+            return found[0]
+        whole = torch.empty(self.layout["size"])
+        for piece, places in zip(found, map(self._places, range(len(found))), strict=True):
+            for place, array in zip(places, piece.split([one.stop - one.start for one in places]), strict=True):
+                whole[place] = array
+        return whole
 
-    def send(self, update: Tensor) -> dict[str, Any]:
-        """Send the update of the last task. Return the receipt's ``version`` and ``applied``.
+    def send(self, update: Tensor, part: int | None = None) -> dict[str, Any]:
+        """Send the update of the last task. Return the receipt's ``version`` and ``applied``; of several parts the
+        versions together, and whether one was applied.
 
         Args:
-            update: flat, [d], fp32 or fp16; other types are sent as fp32.
+            update: flat, [d], fp32, fp16 or bf16; other types are sent as fp32.
+            part: it is of this part alone.
 
         Raises:
-            UnknownVersion, UnknownClient: the task does not count any more. Ask for another one.
+            UnknownVersion, UnknownClient: the task does not count any more. Ask for another one. Of several parts those
+                count whose tasks do.
             FastaggError, OSError: as :meth:`task`; the server refuses as :meth:`fastagg.Server.receive` does.
         """
-        if self._task is None:
-            raise errors.UnknownVersion("send: there is no task; ask for one with task()")
         update = update.detach().reshape(-1).cpu()
         if update.dtype not in TYPES:
             update = update.float()
-        where = f"{self._url}/update/{self._client}/{self._task}"
-        if self._samples is not None:
-            where += f"?num_samples={self._samples}"
-        body: Any = update.contiguous().numpy()
-        said = self._repeat(where, memoryview(body).cast("B"), TYPES[update.dtype])[1]
-        found: dict[str, Any] = json.loads(said)
-        return found
+
+        def push(one: int) -> dict[str, Any]:
+            places = () if part is not None or len(self.layout["parts"]) == 1 else self._places(one)
+            return self._push(one, torch.cat([update[place] for place in places]) if places else update)
+
+        found = self._each(part, push)
+        return {"version": sum(said["version"] for said in found), "applied": any(said["applied"] for said in found)}
 
     def exchange(self, update: Tensor | None) -> Tensor:
         """Send an update, if there is one, and ask for the next task. What is too late to count is left out.
@@ -109,20 +146,60 @@ class HttpClient:
                 self.send(update)
         return self.task()
 
-    def _repeat(self, url: str, body: memoryview | None = None, kind: str = "", *, own: bool = True) -> Answered:
+    def resume(self) -> bool:
+        """Take up the tasks that are open at the server, of a client that was started again and has kept its work.
+        Return whether each part has one."""
+        said = json.loads(self._repeat(f"heartbeat/{self._client}", memoryview(b""))[1])
+        self._tasks = {int(part): _Task(str(one["task"]), one["version"]) for part, one in said["open"].items()}
+        return len(self._tasks) == len(self.layout["parts"])
+
+    def _each(self, part: int | None, do: Callable[[int], T]) -> list[T]:
+        """Do something for a part, or for all at the same time."""
+        parts: Sequence[int] = range(len(self.layout["parts"])) if part is None else (part,)
+        if len(parts) == 1:
+            return [do(parts[0])]
+        with ThreadPoolExecutor(len(parts)) as pool:
+            return list(pool.map(do, parts))
+
+    def _places(self, part: int) -> list[slice]:
+        return [slice(at, at + math.prod(shape)) for _, at, shape in self.layout["parts"][part]]
+
+    def _pull(self, part: int, newer: bool) -> Tensor:
+        last = self._tasks.get(part)
+        asked = {"part": part} | ({"after": last.version, "wait": LONGEST} if newer and last is not None else {})
+        until = time.monotonic() + self._patience
+        while True:
+            headers, body = self._repeat(f"task/{self._client}?{urlencode(asked)}")
+            if "X-Task" in headers:
+                break
+            if time.monotonic() > until:
+                raise TimeoutError(f"{self._url}: no version after {asked['after']} for {self._patience:g} seconds")
+        self._tasks[part] = _Task(headers["X-Task"], int(headers["X-Version"]))
+        self.local_steps = int(headers["X-Local-Steps"]) if "X-Local-Steps" in headers else None
+        return torch.frombuffer(body, dtype=torch.float32)
+
+    def _push(self, part: int, update: Tensor) -> dict[str, Any]:
+        if part not in self._tasks:
+            raise errors.UnknownVersion("send: there is no task; ask for one with task()")
+        asked = {"part": part} | ({} if self._samples is None else {"num_samples": self._samples})
+        where = f"update/{self._client}/{self._tasks[part].id}?{urlencode(asked)}"
+        body: Any = update.contiguous().view(torch.uint8).numpy()
+        found: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), TYPES[update.dtype])[1])
+        return found
+
+    def _repeat(self, path: str, body: memoryview | None = None, kind: str = "") -> Answered:
         """Send a request until it is answered."""
-        until, pause = time.monotonic() + self._patience, 0.5
+        until, pause, url = time.monotonic() + self._patience, 0.5, f"{self._url}/{path}"
         headers = {"Content-Type": kind} if kind else {}
-        if own:
+        if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         while True:
             wait = pause * random.uniform(0.5, 1.0)  # not all clients at the same time
             try:
-                with self._open(urllib.request.Request(url, body, headers), timeout=self._timeout) as answer:
+                request = urllib.request.Request(url, body, headers)
+                with self._open(request, timeout=self._timeout) as answer:
                     return answer.headers, bytearray(answer.read())
             except HTTPError as error:
-                if error.code == 303 and own:
-                    return error.headers, bytearray()
                 failed: Exception = error
                 if error.code not in LATER:
                     raise _named(error) from None
@@ -137,7 +214,7 @@ class HttpClient:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Does not follow, because a task's headers are in the first answer, and the token is for its server alone."""
+    """Does not follow, because the token is for its server alone."""
 
     def redirect_request(self, *given: Any) -> None:
         return None

@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from fastagg import _checks, _keywords, registry
+from fastagg._checks import parse_change as parse_change
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
@@ -237,18 +238,6 @@ def placed(config: Config, path: Path) -> Config:
     if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})
-
-
-def parse_change(text: str) -> tuple[str, object]:
-    """Split "client.lr=0.1" into its key and its value. The value is read as TOML; if that fails, it is plain text."""
-    key, equals, value = text.partition("=")
-    key, value = key.strip(), value.strip()
-    if not equals or not key or not all(key.split(".")):
-        raise ConfigError(f"expected key=value such as client.lr=0.1, got {text!r}")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
 
 
 _CHOICE = r"""((?:"[^"]*"|'[^']*'|\[[^]]*\]|\{[^}]*\}|[^,])*),"""

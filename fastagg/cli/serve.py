@@ -1,0 +1,57 @@
+"""The command that serves a model: serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastagg.cli.base import command
+
+
+@command()
+def serve(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="What a new folder begins with.")],
+    folder: Annotated[Path, typer.Option("--folder", help="Keeps the state; the same command goes on from it.")],
+    rule: Annotated[str, typer.Option("--rule", help="A preset, such as FedBuff or FADAS.")],
+    workers: Annotated[int, typer.Option("--workers", min=1, help="How many clients there are.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the rule; may be repeated.")
+    ] = None,
+    parts: Annotated[int, typer.Option("--parts", min=1, help="Cut the model into parts that step apart.")] = 1,
+    by_part: Annotated[
+        bool, typer.Option("--by-part", help="Let each part use its own norm where a rule needs the model's.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen at; others than this machine's need tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen at.")] = 8000,
+    tokens: Annotated[
+        Path | None,
+        typer.Option("--tokens", metavar="FILE", help="Lines of a client and its token; * is the operator."),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="For TLS, with --key.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key.")] = None,
+    uploads: Annotated[int, typer.Option("--uploads", min=1, help="Updates of a part that come at a time.")] = 64,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="What a transfer may take, besides --slowest.")
+    ] = 60.0,
+    slowest: Annotated[
+        float, typer.Option("--slowest", min=1, help="Bytes a second of a transfer, at least.")
+    ] = 50_000.0,
+) -> None:
+    """Serve a model to clients over HTTP, durably.
+
+    Clients ask for the model and send updates (fastagg.clients.HttpClient); each update counts once.
+    """
+    from fastagg._checks import parse_change
+    from fastagg.serve.start import serve as start
+
+    start(
+        model, rule, dict(map(parse_change, changes or ())), workers, parts, folder, host=host, port=port,
+        tokens=tokens, certificate=certificate, key=key, by_part=by_part,
+        limits={"uploads": uploads, "seconds": seconds, "slowest": slowest},
+    )  # fmt: skip

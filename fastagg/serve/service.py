@@ -1,0 +1,420 @@
+"""A model in parts over HTTP, each part a durable server. Numbers are fp32 unless said otherwise, little endian.
+
+GET  /task/{client}?part=0           the part as a task, [d]; its id and its version are in the headers
+POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16; 200 when it is on the disk
+GET  /model, /model?part=0           the model, or a part of it, as safetensors; this opens no task
+GET  /parts                          which arrays of the model each part has
+POST /heartbeat/{client}             the client is there; its open tasks come back
+GET  /                               the status as a page
+GET  /metrics                        for Prometheus
+GET  /health, /ready                 whether the process works; whether it would take an update
+
+With ``after=V`` a task or a model waits until its version is above V, for ``wait=S`` seconds: 204 if it is not by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from fastagg import errors
+from fastagg._types import Plain
+from fastagg.durable.log import SMALL
+from fastagg.model.parts import Cut
+from fastagg.serve.connection import Download
+from fastagg.serve.status import Client, Metrics, page
+from fastagg.serve.tokens import OPERATOR, Tokens
+from fastagg.server.dispatch import Dispatch, Receipt
+from fastagg.server.server import Server
+
+TYPES = {
+    "application/x-float32": torch.float32, "application/x-float16": torch.float16,
+    "application/x-bfloat16": torch.bfloat16,
+}  # fmt: skip
+CHUNK = 1 << 20  # bytes of an update that are written at once
+LONGEST = 60.0  # seconds that a request waits for a newer version
+SPARE = 1 << 20  # bytes that must be free besides an update
+REMEMBERED = 10_000  # clients of which the status page knows
+LATER = {"Retry-After": "1"}
+STATUS: list[tuple[type[Exception], int]] = [  # the first match counts
+    (errors.StaleIncarnation, 410), (errors.UnknownClient, 404), (errors.UnknownVersion, 409), (errors.Busy, 429),
+    (errors.NotDurable, 503), (errors.FastaggError, 422),
+]  # fmt: skip
+Handler = Callable[[Request], Awaitable[Response]]
+_log = logging.getLogger("fastagg.serve")
+
+
+class Refused(Exception):
+    """A request that is refused before a server is asked."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Served:
+    """The server of a part, and what is on its way."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.sending: Counter[int] = Counter()  # how many downloads there are of a version
+        self.receiving = 0
+        self.seen = server.version
+        self.one = asyncio.Semaphore()  # held by a large update while all of it is in memory
+
+    @contextlib.contextmanager
+    def counted(self, version: int) -> Iterator[None]:
+        """Count a download of this version for as long as it takes."""
+        self.sending[version] += 1
+        try:
+            yield
+        finally:
+            self.sending[version] -= 1
+            self.sending += Counter()  # without those of which none is left
+
+
+class Service:
+    """Handles the requests to the servers of a model's parts. Whoever exceeds a limit is told to come later.
+
+    Args:
+        servers: one for each part of ``cut``, of :func:`fastagg.open`. They are closed when the service ends.
+        cut: what :func:`fastagg.parts` made of the model.
+        folder: the folder that theirs are in.
+        tokens: who may ask. None: everybody.
+        seconds, slowest: a model or an update of n bytes may take ``seconds + n / slowest`` seconds on its way.
+        uploads: how many updates of a part may be received at a time. Each takes about 1 MB.
+        downloads: how many models of a part may be sent at a time. Each takes about 0.2 MB, because all that send the
+            same version read the same memory.
+        versions: how many different versions of a part may be on their way at a time. Each takes 4 bytes a parameter.
+    """
+
+    def __init__(
+        self, servers: Sequence[Server], cut: Cut, folder: Path, tokens: Tokens | None = None, *,
+        seconds: float = 60.0, slowest: float = 50_000.0, uploads: int = 64, downloads: int = 256, versions: int = 4,
+    ) -> None:  # fmt: skip
+        self.folder, self.tokens = folder, tokens
+        self.seconds, self.slowest, self.uploads = seconds, slowest, uploads
+        self.downloads, self.versions = downloads, versions
+        self.parts = [Served(server) for server in servers]
+        self.layout = json.dumps(_layout(cut, servers))
+        self.clients: OrderedDict[str, Client] = OrderedDict()
+        self.metrics = Metrics(servers)
+        self._newer = asyncio.Event()  # another one after each step
+
+    def app(self) -> Starlette:
+        """Return the app for uvicorn."""
+
+        @contextlib.asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            with contextlib.ExitStack() as stack:
+                for served in self.parts:
+                    stack.enter_context(served.server)
+                due = asyncio.create_task(self.end_rounds())
+                yield
+                due.cancel()
+
+        return Starlette(lifespan=lifespan, routes=[
+            Route("/task/{client}", self.guarded(self.task), methods=["GET"]),
+            Route("/update/{client}/{task}", self.guarded(self.update), methods=["POST"]),
+            Route("/heartbeat/{client}", self.guarded(self.heartbeat), methods=["POST"]),
+            Route("/model", self.guarded(self.model), methods=["GET"]),
+            Route("/parts", self.guarded(self.which), methods=["GET"]),
+            Route("/", self.guarded(self.status, OPERATOR), methods=["GET"]),
+            Route("/metrics", self.guarded(self.scraped, OPERATOR), methods=["GET"]),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+        ])  # fmt: skip
+
+    def guarded(self, handler: Handler, who: str | None = None) -> Handler:
+        """Ask for a token, the client's in the path or that of ``who``, and give every refusal a status and a reason,
+        as JSON."""
+
+        async def handle(request: Request) -> Response:
+            client = request.path_params.get("client", who)
+            given = request.headers.get("authorization", "")
+            if self.tokens is not None and not self.tokens.allow(given, client):
+                _log.warning("401: %s, %s", request.url.path, request.client and request.client.host)
+                return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": "Basic, Bearer"})
+            try:
+                return await handler(request)
+            except Refused as error:
+                return JSONResponse({"error": str(error)}, error.status, LATER if error.status in (429, 503) else None)
+            except ClientDisconnect:
+                return Response(status_code=400)  # the client has gone
+            except errors.FastaggError as error:
+                status = next(status for kind, status in STATUS if isinstance(error, kind))
+                says = {"error": type(error).__name__, "says": str(error)}
+                return JSONResponse(says, status, LATER if status in (429, 503) else None)
+
+        return handle
+
+    async def task(self, request: Request) -> Response:
+        served = self.part(request)
+        if not await self.is_newer(request, [served]):
+            return Response(status_code=204)
+        self.check_room(served)
+        found = await run_in_threadpool(_sent, served.server, _client(request, served.server))
+        self.note(request)
+        self.look()  # a round was due
+        headers = {"X-Task": str(found.id), "X-Version": str(found.version), "Cache-Control": "no-store"}
+        if found.local_steps is not None:
+            headers["X-Local-Steps"] = str(found.local_steps)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(served.counted(found.version))
+            return self.download([found.flat], headers, stack.pop_all())
+
+    async def model(self, request: Request) -> Response:
+        chosen = [self.part(request)] if "part" in request.query_params else self.parts
+        if not await self.is_newer(request, chosen):
+            return Response(status_code=204)
+        with contextlib.ExitStack() as stack:
+            entries: Plain = {}
+            held, at = [], 0
+            for served in chosen:
+                self.check_room(served)
+                stack.enter_context(served.counted(served.server.version))
+                flat, more = served.server._engine.current()  # one version, which never changes
+                arrays = served.server.layout.views(flat, more.values, more.counters, fp32=True)
+                for name, array in arrays.items():
+                    entries[name] = {
+                        "dtype": _SAFE[array.dtype], "shape": list(array.shape),
+                        "data_offsets": [at, at := at + array.nbytes],
+                    }  # fmt: skip
+                    held.append(array)
+            head = json.dumps(entries).encode()
+            head += b" " * (-len(head) % 8)
+            headers = {"X-Version": str(self.version(chosen)), "Cache-Control": "no-cache"}
+            start = torch.frombuffer(bytearray(len(head).to_bytes(8, "little") + head), dtype=torch.uint8)
+            return self.download([start, *held], headers, stack.pop_all())
+
+    def download(
+        self, held: Sequence[torch.Tensor], headers: dict[str, str], counted: contextlib.ExitStack
+    ) -> Download:
+        body = [one.reshape(-1).view(torch.uint8).numpy().data for one in held]
+        return Download(body, headers, self.allowed(sum(map(len, body))), counted)
+
+    async def update(self, request: Request) -> Response:
+        served, task = self.part(request), _whole(request.path_params["task"], "task")
+        samples = _number(request.query_params.get("num_samples"), "num_samples")
+        dtype = TYPES.get(request.headers.get("content-type", ""))
+        if dtype is None:
+            raise Refused(415, f"Content-Type: expected one of {', '.join(TYPES)}")
+        needed = served.server.layout.size * dtype.itemsize
+        if "content-length" not in request.headers:
+            raise Refused(411, "Content-Length is needed")
+        length = _whole(request.headers["content-length"], "Content-Length")
+        if length != needed:
+            raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
+        if served.receiving >= self.uploads:
+            raise Refused(429, "too many updates at a time: send it again later")
+        served.receiving += 1
+        try:
+            found: Receipt | errors.AlreadyCounted = await self.received(request, served, task, samples, dtype)
+        except errors.AlreadyCounted as error:  # the answer was lost on its way, so it is given again
+            if error.version is None:  # it is not remembered
+                raise
+            found = error
+            await run_in_threadpool(served.server.flush)  # the first one may wait for the disk yet
+        finally:
+            served.receiving -= 1
+        self.note(request, found)
+        self.look()
+        return JSONResponse({"version": found.version, "applied": found.applied})
+
+    async def received(
+        self, request: Request, served: Served, task: int, samples: float | None, dtype: torch.dtype
+    ) -> Receipt:
+        """Receive an update. Chunks go to the folder as they arrive; the step runs in a thread."""
+        server, needed = served.server, served.server.layout.size * dtype.itemsize
+        client = _client(request, server)
+        upload = await run_in_threadpool(server.receiving, client, None, samples, dtype=dtype, task=task)
+        stack, held = contextlib.ExitStack(), bytearray()
+        stack.enter_context(upload)
+        try:
+            async with asyncio.timeout(self.allowed(needed)):
+                async for chunk in request.stream():
+                    held += chunk
+                    if len(held) >= CHUNK:
+                        await run_in_threadpool(upload.write, held)
+                        held = bytearray()
+                await run_in_threadpool(upload.write, held)
+            del held
+            async with served.one if needed > SMALL else contextlib.nullcontext():
+                # Shielded, so that the update is taken or refused as a whole, whatever happens to the connection.
+                await asyncio.shield(run_in_threadpool(stack.close))
+        except BaseException as error:
+            stack.__exit__(type(error), error, error.__traceback__)
+            if isinstance(error, TimeoutError):
+                raise Refused(408, f"the update took longer than {self.allowed(needed):.0f} s") from None
+            raise
+        return upload.receipt
+
+    async def heartbeat(self, request: Request) -> Response:
+        found: Plain = {}
+        for number, served in enumerate(self.parts):
+            with contextlib.suppress(errors.UnknownVersion, errors.UnknownClient):
+                version, task = served.server._engine.find(_client(request, served.server), None, None, None, None)
+                found[str(number)] = {"version": version, "task": task}
+        self.note(request)
+        return JSONResponse({"version": self.version(self.parts), "open": found})
+
+    async def which(self, request: Request) -> Response:
+        return Response(self.layout, media_type="application/json")
+
+    async def status(self, request: Request) -> Response:
+        return HTMLResponse(page(self.parts, self.clients, await run_in_threadpool(self.unready)))
+
+    async def scraped(self, request: Request) -> Response:
+        own = {
+            "ready": ("Whether an update would be taken", [int(not await run_in_threadpool(self.unready))]),
+            "disk_free_bytes": ("Room on the folder's disk", [shutil.disk_usage(self.folder).free]),
+            "uploads": ("Updates on their way", [served.receiving for served in self.parts]),
+            "downloads": ("Models on their way", [served.sending.total() for served in self.parts]),
+        }
+        now = time.monotonic()
+        silent = {name: now - client.seen for name, client in self.clients.items()}
+        text = await run_in_threadpool(self.metrics.text, own, silent)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def health(self, request: Request) -> Response:
+        """Say whether this process can still do its work. A full disk is no reason to start it again; a log that has
+        ended is."""
+        ended = any(served.server._log is None or served.server._log.journal.ended for served in self.parts)
+        why = await run_in_threadpool(self.unready)
+        return JSONResponse({"version": self.version(self.parts), "open": not why, "why": why}, 503 if ended else 200)
+
+    async def ready(self, request: Request) -> Response:
+        why = await run_in_threadpool(self.unready)
+        return PlainTextResponse(f"{why}\n", 503, LATER) if why else PlainTextResponse("ready\n")
+
+    def unready(self) -> str:
+        """Return why no update would be taken: what was acknowledged is not on the disk, or the next has no room."""
+        try:
+            for served in self.parts:
+                served.server.flush()
+        except errors.FastaggError as error:
+            return str(error)
+        needed = SPARE + 4 * max(served.server.layout.size for served in self.parts)
+        return f"{self.folder}: the disk is full" if shutil.disk_usage(self.folder).free < needed else ""
+
+    def part(self, request: Request) -> Served:
+        number = _whole(request.query_params.get("part", "0"), "part")
+        if number >= len(self.parts):
+            raise Refused(404, f"part: expected 0..{len(self.parts) - 1}, got {number}")
+        return self.parts[number]
+
+    def version(self, parts: Sequence[Served]) -> int:
+        """Return how many versions these parts have made together."""
+        return sum(served.server.version for served in parts)
+
+    async def is_newer(self, request: Request, parts: Sequence[Served]) -> bool:
+        """Wait until there is a newer version than the request says, if it says one. Return whether there is."""
+        if (given := request.query_params.get("after")) is None:
+            return True
+        after, seconds = _whole(given, "after"), _number(request.query_params.get("wait", "0"), "wait")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(max(seconds or 0.0, 0.0), LONGEST)):
+                while self.version(parts) <= after:
+                    await self._newer.wait()
+        return self.version(parts) > after
+
+    def look(self) -> None:
+        """Wake those who wait for a newer version, if there is one."""
+        if [served.seen for served in self.parts] != (now := [served.server.version for served in self.parts]):
+            for served, version in zip(self.parts, now, strict=True):
+                served.seen = version
+            self._newer.set()
+            self._newer = asyncio.Event()
+
+    async def end_rounds(self) -> None:
+        """End rounds that are due (:class:`fastagg.Buffer`), while nobody else calls the servers."""
+        while True:
+            await asyncio.sleep(1.0)
+            for served in self.parts:
+                with contextlib.suppress(errors.FastaggError):  # it is in the log
+                    await run_in_threadpool(served.server.close_round, if_due=True)
+            self.look()
+
+    def note(self, request: Request, found: Receipt | errors.AlreadyCounted | None = None) -> None:
+        """Remember that a client is there, and how often it has answered."""
+        name = str(request.path_params["client"])[:256]
+        client = self.clients.setdefault(name, Client())
+        client.seen = time.monotonic()
+        client.updates += isinstance(found, Receipt)
+        self.clients.move_to_end(name)
+        if len(self.clients) > REMEMBERED:
+            self.clients.popitem(last=False)
+
+    def allowed(self, nbytes: int) -> float:
+        """Return how many seconds so many bytes may take."""
+        return self.seconds + nbytes / self.slowest
+
+    def check_room(self, served: Served) -> None:
+        """Refuse one more download if it would exceed a limit."""
+        if served.sending.total() >= self.downloads:
+            raise Refused(503, "too many models are being sent: ask again later")
+        if served.server.version not in served.sending and len(served.sending) >= self.versions:
+            raise Refused(503, f"{self.versions} older versions are still being sent: ask again later")
+
+
+_SAFE = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def _sent(server: Server, client: int | str) -> Dispatch:
+    """Send a task. Of a client that comes back without what it had begun, older tasks end."""
+    try:
+        return server.dispatch(client)
+    except errors.Busy:
+        with contextlib.suppress(errors.UnknownClient):
+            server.forget(client)
+            return server.dispatch(client)
+        raise
+
+
+def _layout(cut: Cut, servers: Sequence[Server]) -> Plain:
+    """Return where each part's arrays are in the whole model's vector, in the order in which the part has them."""
+    whole = {entry.name: entry.offset for entry in cut.layout.entries if entry.role == "parameter"}
+    parts = [
+        [[entry.name, whole[entry.name], list(entry.shape)] for entry in part.layout.entries if entry.name in whole]
+        for part in cut
+    ]
+    return {"size": cut.layout.size, "kind": servers[0].update_kind, "parts": parts}
+
+
+def _client(request: Request, server: Server) -> int | str:
+    name = str(request.path_params["client"])
+    return int(name) if server.num_clients is not None and _is_whole(name) else name
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
+def _whole(text: str, name: str) -> int:
+    if not _is_whole(text):
+        raise Refused(400, f"{name}: expected a whole number, got {text!r:.50}")
+    return int(text)
+
+
+def _number(text: str | None, name: str) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise Refused(400, f"{name}: expected a number, got {text!r:.50}") from None

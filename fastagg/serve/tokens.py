@@ -1,0 +1,62 @@
+"""Who may ask for what."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections import defaultdict
+from pathlib import Path
+
+from fastagg.errors import ConfigError
+
+OPERATOR = "*"  # the name whose tokens are for every client, the status page and the metrics
+SHORTEST = 16  # letters of a token
+
+
+class Tokens:
+    """The tokens of a file: a client's id and a token in each line. The id ``*`` stands for all of them.
+
+    A token comes as ``Authorization: Bearer TOKEN``, or as the password of Basic, which browsers ask for.
+
+    Raises:
+        ConfigError: the file cannot be read, is empty, or a line is something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # A token is looked up by its digest, so that the time of the search says nothing of it.
+        self._names: defaultdict[bytes, set[str]] = defaultdict(set)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"tokens: cannot read {path}: {error}") from None
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            match line.split():
+                case [name, token] if len(token) >= SHORTEST:
+                    self._names[_digest(token)].add(name)
+                case _:
+                    expected = f"a client and a token of at least {SHORTEST} letters"
+                    raise ConfigError(f"tokens: {path}, line {number}: expected {expected}")
+        if not self._names:
+            raise ConfigError(f"tokens: {path} has no token; write a line such as: ann {'x' * SHORTEST}")
+
+    def allow(self, authorization: str, client: str | None) -> bool:
+        """Return whether whoever says this may speak for a client. None: whether it is anybody who has a token."""
+        names = self._names.get(_digest(_token(authorization)), set())
+        return bool(names if client is None else names & {client, OPERATOR})
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def _token(authorization: str) -> str:
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return given if scheme.lower() == "bearer" else ""
+    try:
+        return base64.b64decode(given, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
