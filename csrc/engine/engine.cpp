@@ -6,7 +6,6 @@
 
 #include "../cpu/cpu.h"
 #include "../math/optimizers.h"
-#include "in_order.h"
 
 namespace fastagg::engine {
 namespace {
