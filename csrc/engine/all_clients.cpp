@@ -54,8 +54,8 @@ void AllClients::plan_bounds() {
   direct_ = setting_.direct || fell;
 }
 
-// What the arrival reads is in memory then. Terms that are on a disk are added up ahead of the step, to a sum beside the
-// old one, because reading them may fail. Its bits are those that `run` makes.
+// What the arrival reads is in memory then. Terms that are on a disk are added up ahead of the step, to a sum beside
+// the old one, because reading them may fail. Its bits are those that `run` makes.
 void AllClients::plan_rows() {
   const auto& next = weights_.next;
   aside_.reset();
@@ -148,22 +148,17 @@ void AllClients::cancel() noexcept {
 }
 
 // The sum is made anew without these rows, and their clients are as if they were never heard.
-int64_t AllClients::give_up(const std::vector<int64_t>& lost) {
+void AllClients::give_up(const std::vector<int64_t>& lost) {
   if (in_memory()) return RowKeeper::give_up(lost);
   std::vector<int64_t> held;
   for (const int64_t one : lost) {
     if (one < 0 || one >= setting_.clients) throw Refusal(Why::kDamaged, "a lost row of a client that is not there");
     if (weights_.shares[static_cast<size_t>(one)] > 0.0f) held.push_back(one);
   }
-  if (held.empty()) return -1;  // a checkpoint's damaged rows were given up when it was loaded
-  try {
-    OnCpu runner;
-    rows_->give_up(runner, weights_.weights, held, setting_.sum);
-  } catch (const store::RowDamaged& damaged) {
-    return damaged.client;
-  }
+  if (held.empty()) return;  // a checkpoint's damaged rows were given up when it was loaded
+  OnCpu runner;
+  rows_->give_up(runner, weights_.weights, held, setting_.sum);
   for (const int64_t one : held) weights_.drop(one);
-  return -1;
 }
 
 void AllClients::fields(Archive& archive) {

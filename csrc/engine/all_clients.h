@@ -32,7 +32,7 @@ class AllClients : public DirectionState, public RowKeeper {
   void expect(int64_t client) noexcept override { rows_->expect(client); }
   void fields(Archive& archive) override;
   int64_t nbytes() const override { return weights_.nbytes() + (ages_ ? ages_->nbytes() : 0) + rows_->nbytes(); }
-  int64_t give_up(const std::vector<int64_t>& lost) override;
+  void give_up(const std::vector<int64_t>& lost) override;
 
  private:
   void plan_bounds();

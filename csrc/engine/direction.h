@@ -64,9 +64,8 @@ class RowKeeper {
   virtual void copy_row_to(void*) noexcept {}
   // A client was sent a model: its row will be wanted.
   virtual void expect(int64_t) noexcept {}
-  // Gives up rows that are damaged, as if their clients were never heard. Returns one that turns out to be damaged,
-  // too, with nothing changed; negative: it is done.
-  virtual int64_t give_up(const std::vector<int64_t>&) {
+  // Gives up rows that are damaged, as if their clients were never heard. May fail, and then nothing has changed.
+  virtual void give_up(const std::vector<int64_t>&) {
     throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
   }
 
