@@ -391,6 +391,27 @@ double accumulate_once(const Update& update, const float* acc, float weight, flo
   return read_once(update, Accumulation(update.size, acc, weight, acc_out, upper));
 }
 
+double encode(const Update& update, double gain, int format, const RandomKey& key, const Row& row) {
+  const Kernels& table = kernels();
+  const Facts facts = format_facts(format);
+  return read_once(update, [&](const float* values, int64_t at, int64_t count) {
+    for (const int64_t end = at + count; at < end; values += kBlock, at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      Scratch last;  // rows have whole scale blocks
+      if (n < kBlock) {
+        std::memset(last.values, 0, sizeof last.values);
+        std::memcpy(last.values, values, static_cast<size_t>(n) * sizeof(float));
+      }
+      const float* const in = n < kBlock ? last.values : values;
+      alignas(64) uint32_t words[4 * kCalls];
+      if (facts.random) table.random_words(key, at / kBlock, words, nullptr);
+      const Row to{static_cast<char*>(row.data) + at * facts.bits / 8, shifted(row.scales, at / kScaleBlock)};
+      table.change[format](
+          {in, static_cast<float>(gain), words, {}, to, {}, 0.0f, 0.0f, 0.0f, 0.0f, nullptr, padded(n), 0, in});
+    }
+  });
+}
+
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out) {
   for_each_part(count, 2 * item, [&](int64_t from, int64_t to) {
     const int64_t begin = first + from, end = first + to;

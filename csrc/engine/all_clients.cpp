@@ -34,6 +34,10 @@ AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<stor
   mean_.pieces.reserve(1);
 }
 
+double AllClients::encode(const Update& update, const Contribution& one, void* place) {
+  return cpu::encode(update, one.gain * one.weight, format, key(one.client), coded.packed_at(place));
+}
+
 Outcome AllClients::plan(const Contributions& given, bool, Way) {
   given_ = given.front();
   copy_ = nullptr;
@@ -89,7 +93,7 @@ Direction AllClients::exchange() const {
   direction.gain = given_.gain * given_.weight;
   direction.sum = {setting_.sum, next.entering, next.leaving, 1.0f, {}};
   direction.row.format = format;
-  direction.row.key = {setting_.seed, static_cast<uint64_t>(weights_.arrivals), static_cast<uint32_t>(next.client)};
+  direction.row.key = key(next.client);
   direction.row.coded = coded.packed_at(const_cast<void*>(given_.row));  // it is only read
   direction.row.copy = coded.packed_at(copy_);
   if (next.leaving != 0.0f) direction.row.read = rows_->read(next.client);

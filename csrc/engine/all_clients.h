@@ -28,6 +28,7 @@ class AllClients : public DirectionState, public RowKeeper {
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override { return in_memory() ? client : -1; }
+  double encode(const Update& update, const Contribution& one, void* place) override;
   void copy_row_to(void* place) noexcept override { copy_ = place; }
   void expect(int64_t client) noexcept override { rows_->expect(client); }
   void fields(Archive& archive) override;
@@ -35,6 +36,9 @@ class AllClients : public DirectionState, public RowKeeper {
   void give_up(const std::vector<int64_t>& lost) override;
 
  private:
+  RandomKey key(int64_t client) const {
+    return {setting_.seed, static_cast<uint64_t>(weights_.arrivals), static_cast<uint32_t>(client)};
+  }
   void plan_bounds();
   void plan_rows();
   Direction exchange() const;
