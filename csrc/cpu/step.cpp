@@ -221,7 +221,6 @@ class Step {
                                             run.leaving, run.dither, term.weight, total, whole, tuning().prefetch,
                                             ask});
       if (partial) std::memcpy(run.sum, sum.values, static_cast<size_t>(n) * sizeof(float));
-      copy_row(write, direction_.row.copy, at, n);
     } else {
       Scratch old;
       Run enters = run;
@@ -258,7 +257,6 @@ class Step {
     enters.write = nullptr;
     table_.fused[kAlongEnter][kMoves](enters);
     copy_row(coded, direction_.row.write, at, n);
-    copy_row(coded, direction_.row.copy, at, n);
     add_terms(0, run.sum, at, n);
     if (optimizer_.steps()) finish(kAlongSum, run, at);
   }

@@ -1,7 +1,6 @@
 #include "all_clients.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 #include "on_cpu.h"
@@ -12,13 +11,6 @@ namespace {
 Outcome outcome_of(const RowWeights& weights, bool full) {
   if (full && weights.next.heard < weights.clients()) return Outcome::kKept;
   return weights.next.total == 0.0 ? Outcome::kIdle : Outcome::kStep;
-}
-
-// The new row was made ahead of the step; the log's copy of it was not.
-void copy_new_row(const Rows& coded, const Exchange& row) {
-  std::memcpy(row.copy.data, row.write.data, static_cast<size_t>(coded.row_bytes()));
-  if (row.copy.scales != nullptr)
-    std::memcpy(row.copy.scales, row.write.scales, static_cast<size_t>(coded.row_scales()) * sizeof(float));
 }
 
 }  // namespace
@@ -40,7 +32,6 @@ double AllClients::encode(const Update& update, const Contribution& one, void* p
 
 Outcome AllClients::plan(const Contributions& given, bool, Way) {
   given_ = given.front();
-  copy_ = nullptr;
   const bool enters = !ages_ || ages_->plan(given_);
   weights_.plan(given_.client, given_.share, enters);
   plan_bounds();
@@ -95,7 +86,6 @@ Direction AllClients::exchange() const {
   direction.row.format = format;
   direction.row.key = key(next.client);
   direction.row.coded = coded.packed_at(const_cast<void*>(given_.row));  // it is only read
-  direction.row.copy = coded.packed_at(copy_);
   if (next.leaving != 0.0f) direction.row.read = rows_->read(next.client);
   direction.row.write = rows_->place(next.client);
   return direction;
@@ -112,7 +102,6 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
   if (!here) {
     const auto* const sum = static_cast<const float*>(aside_.get());
     std::copy(sum, sum + update.size, setting_.sum);
-    if (copy_ != nullptr) copy_new_row(coded, direction.row);
   } else if (!steps || direct_) {
     runner.step(update, direction, Optimizer{});
   } else {
@@ -141,7 +130,6 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
 void AllClients::commit() noexcept {
   weights_.commit(direct_);
   if (ages_) ages_->commit(given_);
-  copy_ = nullptr;
   aside_.reset();
   rows_->put();
 }

@@ -29,7 +29,6 @@ class AllClients : public DirectionState, public RowKeeper {
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override { return in_memory() ? client : -1; }
   double encode(const Update& update, const Contribution& one, void* place) override;
-  void copy_row_to(void* place) noexcept override { copy_ = place; }
   void expect(int64_t client) noexcept override { rows_->expect(client); }
   void fields(Archive& archive) override;
   int64_t nbytes() const override { return weights_.nbytes() + (ages_ ? ages_->nbytes() : 0) + rows_->nbytes(); }
@@ -51,7 +50,6 @@ class AllClients : public DirectionState, public RowKeeper {
   // Planned:
   Contribution given_;
   Outcome outcome_ = Outcome::kKept;
-  void* copy_ = nullptr;
   bool direct_ = false;  // this time
   store::Owner aside_;   // the new sum, if it had to be made ahead of the step
   Update mean_;
