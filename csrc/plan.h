@@ -128,13 +128,12 @@ struct Buffer {
 };
 
 // Which row is replaced, and where the new one goes: another place or the same. The key is that of its rounding; its
-// step is the arrival's number, which the sum's dither follows too. The last two are for coded rows on the CPU only.
+// step is the arrival's number, which the sum's dither follows too. The last is for coded rows on the CPU only.
 struct Exchange {
   int format = kPlainRows;
   Row read, write;
   RandomKey key{};
   Row coded{};  // the new row, if it is known already: then the update is not read
-  Row copy{};   // the new row goes here, too
 };
 
 // The sum over clients. Terms (sum += weight*row each) come before D is formed with mean, and after it with calibrated.

@@ -330,9 +330,7 @@ void bind_directions(py::module_& m) {
            arg("by_dispatch") = true);
   all.def(py::init(&all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"),
           arg("resummation"));
-  all.def("give_up", [](AllClients& one, std::vector<int64_t> lost) {
-    for (int64_t also = 0; (also = one.give_up(lost)) >= 0;) lost.push_back(also);
-  });
+  all.def("give_up", &AllClients::give_up);
   all.def_static("on", &all_clients_on, by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"));
   py::class_<Differences, DirectionState, std::shared_ptr<Differences>>(m, "Differences")
       .def(py::init([](double sign, int64_t clients, bool full, Address sum) {

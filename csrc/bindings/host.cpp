@@ -219,17 +219,10 @@ void set_error_of_current_exception() noexcept {
 }
 
 void set_error_of(const std::exception_ptr& raised) {
-  if (has_no_memory()) return;
   try {
     std::rethrow_exception(raised);
-  } catch (const Refusal& refused) {
-    set_error(refused);
-  } catch (const store::RowsFailed& error) {
-    raise_as("CacheError", error.what());
-  } catch (const Refused& error) {
-    raise_as("ConfigError", error.what());
-  } catch (const std::system_error& error) {
-    set_error(error);
+  } catch (...) {
+    set_error_of_current_exception();
   }
 }
 

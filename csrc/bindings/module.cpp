@@ -142,40 +142,35 @@ py::dict cpu_isas() {
   return found;
 }
 
+constexpr struct {
+  const char* name;
+  int64_t cpu::Tuning::*value;
+  int64_t least, most, step;
+} kTuning[] = {
+    {"prefetch", &cpu::Tuning::prefetch, 0, 1 << 20, 64}, {"stream_from", &cpu::Tuning::stream_from, 0, INT64_MAX, 1},
+    {"width", &cpu::Tuning::width, 128, 512, 128},        {"wide_below", &cpu::Tuning::wide_below, 0, INT64_MAX, 1},
+    {"spin", &cpu::Tuning::spin, 0, 100000, 1},           {"group", &cpu::Tuning::group, 4 * kBlock, kGroup, kBlock},
+    {"places", &cpu::Tuning::places, 1, kGroupStrands, 1}};
+
 py::dict dict_of(const cpu::Tuning& tuning) {
-  using namespace py::literals;
-  return py::dict("prefetch"_a = tuning.prefetch, "stream_from"_a = tuning.stream_from, "width"_a = tuning.width,
-                  "wide_below"_a = tuning.wide_below, "spin"_a = tuning.spin, "group"_a = tuning.group,
-                  "places"_a = tuning.places);
+  py::dict found;
+  for (const auto& one : kTuning) found[one.name] = tuning.*one.value;
+  return found;
 }
 
 // Sets values by name, as tuning() returns them.
 void set_tuning(const std::map<std::string, int64_t>& given) {
   cpu::Tuning tuning = cpu::tuning();
-  struct Setting {
-    const char* name;
-    int64_t* value;
-    int64_t least, most, step;
-  };
-  const Setting settings[] = {
-      {"prefetch", &tuning.prefetch, 0, 1 << 20, 64},
-      {"stream_from", &tuning.stream_from, 0, INT64_MAX, 1},
-      {"width", &tuning.width, 128, 512, 128},
-      {"wide_below", &tuning.wide_below, 0, INT64_MAX, 1},
-      {"spin", &tuning.spin, 0, 100000, 1},
-      {"group", &tuning.group, 4 * kBlock, kGroup, kBlock},
-      {"places", &tuning.places, 1, kGroupStrands, 1},
-  };
   for (const auto& [name, value] : given) {
-    const auto found = std::find_if(std::begin(settings), std::end(settings),
-                                    [&wanted = name](const Setting& one) { return wanted == one.name; });
-    if (found == std::end(settings)) throw Refused("tuning: unknown setting '" + name + "'");
+    const auto* const found = std::find_if(std::begin(kTuning), std::end(kTuning),
+                                           [&wanted = name](const auto& one) { return wanted == one.name; });
+    if (found == std::end(kTuning)) throw Refused("tuning: unknown setting '" + name + "'");
     if (value < found->least || value > found->most || value % found->step != 0)
       throw Refused("tuning: " + name + ": expected " +
                     (found->step > 1 ? "a multiple of " + std::to_string(found->step) + " in " : "") +
                     std::to_string(found->least) + ".." + std::to_string(found->most) + ", got " +
                     std::to_string(value));
-    *found->value = value;
+    tuning.*found->value = value;
   }
   if (tuning.width == 384) throw Refused("tuning: width: expected 128, 256 or 512");
   if (kGroupStrands % tuning.places != 0) throw Refused("tuning: places: expected a power of two");

@@ -291,7 +291,6 @@ class Step {
                                             run.leaving, run.dither, term.weight, total, whole, tuning().prefetch,
                                             ask});
       if (partial) std::memcpy(run.sum, sum.values, static_cast<size_t>(n) * sizeof(float));
-      copy_row(write, direction_.row.copy, at, n);
     } else {
       Scratch old;
       Run enters = run;
@@ -347,7 +346,6 @@ class Step {
     enters.write = nullptr;
     table_.fused[kAlongEnter][kMoves](enters);
     copy_row(coded, direction_.row.write, at, n);
-    copy_row(coded, direction_.row.copy, at, n);
     add_terms(0, run.sum, at, n);
     if (optimizer_.steps()) finish(kAlongSum, run, at);
   }
@@ -489,6 +487,27 @@ void add_held(const std::vector<Held>& held, const float* acc, float* acc_out) {
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t n = std::min(kBlock, end - at);
       add_block(table, held, held.size(), shifted(acc, at), at, n, acc_out + at);
+    }
+  });
+}
+
+double encode(const Update& update, double gain, int format, const RandomKey& key, const Row& row) {
+  const Kernels& table = kernels();
+  const Facts facts = format_facts(format);
+  return read_once(update, [&](const float* values, int64_t at, int64_t count) {
+    for (const int64_t end = at + count; at < end; values += kBlock, at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      Scratch last;  // rows have whole scale blocks
+      if (n < kBlock) {
+        std::memset(last.values, 0, sizeof last.values);
+        std::memcpy(last.values, values, static_cast<size_t>(n) * sizeof(float));
+      }
+      const float* const in = n < kBlock ? last.values : values;
+      alignas(64) uint32_t words[4 * kCalls];
+      if (facts.random) table.random_words(key, at / kBlock, words, nullptr);
+      const Row to{static_cast<char*>(row.data) + at * facts.bits / 8, shifted(row.scales, at / kScaleBlock)};
+      table.change[format](
+          {in, static_cast<float>(gain), words, {}, to, {}, 0.0f, 0.0f, 0.0f, 0.0f, nullptr, padded(n), 0, in});
     }
   });
 }

@@ -1,9 +1,9 @@
 #include "all_clients.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
+#include "../store/encoded.h"
 #include "on_cpu.h"
 
 namespace fastagg::engine {
@@ -12,13 +12,6 @@ namespace {
 Outcome outcome_of(const RowWeights& weights, bool full) {
   if (full && weights.next.heard < weights.clients()) return Outcome::kKept;
   return weights.next.total == 0.0 ? Outcome::kIdle : Outcome::kStep;
-}
-
-// The new row was made ahead of the step; the log's copy of it was not.
-void copy_new_row(const Rows& coded, const Exchange& row) {
-  std::memcpy(row.copy.data, row.write.data, static_cast<size_t>(coded.row_bytes()));
-  if (row.copy.scales != nullptr)
-    std::memcpy(row.copy.scales, row.write.scales, static_cast<size_t>(coded.row_scales()) * sizeof(float));
 }
 
 }  // namespace
@@ -34,10 +27,19 @@ AllClients::AllClients(double sign, const Setting& setting, std::shared_ptr<stor
   mean_.pieces.reserve(1);
 }
 
+double AllClients::encode(const Update& update, const Contribution& one, void* place) {
+  Contribution brings = one;
+  brings.update = &update;
+  if (const void* const row = row_in(brings, format)) {  // it came as the row
+    std::memcpy(place, row, static_cast<size_t>(coded.packed_bytes()));
+    return store::encoded_in(update)->squares();
+  }
+  return cpu::encode(update, one.gain * one.weight, format, key(one.client), coded.packed_at(place));
+}
+
 Outcome AllClients::plan(const Contributions& given, bool, Way) {
   given_ = given.front();
   if (given_.row == nullptr && coded.size > 0) given_.row = row_in(given_, format);
-  copy_ = nullptr;
   const bool enters = !ages_ || ages_->plan(given_);
   weights_.plan(given_.client, given_.share, enters);
   plan_bounds();
@@ -55,8 +57,8 @@ void AllClients::plan_bounds() {
   direct_ = setting_.direct || fell;
 }
 
-// What the arrival reads is in memory then. Terms that are on a disk are added up ahead of the step, to a sum beside the
-// old one, because reading them may fail. Its bits are those that `run` makes.
+// What the arrival reads is in memory then. Terms that are on a disk are added up ahead of the step, to a sum beside
+// the old one, because reading them may fail. Its bits are those that `run` makes.
 void AllClients::plan_rows() {
   const auto& next = weights_.next;
   aside_.reset();
@@ -90,9 +92,8 @@ Direction AllClients::exchange() const {
   direction.gain = given_.gain * given_.weight;
   direction.sum = {setting_.sum, next.entering, next.leaving, 1.0f, {}};
   direction.row.format = format;
-  direction.row.key = {setting_.seed, static_cast<uint64_t>(weights_.arrivals), static_cast<uint32_t>(next.client)};
+  direction.row.key = key(next.client);
   direction.row.coded = coded.packed_at(const_cast<void*>(given_.row));  // it is only read
-  direction.row.copy = coded.packed_at(copy_);
   if (next.leaving != 0.0f) direction.row.read = rows_->read(next.client);
   direction.row.write = rows_->place(next.client);
   return direction;
@@ -109,7 +110,6 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
   if (!here) {
     const auto* const sum = static_cast<const float*>(aside_.get());
     std::copy(sum, sum + update.size, setting_.sum);
-    if (copy_ != nullptr) copy_new_row(coded, direction.row);
   } else if (!steps || direct_) {
     runner.step(update, direction, Optimizer{});
   } else {
@@ -138,7 +138,6 @@ void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& op
 void AllClients::commit() noexcept {
   weights_.commit(direct_);
   if (ages_) ages_->commit(given_);
-  copy_ = nullptr;
   aside_.reset();
   rows_->put();
 }
@@ -149,22 +148,17 @@ void AllClients::cancel() noexcept {
 }
 
 // The sum is made anew without these rows, and their clients are as if they were never heard.
-int64_t AllClients::give_up(const std::vector<int64_t>& lost) {
+void AllClients::give_up(const std::vector<int64_t>& lost) {
   if (in_memory()) return RowKeeper::give_up(lost);
   std::vector<int64_t> held;
   for (const int64_t one : lost) {
     if (one < 0 || one >= setting_.clients) throw Refusal(Why::kDamaged, "a lost row of a client that is not there");
     if (weights_.shares[static_cast<size_t>(one)] > 0.0f) held.push_back(one);
   }
-  if (held.empty()) return -1;  // a checkpoint's damaged rows were given up when it was loaded
-  try {
-    OnCpu runner;
-    rows_->give_up(runner, weights_.weights, held, setting_.sum);
-  } catch (const store::RowDamaged& damaged) {
-    return damaged.client;
-  }
+  if (held.empty()) return;  // a checkpoint's damaged rows were given up when it was loaded
+  OnCpu runner;
+  rows_->give_up(runner, weights_.weights, held, setting_.sum);
   for (const int64_t one : held) weights_.drop(one);
-  return -1;
 }
 
 void AllClients::fields(Archive& archive) {

@@ -28,13 +28,16 @@ class AllClients : public DirectionState, public RowKeeper {
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override { return in_memory() ? client : -1; }
-  void copy_row_to(void* place) noexcept override { copy_ = place; }
+  double encode(const Update& update, const Contribution& one, void* place) override;
   void expect(int64_t client) noexcept override { rows_->expect(client); }
   void fields(Archive& archive) override;
   int64_t nbytes() const override { return weights_.nbytes() + (ages_ ? ages_->nbytes() : 0) + rows_->nbytes(); }
-  int64_t give_up(const std::vector<int64_t>& lost) override;
+  void give_up(const std::vector<int64_t>& lost) override;
 
  private:
+  RandomKey key(int64_t client) const {
+    return {setting_.seed, static_cast<uint64_t>(weights_.arrivals), static_cast<uint32_t>(client)};
+  }
   void plan_bounds();
   void plan_rows();
   Direction exchange() const;
@@ -47,7 +50,6 @@ class AllClients : public DirectionState, public RowKeeper {
   // Planned:
   Contribution given_;
   Outcome outcome_ = Outcome::kKept;
-  void* copy_ = nullptr;
   bool direct_ = false;  // this time
   store::Owner aside_;   // the new sum, if it had to be made ahead of the step
   Update mean_;

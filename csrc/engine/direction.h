@@ -64,13 +64,13 @@ class RowKeeper {
 
   // The slot of the row that the next update of this client will write over; negative: none.
   virtual int64_t writes(int64_t) const { return -1; }
-  // After `plan`: `run` puts the new row, packed, here, too.
-  virtual void copy_row_to(void*) noexcept {}
+  // Before `plan`, where the log keeps the row: makes the row of this update, packed, and returns the update's sum of
+  // squares. Afterwards the update is not read any more.
+  virtual double encode(const Update&, const Contribution&, void*) { return 0.0; }
   // A client was sent a model: its row will be wanted.
   virtual void expect(int64_t) noexcept {}
-  // Gives up rows that are damaged, as if their clients were never heard. Returns one that turns out to be damaged,
-  // too, with nothing changed; negative: it is done.
-  virtual int64_t give_up(const std::vector<int64_t>&) {
+  // Gives up rows that are damaged, as if their clients were never heard. May fail, and then nothing has changed.
+  virtual void give_up(const std::vector<int64_t>&) {
     throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
   }
 

@@ -208,22 +208,15 @@ void Engine::set_rate(double lr) {
   apply(operation);
 }
 
-// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows. If one of these turns
-// out to be lost, too, nothing has changed yet.
-void Engine::give_up(std::vector<int64_t> slots) {
+// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows.
+void Engine::give_up(const std::vector<int64_t>& slots) {
   records.check();
   if (!direction_->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
-  for (int64_t also = 0; also >= 0;) {
-    log::Operation operation = operation_of(log::kLost, {}, -1);
-    operation.slots = slots;
-    log::Queued made = records.of(operation);
-    also = direction_->is.rows->give_up(slots);
-    if (also < 0) {
-      records.add(std::move(made));
-    } else {
-      slots.push_back(also);
-    }
-  }
+  log::Operation operation = operation_of(log::kLost, {}, -1);
+  operation.slots = slots;
+  log::Queued record = records.of(operation);
+  direction_->is.rows->give_up(slots);
+  records.add(std::move(record));
 }
 
 void Engine::begin_incarnation(int64_t version, uint64_t number) {

@@ -133,7 +133,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t apply(const log::Operation& operation);
   Task send(const log::Operation& operation);
   size_t take(Answer* answers, size_t count);
-  void give_up(std::vector<int64_t> slots);
+  void give_up(const std::vector<int64_t>& slots);
   bool steps_in_python() const { return extension_ && extension_->asks.step; }
   bool prepares(const Answer& answer) const;
   store::Vector kept_now() const;

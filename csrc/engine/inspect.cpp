@@ -169,6 +169,10 @@ void Transaction::prepare(Given& given) {
     brings.gain = most / given.norm;
     brings.norm = most;
   }
+  if (const log::Part* const row = given.operation.part(log::kRowRole); row != nullptr && brings.row == nullptr) {
+    of_.direction_->is.rows->encode(answer.update, brings, const_cast<uint8_t*>(row->data));
+    brings.row = row->data;
+  }
   if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
   if (!of_.direction_->is.blends) return;
   given.base = of_.ledger_.kept(given.task.version);

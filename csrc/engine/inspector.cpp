@@ -19,7 +19,8 @@ double norm_of(double squares) {
 
 class OfProcessor : public Inspector {
  public:
-  explicit OfProcessor(const DirectionState::Traits& is) : Inspector(true), is_(is) {}
+  OfProcessor(const Settings& settings, const DirectionState::Traits& is)
+      : Inspector(true), settings_(settings), is_(is) {}
 
   const Update& numbers(const Answer& answer) const override { return answer.update; }
 
@@ -29,6 +30,12 @@ class OfProcessor : public Inspector {
     Answer& answer = *given.answer;
     given.norm = answer.norm;
     if (answer.kind == Answer::kRow) return;
+    if (const log::Part* const row = given.operation.part(log::kRowRole);
+        row != nullptr && settings_.clip_norm == 0.0 && answer.base == nullptr) {
+      given.norm = norm_of(is_.rows->encode(answer.update, given.brings, const_cast<uint8_t*>(row->data)));
+      given.brings.row = row->data;
+      return;
+    }
     // An extension and an ordered round keep what they read, and the record's memory is used again.
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
     const bool has_room = given.record && given.operation.kind == log::kAnswer && copies;
@@ -75,6 +82,7 @@ class OfProcessor : public Inspector {
     return cpu::sum_squares(answer.update, is_.tensors);
   }
 
+  const Settings& settings_;
   const DirectionState::Traits& is_;
 };
 
@@ -120,7 +128,7 @@ class OfDevice : public Inspector {
 }  // namespace
 
 std::unique_ptr<Inspector> inspector_of(const Settings& settings, const DirectionState& direction, Runner& runner) {
-  if (runner.synchronous()) return std::make_unique<OfProcessor>(direction.is);
+  if (runner.synchronous()) return std::make_unique<OfProcessor>(settings, direction.is);
   return std::make_unique<OfDevice>(settings, direction.is, runner);
 }
 

@@ -78,6 +78,8 @@ void Records::begin(Given& given, const Update& numbers, const Rows& row, const 
   given.record = log::record_of_answer(*journal_, operation);
   for (size_t i = 0; i < rest.size(); ++i)
     std::memcpy(const_cast<uint8_t*>(operation.parts[first + i].data), rest[i].data, rest[i].nbytes());
+  if (const log::Part* const place = operation.part(log::kRowRole); place != nullptr && answer.row != nullptr)
+    std::memcpy(const_cast<uint8_t*>(place->data), answer.row, place->nbytes());
   given.record->blob = answer.blob;
 }
 

@@ -282,8 +282,6 @@ void Transaction::decide(Given& given, bool ends, double norm) {
   receipt.norm = norm;
   receipt.weight = weight;
   of_.records.decide(given, direction.is.immediate);
-  const log::Part* const row = given.operation.kind == log::kRow ? given.operation.part(log::kRowRole) : nullptr;
-  if (row != nullptr) direction.is.rows->copy_row_to(const_cast<uint8_t*>(row->data));
 }
 
 // The last that may fail: statistics, and a row that a checkpoint has not written yet.

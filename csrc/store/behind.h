@@ -1,12 +1,14 @@
 // A thread for what nobody needs to wait for yet, in order. Without threads a job is done at once.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include "process.h"
@@ -28,7 +30,10 @@ class Behind {
 
   // Returns the job's number. A job throws nothing, and is no larger than two pointers: then nothing is allocated.
   uint64_t begin(std::function<void()> job) noexcept {
-    if (!runs() && !start()) return job(), 0;
+    if (!runs() && !start()) {
+      job();
+      return 0;
+    }
     std::unique_lock<std::mutex> lock(queue_->mutex);
     queue_->changed.wait(lock, [&] { return queue_->begun - queue_->done < kMost; });
     queue_->jobs[queue_->begun % kMost] = std::move(job);
