@@ -13,14 +13,25 @@ distilled     FedEcho
 synchronous   FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedAMS
 """
 
-from .buffered import CA2FL, FADAS, Buffer, Calibrated, CosineBuffer, FedAC, FedACOptimizer, FedBuff
+from .buffered import CA2FL, FADAS, Buffer, Calibrated, CosineBuffer, FedAC, FedACOptimizer, FedBuff, Robust
 from .cached import ACE, ACED, ACEClientCache, ActiveSet, AllClients, ClientGradients, Differences
 from .core import Arrival, Composed, Direction, Receipt, Vector
 from .distilled import FedEcho, TanhNetwork, loss_and_gradient, softmax
 from .immediate import ASGD, AsyncFedED, DelayAdaptiveASGD, FedAsync, Single, StaleModel
 from .optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Optimizer, Yogi
 from .policies import Constant, DelayAdaptive, Euclidean, Hinge, Policy, Polynomial, StaleStep
-from .synchronous import Cohort, FedAdagrad, FedAdam, FedAMS, FedAvg, FedAvgM, FedYogi, fedprox_gradient
+from .synchronous import (
+    Cohort,
+    FedAdagrad,
+    FedAdam,
+    FedAMS,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedYogi,
+    fedprox_gradient,
+)
 
 __all__ = [
     "ACE",
@@ -59,6 +70,8 @@ __all__ = [
     "FedAvgM",
     "FedBuff",
     "FedEcho",
+    "FedMedian",
+    "FedTrimmedAvg",
     "FedYogi",
     "Hinge",
     "Momentum",
@@ -66,6 +79,7 @@ __all__ = [
     "Policy",
     "Polynomial",
     "Receipt",
+    "Robust",
     "Single",
     "StaleModel",
     "StaleStep",
