@@ -665,7 +665,7 @@ def FedAMS(
     return _synchronous(server, params, clients_per_round, AMSGrad, lr, betas, eps, bias_correction, moments=moments)
 
 
-class RobustRounds(ServerSettings, DecaySettings, total=False):
+class RobustRounds(ClientSettings, DecaySettings, total=False):
     """The arguments of the robust presets."""
 
     at_least: int | None

@@ -11,6 +11,7 @@ import torch
 
 import fastagg
 from fastagg.errors import ConfigError, UnknownVersion
+from fastagg.integrations.named import as_in
 
 pytestmark = pytest.mark.kernel
 
@@ -49,8 +50,9 @@ def test_a_setting_that_a_rule_cannot_bear_is_refused_when_it_is_made(
 def test_numbers_of_samples_are_not_believed() -> None:
     with pytest.raises(ConfigError, match="could be a lie"):
         fastagg.Server(torch.zeros(2), fastagg.Robust("median", 3), weighting="samples")
-    with pytest.raises(ConfigError, match="could be a lie"):
-        fastagg.Krum(torch.zeros(2), clients_per_round=3, weighting="samples")
+    with pytest.raises(ConfigError, match="unknown setting 'weighting'"):
+        fastagg.Krum(torch.zeros(2), clients_per_round=3, weighting="samples")  # type: ignore[call-arg]
+    assert as_in("flower", fastagg.Krum) == {"buffers": "weighted"}  # a strategy weighs nobody
 
 
 def test_a_part_of_a_model_has_no_distances_between_whole_updates() -> None:
