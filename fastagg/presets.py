@@ -686,7 +686,7 @@ def FedAMS(
     return _synchronous(server, params, clients_per_round, AMSGrad, lr, betas, eps, bias_correction, moments=moments)
 
 
-class RobustRounds(ServerSettings, DecaySettings, total=False):
+class RobustRounds(ClientSettings, DecaySettings, total=False):
     """The arguments of the robust presets."""
 
     at_least: int | None
@@ -697,7 +697,8 @@ def _robust(server: Mapping[str, Any], params: object, clients_per_round: int | 
     if clients_per_round is not None:
         _checks.whole("clients_per_round", clients_per_round, least=1)
     rounds, steps, rest = _parted(server)
-    return Server(params, Robust(size=clients_per_round, synchronous=True, **rule, **rounds), SGD(lr, **steps), **rest)
+    along = Robust(size=clients_per_round, synchronous=True, **rule, **cast(Any, rounds))
+    return Server(params, along, SGD(lr, **steps), **rest)
 
 
 @preset
@@ -767,16 +768,17 @@ def MultiKrum(
     lr: float = 1.0,
     **server: Unpack[RobustRounds],
 ) -> Server:
-    """Synchronous rounds; the mean of the ``num_nodes_to_select`` best deltas by :func:`Krum`'s measure (Blanchard et al. 2017).
+    """Synchronous rounds; the mean of the ``num_nodes_to_select`` best deltas by :func:`Krum`'s measure.
 
-    The mean is of deltas that count alike; Flower's is weighted by samples.
+    Blanchard et al. 2017. The deltas count alike in the mean; in Flower by samples.
 
     Args:
         num_malicious_nodes: f, of which M must be at least 2f + 3.
         num_nodes_to_select: M - f by default.
 
     Example:
-        >>> fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2, num_nodes_to_select=3).direction.keep
+        >>> server = fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_nodes_to_select=3)
+        >>> server.direction.keep
         3
     """
     return _robust(

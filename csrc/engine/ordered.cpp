@@ -16,6 +16,7 @@ Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
   for (Waiting& one : waiting_) {
     all_.push_back(one.brings);
     all_.back().answer = &one.answer;
+    all_.back().update = &one.answer.update;
   }
   last_ = given.empty() ? nullptr : &given.front();
   if (last_ != nullptr) all_.push_back(*last_);

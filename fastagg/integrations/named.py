@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from fastagg import _checks, registry
+from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.distill import Distillation
 from fastagg.errors import ConfigError, UnknownClient
@@ -25,8 +25,9 @@ ROUNDS: Mapping[str, Plain] = {
 def as_in(framework: str, make: Callable[..., Server]) -> Plain:
     """The defaults of ``make`` in this framework: those of :data:`ROUNDS`, if it is a preset with rounds. The
     asynchronous presets keep the weights of their papers."""
-    rounds = make in registry.presets().values() and "clients_per_round" in inspect.signature(make).parameters
-    return dict(ROUNDS[framework]) if rounds else {}
+    if make not in registry.presets().values() or "clients_per_round" not in inspect.signature(make).parameters:
+        return {}
+    return {name: value for name, value in ROUNDS[framework].items() if name in _keywords.of(make).settings}
 
 
 def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str, str]) -> None:

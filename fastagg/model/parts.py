@@ -62,8 +62,8 @@ def parts(
     Args:
         model: in any form that a server takes. A 1-D array is one tensor, so one part.
         count: the number of parts.
-        by_part: allow what needs the whole model's norm or cosine (``clip_norm``, AsyncFedED, FedAC). Each part then
-            uses its own, which is another rule.
+        by_part: allow what needs the whole update's norm, cosine or distances (``clip_norm``, AsyncFedED, FedAC, Krum).
+            Each part then uses its own, which is another rule.
         buffers, tied: which arrays of a state_dict or a list are buffers, and which are one: as for a server.
 
     Raises:

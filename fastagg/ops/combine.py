@@ -101,8 +101,8 @@ def combine(
     ``multi_krum``          the mean of the ``keep`` best of these; n - f by default
     ``geometric_median``    ``iterations`` of Weiszfeld's algorithm from zero, with distances of at least ``smoothing``
                             (Pillutla et al. 2022)
-    ``centered_clip``       ``iterations`` of v <- v + mean of the u_i - v, each clipped to the norm ``radius``, from zero
-                            (Karimireddy et al. 2021)
+    ``centered_clip``       ``iterations`` of v <- v + mean of the u_i - v, each clipped to the norm ``radius``, from
+                            zero (Karimireddy et al. 2021)
     ======================  ============================================================================================
 
     Args:

@@ -73,6 +73,8 @@ def check_part(direction: Direction, staleness: Staleness, settings: ServerSetti
         what, needs = f"staleness {type(staleness).__name__}", "how far the whole model has moved"
     elif direction.measures:
         what, needs = f"direction {type(direction).__name__}", "the cosine of the whole update"
+    elif direction.compares:
+        what, needs = f"direction {type(direction).__name__}", "the distances between whole updates"
     else:
         return
     raise ConfigError(

@@ -11,10 +11,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../../csrc/cpu/combine.h"
 #include "../../csrc/cpu/cpu.h"
 #include "../../csrc/cpu/distill.h"
 #include "../../csrc/cpu/kernels.h"
@@ -354,6 +356,35 @@ void run_crc(bool in_software, Hash& hash) {
     hash.word(cpu::crc32c(bytes.data() + 1, count, static_cast<uint32_t>(count), in_software));
 }
 
+// Two of the rows are so near that their distance is added up itself.
+void run_combine(int64_t count, Hash& hash) {
+  Random random(static_cast<uint64_t>(count));
+  const int64_t size = 70001;
+  std::vector<std::unique_ptr<Floats>> rows;
+  std::vector<Update> updates(static_cast<size_t>(count));
+  std::vector<Held> held;
+  for (int64_t k = 0; k < count; ++k) {
+    rows.push_back(std::make_unique<Floats>(size, k % 3));
+    fill(*rows.back(), random);
+  }
+  for (int64_t i = 0; i < size && count > 1; ++i) (*rows[1])[i] = (*rows[0])[i] * (1.0f + 0x1p-20f);
+  std::vector<float> weights(static_cast<size_t>(count));
+  for (size_t k = 0; k < weights.size(); ++k) {
+    weights[k] = k < 2 || k % 4 != 3 ? 1.0f : 1.0f / static_cast<float>(k);
+    updates[k].add(rows[k]->data(), size, kFloat32);
+  }
+  for (size_t k = 0; k < weights.size(); ++k) held.push_back({&updates[k], weights[k]});
+  for (int kind = 0; kind < Combines::kCount; ++kind)
+    for (const int64_t n : {int64_t{1}, int64_t{63}, int64_t{1000}, kBlock}) {
+      std::vector<const float*> from;
+      for (const auto& row : rows) from.push_back(row->data() + n);
+      Floats out(n);
+      cpu::combine_rows({kind, (count - 1) / 3}, from.data(), count, weights.data(), n, out.data());
+      hash.values(out);
+    }
+  for (const double square : cpu::squared_distances(held, size)) hash.value(square);
+}
+
 // ---- all of it
 
 using Lines = std::vector<std::string>;
@@ -406,6 +437,8 @@ Lines trace() {
   }
   line(lines, "crc32c", [](Hash& hash) { run_crc(false, hash); });
   line(lines, "crc32c by table", [](Hash& hash) { run_crc(true, hash); });
+  for (const int64_t count : {1, 2, 5, 10, 16, 17, 50, 70, 300})
+    line(lines, "combine " + std::to_string(count), [&](Hash& hash) { run_combine(count, hash); });
   return lines;
 }
 

@@ -112,8 +112,8 @@ def test_updates_that_are_nearly_the_same_keep_their_distances() -> None:
     """Where products of whole updates cancel, differences are added up."""
     far = vector(5000, 1, 1e4)
     rows = [far + vector(5000, 2 + k, 1e-2 * (1 + k)) for k in range(7)]
-    for rule in ("krum", "multi_krum"):
-        assert torch.equal(ops.combine(rows, rule, f=1), reference.combine(rows, rule, f=1).float())  # type: ignore[arg-type]
+    assert torch.equal(ops.combine(rows, "krum", f=1), reference.combine(rows, "krum", f=1).float())
+    near(ops.combine(rows, "multi_krum", f=1), reference.combine(rows, "multi_krum", f=1), rows)
 
 
 def test_equals_flower() -> None:
@@ -133,7 +133,7 @@ def test_equals_flower() -> None:
 
 def test_equals_byzfl() -> None:
     """Its Krum counts one neighbour more, so its f is one more."""
-    byzfl = pytest.importorskip("byzfl.aggregators.aggregators")
+    byzfl = pytest.importorskip("byzfl")
     for count in (8, 11, 20):
         rows, f = updates(count, 3000), (count - 4) // 2
         stacked = np.stack([row.numpy() for row in rows]).astype(np.float64)
@@ -168,7 +168,7 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
 def test_what_a_rule_cannot_bear_is_refused(rule: str, count: int, how: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ops.combine([vector(5, 1)] * count, rule, **how)  # type: ignore[arg-type]
-    if count and "updates" not in words or "krum" in rule:
+    if (count and "updates" not in words) or "krum" in rule:
         with pytest.raises(ConfigError, match=words.partition(": exp")[0]):
             fastagg.Robust(rule, count, **how)  # type: ignore[arg-type]
 

@@ -96,6 +96,8 @@ RULES = {
     ),
     "FedAC": Rule({"lr": st.just(0.01), "buffer_size": numbers(1, 4), **{k: st.just(v) for k, v in ADAPTIVE.items()}}),
     "FedAvg": Rule({"lr": st.just(0.5)}),
+    "FedMedian": Rule({"lr": of([1.0, 0.5])}, shapes=SHAPES),
+    "FedTrimmedAvg": Rule({"lr": st.just(0.5), "beta": of([0.0, 0.2, 0.45])}, shapes=SHAPES),
     "FedAvgM": Rule({"lr": st.just(0.5), "beta": st.just(0.8)}),
     **{name: Rule({"lr": st.just(0.05), **{k: st.just(v) for k, v in ADAPTIVE.items()}})
        for name in ("FedAdam", "FedYogi", "FedAMS")},
@@ -107,7 +109,8 @@ RULES = {
     ),
     "RingmasterASGD": Rule({"lr": st.just(LR), "delay_threshold": numbers(1, 4)}),
 }  # fmt: skip
-SYNCHRONOUS = ("DiLoCo", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAMS", "FedAdagrad")
+SYNCHRONOUS = ("DiLoCo", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAMS", "FedAdagrad", "FedMedian", "FedTrimmedAvg")
+UNIFORM = ("FedMedian", "FedTrimmedAvg")  # what takes no numbers of samples
 COMMON = {"clip_norm": of([0.5, 3.0]), "weighting": of(["uniform", "samples"])}
 
 
@@ -148,6 +151,8 @@ def test_a_rule_is_its_pseudo_code(name: str, data: Any) -> None:
     rule, preset = RULES[name], name.partition(",")[0]
     how = {key: data.draw(values, label=key) for key, values in rule.settings.items()}
     how |= data.draw(st.fixed_dictionaries({}, optional=COMMON))
+    if name in UNIFORM:
+        how.pop("weighting", None)
     if name in SYNCHRONOUS:
         case, how["clients_per_round"] = data.draw(synchronous_cases())
     else:
@@ -338,6 +343,15 @@ DIRECTIONS: dict[str, tuple[Build, Build]] = {  # of as many clients
     "buffer": (lambda n: fastagg.Buffer(3), lambda n: oracle.Buffer(3)),
     "weights": (lambda n: fastagg.Buffer(3, normalize="weights"), lambda n: oracle.Buffer(3, normalize="weights")),
     "clients": (lambda n: fastagg.Buffer(3, normalize=7), lambda n: oracle.Buffer(3, normalize=7)),
+    **{
+        rule: (lambda n, r=rule, h=how: fastagg.Robust(r, 4, **h), lambda n, r=rule, h=how: oracle.Robust(r, 4, **h))
+        for rule, how in {
+            "median": {},
+            "trimmed": {"trim": 0.3},
+            "geometric_median": {},
+            "centered_clip": {"radius": 0.5},
+        }.items()
+    },
     "all": (fastagg.AllClients, oracle.AllClients),
     "active": (lambda n: fastagg.ActiveSet(n, max_delay=2), lambda n: oracle.ActiveSet(n, 2)),
     "calibrated": (lambda n: fastagg.Calibrated(n, 3), lambda n: oracle.Calibrated(n, 3)),
@@ -366,6 +380,7 @@ def test_any_direction_with_any_optimizer_and_any_policy(
     optimizer: str, direction: str, policy: str, case: Case, decay: Any, second: Any, weighting: Any
 ) -> None:
     along, steps, stale = DIRECTIONS[direction], OPTIMIZERS[optimizer], POLICIES[policy]
+    weighting = "uniform" if isinstance(along[0](1), fastagg.Robust) else weighting
     mine, its = steps[0](), steps[1]()
     more = {**decay, **(second if hasattr(mine, "eps_root") else {})}
     ours = fastagg.Server(

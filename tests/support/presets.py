@@ -30,6 +30,14 @@ def _of(name: str, **settings: Any) -> Make:
     return make
 
 
+def _robust(rule: Any, **settings: Any) -> Make:
+    def make(params: Any, **more: Any) -> fastagg.Server:
+        along, steps = fastagg.Robust(rule, 3, **settings), fastagg.AMSGrad(0.01)
+        return fastagg.Server(params, along, steps, fastagg.Polynomial(0.5), **more)
+
+    return make
+
+
 _CACHES = ("fp32", "bf16", "int8", "int4")
 _ROUNDS = {"clients_per_round": ROUND, "weighting": "uniform"}
 _ADAPTIVE = {
@@ -108,10 +116,29 @@ PRESETS: dict[str, Make] = {
     "DecoupledDiLoCo": _of("DecoupledDiLoCo", buffer_size=2),
     "RingmasterASGD": _of("RingmasterASGD", lr=0.1, delay_threshold=2),
     **{name: _of(name, **settings) for name, settings in _ADAPTIVE.items()},
+    "FedMedian": _of("FedMedian", clients_per_round=ROUND),
+    "FedMedian, deterministic": _of("FedMedian", clients_per_round=ROUND, deterministic=True),
+    "FedTrimmedAvg": _of("FedTrimmedAvg", clients_per_round=ROUND, beta=0.4),
+    "Krum": _of("Krum", clients_per_round=ROUND),
+    "MultiKrum": _of("MultiKrum", clients_per_round=ROUND, num_nodes_to_select=2),
+    **{
+        f"Robust, {rule}, AMSGrad": _robust(rule, **more)
+        for rule, more in {
+            "mean_around_median": {"f": 1},
+            "geometric_median": {},
+            "centered_clip": {"radius": 0.01},
+        }.items()
+    },
     **{f"{name}, moments in 8 bits": _of(name, **settings, moments="8bit") for name, settings in _ADAPTIVE.items()},
 }
-SYNCHRONOUS = ("DiLoCo", "FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS")
-OF_THE_WHOLE = ("AsyncFedED", "FedAC", "FedBuff, clipped", "HeLoCo")  # their steps depend on norms of whole updates
+SYNCHRONOUS = (
+    "DiLoCo", "FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS", "FedMedian", "FedTrimmedAvg", "Krum",
+    "MultiKrum",
+)  # fmt: skip
+# Their steps depend on norms of whole updates, or compare these.
+OF_THE_WHOLE = (
+    "AsyncFedED", "FedAC", "FedBuff, clipped", "HeLoCo", "Krum", "MultiKrum", "Robust, geometric", "Robust, centered",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=256)

@@ -15,8 +15,7 @@ from fastagg.integrations.flower.records import write
 from fastagg.integrations.models import holds as holds
 from fastagg.integrations.models import put as put
 from fastagg.integrations.models import resume as resume
-from fastagg.integrations.named import ROUNDS
-from fastagg.rules.directions import Cohort
+from fastagg.integrations.named import as_in
 from fastagg.server.server import Server
 
 Make = Callable[..., Server]
@@ -37,7 +36,7 @@ def made(make: Make | Server, model: Arrays, *, rounds: bool) -> Server:
     if not isinstance(make, Server):
         make = _called(make, model, rounds)
     own = not type(make.direction).__module__.startswith("fastagg.")  # a rule of the user's own, which may be either
-    if not own and isinstance(make.direction, Cohort) != rounds:
+    if not own and make.direction.synchronous != rounds:
         raise _other(type(make.direction).__name__, rounds)
     return make
 
@@ -57,7 +56,10 @@ def _called(make: Make, model: Arrays, rounds: bool) -> Server:
         if rounds != ("clients_per_round" in taken):
             raise _other(name, rounds)
         if rounds:  # as Flower weighs
-            settings |= {key: how for key, how in ROUNDS["flower"].items() if key not in getattr(make, "keywords", {})}
+            defaults = as_in("flower", registry.presets()[name])
+            settings |= {key: how for key, how in defaults.items() if key not in getattr(make, "keywords", {})}
+            if "weighting" not in defaults:  # it keeps every update, and knows how many it can; None has no end either
+                settings["clients_per_round"] = None
     try:
         inspect.signature(make).bind(model, **settings)
     except (TypeError, ValueError) as error:  # not an error of the user's own parts, which the call below may raise

@@ -178,6 +178,11 @@ class Direction(Part):
         return None
 
     @property
+    def compares(self) -> bool:
+        """Whether a step depends on how far whole updates are from each other."""
+        return False
+
+    @property
     def sign(self) -> float:
         """The factor with which an update is added to the model: 1 or -1."""
         return 1.0 if self.kind == "delta" else -1.0

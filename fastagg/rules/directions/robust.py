@@ -62,6 +62,10 @@ class Robust(Direction):
         check_window("Robust('median', 100", self.size, self.at_least, self.grace)
         robust_of(self.rule, self.size if self.at_least is None else self.at_least, self._rule())
 
+    @property
+    def compares(self) -> bool:
+        return self.rule not in ("median", "trimmed", "mean_around_median")
+
     def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
         if weighting != "uniform":
             raise ConfigError("weighting: a number of samples could be a lie, and with Robust updates count 'uniform'")

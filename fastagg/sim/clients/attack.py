@@ -36,7 +36,7 @@ def liars_of(attack: Attack, clients: int, seed: int) -> frozenset[int]:
 
 
 def with_flipped_labels(data: FederatedData, attack: Attack, seed: int) -> FederatedData:
-    """Return the data that clients train on: with ``label_flip`` liars have label c - 1 - y in place of y, of c classes.
+    """Return what clients train on: with ``label_flip`` liars have label c - 1 - y in place of y, of c classes.
 
     ConfigError: the labels are not one class for each sample.
     """

@@ -1,8 +1,8 @@
 """The settings of a run: the checked contents of a recipe's TOML, with all defaults written out.
 
 Sections: ``algorithm`` (a preset's name and its keywords), ``data``, ``model``, ``client`` (local
-training), ``delay``, ``dropout``, ``attack``, ``participation``, ``run`` (when to stop, how often to evaluate). Unknown keys are
-errors.
+training), ``delay``, ``dropout``, ``attack``, ``participation``, ``run`` (when to stop, how often to evaluate).
+Unknown keys are errors.
 """
 
 from __future__ import annotations

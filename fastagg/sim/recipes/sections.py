@@ -180,9 +180,9 @@ class Dropout(Section):
 class Attack(Section):
     """``share`` of the clients, drawn, lie. Each sends something else than its update u, or trains on something else.
 
-    ``sign_flip``: -strength*u (strength 1 by default). ``scaling``: strength*u (10). Those of honest clients that came
-    last are known to ``alie``, their mean less strength (1.5) standard deviations of every element (Baruch et al. 2019),
-    and to ``inner_product``, -strength (0.5) times their mean (Xie et al. 2020). ``label_flip``: label y becomes
+    ``sign_flip``: -strength*u (strength 1 by default). ``scaling``: strength*u (10). The last updates of honest clients
+    are known to ``alie``, which sends their mean less strength (1.5) standard deviations of each element (Baruch et al.
+    2019), and to ``inner_product``, -strength (0.5) times their mean (Xie et al. 2020). ``label_flip``: label y becomes
     classes - 1 - y.
     """
 

@@ -14,7 +14,7 @@ outer         DiLoCo, asynchronous, corrected (HeLoCo) and decoupled; Ringmaster
 synchronous   FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedAMS
 """
 
-from .buffered import CA2FL, FADAS, Buffer, Calibrated, CosineBuffer, FedAC, FedACOptimizer, FedBuff
+from .buffered import CA2FL, FADAS, Buffer, Calibrated, CosineBuffer, FedAC, FedACOptimizer, FedBuff, Robust
 from .cached import ACE, ACED, ACEClientCache, ActiveSet, AllClients, ClientGradients, Differences
 from .core import Arrival, Composed, Direction, Receipt, Vector
 from .distilled import FedEcho, TanhNetwork, loss_and_gradient, softmax
@@ -22,7 +22,18 @@ from .immediate import ASGD, AsyncFedED, DelayAdaptiveASGD, FedAsync, Single, St
 from .optimizers import SGD, Adagrad, Adam, AMSGrad, DelayedNesterov, Momentum, Nesterov, Optimizer, Yogi
 from .outer import Aligned, AsyncDiLoCo, CosineGate, Cutoff, DecoupledDiLoCo, DiLoCo, HeLoCo, RingmasterASGD
 from .policies import Constant, DelayAdaptive, Euclidean, Hinge, Policy, Polynomial, StaleStep
-from .synchronous import Cohort, FedAdagrad, FedAdam, FedAMS, FedAvg, FedAvgM, FedYogi, fedprox_gradient
+from .synchronous import (
+    Cohort,
+    FedAdagrad,
+    FedAdam,
+    FedAMS,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedYogi,
+    fedprox_gradient,
+)
 
 __all__ = [
     "ACE",
@@ -68,6 +79,8 @@ __all__ = [
     "FedAvgM",
     "FedBuff",
     "FedEcho",
+    "FedMedian",
+    "FedTrimmedAvg",
     "FedYogi",
     "HeLoCo",
     "Hinge",
@@ -78,6 +91,7 @@ __all__ = [
     "Polynomial",
     "Receipt",
     "RingmasterASGD",
+    "Robust",
     "Single",
     "StaleModel",
     "StaleStep",

@@ -67,6 +67,41 @@ class Buffer(Direction):
         return total / float(self.normalize)
 
 
+class Robust(Buffer):
+    """What a rule makes of M updates s(tau_i)*Delta_i.
+
+    median, trimmed     of every element (Yin et al. 2018)
+    mean_around_median  the mean of the M - f values of an element nearest to the median (Xie et al. 2018)
+    geometric_median    3 turns of v <- sum(beta_i*u_i)/sum(beta_i), beta_i = 1/max(1e-6, |u_i - v|), from v = 0
+    centered_clip       3 turns of v <- v + mean of (u_i - v)*min(1, radius/|u_i - v|), from v = 0
+    """
+
+    def __init__(self, rule: str, size: int, trim: float = 0.1, f: int = 0, radius: float = 1.0) -> None:
+        super().__init__(size)
+        self.rule, self.trim, self.f, self.radius = rule, trim, f, radius
+
+    def plain(self) -> Vector:
+        u = np.array([a.weight * a.update for a in self.held])
+        if self.rule == "median":
+            return np.median(u, axis=0)
+        if self.rule == "trimmed":
+            cut = int(self.trim * len(u))
+            return np.sort(u, axis=0)[cut : len(u) - cut].mean(axis=0)
+        if self.rule == "mean_around_median":
+            nearest = np.argsort(np.abs(u - np.median(u, axis=0)), axis=0, kind="stable")
+            return np.take_along_axis(u, nearest, axis=0)[: len(u) - self.f].mean(axis=0)
+        v = np.zeros(u.shape[1])
+        for _ in range(3):
+            lengths = np.linalg.norm(u - v, axis=1)
+            if self.rule == "geometric_median":
+                beta = 1.0 / np.maximum(1e-6, lengths)
+                v = beta @ u / beta.sum()
+            else:
+                kept = np.minimum(1.0, self.radius / np.maximum(lengths, 1e-300))
+                v = v + (kept[:, None] * (u - v)).mean(axis=0)
+        return v
+
+
 class Calibrated(Direction):
     """CA2FL (002 Alg. a.3): u = h + acc/|S|, acc = sum(Delta_i - h_i); then h_i = Delta_i, h = mean_i h_i.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from .buffered import Buffer
+from .buffered import Buffer, Robust
 from .core import Arrival, Composed, Vector
 from .optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Optimizer, Yogi
 
@@ -41,6 +41,29 @@ class _Synchronous(Composed):
         **common: Any,
     ) -> None:
         super().__init__(x0, Cohort(clients_per_round, stale), optimizer, **common)
+
+
+class _RobustCohort(Robust):
+    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
+        if arrival.delay != 0:
+            raise ValueError(f"a synchronous round takes no update that is {arrival.delay} rounds old")
+        return super().add(server, arrival)
+
+
+class FedMedian(Composed):
+    """The median of the round's deltas, element by element."""
+
+    def __init__(self, x0: npt.ArrayLike, clients_per_round: int, lr: float = 1.0, **common: Any) -> None:
+        super().__init__(x0, _RobustCohort("median", clients_per_round), SGD(lr), **common)
+
+
+class FedTrimmedAvg(Composed):
+    """Their trimmed mean."""
+
+    def __init__(
+        self, x0: npt.ArrayLike, clients_per_round: int, beta: float = 0.2, lr: float = 1.0, **common: Any
+    ) -> None:
+        super().__init__(x0, _RobustCohort("trimmed", clients_per_round, beta), SGD(lr), **common)
 
 
 class FedAvg(_Synchronous):

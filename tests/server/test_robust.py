@@ -1,0 +1,149 @@
+"""Robust rules in a server: refusals, memory, encoded updates, rounds that end early, folders; the arithmetic is in
+tests/ops/test_combine.py, and every way and form of an update in the tests of all presets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastagg
+from fastagg.errors import ConfigError, UnknownVersion
+from fastagg.integrations.named import as_in
+
+pytestmark = pytest.mark.kernel
+
+SIZE = 3000
+
+
+def update(number: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(number))
+
+
+def answer(server: fastagg.Server, client: int, number: int) -> fastagg.Receipt:
+    server.dispatch(client)
+    return server.receive(client, update(number))
+
+
+@pytest.mark.parametrize(
+    ("rule", "size", "how", "words"),
+    [
+        ("median", 0, {}, "buffer_size: expected a whole number in 1..1024"),
+        ("median", 2000, {}, "buffer_size"),
+        ("krum", 6, {"f": 2}, "krum: 6 updates, and with f=2 it needs at least 7"),
+        ("krum", 10, {"f": 2, "at_least": 6, "grace": 1.0}, "krum: 6 updates"),
+        ("trimmed", 10, {"trim": 0.5}, "trim: expected a share"),
+        ("trimmed", 10, {"radius": 2.0}, "radius: a setting of centered_clip, not of trimmed"),
+        ("median", 10, {"at_least": 6}, "grace: needed with at_least"),
+        ("mode", 10, {}, "rule: expected one of"),
+    ],
+)
+def test_a_setting_that_a_rule_cannot_bear_is_refused_when_it_is_made(
+    rule: Any, size: int, how: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        fastagg.Robust(rule, size, **how)
+
+
+def test_numbers_of_samples_are_not_believed() -> None:
+    with pytest.raises(ConfigError, match="could be a lie"):
+        fastagg.Server(torch.zeros(2), fastagg.Robust("median", 3), weighting="samples")
+    with pytest.raises(ConfigError, match="unknown setting 'weighting'"):
+        fastagg.Krum(torch.zeros(2), clients_per_round=3, weighting="samples")  # type: ignore[call-arg]
+    assert as_in("flower", fastagg.Krum) == {"buffers": "weighted"}  # a strategy weighs nobody
+
+
+def test_a_part_of_a_model_has_no_distances_between_whole_updates() -> None:
+    model = {"a": torch.zeros(3), "b": torch.zeros(2)}
+    for part in fastagg.parts(model, 2):
+        fastagg.FedMedian(part, clients_per_round=3)
+        with pytest.raises(ConfigError, match="the distances between whole updates"):
+            fastagg.Krum(part, clients_per_round=3)
+
+
+def test_a_round_that_ends_too_early_for_its_rule_goes_on() -> None:
+    server = fastagg.Server(torch.zeros(SIZE), fastagg.Robust("krum", None, f=1))
+    for client in range(4):
+        answer(server, client, client)
+    before = server.state_dict()
+    with pytest.raises(ConfigError, match=r"krum needs 5..1024 updates, and the round has 4"):
+        server.close_round()
+    assert server.version == 0 and server.state_dict()["direction"]["versions"] == [0] * 4
+    assert torch.equal(server.state_dict()["flat"], before["flat"])
+    answer(server, 4, 4)
+    assert server.close_round() == 1.0
+    wanted = fastagg.ops.combine([update(k) for k in range(5)], "krum", f=1)
+    assert torch.equal(server.flat, wanted)
+
+
+def test_a_sum_of_several_clients_is_refused() -> None:
+    server = fastagg.Server(torch.zeros(2), fastagg.Robust("median", 3))
+    server.dispatch("leaf")
+    with pytest.raises(ConfigError, match="this rule needs every single one"):
+        server.receive_partial("leaf", fastagg.Partial(torch.ones(2), 2, 2.0))
+    assert server.memory()["direction"] == 0
+
+
+def test_a_round_has_no_more_updates_than_can_be_combined() -> None:
+    server = fastagg.Server(torch.zeros(1), fastagg.Robust("median", None))
+    for client in range(1024):
+        server.dispatch(client)
+        server.receive(client, torch.tensor([float(client)]))
+    server.dispatch(2000)
+    with pytest.raises(ConfigError, match="as many updates as can be combined; call close_round"):
+        server.receive(2000, torch.tensor([1.0]))
+    server.close_round()
+    assert server.flat.item() == 511.5
+    server.receive(2000, torch.tensor([1.0]))
+
+
+def test_updates_wait_as_they_came_and_count_by_their_staleness() -> None:
+    server = fastagg.Server(
+        torch.zeros(SIZE), fastagg.Robust("trimmed", 3, trim=0.34), staleness=fastagg.Polynomial(1.0), clip_norm=40.0
+    )
+    server.dispatch("late")
+    for client in range(3):
+        answer(server, client, client)
+    assert server.version == 1
+    before, rows = server.flat.clone(), [update(10), update(11), 2 * update(12)]
+    server.receive("late", rows[0].half())
+    assert server.memory()["direction"] == 2 * SIZE
+    server.dispatch(1)
+    server.receive(1, fastagg.encode(rows[1], "int8", seed=1))
+    assert server.memory()["direction"] < 3.1 * SIZE
+    server.dispatch(2)
+    assert server.receive(2, rows[2]).applied
+    came = [rows[0].half().float(), fastagg.encode(rows[1], "int8", seed=1).decode(), rows[2]]
+    gains = [min(1.0, 40.0 / float(row.double().norm())) for row in came]
+    wanted = fastagg.reference.combine(came, "trimmed", weights=[gains[0] / 2, *gains[1:]], trim=0.34)
+    torch.testing.assert_close(server.flat.double() - before, wanted, rtol=1e-5, atol=1e-6)
+    assert server.memory()["direction"] == 0
+
+
+def test_synchronous_rounds_refuse_an_update_of_an_earlier_one() -> None:
+    server = fastagg.FedMedian(torch.zeros(SIZE), clients_per_round=2)
+    server.dispatch("late")
+    for client in range(2):
+        answer(server, client, client)
+    with pytest.raises(UnknownVersion):
+        server.receive("late", update(3))
+
+
+@pytest.mark.parametrize("rule", ["median", "multi_krum", "geometric_median"])
+def test_a_folder_is_the_same_server(rule: Any, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"f": 1} if rule == "multi_krum" else {}
+
+    def make() -> fastagg.Server:
+        return fastagg.Server(torch.zeros(SIZE), fastagg.Robust(rule, 5, **how), fastagg.Adam(0.1))
+
+    plain, count = make(), 0
+    for _life in range(3):
+        with fastagg.open(tmp_path / "state", make) as server:
+            assert torch.equal(server.flat, plain.flat) and server.version == plain.version
+            for _ in range(7):
+                for one in (server, plain):
+                    answer(one, count % 3, count)
+                count += 1
+    assert plain.version == 4

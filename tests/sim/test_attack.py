@@ -1,0 +1,124 @@
+"""Clients that lie: who, what they send, what they train on, and that a run which is resumed is the same run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fastagg.errors import ConfigError
+from fastagg.model import ModelState
+from fastagg.sim.clients.attack import Liars, liars_of, with_flipped_labels
+from fastagg.sim.data.federated import FederatedData, Samples
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import Config, from_dict
+from fastagg.sim.recipes.sections import Attack
+
+CLIENTS = 10
+
+
+def config(**attack: Any) -> Config:
+    return from_dict(
+        {
+            "name": "lies",
+            "seed": 3,
+            "algorithm": {"name": "FedBuff", "buffer_size": 5},
+            "data": {"name": "digits", "clients": CLIENTS, "alpha": 1.0},
+            "model": {"name": "logistic"},
+            "client": {"lr": 0.1, "steps": 2},
+            "delay": {"name": "exponential"},
+            "attack": attack,
+            "run": {"uploads": 40, "evaluate_every": 4},
+        },
+        "test",
+    )
+
+
+def state(values: list[float]) -> ModelState:
+    return ModelState(torch.tensor(values), torch.zeros(0), [])
+
+
+def known(name: Any, **more: Any) -> tuple[Liars, int]:
+    """Liars that know two honest updates, and who one of them is."""
+    attack = Attack(name=name, **more)
+    liars = liars_of(attack, CLIENTS, 1)
+    found = Liars(attack, CLIENTS, 1, ["w"])
+    honest = [client for client in range(CLIENTS) if client not in liars]
+    for client, values in zip(honest, ([1.0, 2.0], [3.0, 2.0]), strict=False):
+        assert found(client, state(values)).flat.tolist() == values
+    return found, min(liars)
+
+
+def test_who_lies_is_drawn_by_the_seed() -> None:
+    attack = Attack(name="sign_flip", share=0.2)
+    assert [len(liars_of(attack, CLIENTS, seed)) for seed in range(5)] == [2] * 5
+    assert liars_of(attack, CLIENTS, 0) == liars_of(Attack(name="alie", share=0.2), CLIENTS, 0)
+    assert len({liars_of(attack, CLIENTS, seed) for seed in range(9)}) > 1
+    assert not liars_of(Attack(), CLIENTS, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "sent"),
+    [
+        ("sign_flip", {}, [-5.0, 4.0]),
+        ("scaling", {"strength": 3.0}, [15.0, -12.0]),
+        ("inner_product", {}, [-1.0, -1.0]),
+        ("alie", {"strength": 2.0}, [0.0, 2.0]),
+        ("label_flip", {}, [5.0, -4.0]),
+    ],
+)
+def test_what_a_liar_sends(name: str, more: dict[str, float], sent: list[float]) -> None:
+    liars, liar = known(name, **more)
+    assert liars(liar, state([5.0, -4.0])).flat.tolist() == sent  # type: ignore[union-attr]
+    update = {"w": torch.tensor([[5.0, -4.0]]), "bn.running_mean": torch.ones(1)}
+    found = liars(liar, update)
+    assert isinstance(found, dict) and found["w"].tolist() == [sent] and found["bn.running_mean"].tolist() == [1.0]
+
+
+def test_flipped_labels_are_those_of_liars_alone() -> None:
+    samples = Samples(torch.zeros(3, 1), torch.tensor([0, 1, 9]))
+    data = FederatedData([samples] * CLIENTS, samples, 10)
+    attack = Attack(name="label_flip", share=0.3)
+    flipped = with_flipped_labels(data, attack, 1)
+    liars = liars_of(attack, CLIENTS, 1)
+    for client, theirs in enumerate(flipped.clients):
+        assert theirs.y.tolist() == ([9, 8, 0] if client in liars else [0, 1, 9])
+    assert flipped.test is data.test
+    numbers = Samples(torch.zeros(3, 1), torch.zeros(3))
+    with pytest.raises(ConfigError, match="one class for each sample"):
+        with_flipped_labels(FederatedData([numbers], numbers, 1), attack, 1)
+
+
+def test_a_run_without_liars_is_what_it_was() -> None:
+    plain, lying = Simulation(config()), Simulation(config(name="sign_flip", share=0.0))
+    for _ in range(40):
+        plain.step(), lying.step()
+    assert torch.equal(plain.server.flat, lying.server.flat)
+
+
+@pytest.mark.parametrize("name", ["sign_flip", "alie", "label_flip"])
+def test_a_run_that_is_resumed_is_the_same_run(name: str) -> None:
+    whole, first = Simulation(config(name=name)), Simulation(config(name=name))
+    for _ in range(40):
+        whole.step()
+    for _ in range(17):
+        first.step()
+    second = Simulation(config(name=name))
+    second.load_state_dict(first.state_dict())
+    for _ in range(23):
+        second.step()
+    honest = Simulation(config())
+    for _ in range(40):
+        honest.step()
+    assert torch.equal(second.server.flat, whole.server.flat)
+    assert not torch.equal(honest.server.flat, whole.server.flat)
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [({"name": "flip"}, "attack.name"), ({"share": 1.0}, "attack.share"), ({"strength": 0.0}, "attack.strength")],
+)
+def test_a_wrong_key_is_refused(attack: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(**attack)
