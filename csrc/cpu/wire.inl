@@ -44,9 +44,11 @@ void decode_sign_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64
     for (int64_t i = 0; i < end; i += 32) {
       uint32_t word;
       memcpy(&word, wire.codes + (at + b + i) / 8, sizeof word);
-      uint32_t signs[32];
-      for (uint32_t k = 0; k < 32; ++k) signs[k] = scale | (word << (31 - k) & 0x80000000u);
-      memcpy(out + b + i, signs, static_cast<size_t>(end - i < 32 ? end - i : 32) * sizeof(float));
+      float rest[32];
+      const bool whole = end - i >= 32;
+      float* const to = whole ? out + b + i : rest;
+      for (uint32_t k = 0; k < 32; ++k) to[k] = float_from_bits(scale | (word << (31 - k) & 0x80000000u));
+      if (!whole) memcpy(out + b + i, rest, static_cast<size_t>(end - i) * sizeof(float));
     }
   }
 }
