@@ -18,13 +18,13 @@ int place_of(const char* const (&names)[Count], const std::string& name, const c
 }
 
 std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
-                                int64_t count, const std::vector<int64_t>& ends, uint64_t seed, uint64_t number) {
+                                int64_t count, const std::vector<int64_t>& ends, std::pair<uint64_t, uint64_t> key) {
   const Released released;
   if (!std::isfinite(cpu::sum_squares(update))) throw Refusal(Why::kNotFinite, "encode: NaN or infinity in the update");
   const auto made = Encoded::make(static_cast<WireFormat>(place_of(kWireNames, format, "format")),
                                   static_cast<WireValues>(place_of(kValueNames, values, "values")), update.size, count);
   if (made->ends != nullptr) std::copy(ends.begin(), ends.end(), const_cast<int64_t*>(made->ends));
-  cpu::encode(update, *made, {seed, number, 0});
+  cpu::encode(update, *made, {key.first, key.second, 0});
   made->check();
   return made;
 }
@@ -82,7 +82,7 @@ void bind_encoding(py::module_& to) {
       },
       arg("head"));
   m.def("encode", &encode, arg("update"), py::kw_only(), arg("format"), arg("values"), arg("count"), arg("ends"),
-        arg("seed"), arg("number"));
+        arg("key"));
 }
 
 }  // namespace fastagg::bindings

@@ -1,5 +1,7 @@
 // A server step. If everything is fp32, it is one fused loop. Otherwise stages run over blocks of 1,024 elements in the
 // L1 cache.
+#include <utility>
+
 #include "blocks.h"
 #include "combine.h"
 #include "cpu.h"
@@ -8,10 +10,37 @@
 namespace fastagg::cpu {
 namespace {
 
+// Adds what there is of a top-k to a block, with the bits of adding all of it: a zero changes nothing but, if it is
+// positive, the sign of a zero. `signed_zeros`: whether the block may have negative ones. False: a value is itself
+// zero.
+bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, bool* signed_zeros) {
+  const int32_t* const last = wire.indices + wire.count;
+  const int32_t* const first = std::lower_bound(wire.indices, last, static_cast<int32_t>(at));
+  const int32_t* const end = std::lower_bound(first, last, at + n, [](int32_t a, int64_t b) { return a < b; });
+  for (const int32_t* next = first; next != end; ++next)
+    if (by * value_of(wire, next - wire.indices) == 0.0f) return false;
+  if (by > 0.0f && std::exchange(*signed_zeros, false))
+    for (int64_t i = 0; i < n; ++i) out[i] += 0.0f;
+  for (const int32_t* next = first; next != end; ++next) out[*next - at] += by * value_of(wire, next - wire.indices);
+  return true;
+}
+
 // The block of acc + held[0] + ... + held[count-1], added in order in the L1 cache. Null: there is nothing.
 const float* add_block(const Kernels& table, const std::vector<Held>& held, size_t count, const float* acc, int64_t at,
                        int64_t n, float* out) {
+  bool signed_zeros = true;
   for (size_t k = 0; k < count; ++k) {
+    const Piece& piece = held[k].update->pieces.front();
+    const Wire* const wire = piece.dtype == kEncoded ? static_cast<const Wire*>(piece.data) : nullptr;
+    if (wire != nullptr && acc == out && wire->format == kWireTopK && held[k].by != 0.0f &&
+        add_sparse(*wire, held[k].by, at, n, out, &signed_zeros))
+      continue;
+    if (const int format = wire != nullptr && acc == out ? row_of_wire(wire->format) : -1; format >= 0) {
+      const Row row{const_cast<uint8_t*>(wire->codes) + at * format_facts(format).bits / 8,
+                    const_cast<float*>(wire->scales) + at / kScaleBlock};
+      table.add_row[format](out, row, held[k].by, n, tuning().prefetch);  // the same operations, from the codes
+      continue;
+    }
     Reader reader(*held[k].update, table, at);
     Run run{};
     run.update = reader.block(at, n);

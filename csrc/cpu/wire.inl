@@ -40,12 +40,15 @@ void decode_tensor_wire(const Wire& wire, int64_t at, float* out, int64_t n, int
 void decode_sign_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64_t) {
   for (int64_t b = 0; b < n; b += kScaleBlock) {
     const uint32_t scale = bits_of(wire.scales[(at + b) / kScaleBlock]);
-    const uint8_t* const bits = wire.codes + (at + b) / 8;
     const int64_t end = n - b < kScaleBlock ? n - b : kScaleBlock;
-    FASTAGG_NO_CARRY
-    for (int64_t i = 0; i < end; ++i) {
-      const uint32_t negative = static_cast<uint32_t>(bits[i / 8] >> (i % 8)) & 1u;
-      out[b + i] = float_from_bits(scale | negative << 31);
+    for (int64_t i = 0; i < end; i += 32) {
+      uint32_t word;
+      memcpy(&word, wire.codes + (at + b + i) / 8, sizeof word);
+      float rest[32];
+      const bool whole = end - i >= 32;
+      float* const to = whole ? out + b + i : rest;
+      for (uint32_t k = 0; k < 32; ++k) to[k] = float_from_bits(scale | (word << (31 - k) & 0x80000000u));
+      if (!whole) memcpy(out + b + i, rest, static_cast<size_t>(end - i) * sizeof(float));
     }
   }
 }

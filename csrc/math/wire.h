@@ -43,7 +43,7 @@ struct Wire {
 };
 
 // The row format with the same codes; negative: none.
-FASTAGG_FN int row_of_wire(WireFormat format) {
+constexpr int row_of_wire(WireFormat format) {
   return format == kWireInt8 ? place_in<Int8>(RowFormats{}) : format == kWireInt4 ? place_in<Int4>(RowFormats{}) : -1;
 }
 

@@ -152,7 +152,7 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
     if isinstance(format, TopK):
         count = max(1, round(format.share * pieces.size))
     made = native.encoding.encode(
-        update_of(given), format=name, values=values, count=count, ends=ends, seed=seed, number=number
+        update_of(given), format=name, values=values, count=count, ends=ends, key=(seed, number)
     )
     if feedback is not None:
         residual = given.owners[0]

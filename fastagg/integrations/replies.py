@@ -15,13 +15,14 @@ from fastagg.errors import AlreadyCounted, ConfigError, FastaggError, UnknownCli
 from fastagg.rules.names import Kind
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
+from fastagg.storage.encoded import Encoded
 
 
 class Over(UnknownVersion):
     """The server has ended the task (``lease``, ``max_delay``). That is no failure of its client."""
 
 
-KINDS = ("model", "difference", "delta", "gradient", "lora")
+KINDS = ("model", "difference", "delta", "gradient", "lora", "encoded")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Reply:
         arrays: the arrays it sent, in the form of the server's model.
         kind: ``model``, the trained model; ``difference``, trained minus sent for every array, including
             BatchNorm's statistics; ``delta``, as for ``Server.receive``: differences of parameters, and new statistics;
-            ``gradient``, for ACE, ACED, ASGD; ``lora``, adapters whose products are the delta (:mod:`fastagg.lora`).
+            ``gradient``, for ACE, ACED, ASGD; ``lora``, adapters whose products are the delta (:mod:`fastagg.lora`);
+            ``encoded``, the arrays of a :class:`fastagg.Encoded` delta or gradient, as the server's rule takes it.
         version: the version that the client trained from. None if the client does not state it.
         samples: its number of samples. None if the client does not state it.
         control: FedAC's change of the control variate, flat [d].
@@ -79,6 +81,8 @@ def fitted(server: Server, task: Dispatch, reply: Reply) -> Reply:
     """
     if reply.version not in (None, task.version):
         raise UnknownVersion(f"it is from version {reply.version}, its task was version {task.version}")
+    if reply.kind == "encoded":
+        return replace(reply, arrays=Encoded.from_arrays(reply.arrays), kind=server.update_kind)
     if (reply.kind == "gradient") != (server.update_kind == "gradient"):
         raise ConfigError(f"this server takes updates of kind {server.update_kind!r}, got one of kind {reply.kind!r}")
     if reply.kind == "difference":

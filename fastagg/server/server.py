@@ -361,7 +361,7 @@ class Server:
             client: the sender.
             update: a delta or a gradient (see :attr:`update_kind`), in the form of ``params`` or as a flat 1-D array;
                 from torch, NumPy or DLPack; in fp32, fp16 or bf16. Buffers in it hold the client's values, not
-                differences, and may be left out.
+                differences, and may be left out. Or an :class:`fastagg.Encoded`, which is read as it is.
             version: the version it was trained from. None: the one last dispatched to this client.
             num_samples: the client's number of samples, needed with ``weighting="samples"``; with ``"tokens"`` a pair
                 ``(tokens, steps)``, or the weight itself. With 0 the answer then counts for nothing. In a round it

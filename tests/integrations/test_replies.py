@@ -33,6 +33,13 @@ def less(sent: Model) -> Model:
     return {n: torch.full_like(a, 0.25) if a.is_floating_point() else a + 3 for n, a in sent.items()}
 
 
+def encoded(sent: Model, *, lies: bool = False) -> Model:
+    """The arrays of an encoded difference. ``lies``: one has a scale below zero."""
+    change = {n: a for n, a in less(sent).items() if a.is_floating_point()}
+    found = {n: torch.from_numpy(a.copy()) for n, a in fastagg.encode(change, "int8", seed=0).arrays().items()}
+    return {**found, "scales": -found["scales"]} if lies else found
+
+
 def named(make: Callable[..., fastagg.Server]) -> str:
     """A preset, or a function of the user's own, as settings name it."""
     known = make in fastagg.registry.presets().values()
@@ -68,6 +75,8 @@ ROWS = {
     "columns first": Row(lambda sent: moved(sent, w=(sent["w"] + 0.5).t().contiguous().t())),
     "difference": Row(lambda sent: {**less(sent), "n": torch.tensor(3)}, "difference"),
     "delta": Row(less, "delta"),
+    "encoded": Row(encoded, "encoded"),
+    "encoded lies": Row(partial(encoded, lies=True), "encoded", refused="EncodingError"),
     "0 samples": Row(samples=0),
     "shape": Row(lambda sent: moved(sent, b=torch.ones(2)), refused="ShapeMismatch"),
     "name": Row(lambda sent: moved(sent, more=torch.ones(2)), refused="ShapeMismatch"),
@@ -85,7 +94,7 @@ ROWS = {
 class Plain:
     """The server, and nothing else. Adapters are compared with it."""
 
-    rounds, kinds, lacks = False, ("model", "difference", "delta", "gradient"), frozenset[str]()
+    rounds, kinds, lacks = False, ("model", "difference", "delta", "gradient", "encoded"), frozenset[str]()
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         self.server, self.tasks = make(dict(START), **settings), dict[int, fastagg.Dispatch]()
@@ -104,6 +113,8 @@ class Plain:
                 different = row.kind == "difference"
                 arrays = task.from_difference(arrays) if different else arrays
                 self.server.receive_model(task, arrays, row.samples, difference=different)
+            elif row.kind == "encoded":
+                self.server.receive(client, fastagg.Encoded.from_arrays(arrays), task.version, row.samples)
             else:
                 self.server.receive(client, arrays, task.version, row.samples, kind=row.kind, task=task.id)
             self.updates += 1
@@ -211,9 +222,10 @@ class FlowerRounds(Flower):
 
 
 class FlowerClassic(Adapter):
-    """Of a list of arrays, and without a session. ``lacks``: .npy files alone do not say bf16."""
+    """Of a list of arrays, and without a session. ``lacks``: .npy files alone say neither bf16 nor names."""
 
-    package, of, rounds, lacks = "flwr", PlainInRounds, True, frozenset({"bf16"})
+    package, of, rounds = "flwr", PlainInRounds, True
+    lacks = frozenset({"bf16", "encoded", "encoded lies"})
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from flwr.common import Parameters
@@ -277,7 +289,7 @@ class Flare(Adapter):
         from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
         meta: dict[str, Any] = {"client_name": str(client), "NUM_STEPS_CURRENT_ROUND": row.samples}
-        if row.kind in ("delta", "gradient"):
+        if row.kind in ("delta", "gradient", "encoded"):
             meta["fastagg_kind"] = row.kind
         if row.behind is not None:
             meta["fastagg_version"] = self.session.server.version - row.behind
