@@ -102,6 +102,13 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
   kernels().squares(padded.padded(values, count, n), n, tuning().prefetch, out);
 }
 
+auto squares_and(Tensors* tensors) {
+  return [=](const float* values, int64_t at, int64_t count, double* out) {
+    squares_of_strand(values, at, count, out);
+    if (tensors != nullptr) tensors->add(values, at, count);
+  };
+}
+
 }  // namespace
 
 Tensors::Tensors(std::vector<int64_t> ends) : ends_(std::move(ends)) {
@@ -138,19 +145,10 @@ Tensors::Sums Tensors::of(size_t tensor) const {
 }
 
 double sum_squares(const Update& update, Tensors* tensors) {
-  if (tensors == nullptr) return total_of_groups(group_sums(update, 1, 4, squares_of_strand), 0);
-  const auto sums = [=](const float* values, int64_t at, int64_t count, double* out) {
-    squares_of_strand(values, at, count, out);
-    tensors->add(values, at, count);
-  };
-  return total_of_groups(group_sums(update, 1, 8, sums), 0);
+  return total_of_groups(group_sums(update, 1, tensors == nullptr ? 4 : 8, squares_and(tensors)), 0);
 }
 
 double absorb(const Update& update, const Update& copy, Tensors* tensors) {
-  const auto sums = [=](const float* values, int64_t at, int64_t count, double* out) {
-    squares_of_strand(values, at, count, out);
-    if (tensors != nullptr) tensors->add(values, at, count);
-  };
   const auto take = [&](int64_t at, int64_t count, double* out) {
     const float* const from = plain_at(update, at, count);
     float* const to = plain_at(copy, at, count);
@@ -162,7 +160,7 @@ double absorb(const Update& update, const Update& copy, Tensors* tensors) {
     if (tensors != nullptr) tensors->add(to, at, count);
     return true;
   };
-  return total_of_groups(group_sums(copy, 1, 8, sums, take), 0);
+  return total_of_groups(group_sums(copy, 1, 8, squares_and(tensors), take), 0);
 }
 
 double read_once(const Update& update, const Visit& visit) {
