@@ -22,9 +22,10 @@ OPTIMIZER: Edits = {
     "csrc/math/optimizers.h": [
         (
             "using Optimizers = List<",
-            """struct Nesterov {
-  static constexpr const char* kName = "nesterov";
-  static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false;
+            """struct Toy {
+  static constexpr const char* kName = "toy";
+  static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false,
+                        kPlain = false;
   template <typename L, typename F>
   FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper&, float decay1, float) {
     s.m = decay1 * s.m + d;
@@ -41,31 +42,31 @@ OPTIMIZER: Edits = {
 
 """,
         ),
-        (">;\n\n}  // namespace fastagg", ", Nesterov"),
+        (">;\n\n}  // namespace fastagg", ", Toy"),
     ],
     "fastagg/reference/step.py": [
         (
             '    new["m"] = m = b1',
-            """    if optimizer == "nesterov":
+            """    if optimizer == "toy":
         new["m"] = b1 * state["m"] + d
         return {"x": x + lr * (d + b1 * new["m"]), **new}
 """,
         )
     ],
     "fastagg/rules/optimizers.py": [
-        ('    "Optimizer",\n', '    "Nesterov",\n'),
+        ('    "Yogi",\n', '    "Toy",\n'),
         (
             "@dataclass(frozen=True)\nclass Adam(",
             '''@dataclass(frozen=True)
-class Nesterov(Momentum):
+class Toy(Momentum):
     """``m <- beta*m + D; x <- x + lr*(D + beta*m)``.
 
     Example:
-        >>> fastagg.Server(torch.zeros(2), optimizer=fastagg.Nesterov(0.1)).optimizer.beta
+        >>> fastagg.Server(torch.zeros(2), optimizer=fastagg.Toy(0.1)).optimizer.beta
         0.9
     """
 
-    kernel: ClassVar[str] = "nesterov"
+    kernel: ClassVar[str] = "toy"
 
 
 ''',
@@ -76,7 +77,7 @@ OPTIMIZER_TESTS: Edits = {
     "tests/support/oracle/optimizers.py": [
         (
             "class Adam(",
-            '''class Nesterov(Momentum):
+            '''class Toy(Momentum):
     """m <- b1*m + D ; x <- x + eta*(D + b1*m)."""
 
     def move(self, x: Vector, d: Vector, lr: float) -> Vector:
@@ -90,7 +91,7 @@ OPTIMIZER_TESTS: Edits = {
     "tests/rules/test_traces.py": [
         (
             '    "adam": (lambda: fastagg.Adam(',
-            '    "nesterov": (lambda: fastagg.Nesterov(0.3, 0.8), lambda: oracle.optimizers.Nesterov(0.3, 0.8)),\n',
+            '    "toy": (lambda: fastagg.Toy(0.3, 0.8), lambda: oracle.optimizers.Toy(0.3, 0.8)),\n',
         )
     ],
 }
@@ -135,7 +136,6 @@ def FedNesterov(params: object, *, lr: float = 1.0, buffer_size: int = 10, **ser
 
 ''',
         ),
-        ("Optimizer, Yogi\n", "Nesterov, "),
     ]
 }
 PRESET_TESTS: Edits = {
@@ -188,10 +188,10 @@ def main(build: str, with_format: bool) -> None:
     counted = {what: (add(source), add(tests)) for what, (source, tests) in TOYS.items() if source is not FORMAT}
     check(
         build,
-        ("tests/ops/test_step.py", "nesterov"),
-        ("tests/rules/test_traces.py", "nesterov"),
+        ("tests/ops/test_step.py", "toy"),
+        ("tests/rules/test_traces.py", "toy"),
         ("tests/test_registry.py", ""),
-        ("tests/docs/test_doctests.py", "Nesterov"),
+        ("tests/docs/test_doctests.py", "Toy"),
         ("tests/docs/test_api_pages.py", ""),
     )
     before = json.loads(HASHES.read_text(encoding="utf-8"))

@@ -825,7 +825,7 @@ def AsyncDiLoCo(
     """DiLoCo without rounds: every update steps by ``lr*Delta/N``, and the momentum by their mean at every N-th.
 
     Liu et al. 2024, Asynchronous Local-SGD (arXiv 2401.09135), Algorithm 3: see :class:`fastagg.DelayedNesterov`. Its
-    dynamic local updates are ``fastest_steps`` of the server. Updates count ``uniform``.
+    dynamic local updates are ``fastest_steps`` of the server.
 
     Args:
         period: N, at least the number of workers.
@@ -860,7 +860,7 @@ def HeLoCo(
     """Asynchronous DiLoCo of unequal workers: each tensor of an update is turned towards the momentum, then Nesterov.
 
     ``m <- mu*m + (1-mu)*D; x <- x + lr*(D + mu*m)`` with D turned by :class:`fastagg.Aligned`; workers are sent
-    ``x + lr*mu*m``. arXiv 2606.00271: Algorithms 1 and 2, Eqs. 5, 7 to 15, 18, 19. Updates count ``uniform``.
+    ``x + lr*mu*m``. arXiv 2606.00271: Algorithms 1 and 2, Eqs. 5, 7 to 15, 18, 19.
 
     Args:
         rho: the weight of an arrival; the paper recommends ``1/sqrt(K)`` for K workers.
@@ -898,7 +898,7 @@ def DecoupledDiLoCo(
     Args:
         buffer_size: the number of learners; the step comes when all have answered, or ``grace`` seconds after the
             ``at_least``-th (the quorum). None: by the quorum alone.
-        weighting: ``tokens``: answers come with ``num_samples=(tokens, steps)``.
+        weighting: ``tokens``: answers come with ``num_samples=(tokens, steps)``. Or ``samples``, or ``uniform``.
 
     Example:
         >>> cut = fastagg.parts(torch.nn.Linear(2, 2), 2)

@@ -120,6 +120,13 @@ bool squares_of_sparse(const Wire& wire, int64_t at, int64_t count, double* out)
   return true;
 }
 
+auto squares_and(Tensors* tensors) {
+  return [=](const float* values, int64_t at, int64_t count, double* out) {
+    squares_of_strand(values, at, count, out);
+    if (tensors != nullptr) tensors->add(values, at, count);
+  };
+}
+
 }  // namespace
 
 Tensors::Tensors(std::vector<int64_t> ends) : ends_(std::move(ends)) {
@@ -161,19 +168,10 @@ double sum_squares(const Update& update, Tensors* tensors) {
   const auto sparse = [&](int64_t at, int64_t count, double* out) { return squares_of_sparse(*wire, at, count, out); };
   if (tensors == nullptr && wire != nullptr && wire->format == kWireTopK)
     return total_of_groups(group_sums(update, 1, 1, squares_of_strand, sparse), 0);
-  if (tensors == nullptr) return total_of_groups(group_sums(update, 1, 4, squares_of_strand), 0);
-  const auto sums = [=](const float* values, int64_t at, int64_t count, double* out) {
-    squares_of_strand(values, at, count, out);
-    tensors->add(values, at, count);
-  };
-  return total_of_groups(group_sums(update, 1, 8, sums), 0);
+  return total_of_groups(group_sums(update, 1, tensors == nullptr ? 4 : 8, squares_and(tensors)), 0);
 }
 
 double absorb(const Update& update, const Update& copy, Tensors* tensors) {
-  const auto sums = [=](const float* values, int64_t at, int64_t count, double* out) {
-    squares_of_strand(values, at, count, out);
-    if (tensors != nullptr) tensors->add(values, at, count);
-  };
   const auto take = [&](int64_t at, int64_t count, double* out) {
     const float* const from = plain_at(update, at, count);
     float* const to = plain_at(copy, at, count);
@@ -185,7 +183,7 @@ double absorb(const Update& update, const Update& copy, Tensors* tensors) {
     if (tensors != nullptr) tensors->add(to, at, count);
     return true;
   };
-  return total_of_groups(group_sums(copy, 1, 8, sums, take), 0);
+  return total_of_groups(group_sums(copy, 1, 8, squares_and(tensors), take), 0);
 }
 
 double read_once(const Update& update, const Visit& visit) {

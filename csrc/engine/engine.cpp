@@ -66,7 +66,9 @@ store::Vector Engine::sent_now() {
     return model_bound_ + std::abs(rate) * optimizer_.bounds.m <= std::min(kLargestModel, settings_.largest_model);
   };
   if (!fits()) measure();
-  if (!fits()) throw Refusal(Why::kTooLarge, "look_ahead: the model that is sent could leave its range");
+  if (!fits())
+    throw Refusal(Why::kTooLarge,
+                  "look_ahead: the model that is sent could leave the range of its type; set a smaller lr");
   const store::Vector made = memory_->vector(settings_.size);
   Update momentum;
   momentum.add(optimizer_.m(), settings_.size, kFloat32);

@@ -158,7 +158,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::weak_ptr<void> owner;
     float* data;
   };
-  std::vector<Before> before_;  // versions that were shared; room for one more is made before a step
+  std::vector<Before> before_;  // versions that were shared; room for two more is made before a step
   double enough_since_ = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
 
   Scratch scratch_;

@@ -74,7 +74,8 @@ double OptimizerState::growth(double lr, double d, double along, MomentBounds& n
   visit_at(settings.kind, Optimizers{}, [&](auto one) {
     using Kind = decltype(one);
     const double least = settings.eps + std::sqrt(settings.eps_root);
-    const double reach = Kind::reach({settings.beta1, settings.beta2, least, 1.0 / settings.period}, d, next);
+    const double part = 1.0 / static_cast<double>(settings.period);
+    const double reach = Kind::reach({settings.beta1, settings.beta2, least, part}, d, next);
     if (!Kind::kAlong) found = std::abs(lr) * reach;
     if (settings.look_ahead) found += std::abs(lr) * settings.beta1 * next.m;
   });

@@ -207,6 +207,7 @@ class Server:
 
         Raises:
             ConfigError: the speed is none.
+            UpdateTooLarge: a look-ahead could leave the range of the model's type (:class:`fastagg.Nesterov`).
             UnknownClient: the id is outside 0..num_clients-1, or it is neither a 64-bit integer nor a str of at most
                 256 characters.
 

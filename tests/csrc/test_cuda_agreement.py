@@ -431,6 +431,10 @@ PRESETS: dict[str, Callable[..., fastagg.Server]] = {
     "ACE with AMSGrad in 8 bits": lambda p, **k: fastagg.Server(
         p, fastagg.AllClients(N, "int8", warmup="partial"), fastagg.AMSGrad(0.01, moments="8bit"), **k
     ),
+    "AsyncDiLoCo": lambda p, **k: fastagg.AsyncDiLoCo(p, period=4, **k),
+    "Nesterov, ahead, dropped": lambda p, **k: fastagg.Server(
+        p, fastagg.Single(), fastagg.Nesterov(0.3, 0.8, look_ahead=True), fastagg.Cutoff(4), **k
+    ),
     "ACE with AMSGrad": lambda p, **k: fastagg.Server(
         p, fastagg.AllClients(N, "int8", warmup="partial"), fastagg.AMSGrad(0.01), **k
     ),
@@ -451,8 +455,8 @@ def run(side: Side, make: Callable[..., fastagg.Server], size: int, seed: int, w
                 samples = float(rng.integers(1, 9))
                 receipt = server.receive(client, side.put(update), num_samples=samples)
                 kept.append((receipt.kept, receipt.version, receipt.delay, receipt.applied, receipt.step_size))
-        state = server.state_dict()
-        return [{key: state[key] for key in ("flat", "moments", "direction", "version")}, kept, steps]
+        state = {**server.state_dict(), "sent": server.dispatch(0).flat}
+        return [{key: state[key] for key in ("flat", "moments", "direction", "version", "sent")}, kept, steps]
 
 
 @pytest.mark.parametrize("name", PRESETS)
