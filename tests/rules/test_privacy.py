@@ -245,8 +245,7 @@ def test_a_checkpoint_that_is_restored_twice_has_new_noise_each_time(more: Any, 
     found = [noise_of(server, 2000)]
     for _ in range(2):
         server.load_state_dict(state)
-        found.append(noise_of(server, 2000))
-    found.append(noise_of(copy.deepcopy(server), 2000))
+        found += [noise_of(copy.deepcopy(server), 2000), noise_of(server, 2000)]
     for k, one in enumerate(found):
         for other in found[:k]:
             deviation = PAIR.sensitivity(50, 1) if more else 1.0
