@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -387,9 +388,10 @@ def private(**settings: Any) -> fastagg.Server:
     return fastagg.FedBuff(torch.zeros(4), **{"privacy": fastagg.Gaussian(1.0, 1.0), **settings})
 
 
+@dataclass(frozen=True)
 class Own(fastagg.Optimizer):
-    def step(self, model: Tensor, along: Tensor, facts: Any, state: Any) -> Any:
-        return model + along, state
+    def step(self, x: Any, direction: Any, state: Any, lr: float, round: int) -> Any:
+        return x + lr * direction, state
 
 
 @pytest.mark.parametrize(
