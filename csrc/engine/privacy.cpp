@@ -84,6 +84,7 @@ void Privacy::commit(bool stepped) noexcept {
 }
 
 void Privacy::fields(Archive& archive) {
+  if (!archive.has("noise_key")) throw std::invalid_argument("it is of a server without privacy");
   int64_t id = key_id();
   archive.field("noise_key", id);
   archive.field("clip", clip_);
@@ -91,6 +92,7 @@ void Privacy::fields(Archive& archive) {
   archive.field("noise_incarnation", last_incarnation_);
   archive.field("noise_version", last_version_);
   if (!archive.loads()) return stored_sums(archive);
+  if (setting.rate == 0.0) clip_ = setting.clip;
   if (!(clip_ >= 0x1p-60 && clip_ <= 0x1p60) || within_ < 0 || last_version_ < 0)
     throw std::invalid_argument("a clipping norm, or a count");
   if (sums_.empty() || last_version_ == 0) return;

@@ -75,7 +75,7 @@ class BLT:
 
     Example:
         >>> round(fastagg.BLT((0.3, 0.2), (0.95, 0.4)).sensitivity(1, 1), 4)
-        1.2669
+        1.4711
     """
 
     omega: tuple[float, ...]
@@ -185,7 +185,8 @@ class Gaussian:
 
     def native(self, size: int | None) -> Native:
         """The settings of the native part, for a buffer of this size."""
-        clip, past, noise = self.clip_norm, ((), ()), self.noise_multiplier
+        clip, noise = self.clip_norm, self.noise_multiplier
+        past: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
         adapts, first = (0.5, 0.0, 0.0), clip
         if isinstance(clip, AdaptiveClip):
             counts = (size or 0) / 20 if clip.count_noise is None else clip.count_noise

@@ -78,7 +78,7 @@ class Server:
                 f"num_clients: the direction has {direction.clients}, got {given['num_clients']}; leave it out"
             )
         together.check(direction, optimizer, staleness, given)
-        if isinstance(params, Part) and not params.by_part:
+        if isinstance(params, Part) and not (params.by_part and getattr(direction, "privacy", None) is None):
             together.check_part(direction, staleness, given)
         device = devices.choose(given["device"], params.arrays if isinstance(params, Part) else params)
         taken = isinstance(params, Taken)

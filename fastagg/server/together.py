@@ -67,6 +67,8 @@ def check_part(direction: Direction, staleness: Staleness, settings: ServerSetti
     Raises:
         ConfigError: it does.
     """
+    if getattr(direction, "privacy", None) is not None:
+        raise ConfigError("privacy: every part would show a client once more; use one server for the whole model")
     if settings["clip_norm"] is not None:
         what, needs = "clip_norm", "the norm of the whole update"
     elif staleness.measures:

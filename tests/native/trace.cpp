@@ -348,6 +348,31 @@ void run_distill(int64_t classes, Hash& hash) {
   }
 }
 
+// Steps along a buffer with noise, of which `past` vectors follow earlier noise.
+void run_noise(int past, const Place& place, Hash& hash) {
+  Random random(static_cast<uint64_t>(place.size));
+  const int64_t n = place.size, shift = place.how == kPieces ? 1 : 0;
+  Floats x(n, shift), out(n, shift), acc(n, shift), one(n), other(n);
+  for (Floats* all : {&x, &acc, &one, &other}) fill(*all, random);
+  for (uint32_t step = 0; step < 2; ++step) {
+    const Arrival arrives(n, place.how, random);
+    Direction direction;
+    direction.kind = kFlush;
+    direction.buffer.acc = acc.data();
+    direction.buffer.scale = direction.noise.scale = 0.25f;
+    for (uint32_t& word : direction.noise.key.words) word = random.next();
+    direction.noise.deviation = 0.75f;
+    direction.noise.count = past;
+    direction.noise.past[0] = {one.data(), 0.3f, 0.95f}, direction.noise.past[1] = {other.data(), 0.2f, 0.4f};
+    Optimizer optimizer;
+    optimizer.kind = place_in<Sgd>(Optimizers{});
+    optimizer.hyper.lr = 0.07f;
+    optimizer.x = x.data(), optimizer.x_out = step == 0 ? out.data() : x.data();
+    cpu::step(arrives.update, direction, optimizer);
+    for (Floats* all : {&x, &out, &one, &other}) hash.values(*all);
+  }
+}
+
 void run_crc(bool in_software, Hash& hash) {
   Random random(1);
   Bytes bytes(70001);
@@ -435,6 +460,11 @@ Lines trace() {
     line(lines, "distill fp32 " + std::to_string(classes), [&](Hash& hash) { run_distill<float>(classes, hash); });
     line(lines, "distill fp64 " + std::to_string(classes), [&](Hash& hash) { run_distill<double>(classes, hash); });
   }
+  for (const int past : {0, 2})
+    line(lines, "noise " + std::to_string(past), [&](Hash& hash) {
+      for (int how = 0; how < kArrivals; ++how)
+        for (const Place& place : places(how)) run_noise(past, place, hash);
+    });
   line(lines, "crc32c", [](Hash& hash) { run_crc(false, hash); });
   line(lines, "crc32c by table", [](Hash& hash) { run_crc(true, hash); });
   for (const int64_t count : {1, 2, 5, 10, 16, 17, 50, 70, 300})

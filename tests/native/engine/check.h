@@ -14,6 +14,7 @@
 
 void traces();
 void ledgers();
+void participations();
 void allocations();
 void threads();
 void bytes();

@@ -1,0 +1,143 @@
+"""Private servers: no client takes part more often, or sooner, than its limits say, whatever happens in between."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastagg
+
+
+def made(separation: int = 2, most: int | None = 3, buffer: int = 2) -> fastagg.Server:
+    privacy = fastagg.Gaussian(1.0, 1.0, min_separation=separation, max_participations=most)
+    return fastagg.FedBuff(torch.zeros(3), buffer_size=buffer, privacy=privacy, lease=1e9)
+
+
+def refused(server: fastagg.Server, act: Any) -> bool:
+    before = str(server.state_dict())
+    try:
+        act()
+    except fastagg.TooSoon:
+        assert str(server.state_dict()) == before
+        return True
+    return False
+
+
+def fill(server: fastagg.Server, count: int, first: int) -> None:
+    for client in range(first, first + count):
+        server.dispatch(client)
+        server.receive(client, torch.ones(3))
+
+
+def test_the_limits_of_one_client() -> None:
+    server = made()
+    for turn in range(3):
+        server.dispatch("ann")
+        assert server.dispatch("ann").version == server.version  # the same task once more
+        server.receive("ann", torch.ones(3))
+        for left in (3, 2, 1):  # in the same step, and in the one behind it
+            assert refused(server, lambda: server.dispatch("ann"))
+            fill(server, 1, 100 * turn + left)
+        if turn == 2:
+            break
+    fill(server, 20, 1000)
+    with pytest.raises(fastagg.TooSoon, match="has taken part 3 times"):
+        server.dispatch("ann")
+
+
+def test_an_open_task_of_another_version_is_waited_for() -> None:
+    server = made(separation=1, most=None)
+    server.dispatch("ann")
+    fill(server, 2, 0)
+    with pytest.raises(fastagg.TooSoon, match="has not answered its task of version 0"):
+        server.dispatch("ann")
+    task = server.dispatch("bob")
+    with pytest.raises(fastagg.TooSoon):
+        server.hand_on(task, "ann")
+    server.forget("ann", 0)  # it did not count
+    server.dispatch("ann")
+
+
+def test_an_id_that_was_forgotten_and_comes_back_is_the_same_client() -> None:
+    server = made(separation=5, most=None)
+    server.dispatch("ann")
+    server.receive("ann", torch.ones(3))
+    server.forget("ann")
+    assert refused(server, lambda: server.dispatch("ann"))
+    server.load_state_dict(server.state_dict())
+    assert refused(server, lambda: server.dispatch("ann"))
+
+
+def test_an_answer_that_was_refused_does_not_count() -> None:
+    server = made(separation=9, most=1)
+    task = server.dispatch("ann")
+    with pytest.raises(fastagg.NonFiniteUpdate):
+        server.receive("ann", torch.full((3,), float("inf")))
+    server.receive("ann", torch.ones(3), task=task.id)
+    assert refused(server, lambda: server.dispatch("ann"))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_no_random_schedule_breaks_the_limits(durable: bool, tmp_path: Path) -> None:
+    for seed in range(6 if durable else 150):
+        draw = random.Random(seed)
+        separation, most, buffer = draw.randint(1, 4), draw.choice([None, 1, 2, 3]), draw.randint(1, 3)
+        path = tmp_path / str(seed)
+
+        def make(settings: Any = (separation, most, buffer)) -> fastagg.Server:
+            return made(*settings)
+
+        server = fastagg.open(path, make, "none") if durable else make()
+        clients: list[int | str] = [0, 1, 2, "ann", "bob", 2**64 - 1]
+        taken: dict[int | str, list[int]] = {client: [] for client in clients}
+        owed: dict[int | str, set[int]] = {client: set() for client in clients}
+        for _ in range(80):
+            client, act = draw.choice(clients), draw.random()
+            if act < 0.5:
+                mine, now = taken[client], server.version
+                wrong = bool(owed[client] - {now}) or len(mine) >= (most or 99) or mine[-1:] > [now - separation]
+                try:
+                    server.dispatch(client)
+                    assert not wrong
+                    owed[client].add(now)
+                except fastagg.TooSoon:
+                    assert wrong
+            elif act < 0.85:
+                if owed[client]:
+                    taken[client].append(server.version)
+                    server.receive(client, torch.ones(3), owed[client].pop())
+            elif act < 0.92:
+                if owed[client] or taken[client]:
+                    try:
+                        server.forget(client)
+                    except fastagg.UnknownClient:
+                        assert not owed[client]
+                    owed[client].clear()
+            elif durable:
+                server.close()
+                server = fastagg.open(path, make, "none")
+            else:
+                server.load_state_dict(server.state_dict())
+        for mine in taken.values():
+            assert len(mine) <= (most or 99)
+            assert all(later - earlier >= separation for earlier, later in itertools.pairwise(mine))
+        if durable:
+            server.close()
+
+
+def test_damaged_participations_are_refused() -> None:
+    server = made()
+    fill(server, 3, 0)
+    whole = server.state_dict()
+    for name, wrong in (("times", [0, 1, 1]), ("last", [99, 0, 0]), ("clients", [0, 0, 1]), ("times", [1])):
+        state = server.state_dict()
+        given: Any = wrong if name == "clients" else torch.tensor(wrong)
+        state["tasks"]["participation"] = {**state["tasks"]["participation"], name: given}
+        with pytest.raises(fastagg.CheckpointError):
+            made().load_state_dict(state)
+    made().load_state_dict(whole)
