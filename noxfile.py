@@ -260,9 +260,9 @@ def cuda(session: nox.Session) -> None:
 def extras(session: nox.Session) -> None:
     """Test what needs extras that README's lines do not install: HTTP, the queue, callbacks, trackers, Ray."""
     debian(session, "nats-server", "nats-server")
-    install(session, "httpx", "transformers", "accelerate", wheel="test,http,queue,lightning,tensorboard,ray")
-    servers = [f"tests/server/test_{name}.py" for name in ("http_example", "queue_example", "watching")]
-    session.run(*PYTEST, *servers, "tests/clients")
+    install(session, "httpx", "transformers", "accelerate", wheel="test,serve,queue,lightning,tensorboard,ray")
+    servers = [f"tests/server/test_{name}.py" for name in ("queue_example", "watching")]
+    session.run(*PYTEST, *servers, "tests/clients", "tests/serve")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
     session.run(*PYTEST, "tests/sim/test_engines.py", "tests/integrations/test_ray.py")
 

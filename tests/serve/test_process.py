@@ -1,4 +1,4 @@
-"""Real servers and real clients: kills, a full disk, TLS, parts at a time, and whoever lies, dawdles or reads nothing."""
+"""Real servers and clients: kills, a full disk, TLS, parts at a time, and whoever lies, dawdles or reads nothing."""
 
 from __future__ import annotations
 
