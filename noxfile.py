@@ -267,6 +267,23 @@ def extras(session: nox.Session) -> None:
     session.run(*PYTEST, "tests/sim/test_engines.py", "tests/integrations/test_ray.py")
 
 
+@target("nightly")
+def container(session: nox.Session) -> None:
+    """Build the container of `fastagg serve`, and ask it for help. It needs Docker."""
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
+        session.skip("no Docker: the container was not built")
+    session.run(docker, "build", "-q", "-t", "fastagg-ci", ".", external=True)
+    session.run(docker, "run", "--rm", "fastagg-ci", "--help", external=True)
+
+
+@target("nightly", "wheel")
+def serve_kills(session: nox.Session) -> None:
+    """Kill `fastagg serve` 1,000 times while clients push."""
+    install(session, wheel="test,serve")
+    session.run("python", ".ci/power.py", "serve", "1000")
+
+
 @target("nightly", "wheel")
 def ray_kills(session: nox.Session) -> None:
     """Kill actors of Ray 200 times, and compare the bits of what they serve."""

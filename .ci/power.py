@@ -2,7 +2,7 @@
 
 python .ci/power.py power 100000      power is lost this often (tests/durable/test_power.py)
 python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_killed.py)
-python .ci/power.py serve 1000        kill -9 of `fastagg serve` this often, while clients push (tests/serve/test_process.py)
+python .ci/power.py serve 1000        `fastagg serve` is killed this often (tests/serve/test_process.py)
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
 python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
 

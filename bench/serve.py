@@ -38,8 +38,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model, state = Path(folder) / "model.safetensors", Path(folder) / "state"
         save_file({f"{i}": torch.zeros(given.parameters // TENSORS) for i in range(TENSORS)}, model)
-        command = [sys.executable, "-m", "fastagg", "serve", model, "--folder", state, "--rule", given.rule, "--workers",
-                   given.workers, "--parts", given.parts, "--port", port, "--set", "buffer_size=1"]  # fmt: skip
+        command = [sys.executable, "-m", "fastagg", "serve", model, "--folder", state, "--rule", given.rule,
+                   "--workers", given.workers, "--parts", given.parts, "--port", port,
+                   "--set", "buffer_size=1"]  # fmt: skip
         with subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL) as server:
             try:
                 measure(given, f"http://127.0.0.1:{port}", server.pid, state)

@@ -134,7 +134,8 @@ def test_the_servers_errors_are_raised_here(begin: Begin, slept: list[float]) ->
 
     server = begin(
         PARTS, TASK, refuses(422, "NonFiniteUpdate"), refuses(401, "Unauthorized"), says(404, b"<html>"),
-        refuses(409, "UnknownVersion"), TASK, refuses(410, "StaleIncarnation"), TASK, refuses(404, "UnknownClient"), TASK,
+        refuses(409, "UnknownVersion"), TASK, refuses(410, "StaleIncarnation"), TASK, refuses(404, "UnknownClient"),
+        TASK,
     )  # fmt: skip
     eve, update = client(server), torch.ones(5)
     with pytest.raises(fastagg.UnknownVersion, match="there is no task"):

@@ -131,18 +131,23 @@ def test_a_full_disk_refuses_updates_by_503_until_there_is_room(serve: Serve, sm
     ann = client_of(server, "ann")
     update, before = torch.ones(100_000), ann.task()
     assert server.get("/ready") == b"ready\n"
-    with open(small_disk / "other", "wb") as other:
-        with contextlib.suppress(OSError):
-            while True:
-                other.write(bytes(4096))
-                other.flush()
-        task = ann._tasks[0].id
-        head = f"POST /update/ann/{task} HTTP/1.1\r\nContent-Type: application/x-float32\r\nContent-Length: 400000"
-        said = rest_of_answer(server.begin(head, bytes(400_000)))
+    with open(small_disk / "other", "wb", buffering=0) as other:
+
+        def is_refused() -> bool:
+            """Fill the disk, of which the server itself gives back what it can, and ask whether it is ready."""
+            with contextlib.suppress(OSError):
+                while True:
+                    other.write(bytes(4096))
+            try:
+                return not server.get("/ready")
+            except urllib.error.HTTPError as error:
+                return error.code == 503 and not json.loads(server.get("/health"))["open"]
+
+        server.until(is_refused)
+        head = f"POST /update/ann/{ann._tasks[0].id} HTTP/1.1\r\nContent-Type: application/x-float32\r\nContent-Length"
+        said = rest_of_answer(server.begin(f"{head}: 400000", bytes(400_000)))
         assert said.startswith(b"HTTP/1.1 503") and b"retry-after" in said and b"NotDurable" in said
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            server.get("/ready")
-        assert not json.loads(server.get("/health"))["open"]
+        server.until(is_refused)
         other.truncate(0)
     server.until(lambda: server.get("/ready") == b"ready\n")
     assert ann.send(update)["version"] == 1

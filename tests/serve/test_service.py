@@ -231,7 +231,7 @@ def test_rules_by_their_names_get_the_number_of_workers() -> None:
     assert maker("fadas", {"betas": [0.8, 0.9]}, 3)(model).max_clients == 12
     for rule, settings, said in (
         ("fedbuf", {}, "did you mean 'FedBuff'"), ("fedbuff", {"bufer": 1}, "unknown setting .bufer."),
-        ("fedac", {}, "sends control variates"),
+        ("fedac", {"lr": 0.1}, "sends control variates"),
     ):  # fmt: skip
         with pytest.raises(fastagg.ConfigError, match=said):
             maker(rule, settings, 3)(model)
