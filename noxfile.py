@@ -260,11 +260,28 @@ def cuda(session: nox.Session) -> None:
 def extras(session: nox.Session) -> None:
     """Test what needs extras that README's lines do not install: HTTP, the queue, callbacks, trackers, Ray."""
     debian(session, "nats-server", "nats-server")
-    install(session, "httpx", "transformers", "accelerate", wheel="test,http,queue,lightning,tensorboard,ray")
-    servers = [f"tests/server/test_{name}.py" for name in ("http_example", "queue_example", "watching")]
-    session.run(*PYTEST, *servers, "tests/clients")
+    install(session, "httpx", "transformers", "accelerate", wheel="test,serve,queue,lightning,tensorboard,ray")
+    servers = [f"tests/server/test_{name}.py" for name in ("queue_example", "watching")]
+    session.run(*PYTEST, *servers, "tests/clients", "tests/serve")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
     session.run(*PYTEST, "tests/sim/test_engines.py", "tests/integrations/test_ray.py")
+
+
+@target("nightly")
+def container(session: nox.Session) -> None:
+    """Build the container of `fastagg serve`, and ask it for help. It needs Docker."""
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
+        session.skip("no Docker: the container was not built")
+    session.run(docker, "build", "-q", "-t", "fastagg-ci", ".", external=True)
+    session.run(docker, "run", "--rm", "fastagg-ci", "--help", external=True)
+
+
+@target("nightly", "wheel")
+def serve_kills(session: nox.Session) -> None:
+    """Kill `fastagg serve` 1,000 times while clients push."""
+    install(session, wheel="test,serve")
+    session.run("python", ".ci/power.py", "serve", "1000")
 
 
 @target("nightly", "wheel")

@@ -2,6 +2,7 @@
 
 python .ci/power.py power 100000      power is lost this often (tests/durable/test_power.py)
 python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_killed.py)
+python .ci/power.py serve 1000        `fastagg serve` is killed this often (tests/serve/test_process.py)
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
 python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
 
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "durable")]
+sys.path[:0] = [str(TESTS), str(TESTS / "durable"), str(TESTS / "serve")]
 
 
 def resident() -> int:
@@ -106,12 +107,19 @@ def main(what: str, count: int, seed: int = 100) -> None:
     from test_killed import NAMES, kill
     from test_power import crashes
 
+    if what == "serve":  # it needs the extra of this name
+        from test_process import kills
+
     begun, done, states, seen = time.monotonic(), 0, 0, 0
     while done < count:
         name, seed = NAMES[seed % len(NAMES)], seed + 1
         if what == "power":
             part = min(250, count - done)
             states += crashes(name, seed, part)
+        elif what == "serve":
+            part = min(100, count - done)
+            with tempfile.TemporaryDirectory() as folder:
+                seen += kills(part, Path(folder), seed)
         else:
             part = min(100, count - done)
             with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ ORDER = (
     # Frameworks and the command line know the package as its users do. Nothing below imports them.
     ("facts",),
     ("sim.seeds", "sim.section", "sim.functions"),
-    ("sim", "integrations"),
+    ("sim", "integrations", "serve"),
     ("cli",),
     ("__main__",),
 )

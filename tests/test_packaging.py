@@ -91,7 +91,7 @@ def test_the_extras_that_are_checked_are_the_extras_that_are_installed() -> None
     extras = PROJECT["optional-dependencies"]
     sim = extras["cli"] + extras["sim"]
     parts = ((_extras.CLI, extras["cli"]), (_extras.METRICS, extras["metrics"]), (_extras.RAY, extras["ray"]))
-    for names, extra in ((_extras.SIM, sim), *parts):
+    for names, extra in ((_extras.SIM, sim), (_extras.SERVE, extras["cli"] + extras["serve"]), *parts):
         assert set(names) == {IMPORTED_AS.get(name, name) for name in floors(extra)}
 
 

@@ -9,7 +9,7 @@ import math
 import random
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from typing import Any, NamedTuple, TypeVar
@@ -52,6 +52,8 @@ class HttpClient:
             certificates that are trusted besides the system's.
         client: this client's id.
         token: the client's token; an empty one for a server without tokens.
+        names: the model's parameters by name, in the order of the vectors that come and go, such as
+            ``dict(model.named_parameters())``. None: the server's order.
         num_samples: the client's number of samples, for a server with ``weighting="samples"``.
         patience: for how many seconds a request is repeated.
         timeout: how many seconds the server may be silent before a try counts as failed.
@@ -68,10 +70,11 @@ class HttpClient:
     """
 
     def __init__(
-        self, url: str, client: int | str, token: str = "", *, num_samples: float | None = None,
-        patience: float = 600.0, timeout: float = 60.0,
+        self, url: str, client: int | str, token: str = "", *, names: Iterable[str] | None = None,
+        num_samples: float | None = None, patience: float = 600.0, timeout: float = 60.0,
     ) -> None:  # fmt: skip
         self._url, self._client, self._token = url.rstrip("/"), quote(str(client), safe=""), token
+        self._names = None if names is None else list(names)
         self._samples = num_samples
         self._patience = _checks.number("patience", patience, least=0)
         self._timeout = _checks.number("timeout", timeout, above=0)
@@ -83,9 +86,22 @@ class HttpClient:
     @property
     def layout(self) -> dict[str, Any]:
         """``size`` is d, ``kind`` what an update is (``delta`` or ``gradient``), and ``parts`` has the arrays of each
-        part: their names, their places in the whole vector, and their shapes."""
+        part: their names, their places in the whole vector, and their shapes.
+
+        Raises:
+            ShapeMismatch: the model has other arrays than ``names``.
+        """
         if self._layout is None:
-            self._layout = json.loads(self._repeat("parts")[1])
+            found: dict[str, Any] = json.loads(self._repeat("parts")[1])
+            arrays = {array[0]: array for part in found["parts"] for array in part}
+            names = sorted(arrays, key=lambda name: arrays[name][1]) if self._names is None else self._names
+            if set(arrays) != set(names):
+                other = sorted(set(arrays) ^ set(names))
+                raise errors.ShapeMismatch(f"names: the server's model and this one differ in {other[0]!r} and others")
+            at = 0
+            for name in names:
+                arrays[name][1], at = at, at + math.prod(arrays[name][2])
+            self._layout = found
         return self._layout
 
     @property
@@ -104,10 +120,11 @@ class HttpClient:
             OSError: it refuses for another reason (the token), or does not answer for ``patience`` seconds.
         """
         found = self._each(part, lambda one: self._pull(one, newer))
-        if part is not None or len(found) == 1:
+        if part is not None:
             return found[0]
         whole = torch.empty(self.layout["size"])
-        for piece, places in zip(found, map(self._places, range(len(found))), strict=True):
+        for number, piece in enumerate(found):
+            places = self._places(number)
             for place, array in zip(places, piece.split([one.stop - one.start for one in places]), strict=True):
                 whole[place] = array
         return whole
@@ -130,8 +147,7 @@ class HttpClient:
             update = update.float()
 
         def push(one: int) -> dict[str, Any]:
-            places = () if part is not None or len(self.layout["parts"]) == 1 else self._places(one)
-            return self._push(one, torch.cat([update[place] for place in places]) if places else update)
+            return self._push(one, torch.cat([update[p] for p in self._places(one)]) if part is None else update)
 
         found = self._each(part, push)
         return {"version": sum(said["version"] for said in found), "applied": any(said["applied"] for said in found)}
@@ -184,7 +200,11 @@ class HttpClient:
         asked = {"part": part} | ({} if self._samples is None else {"num_samples": self._samples})
         where = f"update/{self._client}/{self._tasks[part].id}?{urlencode(asked)}"
         body: Any = update.contiguous().view(torch.uint8).numpy()
-        found: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), TYPES[update.dtype])[1])
+        try:
+            found: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), TYPES[update.dtype])[1])
+        except LOST:  # whoever asks for a newer version must not wait for what only this update would have made
+            del self._tasks[part]
+            raise
         return found
 
     def _repeat(self, path: str, body: memoryview | None = None, kind: str = "") -> Answered:

@@ -148,7 +148,7 @@ class Service:
             given = request.headers.get("authorization", "")
             if self.tokens is not None and not self.tokens.allow(given, client):
                 _log.warning("401: %s, %s", request.url.path, request.client and request.client.host)
-                return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": "Basic, Bearer"})
+                return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": 'Basic realm="fastagg"'})
             try:
                 return await handler(request)
             except Refused as error:

@@ -1,4 +1,4 @@
-"""HttpClient against a server that loses requests and answers, refuses, and sends its clients elsewhere."""
+"""HttpClient against a server that loses requests and answers, and refuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def gone(handler: BaseHTTPRequestHandler) -> None:
 
 
 TASK = says(200, MODEL.tobytes(), X_Task="7-1", X_Version="7")
-COUNTED = says(200, b'{"version": 8}')
+COUNTED = says(200, b'{"version": 8, "applied": true}')
+PARTS = says(200, b'{"size": 5, "kind": "delta", "parts": [[["a", 0, [5]]]]}')
 
 
 class Scripted:
@@ -95,19 +96,30 @@ def client(server: Scripted, **settings: Any) -> fastagg.clients.HttpClient:
 def test_what_is_not_answered_is_sent_again(begin: Begin, slept: list[float]) -> None:
     short = says(200, MODEL.tobytes()[:9], X_Task="7-1", X_Version="7", Content_Length="20")
     server = begin(
-        gone, says(503, b"", Retry_After="9"), short, TASK, gone, says(429), says(408), gone, says(500), COUNTED
+        gone,
+        PARTS,
+        gone,
+        says(503, b"", Retry_After="9"),
+        short,
+        TASK,
+        gone,
+        says(429),
+        says(408),
+        gone,
+        says(500),
+        COUNTED,
     )
     eve = client(server, num_samples=3)
     assert torch.equal(eve.task(), torch.from_numpy(MODEL)) and eve.version == 7
     update = torch.ones(5, dtype=torch.float64)
-    assert eve.send(update) == {"version": 8}
-    paths = ["/task/eve%2F1"] * 4 + ["/update/eve%2F1/7-1?num_samples=3"] * 6
+    assert eve.send(update) == {"version": 8, "applied": True}
+    paths = ["/parts"] * 2 + ["/task/eve%2F1?part=0"] * 4 + ["/update/eve%2F1/7-1?part=0&num_samples=3"] * 6
     assert [path for path, *_ in server.seen] == paths
-    assert {body for _, _, body in server.seen[4:]} == {np.ones(5, np.float32).tobytes()}
+    assert {body for _, _, body in server.seen[6:]} == {np.ones(5, np.float32).tobytes()}
     assert all(headers["Authorization"] == "Bearer secret" for _, headers, _ in server.seen)
-    assert all(headers["Content-Type"] == "application/x-float32" for _, headers, _ in server.seen[4:])
-    limits = [0.5, 9.0, 2.0, 0.5, 1.0, 2.0, 4.0, 8.0]
-    assert all(limit / 2 <= pause <= limit for limit, pause in zip(limits, slept, strict=True)) and slept[1] == 9.0
+    assert all(headers["Content-Type"] == "application/x-float32" for _, headers, _ in server.seen[6:])
+    limits = [0.5, 0.5, 9.0, 2.0, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert all(limit / 2 <= pause <= limit for limit, pause in zip(limits, slept, strict=True)) and slept[2] == 9.0
 
 
 def test_it_gives_up_when_its_patience_ends(begin: Begin, slept: list[float]) -> None:
@@ -121,32 +133,45 @@ def test_the_servers_errors_are_raised_here(begin: Begin, slept: list[float]) ->
         return says(status, json.dumps({"error": error, "says": "because"}).encode())
 
     server = begin(
-        TASK, refuses(409, "UnknownVersion"), refuses(422, "NonFiniteUpdate"), refuses(401, "Unauthorized"),
-        says(404, b"<html>"), refuses(410, "StaleIncarnation"), TASK, refuses(404, "UnknownClient"), TASK,
+        PARTS, TASK, refuses(422, "NonFiniteUpdate"), refuses(401, "Unauthorized"), says(404, b"<html>"),
+        refuses(409, "UnknownVersion"), TASK, refuses(410, "StaleIncarnation"), TASK, refuses(404, "UnknownClient"),
+        TASK,
     )  # fmt: skip
     eve, update = client(server), torch.ones(5)
     with pytest.raises(fastagg.UnknownVersion, match="there is no task"):
         eve.send(update)
     eve.task()
     for error, text in (
-        (fastagg.UnknownVersion, "^because$"), (fastagg.NonFiniteUpdate, "^because$"), (OSError, "401 Unauthorized"),
-        (OSError, "404 Not Found: <html>"),
+        (fastagg.NonFiniteUpdate, "^because$"), (OSError, "401 Unauthorized"), (OSError, "404 Not Found: <html>"),
+        (fastagg.UnknownVersion, "^because$"),
     ):  # fmt: skip
         with pytest.raises(error, match=text):
             eve.send(update)
+    assert eve.version is None  # the task is gone, so the next one is not waited for
+    assert torch.equal(eve.task(newer=True), torch.from_numpy(MODEL))
     for _ in range(2):  # whatever is too late is left out
         assert torch.equal(eve.exchange(update), torch.from_numpy(MODEL))
+    assert server.seen[6][0] == "/task/eve%2F1?part=0"
     assert not server.script and not slept
 
 
-def test_a_published_model_is_fetched_without_the_token(begin: Begin, slept: list[float]) -> None:
-    store = begin(gone, says(200, MODEL.tobytes()))
-    server = begin(says(303, X_Task="9-1", X_Version="9", Location=f"{store.url}/9"), COUNTED)
+def test_a_token_does_not_follow_a_redirection(begin: Begin, slept: list[float]) -> None:
+    other = begin()
+    server = begin(PARTS, says(303, Location=f"{other.url}/9"))
+    with pytest.raises(OSError, match="303"):
+        client(server).task()
+    assert not other.seen
+
+
+def test_it_waits_for_a_newer_version_as_long_as_it_takes(begin: Begin, slept: list[float]) -> None:
+    newer = says(200, MODEL.tobytes(), X_Task="8-1", X_Version="8", X_Local_Steps="3")
+    server = begin(PARTS, TASK, says(204), says(204), newer, says(204))
     eve = client(server)
-    assert torch.equal(eve.task(), torch.from_numpy(MODEL)) and eve.version == 9
-    assert [path for path, *_ in store.seen] == ["/9", "/9"] and len(slept) == 1
-    assert all("Authorization" not in headers for _, headers, _ in store.seen)
-    eve.send(torch.ones(5, dtype=torch.float16))
-    path, headers, body = server.seen[1]
-    assert path == "/update/eve%2F1/9-1" and len(body) == 10
-    assert headers["Content-Type"] == "application/x-float16" and headers["Authorization"]
+    eve.task()
+    eve.task(newer=True)
+    assert eve.version == 8 and eve.local_steps == 3
+    assert [path for path, *_ in server.seen[2:]] == ["/task/eve%2F1?part=0&after=7&wait=30.0"] * 3
+    eve._patience = 0.0
+    with pytest.raises(TimeoutError, match="no version after 8 for 0 seconds"):
+        eve.task(newer=True)
+    assert not slept

@@ -70,8 +70,10 @@ from fastagg.integrations.nvflare import AsyncController
 TRAINER = """
 from types import SimpleNamespace
 
+import torch
+
 added = []
-trainer = SimpleNamespace(add_callback=added.append)
+trainer = SimpleNamespace(add_callback=added.append, model=torch.nn.Linear(3, 2))
 """
 PFL = MODEL + "net.loss = net.metrics = lambda *_: None  # as pfl asks of a module\n"
 

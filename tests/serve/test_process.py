@@ -1,0 +1,321 @@
+"""Real servers and clients: kills, a full disk, TLS, parts at a time, and whoever lies, dawdles or reads nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("safetensors")
+pytest.importorskip("prometheus_client")
+from support.served import TOKEN, Breeder, write_model
+
+import fastagg
+from fastagg.clients import HttpClient, http
+
+ROOT = Path(__file__).parents[2]
+LARGE = 4_000_000  # parameters, 16 MB, which no socket holds
+EACH = ("--rule", "FedBuff", "--set", "buffer_size=1")
+LOST = fastagg.UnknownVersion, fastagg.UnknownClient
+Serve = Callable[..., Breeder]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    with contextlib.ExitStack() as stack:
+
+        def begin(sizes: list[int], *options: object, **more: Any) -> Breeder:
+            model = write_model(tmp_path / "m.safetensors", **{f"{i}": torch.zeros(d) for i, d in enumerate(sizes)})
+            (tmp_path / "tokens").write_text(f"* {TOKEN}\n")
+            found = Breeder(model, more.pop("folder", tmp_path / "state"), "--workers", 4, "--tokens",
+                            tmp_path / "tokens", *EACH, *options, **more)  # fmt: skip
+            stack.callback(found.close)
+            found.start()
+            return found
+
+        yield begin
+
+
+def client_of(server: Breeder, name: str, **settings: Any) -> HttpClient:
+    return HttpClient(server.url, name, TOKEN, patience=120, timeout=20, **settings)
+
+
+def kills(times: int, folder: Path, seed: int, workers: int = 3) -> int:
+    """Kill a server so often while clients push. Afterwards the model has each acknowledged push once, and nothing
+    else: worker w adds 1 to number w. A large one comes through a file, a small one lies in the log. Return how many
+    were acknowledged."""
+    rng, size = random.Random(seed), 100_000
+    model = write_model(folder / "m.safetensors", small=torch.zeros(workers), large=torch.zeros(size))
+    server = Breeder(model, folder / "state", "--workers", workers, "--parts", 2, *EACH)
+    acknowledged: Counter[tuple[int, int]] = Counter()
+    over, failures = threading.Event(), []
+
+    def work(number: int, part: int) -> None:
+        try:
+            client = HttpClient(server.url, f"{part}-{number}", patience=120, timeout=20)
+            while not over.is_set():
+                update = torch.zeros_like(client.task(part))
+                update[number] = 1.0
+                with contextlib.suppress(*LOST):  # a crash lost the task: it does not count
+                    client.send(update, part)
+                    acknowledged[part, number] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    pairs = [(number, part) for number in range(workers) for part in (0, 1)]
+    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
+    try:
+        server.start()
+        for thread in threads:
+            thread.start()
+        for _ in range(times):
+            enough = acknowledged.total() + rng.randint(0, 12)
+            server.until(lambda enough=enough: acknowledged.total() >= enough or bool(failures))
+            time.sleep(rng.random() / 100)
+            assert server.end() == -signal.SIGKILL
+            server.start()
+        over.set()
+        for thread in threads:
+            thread.join(120)
+        assert not failures, failures
+        reader = HttpClient(server.url, "reader")
+        for part in (0, 1):
+            found = reader.task(part)
+            assert found[:workers].tolist() == [acknowledged[part, number] for number in range(workers)]
+            assert reader._tasks[part].version == found.sum()  # each was a step
+        return acknowledged.total()
+    finally:
+        over.set()
+        server.close()
+
+
+def test_kills_lose_no_acknowledged_push_and_count_none_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = time.sleep
+    monkeypatch.setattr(http.time, "sleep", lambda seconds: pause(min(seconds, 0.05)))
+    assert kills(30, tmp_path, 1) >= 30
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 12 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(line, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_refuses_updates_by_503_until_there_is_room(serve: Serve, small_disk: Path) -> None:
+    server = serve([100_000], folder=small_disk / "state")
+    ann = client_of(server, "ann")
+    update, before = torch.ones(100_000), ann.task()
+    assert server.get("/ready") == b"ready\n"
+    with open(small_disk / "other", "wb", buffering=0) as other:
+
+        def is_refused() -> bool:
+            """Fill the disk, of which the server itself gives back what it can, and ask whether it is ready."""
+            with contextlib.suppress(OSError):
+                while True:
+                    other.write(bytes(4096))
+            try:
+                return not server.get("/ready")
+            except urllib.error.HTTPError as error:
+                return error.code == 503 and not json.loads(server.get("/health"))["open"]
+
+        server.until(is_refused)
+        head = f"POST /update/ann/{ann._tasks[0].id} HTTP/1.1\r\nContent-Type: application/x-float32\r\nContent-Length"
+        said = rest_of_answer(server.begin(f"{head}: 400000", bytes(400_000)))
+        assert said.startswith(b"HTTP/1.1 503") and b"retry-after" in said and b"NotDurable" in said
+        server.until(is_refused)
+        other.truncate(0)
+    server.until(lambda: server.get("/ready") == b"ready\n")
+    assert ann.send(update)["version"] == 1
+    assert torch.equal(ann.task(), before + 1)
+
+
+def test_tls_with_a_certificate_that_the_client_trusts(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    certificate, key = tmp_path / "certificate", tmp_path / "key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True,
+    )  # fmt: skip
+    server = serve([LARGE], "--certificate", certificate, "--key", key, trusted=certificate)
+    with pytest.raises(TimeoutError, match="CERTIFICATE_VERIFY_FAILED"):
+        HttpClient(server.url, "ann", TOKEN, patience=0).task()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    ann = client_of(server, "ann")
+    update = torch.arange(LARGE) / LARGE
+    assert torch.equal(ann.task(), torch.zeros(LARGE)) and ann.send(update)["applied"]
+    assert torch.equal(ann.task(), update)
+
+
+def test_uploads_of_different_parts_come_at_the_same_time(serve: Serve) -> None:
+    """Each part takes its update while the other three are half there, and a whole model passes through its parts."""
+    sizes = [300_000, 300_001, 300_002, 300_003]
+    server = serve(sizes, "--parts", 4)
+    ann = client_of(server, "ann")
+    whole = ann.task()
+    lengths = [sum(place.stop - place.start for place in ann._places(part)) for part in range(4)]
+    heads = [
+        f"POST /update/ann/{ann._tasks[part].id}?part={part} HTTP/1.1\r\nContent-Type: application/x-float32\r\n"
+        f"Content-Length: {4 * lengths[part]}" for part in range(4)
+    ]  # fmt: skip
+    bodies = [torch.full((length,), 1.0).numpy().tobytes() for length in lengths]
+    halves = [server.begin(head, body[: len(body) // 2]) for head, body in zip(heads, bodies, strict=True)]
+    server.until(lambda: server.number("fastagg_serve_uploads") == 4)
+    for part in (2, 0, 3, 1):
+        halves[part].sendall(bodies[part][len(bodies[part]) // 2 :])
+        assert rest_of_answer(halves[part]).startswith(b"HTTP/1.1 200")
+    assert server.number("fastagg_version") == 4
+    update = torch.arange(sum(sizes)) / 1000
+    assert torch.equal(ann.task(), whole + 1)
+    assert ann.send(update) == {"version": 8, "applied": True}
+    assert torch.equal(ann.task(), whole + 1 + update)
+
+
+def test_names_give_the_order_of_a_clients_vector(serve: Serve) -> None:
+    server = serve([2, 3, 4], "--parts", 2)
+    ann, bob = client_of(server, "ann", names=["1", "0", "2"]), client_of(server, "bob")
+    ann.task()
+    ann.send(torch.arange(9.0))
+    assert bob.task().tolist() == [3.0, 4.0, 0.0, 1.0, 2.0, 5.0, 6.0, 7.0, 8.0]
+    assert ann.task().tolist() == list(range(9))
+    bob.send(torch.zeros(9))
+    again = client_of(server, "ann", names=["1", "0", "2"])
+    assert again.resume() and again.version == ann.version == 2
+    again.send(torch.ones(9))
+    with pytest.raises(fastagg.ShapeMismatch, match="differ in '2'"):
+        client_of(server, "eve", names=["0", "1"]).task()
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Read until the server closes."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(1 << 20):
+            found += piece
+    return bytes(found)
+
+
+def rest_of_answer(connection: socket.socket) -> bytes:
+    """Read an answer whose length its head says."""
+    found = bytearray()
+    while b"\r\n\r\n" not in found:
+        found += connection.recv(1 << 16)
+    length = int(re.findall(rb"content-length: (\d+)", bytes(found).lower())[0])
+    length += found.index(b"\r\n\r\n") + 4
+    while len(found) < length:
+        found += connection.recv(1 << 20)
+    return bytes(found)
+
+
+def stalled(server: Breeder, name: str) -> socket.socket:
+    """Ask for a task, wait until its model comes, and read nothing of it."""
+    found = server.begin(f"GET /task/{name} HTTP/1.1")
+    assert found.recv(1, socket.MSG_PEEK)
+    return found
+
+
+def test_clients_that_read_nothing_share_one_model_and_do_not_keep_it_from_ending(serve: Serve) -> None:
+    server = serve([LARGE], "--set", "max_clients=100")
+    stalled(server, "first").close()
+    before = server.resident()
+    connections = [stalled(server, f"client{number}") for number in range(30)]
+    assert server.number("fastagg_serve_downloads") >= 30
+    assert server.resident() - before < 2 * 4 * LARGE
+    whole = rest_of_answer(stalled(server, "another"))  # who reads, gets it meanwhile
+    assert whole.startswith(b"HTTP/1.1 200") and len(whole.partition(b"\r\n\r\n")[2]) == 4 * LARGE
+    begun = time.monotonic()
+    server.end(signal.SIGTERM)
+    assert time.monotonic() - begun < 20
+    assert all(len(rest_of(connection)) < 4 * LARGE for connection in connections)
+
+
+def test_whoever_brings_and_takes_nothing_is_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDLE", "0.5")
+    server = serve([LARGE])
+    half = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    half.sendall(b"GET /ta")
+    assert rest_of(half) == b""
+    slow = stalled(server, "slow")
+    server.until(lambda: server.number("fastagg_serve_downloads") == 0)
+    assert len(rest_of(slow)) < 4 * LARGE
+    ann = client_of(server, "ann")
+    ann.task()
+    head = f"POST /update/ann/{ann._tasks[0].id} HTTP/1.1\r\nContent-Type: application/x-float32\r\nContent-Length"
+    stopped = server.begin(f"{head}: {4 * LARGE}", bytes(70_000))
+    assert rest_of(stopped) == b""
+    lies = server.begin(f"{head}: {4 * LARGE}", bytes(70_000))  # says more than comes
+    lies.shutdown(socket.SHUT_WR)
+    rest_of(lies)
+    for length, status in ((4 * LARGE + 1, b"413"), (10**18, b"413"), (4, b"400")):
+        assert rest_of(server.begin(f"{head}: {length}", b"x")).startswith(b"HTTP/1.1 " + status)
+    server.until(lambda: server.number("fastagg_serve_uploads") == 0)
+    assert ann.send(torch.ones(LARGE))["version"] == 1  # the task is still open
+
+
+def test_a_slow_update_ends_by_its_time_and_its_task_stays(serve: Serve) -> None:
+    server = serve([LARGE], "--seconds", 2, "--slowest", 1e12)
+    ann = client_of(server, "ann")
+    ann.task()
+    slow = server.begin(
+        f"POST /update/ann/{ann._tasks[0].id} HTTP/1.1\r\nContent-Type: application/x-float32\r\n"
+        f"Content-Length: {4 * LARGE}", b"x"
+    )  # fmt: skip
+    assert rest_of_answer(slow).startswith(b"HTTP/1.1 408")
+    assert ann.send(torch.ones(LARGE))["version"] == 1
+
+
+def test_the_commands_of_the_examples_page_run_as_they_stand_there(tmp_path: Path) -> None:
+    """DiLoCo with two workers that learn; the server is killed and started again meanwhile."""
+    here = ROOT / "examples" / "diloco"
+    shutil.copytree(here, tmp_path / "diloco")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    page = (here / "README.md").read_text().replace("8000", port)
+    install, *lines = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0].splitlines()
+    assert install.startswith("pip install") and lines[0] == "cd examples/diloco" and lines[-1] == "kill %1"
+    init, server, ann, bob = lines[1:-1]
+    where = f" --server http://127.0.0.1:{port}"
+    again = "sleep 8; kill -9 $server; sleep 1"
+    script = [
+        "set -e", init, server, "server=$!", f"{ann[:-2]}{where} &", "ann=$!", f"{bob}{where} &", "bob=$!", again,
+        server, "server=$!", "trap 'kill $server' EXIT", "wait $ann", "wait $bob",
+    ]  # fmt: skip
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(Path(fastagg.__file__).parents[1])}
+    environment["OMP_NUM_THREADS"] = "1"  # threads that wait for each other crawl on a busy machine
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=tmp_path / "diloco", env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    for name in ("ann", "bob"):
+        losses = [float(loss) for loss in re.findall(rf"{name}: version \d+, loss ([\d.]+)", done.stdout)]
+        assert len(losses) == 20 and losses[-1] < 1.6 < 2.4 < losses[0], losses

@@ -1,0 +1,262 @@
+"""The service in one process: tasks, updates, parts, waiting, bad requests by their status, tokens, what it tells."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+pytest.importorskip("safetensors")
+pytest.importorskip("prometheus_client")
+from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load
+from starlette.testclient import TestClient
+from support.served import write_model
+
+import fastagg
+from fastagg.serve.service import Service
+from fastagg.serve.start import maker, opened, read, serve
+from fastagg.serve.tokens import Tokens
+
+ARRAYS = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.zeros(5), "c": torch.ones(2, 1)}
+SIZE = 19
+FLOATS = {"Content-Type": "application/x-float32"}
+ANN, BOB, ALL = (letter * 16 for letter in "abo")
+
+
+def service(folder: Path, parts: int = 1, tokens: Tokens | None = None, **limits: Any) -> Service:
+    folder.mkdir(exist_ok=True)
+    cut = read(write_model(folder / "model.safetensors", **ARRAYS), parts)
+    return Service(opened(cut, "fedbuff", {"buffer_size": 2}, 2, folder), cut, folder, tokens, **limits)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(service(tmp_path / "a").app()) as found:
+        yield found
+
+
+def task(client: TestClient, name: str, part: int = 0) -> tuple[str, np.ndarray]:
+    found = client.get(f"/task/{name}?part={part}")
+    assert found.status_code == 200
+    return f"/update/{name}/{found.headers['x-task']}?part={part}", np.frombuffer(found.content, np.float32)
+
+
+def body(value: float = 1.0, dtype: Any = np.float32, size: int = SIZE) -> bytes:
+    return np.full(size, value, dtype).tobytes()
+
+
+def test_updates_are_applied_once_and_are_durable(client: TestClient) -> None:
+    (ann, model), (bob, _) = task(client, "ann"), task(client, "bob")
+    assert model.tolist() == torch.cat([one.reshape(-1) for one in ARRAYS.values()]).tolist()
+    first = client.post(ann, content=body(), headers=FLOATS)
+    assert first.status_code == 200 and first.json() == {"version": 0, "applied": False}
+    assert client.post(ann, content=body(), headers=FLOATS).json() == first.json()  # again: it counts once
+    half = torch.full((SIZE,), 3.0, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    done = client.post(bob, content=half, headers={"Content-Type": "application/x-bfloat16"})
+    assert done.json() == {"version": 1, "applied": True}
+    assert (task(client, "ann")[1] == model + 2).all()
+
+
+def test_a_model_is_a_safetensors_file_of_one_version_and_opens_no_task(tmp_path: Path) -> None:
+    with TestClient(service(tmp_path / "a", parts=2).app()) as client:
+        whole = client.get("/model")
+        assert whole.headers["x-version"] == "0"
+        assert {name: array.tolist() for name, array in load(whole.content).items()} == {
+            name: array.tolist() for name, array in ARRAYS.items()
+        }
+        layout = client.get("/parts").json()
+        assert layout["size"] == SIZE and layout["kind"] == "delta" and len(layout["parts"]) == 2
+        for number, part in enumerate(layout["parts"]):
+            assert set(load(client.get(f"/model?part={number}").content)) == {name for name, *_ in part}
+        assert client.post("/heartbeat/ann").json() == {"version": 0, "open": {}}
+
+
+def test_parts_step_apart_and_a_client_that_comes_back_finds_its_tasks(tmp_path: Path) -> None:
+    with TestClient(service(tmp_path / "a", parts=2).app()) as client:
+        sizes = [sum(np.prod(shape) for *_, shape in part) for part in client.get("/parts").json()["parts"]]
+        for name in ("ann", "bob"):
+            url, _ = task(client, name, 1)
+            assert client.post(url, content=body(size=int(sizes[1])), headers=FLOATS).status_code == 200
+        assert [client.get(f"/model?part={part}").headers["x-version"] for part in (0, 1)] == ["0", "1"]
+        assert client.get("/model").headers["x-version"] == "1"
+        urls = [task(client, "ann", part)[0] for part in (0, 1)]
+        found = client.post("/heartbeat/ann").json()["open"]
+        assert [f"/update/ann/{found[str(part)]['task']}?part={part}" for part in (0, 1)] == urls
+    with pytest.raises(fastagg.ConfigError, match="is of 2 parts; write --parts 2"):
+        service(tmp_path / "a", parts=3)
+
+
+def test_who_waits_for_a_newer_version_gets_it_when_it_is_there(client: TestClient) -> None:
+    (ann, _), (bob, _) = task(client, "ann"), task(client, "bob")
+    begun = time.monotonic()
+    assert client.get("/model?after=0&wait=0.2").status_code == 204 and time.monotonic() - begun >= 0.2
+    assert client.get("/task/eve?after=0").status_code == 204  # and no task
+    assert client.post("/heartbeat/eve").json()["open"] == {}
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(client.get("/task/ann?after=0&wait=50")))
+    waiting.start()
+    for url in (ann, bob):
+        client.post(url, content=body(), headers=FLOATS)
+    waiting.join(30)
+    assert found[0].headers["x-version"] == "1"
+
+
+def test_a_round_that_is_due_ends_while_nobody_calls(tmp_path: Path) -> None:
+    cut = read(write_model(tmp_path / "model.safetensors", **ARRAYS), 1)
+    settings = {"buffer_size": 5, "at_least": 1, "grace": 0.1}
+    servers = opened(cut, "FedBuff", settings, 5, tmp_path)
+    with TestClient(Service(servers, cut, tmp_path).app()) as client:
+        client.post(task(client, "ann")[0], content=body(), headers=FLOATS)
+        assert client.get("/model?after=0&wait=30").headers["x-version"] == "1"
+
+
+def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) -> None:
+    ann, _ = task(client, "ann")
+    for url, content, headers, status in (
+        (ann, body(), {"Content-Type": "text/plain"}, 415),
+        (ann, body()[:-1], FLOATS, 400),
+        (ann, body() + b"x", FLOATS, 413),
+        (ann, iter([body()]), FLOATS, 411),
+        (ann, body(float("nan")), FLOATS, 422),
+        ("/update/ann/x", body(), FLOATS, 400),
+        ("/update/ann/-1", body(), FLOATS, 400),
+        ("/update/ann/5", body(), FLOATS, 410),
+        (ann.replace("part=0", "part=1"), body(), FLOATS, 404),
+        (ann.replace("part=0", "part=x"), body(), FLOATS, 400),
+        (f"{ann}&num_samples=many", body(), FLOATS, 400),
+        (f"{ann}&num_samples=-1", body(), FLOATS, 422),
+        (ann.replace("/ann/", "/eve/"), body(), FLOATS, 409),
+    ):
+        found = client.post(url, content=content, headers=headers)
+        assert found.status_code == status, (url, headers, found.text)
+        assert found.json()["error"]
+    assert client.get(ann).status_code == 405
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/task/" + "x" * 300).status_code == 404
+    assert client.get("/model?after=x").status_code == 400
+    assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
+
+
+def test_a_client_that_comes_back_without_its_work_is_not_locked_out(client: TestClient) -> None:
+    for _ in range(5):  # at most two tasks of a client are open
+        task(client, "ann")
+        for name in ("bob", "eve"):
+            client.post(task(client, name)[0], content=body(), headers=FLOATS)
+    assert client.post(task(client, "ann")[0], content=body(), headers=FLOATS).status_code == 200
+
+
+def test_tasks_survive_a_restart_and_what_was_answered_is_answered_again(tmp_path: Path) -> None:
+    with TestClient(service(tmp_path / "a").app()) as client:
+        (ann, start), (bob, _) = task(client, "ann"), task(client, "bob")
+        first = client.post(ann, content=body(), headers=FLOATS)
+    with TestClient(service(tmp_path / "a").app()) as client:
+        again = client.post(ann, content=body(), headers=FLOATS)
+        assert again.status_code == 200 and again.json() == first.json()  # it counts once
+        assert client.post(bob, content=body(), headers=FLOATS).json()["version"] == 1
+        assert (task(client, "ann")[1] == start + 1).all()
+
+
+def test_too_many_at_a_time_are_told_to_come_later(tmp_path: Path) -> None:
+    with TestClient(service(tmp_path / "a", uploads=0).app()) as client:
+        found = client.post(task(client, "ann")[0], content=body(), headers=FLOATS)
+        assert found.status_code == 429 and found.headers["retry-after"]
+
+
+def test_a_full_disk_is_not_ready_and_no_reason_to_start_again(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.get("/ready").status_code == client.get("/health").status_code == 200
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    found = client.get("/ready")
+    assert found.status_code == 503 and "full" in found.text
+    health = client.get("/health")
+    assert health.status_code == 200 and not health.json()["open"] and "full" in health.json()["why"]
+    assert "No update is taken" in client.get("/").text
+    assert "fastagg_serve_ready 0.0" in client.get("/metrics").text
+
+
+def test_metrics_are_of_every_part_and_the_page_has_every_client(tmp_path: Path) -> None:
+    with TestClient(service(tmp_path / "a", parts=3).app()) as client:
+        client.post("/heartbeat/" + "<b>")
+        found = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+        for name in ("arrivals", "version", "open_tasks", "journal_durable", "serve_uploads", "serve_downloads"):
+            assert {sample.labels["model_part"] for sample in found[f"fastagg_{name}"].samples} == {"0", "1", "2"}
+        (silent,) = found["fastagg_serve_client_silent_seconds"].samples
+        assert silent.labels == {"client": "<b>"}
+        assert "&lt;b&gt;" in client.get("/").text and "<td><b>" not in client.get("/").text
+
+
+def test_a_token_is_for_its_client_and_the_operators_for_everything(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# who may come\nann {ANN}\nbob {BOB}\n* {ALL}\n")
+    both = base64.b64encode(f"x:{ANN}".encode()).decode()
+    with TestClient(service(tmp_path / "a", tokens=Tokens(file)).app()) as client:
+        for path, given, status in (
+            ("/task/ann", f"Bearer {ANN}", 200), ("/task/ann", f"Basic {both}", 200),
+            ("/task/ann", f"bearer {ALL}", 200),
+            ("/task/ann", f"Bearer {BOB}", 401), ("/task/ann", "", 401), ("/task/ann", f"Bearer {ANN}x", 401),
+            ("/task/ann", "Bearer ", 401), ("/task/ann", "Basic !", 401), ("/task/*", f"Bearer {ANN}", 401),
+            ("/model", f"Bearer {BOB}", 200), ("/model", "", 401), ("/parts", f"Bearer {BOB}", 200),
+            ("/metrics", f"Bearer {ANN}", 401), ("/metrics", f"Bearer {ALL}", 200), ("/", f"Bearer {ANN}", 401),
+            ("/health", "", 200), ("/ready", "", 200),
+        ):  # fmt: skip
+            found = client.get(path, headers={"Authorization": given})
+            assert found.status_code == status, (path, given)
+    for text, said in (("ann short", "line 1"), ("ann", "line 1"), ("\n", "no token"), (f"a {ANN} b", "line 1")):
+        file.write_text(text)
+        with pytest.raises(fastagg.ConfigError, match=said):
+            Tokens(file)
+    with pytest.raises(fastagg.ConfigError, match="cannot read"):
+        Tokens(tmp_path)
+
+
+def test_rules_by_their_names_get_the_number_of_workers() -> None:
+    model = {"a": torch.zeros(3)}
+    assert maker("ace", {"lr": 0.1, "cache": "int8"}, 3)(model).num_clients == 3
+    assert maker("FedAvgM", {}, 3)(model).direction.size == 3
+    assert maker("fedbuff", {"max_clients": 9}, 3)(model).max_clients == 9
+    assert maker("fadas", {"betas": [0.8, 0.9]}, 3)(model).max_clients == 12
+    for rule, settings, said in (
+        ("fedbuf", {}, "did you mean 'FedBuff'"), ("fedbuff", {"bufer": 1}, "unknown setting .bufer."),
+        ("fedac", {"lr": 0.1}, "sends control variates"),
+    ):  # fmt: skip
+        with pytest.raises(fastagg.ConfigError, match=said):
+            maker(rule, settings, 3)(model)
+
+
+def test_clients_of_a_rule_with_a_number_of_clients_are_numbers(tmp_path: Path) -> None:
+    cut = read(write_model(tmp_path / "model.safetensors", **ARRAYS), 1)
+    servers = opened(cut, "ACE", {"lr": 0.1}, 2, tmp_path)
+    with TestClient(Service(servers, cut, tmp_path).app()) as client:
+        assert client.post(task(client, "1")[0], content=body(), headers=FLOATS).status_code == 200
+        assert client.get("/task/2").status_code == client.get("/task/ann").status_code == 404
+
+
+def test_a_start_is_refused_by_name(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.safetensors", **ARRAYS)
+    given: dict[str, Any] = {
+        "model": model, "rule": "FedBuff", "settings": {}, "workers": 2, "parts": 1, "folder": tmp_path / "a",
+        "host": "127.0.0.1", "port": 0, "tokens": None, "certificate": None, "key": None, "by_part": False,
+        "limits": {},
+    }  # fmt: skip
+    for change, said in (
+        ({"host": "0.0.0.0"}, "others reach 0.0.0.0; write --tokens FILE"), ({"certificate": model}, "needs its key"),
+        ({"certificate": tmp_path / "no", "key": model}, "there is no file"), ({"parts": 4}, "3 tensors"),
+        ({"model": tmp_path / "no"}, "expected a safetensors file"), ({"rule": "Fed"}, "rule: expected one of"),
+    ):  # fmt: skip
+        with pytest.raises(fastagg.ConfigError, match=said):
+            serve(**{**given, **change})
+    assert not (tmp_path / "a").exists()
