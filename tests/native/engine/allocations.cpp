@@ -50,7 +50,8 @@ struct Seen {
     version = ledger.now, steps = ledger.steps, open = ledger.open_tasks(), known = ledger.known();
     const Sums* const sums = engine.direction().is.sums;
     room = sums ? sums->room() : 0, expired = ledger.expired();
-    if (const auto* const buffer = dynamic_cast<const Buffered*>(&engine.direction()); buffer && room < kCapacity)
+    if (const auto* const buffer = dynamic_cast<const Buffered*>(&engine.direction());
+        buffer && room < kCapacity && buffer->acc())
       sum.assign(buffer->acc().data, buffer->acc().data + server.size);
     const Ledger::State state = ledger.state();
     for (size_t i = 0; i < state.clients.size(); ++i) last.emplace_back(state.clients[i], state.last_sent[i]);
