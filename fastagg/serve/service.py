@@ -20,8 +20,8 @@ import json
 import logging
 import shutil
 import time
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -36,7 +36,8 @@ from fastagg._types import Plain
 from fastagg.durable.log import SMALL
 from fastagg.model.parts import Cut
 from fastagg.serve.connection import Download
-from fastagg.serve.status import Client, Metrics, page
+from fastagg.serve.served import Client, Served
+from fastagg.serve.status import Metrics, page
 from fastagg.serve.tokens import OPERATOR, Tokens
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
@@ -64,27 +65,6 @@ class Refused(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
-
-
-class Served:
-    """The server of a part, and what is on its way."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.sending: Counter[int] = Counter()  # how many downloads there are of a version
-        self.receiving = 0
-        self.seen = server.version
-        self.one = asyncio.Semaphore()  # held by a large update while all of it is in memory
-
-    @contextlib.contextmanager
-    def counted(self, version: int) -> Iterator[None]:
-        """Count a download of this version for as long as it takes."""
-        self.sending[version] += 1
-        try:
-            yield
-        finally:
-            self.sending[version] -= 1
-            self.sending += Counter()  # without those of which none is left
 
 
 class Service:

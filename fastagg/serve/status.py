@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 import fastagg.page as pages
+from fastagg.serve.served import Client, Served
 from fastagg.server.server import Server
 from fastagg.server.watching import watch
 from fastagg.sheet import Sheet
-
-if TYPE_CHECKING:
-    from fastagg.serve.service import Served
-
-
-@dataclass
-class Client:
-    """What is known of a client since the service began: when it was last there, and how many updates it has sent."""
-
-    seen: float = field(default_factory=time.monotonic)
-    updates: int = 0
 
 
 def page(parts: Sequence[Served], clients: Mapping[str, Client], unready: str) -> str:
