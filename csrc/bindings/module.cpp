@@ -142,9 +142,10 @@ py::dict cpu_isas() {
   return found;
 }
 
+using TuningValue = int64_t cpu::Tuning::*;
 constexpr struct {
   const char* name;
-  int64_t cpu::Tuning::*value;
+  TuningValue value;
   int64_t least, most, step;
 } kTuning[] = {
     {"prefetch", &cpu::Tuning::prefetch, 0, 1 << 20, 64}, {"stream_from", &cpu::Tuning::stream_from, 0, INT64_MAX, 1},

@@ -350,7 +350,7 @@ def test_memory_that_runs_out(tmp_path: Path) -> None:
             finally:
                 native.memory.fail_after(-1)
             assert seen(server) == before
-        assert 2 <= calls < 99
+        assert 1 <= calls < 99  # the record; there is no copy of the update
         state = seen(server)
     with fastagg.open(tmp_path / "state", make) as server:
         assert seen(server) == state
