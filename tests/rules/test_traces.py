@@ -109,7 +109,17 @@ RULES = {
     ),
     "RingmasterASGD": Rule({"lr": st.just(LR), "delay_threshold": numbers(1, 4)}),
 }  # fmt: skip
-SYNCHRONOUS = ("DiLoCo", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAMS", "FedAdagrad", "FedMedian", "FedTrimmedAvg")
+SYNCHRONOUS = (
+    "DiLoCo",
+    "FedAvg",
+    "FedAvgM",
+    "FedAdam",
+    "FedYogi",
+    "FedAMS",
+    "FedAdagrad",
+    "FedMedian",
+    "FedTrimmedAvg",
+)
 UNIFORM = ("FedMedian", "FedTrimmedAvg")  # what takes no numbers of samples
 COMMON = {"clip_norm": of([0.5, 3.0]), "weighting": of(["uniform", "samples"])}
 
