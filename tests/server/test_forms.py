@@ -172,7 +172,8 @@ class Lanes:
         states = [server.state_dict() for server in self.servers()]
         for state in states:
             del state["config"]
-            state.pop("round", None)  # what waits for its turn has the type in which it came
+            state.pop("round", None)  # what waits for its turn has the type in which it came,
+            state["direction"].pop("held", None)  # for its step, too
         assert same(states[0], states[1]) and same(states[0], states[2])
 
     def restart(self) -> None:
