@@ -22,6 +22,10 @@ _PARTS = (
 )
 _EXACT = "versions are kept while a client may answer them, and distances are exact (fastagg.ops.distances)"
 _MEMORY = "server.memory() says what a server holds, and docs/scaling.md what ends first"
+_ENGINE = (
+    "on Ray's workers all but the largest models trained more slowly than in one process; --workers N (workers=N) are "
+    "threads of a run, and `fastagg compare -j N` (jobs=N) runs N at a time"
+)
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
 REMOVED: dict[str, str] = {
@@ -62,6 +66,8 @@ REMOVED: dict[str, str] = {
     "fastagg.ops.GROUP": _PARTS,
     "fastagg.ops.prepare": "call the op itself: its checks take 2 to 4 us; fastagg.Server does steps in a loop",
     "fastagg.ops.sketch": _EXACT,
+    "--engine": _ENGINE,
+    "engine=": _ENGINE,
     "hash_payloads=": "the digest covers what a record says, and checksums what an update's numbers are; leave it out",
     "origin=": _PARTS,
     "sketch=": _EXACT,

@@ -74,13 +74,7 @@ def run(
             help="Where metrics are drawn, too: tensorboard=FOLDER, mlflow=EXPERIMENT, wandb=PROJECT; repeatable.",
         ),
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="here|ray", help="Where clients train: this process, or Ray.")
-    ] = "here",
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=1, help="How many train at once: threads here (default 1), or Ray's workers."),
-    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="How many threads train clients at once.")] = 1,
     picture: Format = "png",
 ) -> None:
     """Run one recipe and write its folder.
@@ -88,7 +82,6 @@ def run(
     It holds the config, metrics, a summary, a plot, a report and a checkpoint.
     """
     from fastagg.integrations.trackers import parse
-    from fastagg.sim import engines
     from fastagg.sim.one.output import check_folder
     from fastagg.sim.one.run import run as simulate
     from fastagg.sim.recipes import load
@@ -103,11 +96,10 @@ def run(
             fail(f"{recipe}: no run is in this folder (config.toml is missing); leave --resume out to begin one")
         recipe = str(Path(recipe) / "config.toml")
     config = load(recipe, _changes(seed, data_dir, changes))
-    engines.check(engine, workers)
     check_folder(out := out or Path("runs") / f"{config.name}-seed{config.seed}")
     settings: Plain = {
         "resume": "go on" if resume else "never", "replace": replace, "picture": check_format(picture),
-        "trackers": dict(parse(text) for text in tracker or ()), "engine": engine, "workers": workers,
+        "trackers": dict(parse(text) for text in tracker or ()), "workers": workers,
     }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:
         result = simulate(config, out, bar, **settings)
@@ -125,9 +117,6 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", "--workers", min=1, help="How many processes share the runs.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="here|ray", help="Where runs go on: this machine, or Ray.")
-    ] = "here",
     data_dir: DataDir = None,
     changes: Annotated[
         list[str] | None,
@@ -161,9 +150,9 @@ def compare(
     found = cells(recipes, {**shared, **_changes(seed, data_dir, None)}, grid, seeds)
     out = out or Path("runs/compare")
     if search:
-        found = _searched(found, search, budget, out, jobs, engine)
+        found = _searched(found, search, budget, out, jobs)
     _compare(
-        found, out, title=title, jobs=jobs, engine=engine, target=target, baseline=baseline,
+        found, out, title=title, jobs=jobs, target=target, baseline=baseline,
         picture=picture, names=recipes,
     )  # fmt: skip
 
@@ -225,15 +214,13 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
     return values
 
 
-def _searched(
-    cells: Sequence[Cell], texts: Sequence[str], budget: int, out: Path, jobs: int | None, engine: str
-) -> list[Cell]:
+def _searched(cells: Sequence[Cell], texts: Sequence[str], budget: int, out: Path, jobs: int | None) -> list[Cell]:
     from fastagg.sim.many.search import parse, searched
     from fastagg.sim.show.progress import CellsBar
 
     ranges, methods = dict(parse(text) for text in texts), {cell.folder for cell in cells}
     with CellsBar(budget * len(methods)) as bar:
-        best = searched(cells, ranges, budget, 1, out, bar, jobs=jobs, engine=engine)  # type: ignore[arg-type]
+        best = searched(cells, ranges, budget, 1, out, bar, jobs=jobs)
     for cell in {cell.folder: cell for cell in reversed(best)}.values():
         values = dict(cell.config.model_dump(mode="python"))
         say(f"{cell.folder}: " + ", ".join(f"{key}={_value(values, key)}" for key in ranges))

@@ -15,6 +15,7 @@ from fastagg.errors import ConfigError
 from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.one.build import build_data
+from fastagg.sim.one.passed import configured
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 
@@ -99,7 +100,9 @@ def test_a_network_that_was_proved_is_the_one_that_is_returned(tiny: Any) -> Non
     """What a run prints and what torch finds with the model that it returns are one accuracy."""
     network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(288), nn.Linear(288, 10))
     work = {"lr": 0.3, "batch_size": 500, "epochs": 5}  # of all samples, so that no batch has one
-    simulation = Simulation(tiny({"client": work, "run.uploads": 60}), model=lambda shape, classes: network)
+    simulation = Simulation(
+        configured(tiny({"client": work, "run.uploads": 60}), {"model": lambda shape, classes: network})
+    )
     assert isinstance(simulation.trainer, FusedTrainer)
     while simulation.done() < 1:
         simulation.step()

@@ -10,7 +10,7 @@ import pytest
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.sampling import Available, BySamples, read_traces
-from fastagg.sim.one.passed import Passed, given
+from fastagg.sim.one.passed import configured
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 
@@ -62,7 +62,7 @@ def changes_of(rule, folder, period=10.0):
 def test_nobody_is_sent_the_model_when_the_trace_says_no(rule, tmp_path, tiny):
     traces, changes = changes_of(rule, tmp_path)
     config, own = given_law(tiny, changes)
-    with closing(Simulation(config, own=own)) as simulation:
+    with closing(Simulation(config)) as simulation:
         seen, training = Counter(), Counter()
         for _ in range(60):
             job = simulation.schedule.next()
@@ -77,7 +77,7 @@ def test_nobody_is_sent_the_model_when_the_trace_says_no(rule, tmp_path, tiny):
 
 def given_law(tiny, changes):
     own = Own(delay=lambda client, number, steps, rng: 1.0)
-    return given(tiny(changes), Passed(own=own)), own
+    return configured(tiny(changes), {"own": own}), own
 
 
 @pytest.mark.parametrize(("rule", "words"), [("concurrency", "no client is available"), ("round", "never available")])

@@ -6,6 +6,7 @@ from fastagg import FedAsync, FedBuff
 from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.by_version import ExponentialVersions, ReplayedVersions, UniformVersions, VersionSchedule
 from fastagg.sim.clock.participation import Participation
+from fastagg.sim.one.passed import configured
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.seeds import generator
@@ -133,7 +134,7 @@ def one_each(model, data, task, state):
 
 def test_all_but_the_last_train_from_the_version_before_and_send_the_difference_to_theirs(tiny):
     """The models of a run, computed from its versions alone: FedBuff's mean of 3 differences at a rate of 1."""
-    run = Simulation(tiny({**BEFORE, "client.steps": 1}), own=Own(train=one_each))
+    run = Simulation(configured(tiny({**BEFORE, "client.steps": 1}), {"own": Own(train=one_each)}))
     models, sums, early = [run.server.flat.double().clone()], 0.0, 0
     for _ in range(60):
         job = run.schedule.in_flight()[0]

@@ -68,17 +68,16 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def chosen(config: c.Config, given: Own | None) -> Own:
+def chosen(config: c.Config) -> Own:
     """Return the functions of a run: those of a program, and those that the recipe names. ConfigError without one."""
-    found: dict[str, Any] = {name: getattr(given, name) for name in NAMES} if given is not None else {}
+    found: dict[str, Any] = {}
     keywords = {"train": config.own.keywords, "delay": getattr(config.delay, "keywords", {})}
     for name in NAMES:
         key, named = KEYS.get(name, f"own.{name}"), _named(config, name)
-        if found.get(name) is None and named is not None:
-            if named == "given":
+        if named is not None:
+            if named == "given" and key not in config.held:
                 raise ConfigError(f"{key}: it is passed by a program: fastagg.sim.run(config, own=Own({name}=...))")
-            found[name] = functions.find(named, key)
-        if found.get(name) is not None:
+            found[name] = config.held[key] if named == "given" else functions.find(named, key)
             functions.fits(found[name], key, *ARGUMENTS.get(name, ("outputs", "labels")), **keywords.get(name, {}))
             found[name] = partial(found[name], **keywords[name]) if keywords.get(name) else found[name]
     if config.own.keywords and found.get("train") is None:

@@ -17,11 +17,10 @@ from typing import NamedTuple
 from fastagg import _extras
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.sim import engines
 from fastagg.sim.many.cells import check_cells, run_cells
 from fastagg.sim.one import output
+from fastagg.sim.one.passed import configured
 from fastagg.sim.one.result import Result
-from fastagg.sim.recipes import configured
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.progress import Watcher
 
@@ -64,7 +63,6 @@ def searched(
     watcher: Watcher,
     *,
     jobs: int | None = None,
-    engine: engines.Name = "here",
 ) -> list[Cell]:
     """Return ``cells`` with the best setting of each method (all seeds of one recipe and one point of a grid).
 
@@ -97,7 +95,7 @@ def searched(
         several = [cell for own in runs.values() for cell in own]
         if not number:
             check_cells(several)
-        outcomes = run_cells(several, out, jobs, watcher, engine=engine)
+        outcomes = run_cells(several, out, jobs, watcher)
         for name, trial in trials.items():
             found = [outcomes.get(cell.name, "interrupted") for cell in runs[name]]
             ended = [one for one in found if isinstance(one, Result) and not one.summary["interrupted"]]

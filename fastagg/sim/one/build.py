@@ -58,10 +58,14 @@ def find_folder(data: DataSection) -> Path | None:
     return existing(data.name, data.dir, data.needs)
 
 
+def data_of(config: Config) -> FederatedData:
+    """Return the data of a run: what a program passes, or what is loaded."""
+    given = isinstance(config.data, PassedData)
+    return _held(config, "data") if given else build_data(config.data, config.seed)  # type: ignore[return-value]
+
+
 def build_data(data: DataSection, seed: int) -> FederatedData:
     """Load the data set. DataError if its folder is not named or does not have the files."""
-    if isinstance(data, PassedData):
-        raise ConfigError('data "given" is what a program passes: fastagg.sim.run(config, data=...)')
     if isinstance(data, Function):
         return own.load(data, seed)
     keywords = data.model_dump(exclude={"name", "dir"})
@@ -70,9 +74,15 @@ def build_data(data: DataSection, seed: int) -> FederatedData:
     return LOADERS[data.name](seed=seed, **keywords)
 
 
+def _held(config: Config, key: str) -> object:
+    """Return what a program passes."""
+    if key not in config.held:
+        section = key.partition(".")[0]
+        raise ConfigError(f'{section} "given" is what a program passes: fastagg.sim.run(config, {section}=...)')
+    return config.held[key]
+
+
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
-    if model.name == "given":
-        raise ConfigError('model "given" is what a program passes: fastagg.sim.run(config, model=...)')
     if model.name == "function":
         return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
     if data.text is not None:
@@ -106,12 +116,11 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
     return module
 
 
-def build_module(
-    config: Config, data: FederatedData, model: Callable[..., object] | None, device: torch.device
-) -> nn.Module:
-    """Return the network of a run, of ``model`` where a program passed one."""
-    seed = config.seed
-    module = build_model(config.model, data, seed) if model is None else own_model(model, "model", data, seed, {})
+def build_module(config: Config, data: FederatedData, device: torch.device) -> nn.Module:
+    if config.model.name == "given":
+        module = own_model(_held(config, "model.name"), "model", data, config.seed, {})  # type: ignore[arg-type]
+    else:
+        module = build_model(config.model, data, config.seed)
     if config.run.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module.to(device)

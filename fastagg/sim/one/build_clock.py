@@ -48,11 +48,11 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
     return TimedSchedule(server, delays, participation, steps, sent, at_flush=at_flush, before=before)
 
 
-def check(config: Config, given: Own | None = None) -> None:
+def check(config: Config) -> None:
     """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
     build.find_folder(config.data)
     build.build_device(config.run.device)
-    own = chosen(config, given)
+    own = chosen(config)
     if (
         ":" in config.algorithm.name or config.algorithm.name == "given"
     ):  # a function of the user's own may need the run's model

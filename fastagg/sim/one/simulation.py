@@ -14,16 +14,14 @@ from fastagg._types import State
 from fastagg.errors import CheckpointError, ConfigError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
-from fastagg.sim import engines
+from fastagg.sim.clients.ahead import Ahead, Key
 from fastagg.sim.clients.client import DifferenceSender, Update, rated
 from fastagg.sim.clients.fused import FusedTrainer
-from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
+from fastagg.sim.clients.own import OwnTrainer, Way, chosen
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.engines.ahead import Ahead, Here, Key, Threads, work_of
 from fastagg.sim.one import build, build_clock
 from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
-from fastagg.sim.one.passed import Factory
 from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.timing import Stopwatch
 
@@ -41,29 +39,19 @@ class Simulation:
         self,
         config: Config,
         data: FederatedData | None = None,
-        model: Factory | None = None,
-        engine: engines.Name = "here",
-        workers: int | None = None,
-        own: Own | None = None,
-        loaded: FederatedData | None = None,
+        workers: int = 1,
     ) -> None:
-        """``data``, ``model`` and ``own`` replace those of ``config``: see :class:`Passed`. ``loaded``: what the
-        config's data is, if it is known. :meth:`close` ends the workers."""
+        """``data``: what the config's data is, if it is known. :meth:`close` ends the threads."""
         self.config = config
-        self.own = chosen(config, own)
-        if self.own.train is not None and (engine != "here" or workers not in (None, 1)):
-            why = "what clients keep is in the run's own process"
-            raise ConfigError(f'own.train needs engine "here" with one worker: {why}')
+        self.own = chosen(config)
         self.stopwatch = Stopwatch(ACTIVITIES)
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
-            engines.check_device(engine, device)
-            passed = data, model, own
-            data = data or loaded or build.build_data(config.data, config.seed)
+            data = data or build.data_of(config)
             data, unlabelled = build.split_unlabelled(config, data)
             data = data.held_out(config.run.client_test, config.seed)
             self.data = data.to(device)
-            self.module = build.build_module(config, data, model, device)
+            self.module = build.build_module(config, data, device)
             distils = build.distils(config.algorithm)
             distill = build.build_distillation(config, self.module, unlabelled) if distils else None
             # The server copies the model it starts from, so the module is free for training.
@@ -87,7 +75,7 @@ class Simulation:
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
-            self.ahead = self._ahead(engine, workers, passed)
+            self.ahead = self._ahead(workers)
         self.rows: list[Row] = []
         self.uploads = self.bytes_up = self.bytes_down = 0
         self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
@@ -103,22 +91,15 @@ class Simulation:
         with self.stopwatch.timing("training" if self._early else "server"):
             self.schedule.start()
 
-    def _ahead(self, engine: engines.Name, workers: int | None, passed: tuple[object, ...]) -> Ahead | Here:
-        gradients = self.server.update_kind == "gradient"
-        most = AHEAD // max(1, self.server.layout.size)
-        if engine == "ray":
-            from fastagg.sim.engines.ray import Remote
-
-            return Remote(most, workers, self.config, gradients, *passed)
-        if workers in (None, 1):
-            return Here(work_of(self.trainer, self.data, gradients=gradients))
-        if not isinstance(self.trainer, FusedTrainer):
+    def _ahead(self, workers: int) -> Ahead:
+        if workers > 1 and not isinstance(self.trainer, FusedTrainer):
             why = f"torch trains this run's clients one at a time ({self.by_torch})"
-            raise ConfigError(f'workers is {workers}, but {why}: choose engine "ray", or compare runs side by side')
-        return Threads(max(4 * workers, most), workers - 1, self.trainer, self.data, gradients)
+            raise ConfigError(f"workers is {workers}, but {why}: compare runs side by side, or set run.torch_threads")
+        gradients, most = self.server.update_kind == "gradient", AHEAD // max(1, self.server.layout.size)
+        return Ahead(self.trainer, self.data, gradients, workers - 1, max(4 * workers, most))
 
     def close(self) -> None:
-        """End the workers, if there are any."""
+        """End the threads, if there are any."""
         self.ahead.close()
 
     def _drop(self) -> None:

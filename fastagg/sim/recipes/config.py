@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from fastagg import _checks, _keywords, registry
@@ -59,6 +59,21 @@ class Config(Section):
     distill: Distill = Distill()
     own: Own = Own()
     run: Run
+    _held: Plain = PrivateAttr(default_factory=dict)
+
+    @property
+    def held(self) -> Plain:
+        """What a program passes, by the keys that say "given"."""
+        return self._held
+
+    def holding(self, held: Plain) -> Config:
+        """Return the config of a program that passes this, too."""
+        found = self.model_copy()
+        found._held = {**self._held, **held}
+        make = found._held.get("algorithm.name")
+        if self.algorithm.name != "given" or make is None:
+            return found
+        return found.model_copy(update={"algorithm": self.algorithm.made_by(make)})
 
     @field_validator("data", mode="before")
     @classmethod
