@@ -14,8 +14,8 @@ from fastagg.cli.base import command
 from fastagg.cli.screen import fail, listing, say, show
 
 if TYPE_CHECKING:
+    from fastagg.cli.catalogue import Entry
     from fastagg.sim.one.result import Result
-    from fastagg.sim.recipes.catalogue import Entry
     from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show.findings import Conclusions
 
@@ -43,7 +43,7 @@ def demo(
     print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
     from fastagg._build import usable_cores
-    from fastagg.sim.recipes.demo import SYNCHRONOUS, TITLE, configs
+    from fastagg.cli.demo import SYNCHRONOUS, TITLE, configs
     from fastagg.sim.recipes.tables import Cell
 
     cells = [Cell(config) for config in configs(seed)]
@@ -74,18 +74,17 @@ def run(
             help="Where metrics are drawn, too: tensorboard=FOLDER, mlflow=EXPERIMENT, wandb=PROJECT; repeatable.",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="How many threads train clients at once.")] = 1,
     picture: Format = "png",
 ) -> None:
     """Run one recipe and write its folder.
 
     It holds the config, metrics, a summary, a plot, a report and a checkpoint.
     """
+    from fastagg.cli.bars import ProgressBar
     from fastagg.integrations.trackers import parse
     from fastagg.sim.one.output import check_folder
     from fastagg.sim.one.run import run as simulate
     from fastagg.sim.recipes import load
-    from fastagg.sim.show.progress import ProgressBar
     from fastagg.sim.show.style import check_format
 
     if resume and replace:
@@ -99,7 +98,7 @@ def run(
     check_folder(out := out or Path("runs") / f"{config.name}-seed{config.seed}")
     settings: Plain = {
         "resume": "go on" if resume else "never", "replace": replace, "picture": check_format(picture),
-        "trackers": dict(parse(text) for text in tracker or ()), "workers": workers,
+        "trackers": dict(parse(text) for text in tracker or ()),
     }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:
         result = simulate(config, out, bar, **settings)
@@ -141,8 +140,8 @@ def compare(
     Each run has a folder; tables and plots show all of them. Stopped at any moment, the same command
     goes on where it was.
     """
+    from fastagg.cli.keys import parse_choices
     from fastagg.sim.many.cells import cells
-    from fastagg.sim.recipes.config import parse_choices
 
     given = dict(parse_choices(text) for text in changes or ())
     grid = {key: values for key, values in given.items() if len(values) > 1}
@@ -170,7 +169,7 @@ def recipes(
     With their runs, their data, their purpose.
     """
     from fastagg import _checks
-    from fastagg.sim.recipes.catalogue import catalogue
+    from fastagg.cli.catalogue import catalogue
 
     known = catalogue()
     if algorithm is not None:
@@ -204,7 +203,7 @@ def _like(
 
 
 def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | None) -> Plain:
-    from fastagg.sim.recipes.config import parse_change
+    from fastagg.cli.keys import parse_change
 
     values = dict(parse_change(text) for text in changes or ())
     if seed is not None:
@@ -215,10 +214,11 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
 
 
 def _searched(cells: Sequence[Cell], texts: Sequence[str], budget: int, out: Path, jobs: int | None) -> list[Cell]:
-    from fastagg.sim.many.search import parse, searched
-    from fastagg.sim.show.progress import CellsBar
+    from fastagg.cli.bars import CellsBar
+    from fastagg.cli.keys import parse_range
+    from fastagg.sim.many.search import searched
 
-    ranges, methods = dict(parse(text) for text in texts), {cell.folder for cell in cells}
+    ranges, methods = dict(parse_range(text) for text in texts), {cell.folder for cell in cells}
     with CellsBar(budget * len(methods)) as bar:
         best = searched(cells, ranges, budget, 1, out, bar, jobs=jobs)
     for cell in {cell.folder: cell for cell in reversed(best)}.values():
@@ -234,8 +234,8 @@ def _value(values: Plain, key: str) -> str:
 
 
 def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
+    from fastagg.cli.bars import CellsBar
     from fastagg.sim.many.compare import compare as run_all
-    from fastagg.sim.show.progress import CellsBar
     from fastagg.sim.show.style import check_format
 
     check_format(settings["picture"])

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastagg.sim.recipes.config import Config
 
 from fastagg import _checks, _extras
+from fastagg.removed import REMOVED
 
 _extras.require("the simulator", "sim", _extras.SIM)
 
@@ -80,7 +81,6 @@ def run(
     """
     from fastagg import _checks
     from fastagg.errors import WrongArguments
-    from fastagg.removed import REMOVED
     from fastagg.sim.one import run as runs
     from fastagg.sim.one.passed import configured
     from fastagg.sim.recipes.config import ELSEWHERE, Config, full_keys
@@ -88,8 +88,7 @@ def run(
     known = Config.model_fields.keys() | {"sampling"}
     more = {key: settings.pop(key) for key in known & settings.keys() - {"own"}}
     for key, value in settings.items():
-        if gone := REMOVED.get(f"{key}="):
-            raise WrongArguments(f"run: the setting {key!r} is gone: {gone}")
+        _refuse_gone("run", key)
         if key in ELSEWHERE:
             raise WrongArguments(f"run: unknown setting {key!r}; {ELSEWHERE[key]}")
         if keys := full_keys(key):
@@ -99,6 +98,13 @@ def run(
 
     more |= {"data": data, "model": model, "own": settings.pop("own", None)}
     return runs.run(configured(config, changes, more), None if out is None else _checks.path("out", out), **settings)
+
+
+def _refuse_gone(function: str, key: str) -> None:
+    if instead := REMOVED.get(f"{key}="):
+        from fastagg.errors import WrongArguments
+
+        raise WrongArguments(f"{function}: the setting {key!r} is gone: {instead}")
 
 
 def compare(
@@ -154,6 +160,8 @@ def compare(
     from fastagg.sim.recipes.config import Config
     from fastagg.sim.show.progress import Watcher
 
+    for key in settings:
+        _refuse_gone("compare", key)
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
     more = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
     more |= {key: one for key, one in (("data", data), ("model", model), ("own", own)) if one is not None}

@@ -9,12 +9,12 @@ from support.stderr import said
 from typer.testing import CliRunner
 
 from fastagg import _extras, cli
+from fastagg.cli import demo as demo_module
 from fastagg.cli import machine, screen
 from fastagg.cli.app import app
+from fastagg.cli.catalogue import catalogue
 from fastagg.sheet import Sheet
-from fastagg.sim.recipes import demo as demo_module
 from fastagg.sim.recipes import names
-from fastagg.sim.recipes.catalogue import catalogue
 
 RECIPE = """
 name = "mine"
@@ -265,8 +265,8 @@ def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
 
 
 def test_an_engine_of_the_command_line(recipe, tmp_path):
-    assert "expected one of 'here', 'ray', got 'pool'" in refused("run", recipe, "--engine", "pool")
-    assert 'choose engine "ray"' in refused("run", recipe, "--workers", "2", "--set", "run.fused=false")
+    assert "--engine is gone: on Ray's workers" in refused("run", recipe, "--engine", "ray")
+    assert "compare runs side by side" in refused("run", recipe, "--workers", "2", "--set", "run.fused=false")
     assert not (tmp_path / "runs").exists()
     for workers in "12":
         done = invoke("run", recipe, "--workers", workers, "--out", workers)

@@ -2,9 +2,10 @@ import tomllib
 
 import pytest
 
+from fastagg.cli.keys import parse_change
 from fastagg.errors import ConfigError
 from fastagg.sim.one.run import run
-from fastagg.sim.recipes.config import from_toml, load, parse_change, to_toml
+from fastagg.sim.recipes.config import from_toml, load, to_toml
 
 SYNTHETIC = {"data": {"name": "synthetic", "clients": 12}}
 

@@ -256,7 +256,7 @@ def test_from_half_of_the_run_on_the_lost_clients_never_answer(tiny, rule) -> No
         seen[simulation.uploads > late].add(client)
         if simulation.uploads == 100 and rule in ("concurrency", "all"):
             # The others fill the places, and the server forgets the tasks of the lost.
-            flying = [job.client for job in simulation.schedule.in_flight()]
+            flying = [job.client for job in simulation.schedule._clock.pending()]
             assert len(flying) == len(set(flying)) == 6  # M_c, and those who are left
             tasks = simulation.server.state_dict()["tasks"]
             assert {int(tasks["clients"][place]) for place in tasks["task_client"]} == set(flying)

@@ -1,4 +1,4 @@
-"""Where clients train changes nothing: in this process, its threads, or on Ray."""
+"""Where runs go on changes nothing: in this process, or in others beside it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
-from fastagg import _extras
-from fastagg.errors import ConfigError, MissingDependency
-from fastagg.sim import engines
+from fastagg import sim
+from fastagg.errors import ConfigError, WrongArguments
 from fastagg.sim.many.cells import run_cells
 from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import to_toml
@@ -24,25 +21,19 @@ from fastagg.sim.show.progress import Watcher
 
 from .test_resume import TORCH, same
 
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
-
-def test_what_cannot_be_done_is_said_before_anything_runs(tiny, monkeypatch):
-    with pytest.raises(ConfigError, match="engine: expected one of 'here', 'ray', got 'pool'"):
-        run(tiny(), engine="pool")
+def test_what_cannot_be_done_is_said_before_anything_runs(tiny, tmp_path):
+    with pytest.raises(WrongArguments, match=r"the setting 'engine' is gone: .*workers=N"):
+        sim.run(tiny(), engine="ray")
+    with pytest.raises(WrongArguments, match=r"the setting 'engine' is gone: .*jobs=N"):
+        sim.compare(tiny(), engine="ray", out=tmp_path)
     with pytest.raises(ConfigError, match="workers: expected a whole number"):
         run(tiny(), workers=0)
     with pytest.raises(ConfigError, match=r"workers is 2, but torch trains this run's clients .*run\.fused is off"):
         run(tiny(TORCH), workers=2)
-    with pytest.raises(ConfigError, match=r'run\.device is "meta": engine "ray" trains on CPUs'):
-        engines.check_device("ray", torch.device("meta"))
-    monkeypatch.setattr(_extras, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r'engine ray needs ray, .*pip install "fastagg\[ray\]"'):
-        run(tiny(), engine="ray")
 
 
-@pytest.mark.parametrize("engine", ["here", pytest.param("ray", marks=needs_ray)])
-def test_a_comparison_by_workers_is_the_same(tiny, tmp_path, engine):
+def test_a_comparison_by_processes_is_the_same(tiny, tmp_path):
     cells = [Cell(tiny({"seed": seed}), folder="tiny") for seed in (0, 1, 2)]
 
     told: list[str] = []
@@ -58,7 +49,7 @@ def test_a_comparison_by_workers_is_the_same(tiny, tmp_path, engine):
             told.append(cell.name)
 
     run_cells(cells, tmp_path / "here", None, Watcher())
-    outcomes = run_cells(cells, tmp_path / "there", 2, Telling(), engine=engine)
+    outcomes = run_cells(cells, tmp_path / "there", 2, Telling())
     assert sorted(told) == sorted(2 * [cell.name for cell in cells])
     for cell in cells:
         assert outcomes[cell.name].summary["stopped"] == "finished"

@@ -45,7 +45,7 @@ def agree(simulation: Simulation) -> None:
     by_torch = LocalTrainer(simulation.module, simulation.trainer._work, simulation.config.seed)
     kind = "gradient" if simulation.server.update_kind == "gradient" else "train"
     schedule = simulation.schedule
-    for job in schedule.in_flight()[:5] or [schedule.next() for _ in range(5)]:
+    for job in schedule._clock.pending()[:5] or [schedule.next() for _ in range(5)]:
         samples = simulation.data.clients[job.client]
         update, other = (
             getattr(trainer, kind)(job.task, samples, job.client, job.number)
@@ -100,9 +100,8 @@ def test_a_network_that_was_proved_is_the_one_that_is_returned(tiny: Any) -> Non
     """What a run prints and what torch finds with the model that it returns are one accuracy."""
     network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(288), nn.Linear(288, 10))
     work = {"lr": 0.3, "batch_size": 500, "epochs": 5}  # of all samples, so that no batch has one
-    simulation = Simulation(
-        configured(tiny({"client": work, "run.uploads": 60}), {"model": lambda shape, classes: network})
-    )
+    given = {"model": lambda shape, classes: network}
+    simulation = Simulation(configured(tiny({"client": work, "run.uploads": 60}), given))
     assert isinstance(simulation.trainer, FusedTrainer)
     while simulation.done() < 1:
         simulation.step()

@@ -114,11 +114,11 @@ def test_with_the_authors_counting_nobody_is_sent_a_model_that_is_about_to_chang
         sizes = set()
         for _ in range(60):
             simulation.step()
-            sizes.add(len(simulation.schedule.in_flight()))
+            sizes.add(len(simulation.schedule._clock.pending()))
         flying.append(sizes)
     assert flying[0] == {6} and flying[1] == {4, 5, 6}  # a buffer of 3
     assert theirs.delays.mean < usual.delays.mean
-    assert {job.task.version for job in theirs.schedule.in_flight()} <= set(range(theirs.server.version + 1))
+    assert {job.task.version for job in theirs.schedule._clock.pending()} <= set(range(theirs.server.version + 1))
 
 
 BEFORE = {**AUTHORS, "delay.start": "before"}
@@ -137,7 +137,7 @@ def test_all_but_the_last_train_from_the_version_before_and_send_the_difference_
     run = Simulation(configured(tiny({**BEFORE, "client.steps": 1}), {"own": Own(train=one_each)}))
     models, sums, early = [run.server.flat.double().clone()], 0.0, 0
     for _ in range(60):
-        job = run.schedule.in_flight()[0]
+        job = run.schedule._clock.pending()[0]
         sent = job.task.version
         if job.origin is not None:
             assert job.origin.version == sent - 1

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from fastagg.cli.keys import parse_choices
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.many.cells import cells, run_cells
 from fastagg.sim.many.compare import compare
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.recipes.config import parse_choices
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.progress import Watcher
 

@@ -4,6 +4,7 @@ from importlib.resources import files
 
 import pytest
 
+from fastagg.cli.catalogue import catalogue
 from fastagg.errors import ConfigError
 from fastagg.registry import presets
 from fastagg.sim import recipes
@@ -11,7 +12,6 @@ from fastagg.sim.clients.own import Own
 from fastagg.sim.one.build import build_distillation, build_server, check_clients, distils
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.recipes import tables
-from fastagg.sim.recipes.catalogue import catalogue
 from fastagg.sim.recipes.tables import Table, load, merge
 
 BASE = """

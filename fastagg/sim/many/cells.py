@@ -29,7 +29,7 @@ from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.output import writing
 from fastagg.sim.one.passed import configured, taken
 from fastagg.sim.one.result import Outcome
-from fastagg.sim.one.run import MOST_WORKERS, run
+from fastagg.sim.one.run import run
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
@@ -120,7 +120,7 @@ def run_cells(
     With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. A run of
     other data, or other code of the user's own, is run again, and a warning says so.
     """
-    if jobs is None or _checks.whole("jobs", jobs, least=1, most=MOST_WORKERS) == 1:
+    if jobs is None or _checks.whole("jobs", jobs, least=1, most=1024) == 1:
         return _one_by_one(cells, out, watcher, replace)
     out = out.absolute()
     with writing(out):

@@ -109,7 +109,7 @@ def compare(
 ) -> Comparison:
     """Run ``cells`` into ``out``, in ``jobs`` processes (None: in this one). Write tables and pictures of what ran.
 
-    ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
+    ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md).
 
     ``out`` gets comparison.csv (a line per run), table.md (a line per group of seeds), report.html, and
     pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
@@ -146,7 +146,6 @@ def compare(
         figures = dict(plots.pictures(groups, title, baseline))
         if claims:
             output.write_text(out / "claims.md", findings.claims_table(claims).markdown())
-            figures["claims"] = plots.claims(claims, title)
         pictures = {out / f"{file_name(name)}.{picture}": figure for name, figure in figures.items()}
         drawn = {path.stem: style.save(figure, path) for path, figure in pictures.items()}
         output.write_text(out / "report.html", findings.report(groups, shown, drawn, title))

@@ -6,7 +6,6 @@ runs are runs as any: a search that was stopped goes on, because what has ended 
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,21 +36,6 @@ class Range(NamedTuple):
     @property
     def whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
-
-
-def parse(text: str) -> tuple[str, Range]:
-    """Split "client.lr=0.01..1" into its key and its range. ConfigError for another form."""
-    key, _, span = text.partition("=")
-    found = re.fullmatch(r"\s*(\S+?)\.\.(\S+)\s*", span)
-    try:
-        if found is None or not key.strip():
-            raise ValueError
-        low, high = (int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in found.groups())
-        if not low < high < float("inf") or low == -float("inf"):
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"--search: expected KEY=LOW..HIGH such as client.lr=0.01..1, got {text!r}") from None
-    return key.strip(), Range(low, high)
 
 
 def searched(

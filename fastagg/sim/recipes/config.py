@@ -250,28 +250,3 @@ def placed(config: Config, path: Path) -> Config:
     if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})
-
-
-def parse_change(text: str) -> tuple[str, object]:
-    """Split "client.lr=0.1" into its key and its value. The value is read as TOML; if that fails, it is plain text."""
-    key, equals, value = text.partition("=")
-    key, value = key.strip(), value.strip()
-    if not equals or not key or not all(key.split(".")):
-        raise ConfigError(f"expected key=value such as client.lr=0.1, got {text!r}")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
-
-
-_CHOICE = r"""((?:"[^"]*"|'[^']*'|\[[^]]*\]|\{[^}]*\}|[^,])*),"""
-
-
-def parse_choices(text: str) -> tuple[str, list[object]]:
-    """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes does not separate."""
-    key, equals, values = text.partition("=")
-    parts = re.findall(_CHOICE, f"{values},")
-    if len(parts) > 1 and not all(map(str.strip, parts)):
-        raise ConfigError(f"expected key=value,value such as client.lr=0.1,0.3, got {text!r}")
-    parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
-    return parsed[0][0], [value for _, value in parsed]
