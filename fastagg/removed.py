@@ -68,6 +68,7 @@ REMOVED: dict[str, str] = {
     "fastagg.ops.sketch": _EXACT,
     "--engine": _WORKERS,
     "--workers": _WORKERS,
+    "delay.start": "it showed that clients of the version before do not explain FADAS' lead: docs/reproduction.md",
     "engine=": _WORKERS,
     "hash_payloads=": "the digest covers what a record says, and checksums what an update's numbers are; leave it out",
     "origin=": _PARTS,

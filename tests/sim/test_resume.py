@@ -32,7 +32,6 @@ TORCH = {"run.fused": False}
 ALL = {"participation": {"rule": "all"}}
 GRADIENTS = {**ALL, "client.steps": 1, "client.batch_size": 8}
 CLIENTS = {"dropout.share": 0.4, "delay.suspension": 0.3}
-BEFORE = {"delay.counting": "authors", "delay.start": "before"}
 UPLOADS = 30
 CASES = {
     "FADAS": {**CLIENTS, "algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3, "delay_threshold": 2}},
@@ -66,7 +65,6 @@ CASES = {
         "dropout.share": 0.4,
     },
     "sent at the flush": {"delay.counting": "authors"},
-    "from the version before": {**BEFORE, "model.name": "cnn", "model.widths": [4, 4]},
     "measured": {"delay": {"name": "measured"}},
     "measured, recorded": {"delay": {"name": "measured", "order": "recorded"}},
     "made before it is due": {

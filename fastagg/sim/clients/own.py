@@ -152,13 +152,6 @@ class Way:
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         self.whole = 4 * layout.size + sum(buffer.nbytes for buffer in module.buffers())  # bytes of a whole update
 
-    def moved(self, update: Update, origin: Dispatch, task: Dispatch) -> Update:
-        """Make the difference of a trained model to ``origin`` that to ``task``."""
-        if isinstance(update, ModelState):
-            return update._replace(flat=update.flat + (origin.flat - task.flat))
-        old, new = origin.views, task.views
-        return {n: a + (old[n] - new[n]) if n in self._shapes else a for n, a in update.items()}
-
     def __call__(self, update: Update, task: Dispatch, client: int, number: int) -> tuple[Update, int]:
         """Return the update as the server takes it, and the bytes that it had on its way."""
         size = None

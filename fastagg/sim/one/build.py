@@ -250,7 +250,5 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
         raise ConfigError(f'algorithm {name} is asynchronous: participation.rule "round" is for synchronous ones')
     if name == "FedProx" and not config.client.mu and own.train is None:
         raise ConfigError("algorithm FedProx needs client.mu, the weight of its proximal term: with 0 it is FedAvg")
-    if server.update_kind == "gradient" and getattr(config.delay, "start", "sent") == "before":
-        raise ConfigError(f'algorithm {name} takes gradients: delay.start "before" is for differences of models')
     if server.update_kind == "gradient" and config.client.steps != 1:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")

@@ -44,8 +44,7 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
         per_round = config.algorithm.keywords["clients_per_round"]
         return RoundSchedule(server, delays, clients, per_round, seed, steps, sent, rule)
     participation = Participation(clients, concurrency, seed, rule)
-    at_flush, before = delay.counting == "authors", delay.start == "before"
-    return TimedSchedule(server, delays, participation, steps, sent, at_flush=at_flush, before=before)
+    return TimedSchedule(server, delays, participation, steps, sent, at_flush=delay.counting == "authors")
 
 
 def check(config: Config) -> None:

@@ -95,9 +95,7 @@ class Simulation:
     def _make(self, job: Job) -> tuple[Update, int]:
         """Return a job's update, as it comes to the server, and its bytes."""
         train = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
-        update = train(job.begin, self.data.clients[job.client], job.client, job.number)
-        if job.origin is not None:
-            update = self._way.moved(update, job.origin, job.task)
+        update = train(job.task, self.data.clients[job.client], job.client, job.number)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
         return self._way(update, job.task, job.client, job.number)

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
+from fastagg.removed import REMOVED
 from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
 from fastagg.sim.recipes.sections import (
     Algorithm,
@@ -98,8 +99,6 @@ class Config(Section):
             raise ValueError(f"delay.counts are {sum(counts)} clients, not {self.data.counted}")
         if authors and rule != "concurrency":
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
-        if getattr(self.delay, "start", "sent") == "before" and not authors:
-            raise ValueError('delay.start "before" needs delay.counting "authors"')
         if self.delay.name == "version" and (rule != "all" or self.participation.file):
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self
@@ -136,6 +135,7 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
             return f"unknown key {where}, got {given}; did you mean {keys}?"
         near = _checks.meant(path[-1], known) or (keys and f"; there is {keys}")
         near = f"; {ELSEWHERE[where]}" if where in ELSEWHERE else near
+        near = f"; it is gone: {REMOVED[where]}" if where in REMOVED else near
         return f"unknown key {where} (known here: {', '.join(known)}){near}"
     message = item["msg"].removeprefix("Value error, ")
     if kind == "missing":
