@@ -46,6 +46,7 @@ REMOVED: dict[str, str] = {
     'name = "lstm"': 'write name = "shakespeare:NextCharacter"' + _PAPERS,
     'name = "mnist"': 'write name = "mnist:load"' + _PAPERS,
     'name = "newsgroups"': 'write name = "texts:newsgroups"' + _PAPERS,
+    'name = "npz"': 'write name = "npz:load"' + _PAPERS,
     'name = "resnet18"': 'write name = "resnet:resnet18"' + _PAPERS,
     'name = "shakespeare"': 'write name = "shakespeare:load"' + _PAPERS,
     'name = "transformer"': 'write name = "transformer:classifier"' + _PAPERS,

@@ -15,7 +15,7 @@ SYNTHETIC = {"data": {"name": "synthetic", "clients": 12}}
     [
         {},
         SYNTHETIC,
-        {"data": {"name": "npz", "dir": "/data"}},
+        {"data": {"name": "npz:load", "dir": "/data"}},
         {"delay": {"name": "exponential", "mean": 2.5}},
         {"delay": {"name": "version", "tau_max": 4}, "participation": {"rule": "all"}},
         {"client.steps": 7, "client.momentum": 0.5},

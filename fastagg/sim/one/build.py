@@ -21,10 +21,9 @@ from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.data import digits, npz, own, synthetic
+from fastagg.sim.data import digits, own, synthetic
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import existing
-from fastagg.sim.data.sections import DataSection, FromFolder, Function, PassedData
+from fastagg.sim.data.sections import DataSection, Function, PassedData
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.seeds import generator
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     "digits": digits.load,
     "synthetic": synthetic.load,
-    "npz": npz.load,
 }
 
 
@@ -51,13 +49,6 @@ def build_device(name: str) -> torch.device:
         raise ConfigError(f"run.device {name!r} cannot be used{near or reason}") from None
 
 
-def find_folder(data: DataSection) -> Path | None:
-    """Return the folder of data that is read from files. DataError if it is not named or does not exist."""
-    if not isinstance(data, FromFolder):
-        return None
-    return existing(data.name, data.dir, data.needs)
-
-
 def data_of(config: Config) -> FederatedData:
     """Return the data of a run: what a program passes, or what is loaded."""
     given = isinstance(config.data, PassedData)
@@ -65,13 +56,10 @@ def data_of(config: Config) -> FederatedData:
 
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
-    """Load the data set. DataError if its folder is not named or does not have the files."""
+    """Load the data set. DataError if it cannot be."""
     if isinstance(data, Function):
         return own.load(data, seed)
-    keywords = data.model_dump(exclude={"name", "dir"})
-    if (folder := find_folder(data)) is not None:
-        keywords["folder"] = folder
-    return LOADERS[data.name](seed=seed, **keywords)
+    return LOADERS[data.name](seed=seed, **data.model_dump(exclude={"name"}))
 
 
 def _held(config: Config, key: str) -> object:

@@ -49,7 +49,6 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
 
 def check(config: Config) -> None:
     """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
-    build.find_folder(config.data)
     build.build_device(config.run.device)
     own = chosen(config)
     if (
