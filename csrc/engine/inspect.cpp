@@ -54,12 +54,12 @@ Update update_at(const std::vector<log::Part>& parts) {
 }
 
 // The other parts of an answer, besides its parameters.
-void describe_rest(const Answer& answer, int64_t size, log::Operation& to) {
+void describe_rest(const Answer& answer, log::Operation& to) {
   if (answer.reported && answer.reported->size > 0)
     to.parts.push_back({log::kBuffers, kFloat32, static_cast<uint64_t>(answer.reported->size)});
   if (answer.reported && !answer.reported->counters.empty())
     to.parts.push_back({log::kCounter, log::kInt64, answer.reported->counters.size()});
-  if (answer.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(size)});
+  if (answer.control) to.parts.push_back({log::kControl, kFloat32, static_cast<uint64_t>(answer.control_size)});
   if (answer.kind == Answer::kSum) to.parts.push_back({log::kUpdates, log::kInt64, 1});
   if (answer.offset >= 0) to.parts.push_back({log::kOffset, log::kInt64, 1});
 }
@@ -175,7 +175,7 @@ void Transaction::note(Given& given, const Rows& row, bool as_row) {
                           ? parts_of(logged)
                           : std::vector<log::Part>{{log::kParameters, kFloat32, static_cast<uint64_t>(logged.size)}};
   }
-  describe_rest(answer, of_.settings_.size, operation);
+  describe_rest(answer, operation);
   if (as_row && given.counts)  // a dropped update becomes no row
     operation.parts.push_back(
         {log::kRowRole, static_cast<uint8_t>(row.format), static_cast<uint64_t>(row.packed_bytes())});
@@ -287,6 +287,7 @@ Question Transaction::question_of(const Given& given) const {
           of_.model_,
           given.base,
           answer.control,
+          answer.control_size,
           answer.reported,
           answer.extra};
 }

@@ -315,6 +315,7 @@ class Server:
         *,
         kind: Kind | None = None,
         control: Any = None,
+        extra: Mapping[str, Any] | None = None,
         incarnation: int | None = None,
         task: int | None = None,
         offset: int | None = None,
@@ -335,6 +336,7 @@ class Server:
             num_samples: the client's number of samples, needed with ``weighting="samples"``. With 0 the answer then
                 counts for nothing. In a round it takes the client's place; a round of zeros keeps the model.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
+            extra: what a rule of your own takes besides the update (:class:`fastagg.Direction`): numbers by name.
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
                 version that a restart has lost, even if its number is in use again.
@@ -365,12 +367,12 @@ class Server:
             1
         """
         try:
-            if kind is None and control is None:
+            if kind is None and control is None and extra is None:
                 receipt = self._receive(client, update, version, num_samples, task, offset, incarnation)
                 if receipt is not None:
                     taken: Receipt = receipt
                     return taken
-            answer = self._admission.of(self._admission.parse(update, kind), control)
+            answer = self._admission.of(self._admission.parse(update, kind), control, extra)
             return self._take(client, answer, version, num_samples, task, offset, incarnation)
         except NonFiniteUpdate as error:
             self._refused(error)

@@ -87,6 +87,7 @@ class Turn:
         lr: the recipe's local learning rate, after its decay and by its schedule.
         sent: the weights that were sent, by name. Do not write to them.
         control: the server's control variate (FedAC), else None.
+        extra: what a rule of your own sent besides the model.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Turn:
     ) -> None:
         self.client, self.number = client, number
         self.lr = work.lr_of(task.version, number)
-        self.version, self.control = task.version, task.control
+        self.version, self.control, self.extra = task.version, task.control, task.extra
         self.sent: Mapping[str, torch.Tensor] = task.views
         self._task, self._work, self._seed, self._passes = task, work, seed, 0
         self._loss: Loss = cross_entropy if loss is None else loss

@@ -36,6 +36,8 @@ class Own:
             :class:`~fastagg.sim.clients.client.Turn`. ``state`` is what this client returned last, None at first:
             numbers, text, tensors, and lists, tuples and dicts of them. It is copied, and saved with the run.
             ``update`` is like ``task.delta(model)``. Parameters that it leaves out do not change, and cost no bytes.
+            For a rule of your own that takes more, return ``(update, state, extra)``, with tensors by name in
+            ``extra``; ``task.extra`` is what that rule sent.
             Torch's random numbers are seeded. Clients train one after the other in the run's own process.
         loss: ``loss(outputs, labels)``, the mean over a batch. Labels may then be fp32, too.
         metric: ``metric(outputs, labels) -> float`` of a whole test set; more is better. It is recorded as accuracy.
@@ -105,6 +107,7 @@ class OwnTrainer(LocalTrainer):
         self._train, self._draws = own.train, True
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
+        self.extra: dict[str, Tensor] | None = None  # what the last client sent besides its update
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         with self.turn(task, client, number) as turn:
@@ -112,9 +115,11 @@ class OwnTrainer(LocalTrainer):
         for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # it may have frozen some
             parameter.requires_grad_(trains)
             parameter.grad = None
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise ConfigError(f"own.train: expected a pair (update, state), got a {type(found).__name__}")
-        update, state = found
+        if not isinstance(found, tuple) or len(found) not in (2, 3):
+            what = "(update, state) or (update, state, extra)"
+            raise ConfigError(f"own.train: expected {what}, got a {type(found).__name__}")
+        update, state = found[:2]
+        self.extra = arrays(found[2], "own.train: extra") if len(found) == 3 else None
         self.states[client] = _kept(state)
         return arrays(update, "own.train")
 

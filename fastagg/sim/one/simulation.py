@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple
 
 import numpy as np
@@ -28,6 +28,14 @@ _log = logging.getLogger("fastagg")
 
 # what a checkpoint has of a simulation as it is
 KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
+
+Made = tuple[Update, int, Mapping[str, torch.Tensor] | None]
+
+
+def _nbytes(sent: torch.Tensor | Mapping[str, torch.Tensor] | None) -> int:
+    """The bytes of what goes with a task or an update."""
+    arrays = sent.values() if isinstance(sent, Mapping) else () if sent is None else (sent,)
+    return sum(array.nbytes for array in arrays)
 
 
 class Simulation:
@@ -66,7 +74,7 @@ class Simulation:
             # An update whose size takes time, and is not known before, is made when its task is sent.
             own_size = self.own.train is not None or self.own.change is not None
             self._early = own_size and getattr(config.delay, "up", None) is not None
-            self._made: dict[tuple[int, int], tuple[Update, int]] = {}  # updates that are not due yet, and their bytes
+            self._made: dict[tuple[int, int], Made] = {}  # updates that are not due yet, and their bytes
             self.schedule = build_clock.build_schedule(config, self.server, sizes, self._bytes, self.own)
             self._lost = build_clock.lost_clients(config)
             classes = self.schedule.classes
@@ -92,22 +100,24 @@ class Simulation:
             self.schedule.drop(self._lost)
             self.dropped = True
 
-    def _make(self, job: Job) -> tuple[Update, int]:
-        """Return a job's update, as it comes to the server, and its bytes."""
+    def _make(self, job: Job) -> Made:
+        """Return a job's update, as it comes to the server, its bytes, and what comes with it."""
         train = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
         update = train(job.task, self.data.clients[job.client], job.client, job.number)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
-        return self._way(update, job.task, job.client, job.number)
+        extra = getattr(self.trainer, "extra", None)
+        update, size = self._way(update, job.task, job.client, job.number)
+        return update, size + _nbytes(extra), extra
 
     def _bytes(self, job: Job) -> tuple[int, int]:
         """Return the bytes of a job's model and of its update."""
-        down = self._model_bytes + (0 if job.task.control is None else job.task.control.nbytes)
+        down = self._model_bytes + _nbytes(job.task.control)
         if not self._early:
             return down, self._way.whole
-        update, size = self._make(job)
+        update, size, extra = self._make(job)
         assert isinstance(update, dict)
-        self._made[job.client, job.number] = {name: array.clone() for name, array in update.items()}, size
+        self._made[job.client, job.number] = {name: array.clone() for name, array in update.items()}, size, extra
         return down, size
 
     def step(self) -> bool:
@@ -122,7 +132,9 @@ class Simulation:
             key = job.client, job.number
             made = self._made.pop(key) if key in self._made else self._make(job)
         with self.stopwatch.timing("server"):
-            receipt = self.server.receive(job.client, made[0], version=job.task.version, num_samples=len(samples))
+            receipt = self.server.receive(
+                job.client, made[0], version=job.task.version, num_samples=len(samples), extra=made[2]
+            )
             if not self._early:
                 self.schedule.arrived(job)
         with self.stopwatch.timing("training"):
@@ -130,7 +142,7 @@ class Simulation:
                 self.schedule.arrived(job)
         self.uploads += 1
         self.bytes_up += made[1]
-        self.bytes_down += self._model_bytes + (0 if job.task.control is None else job.task.control.nbytes)
+        self.bytes_down += self._model_bytes + _nbytes(job.task.control)
         self.client_uploads[job.client] += 1
         self.largest = max(self.largest, receipt.delay)
         self.warm_up += receipt.version == 0
