@@ -80,12 +80,13 @@ def run(
 
     It holds the config, metrics, a summary, a plot, a report and a checkpoint.
     """
+    from fastagg import _checks
     from fastagg.cli.bars import ProgressBar
     from fastagg.integrations.trackers import parse
     from fastagg.sim.one.output import check_folder
     from fastagg.sim.one.run import run as simulate
     from fastagg.sim.recipes import load
-    from fastagg.sim.show.style import check_format
+    from fastagg.sim.show.style import FORMATS
 
     if resume and replace:
         fail("--resume goes on with the run in the folder, and --replace deletes it: give one of them")
@@ -97,7 +98,7 @@ def run(
     config = load(recipe, _changes(seed, data_dir, changes))
     check_folder(out := out or Path("runs") / f"{config.name}-seed{config.seed}")
     settings: Plain = {
-        "resume": "go on" if resume else "never", "replace": replace, "picture": check_format(picture),
+        "resume": "go on" if resume else "never", "replace": replace, "picture": _checks.one_of("--format", picture, FORMATS),
         "trackers": dict(parse(text) for text in tracker or ()),
     }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:
@@ -220,7 +221,7 @@ def _searched(cells: Sequence[Cell], texts: Sequence[str], budget: int, out: Pat
 
     ranges, methods = dict(parse_range(text) for text in texts), {cell.folder for cell in cells}
     with CellsBar(budget * len(methods)) as bar:
-        best = searched(cells, ranges, budget, 1, out, bar, jobs=jobs)
+        best = searched(cells, ranges, budget, out, bar, jobs=jobs)
     for cell in {cell.folder: cell for cell in reversed(best)}.values():
         values = dict(cell.config.model_dump(mode="python"))
         say(f"{cell.folder}: " + ", ".join(f"{key}={_value(values, key)}" for key in ranges))
@@ -234,11 +235,12 @@ def _value(values: Plain, key: str) -> str:
 
 
 def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
+    from fastagg import _checks
     from fastagg.cli.bars import CellsBar
     from fastagg.sim.many.compare import compare as run_all
-    from fastagg.sim.show.style import check_format
+    from fastagg.sim.show.style import FORMATS
 
-    check_format(settings["picture"])
+    _checks.one_of("--format", settings["picture"], FORMATS)
     with CellsBar(len(cells)) as bar:
         done = run_all(cells, out, bar, **settings)
     if done.findings is not None:
@@ -261,7 +263,7 @@ def _show(result: Result, out: Path, picture: str) -> None:
 
 
 def _tell(found: Conclusions) -> None:
-    for sheet in (*found.sheets, found.times):
+    for sheet in found.sheets:
         show(sheet)
     for note in found.notes:
         print(f"Note: {note}", file=sys.stderr)

@@ -169,6 +169,6 @@ def compare(
     folder, watcher = _checks.path("out", out), settings.pop("watcher", Watcher())
     if search:
         ranges = {key: Range(*ends) for key, ends in search.items()}
-        found = searched(found, ranges, budget, 1, folder, watcher, jobs=settings.get("jobs"))
+        found = searched(found, ranges, budget, folder, watcher, jobs=settings.get("jobs"))
     settings.setdefault("names", [one for one in several if isinstance(one, str)])
     return run_all(found, folder, watcher, **settings)

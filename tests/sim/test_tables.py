@@ -214,7 +214,7 @@ def test_small_twins_need_no_files(name):
 def test_the_packages_own_tables_need_no_files_and_no_checkout(monkeypatch):
     monkeypatch.setattr(recipes, "_places", lambda folder: iter([files(recipes.__name__).joinpath(folder)]))
     assert "fedecho-table2-small" in tables.names() and "fadas-table2" not in tables.names()
-    assert all(not cell.config.data.in_files for name in tables.names() for cell in load(name).cells)
+    assert all(not hasattr(cell.config.data, "dir") for name in tables.names() for cell in load(name).cells)
     with pytest.raises(ConfigError, match=r"no recipe 'fadas-table2'.*reproduction/ of fastagg's repository"):
         load("fadas-table2")
 

@@ -104,7 +104,7 @@ class OwnTrainer(LocalTrainer):
     def __init__(self, module: nn.Module, work: LocalWork, seed: int, own: Own) -> None:
         super().__init__(module, work, seed, own.loss)
         assert own.train is not None
-        self._train, self._draws = own.train, True
+        self._train, self._draws, self._arrays = own.train, True, {}  # it may put other parameters into the module
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
         self.extra: dict[str, Tensor] | None = None  # what the last client sent besides its update

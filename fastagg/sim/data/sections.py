@@ -25,11 +25,6 @@ class DataSection(Section):
         return getattr(self, "call", self.name)
 
     @property
-    def in_files(self) -> bool:
-        """Whether it may be read from a folder (--data-dir)."""
-        return "dir" in type(self).model_fields
-
-    @property
     def counted(self) -> str:
         """The number of clients, in words."""
         given = f"the {self.clients} clients of the data that was passed"

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
@@ -156,9 +155,9 @@ def _attempt(cell: Cell, folder: Path, progress: Progress, replace: bool, stop: 
 def _side_by_side(
     cells: Sequence[Cell], out: Path, workers: Processes, board: Path, watcher: Watcher, replace: bool
 ) -> dict[str, Outcome]:
-    """``board`` is a folder: runs write there how far they are, and read whether to stop."""
-    waiting = deque(enumerate(cells))
-    at_work: dict[Future[Any], tuple[int, Cell]] = {}
+    """``board`` is a folder: what is in it tells runs to stop."""
+    waiting = deque(cells)
+    at_work: dict[Future[Any], Cell] = {}
     outcomes: dict[str, Outcome] = {}
     with on_ctrl_c() as asked:
         while waiting or at_work:
@@ -166,34 +165,17 @@ def _side_by_side(
                 (board / "stop").touch()
                 waiting.clear()
             while waiting and len(at_work) < workers.count:
-                number, cell = waiting.popleft()
-                future = workers.submit(_work, board, number, cell, out / cell.name, replace)
-                at_work[future] = number, cell
+                cell = waiting.popleft()
+                at_work[workers.submit(_work, board, cell, out / cell.name, replace)] = cell
                 watcher.started(cell)
             over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
             for future in over:
-                _, cell = at_work.pop(future)
+                cell = at_work.pop(future)
                 died = future.exception()
                 outcomes[cell.name] = future.result() if died is None else str(died)
                 watcher.ended(cell, outcomes[cell.name])
-            for number, cell in at_work.values():
-                with suppress(OSError, ValueError):  # not written yet, or only half
-                    watcher.advanced(cell, float((board / str(number)).read_text()))
     return outcomes
 
 
-def _work(board: Path, number: int, cell: Cell, folder: Path, replace: bool) -> Outcome:
-    return _attempt(cell, folder, _Written(board / str(number)), replace, (board / "stop").exists)
-
-
-class _Written(Progress):
-    """Writes how far a run is into a file, twice a second."""
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._sent = file, 0.0
-
-    def advanced(self, share: float) -> None:
-        if time.monotonic() - self._sent > 0.5:
-            self._sent = time.monotonic()
-            with suppress(OSError):  # on a full disk a run goes on for as long as it can
-                self._file.write_text(f"{share:.4f}")
+def _work(board: Path, cell: Cell, folder: Path, replace: bool) -> Outcome:
+    return _attempt(cell, folder, Progress(), replace, (board / "stop").exists)

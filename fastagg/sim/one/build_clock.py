@@ -101,12 +101,9 @@ def build_delays(config: Config, sizes: Sequence[int], own: Own = NOTHING) -> mo
         case sections.OwnDelay():
             assert own.delay is not None
             delays = models.Own(seed, own.delay, delay.unit)
-        case sections.LognormalDelay():
-            delays = models.Lognormal(seed, delay.mean, clients, delay.spread, sigma=delay.sigma)
-        case sections.ParetoDelay():
-            delays = models.Pareto(seed, delay.mean, clients, delay.spread, shape=delay.shape)
         case _:
-            delays = models.Exponential(seed, delay.mean, clients, delay.spread)
+            more = getattr(delay, "sigma", getattr(delay, "shape", 0.0))
+            delays = models.Drawn(seed, delay.mean, clients, delay.spread, delay.name, more)
     if not (delay.steps or delay.suspension or delay.speed or delay.up):
         return delays
     return models.Around(
