@@ -98,7 +98,8 @@ def run(
     config = load(recipe, _changes(seed, data_dir, changes))
     check_folder(out := out or Path("runs") / f"{config.name}-seed{config.seed}")
     settings: Plain = {
-        "resume": "go on" if resume else "never", "replace": replace, "picture": _checks.one_of("--format", picture, FORMATS),
+        "resume": "go on" if resume else "never", "replace": replace,
+        "picture": _checks.one_of("--format", picture, FORMATS),
         "trackers": dict(parse(text) for text in tracker or ()),
     }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:
