@@ -93,23 +93,23 @@ class Fair(fastagg.Staleness):
         return (1 + facts.taken_part) ** -self.power * (1 + min(float(facts.extra["loss"]), 9.0))
 
 
-def asmu(model, lr=1.0):
+def asmu(model, *, lr=1.0):
     return fastagg.Server(model, FedASMU(), fastagg.SGD(lr))
 
 
-def psa(model, lr=1.0):
+def psa(model, *, lr=1.0):
     return fastagg.Server(model, FedPSA(), fastagg.SGD(lr))
 
 
-def fa(model, lr=1.0):
+def fa(model, *, lr=1.0):
     return fastagg.Server(model, FedFa(), fastagg.SGD(lr))
 
 
-def area(model, num_clients, lr=1.0):
+def area(model, *, num_clients, lr=1.0):
     return fastagg.Server(model, AREA(clients_in_all=num_clients), fastagg.SGD(lr))
 
 
-def fair(model, lr=1.0):
+def fair(model, *, lr=1.0):
     return fastagg.Server(model, fastagg.Buffer(3), fastagg.SGD(lr), Fair())
 
 

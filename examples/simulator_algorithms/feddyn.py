@@ -34,7 +34,7 @@ class Dyn(fastagg.Direction):
         return total / self.size - state["h"] / self.alpha, state
 
 
-def server(model, num_clients, clients_per_round=10):
+def server(model, *, num_clients, clients_per_round=10):
     return fastagg.Server(model, Dyn(clients_per_round, num_clients))
 
 

@@ -26,7 +26,7 @@ class Nova(fastagg.Direction):
         return steps * total, {}
 
 
-def server(model, clients_per_round=10):
+def server(model, *, clients_per_round=10):
     return fastagg.Server(model, Nova(clients_per_round))
 
 

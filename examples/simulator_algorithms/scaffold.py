@@ -36,7 +36,7 @@ class Scaffold(fastagg.Direction):
         return done, {**state, "c": c, "count": torch.zeros(1)}
 
 
-def server(model, num_clients, clients_per_round=10):
+def server(model, *, num_clients, clients_per_round=10):
     return fastagg.Server(model, Scaffold(clients_per_round, num_clients))
 
 

@@ -38,7 +38,8 @@ class Keeps(fastagg.Direction):
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         TOLD.append(facts)
         name = f"own {facts.client}"
-        along = update * float(facts.extra["loss"]) + state.get(name, torch.zeros(D)) - 0.1 * (facts.base or 0)  # type: ignore[operator]
+        assert facts.base is not None
+        along = update * float(facts.extra["loss"]) + state.get(name, torch.zeros(D)) - 0.1 * facts.base
         return along, {**state, name: facts.extra["own"].clone()}
 
 
@@ -139,7 +140,7 @@ def test_a_log_has_what_clients_sent_besides(rule: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "error", "words"),
     [
-        (None, ConfigError, "takes loss, own, 8 numbers besides an update, got 0"),
+        (None, ConfigError, "takes loss, own, 8 numbers in all, besides an update, got 0"),
         ({"loss": 1.0}, ConfigError, "expected a dict with 'loss', 'own'"),
         ({"loss": 1.0, "own": torch.ones(D), "more": 1}, ConfigError, "expected a dict with"),
         ({"loss": "low", "own": torch.ones(D)}, ConfigError, "extra: loss: expected numbers"),

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -62,17 +61,17 @@ def changes_of(rule, folder, period=10.0):
 def test_nobody_is_sent_the_model_when_the_trace_says_no(rule, tmp_path, tiny):
     traces, changes = changes_of(rule, tmp_path)
     config = given_law(tiny, changes)
-    with closing(Simulation(config)) as simulation:
-        seen, training = Counter(), Counter()
-        for _ in range(60):
-            job = simulation.schedule.next()
-            sent = (simulation.schedule.now - 1.0) % 10.0
-            assert any(begin <= round(sent, 9) < end for begin, end in traces[job.client]), (job.client, sent)
-            seen[job.client] += 1
-            simulation.server.receive(job.client, job.task.flat * 0, version=job.task.version, num_samples=1)
-            simulation.schedule.arrived(job)
-            training[len(simulation.schedule._clock.pending())] += 1
-        assert len(seen) == 4 and max(training) <= (4 if rule == "all" else 2)
+    simulation = Simulation(config)
+    seen, training = Counter(), Counter()
+    for _ in range(60):
+        job = simulation.schedule.next()
+        sent = (simulation.schedule.now - 1.0) % 10.0
+        assert any(begin <= round(sent, 9) < end for begin, end in traces[job.client]), (job.client, sent)
+        seen[job.client] += 1
+        simulation.server.receive(job.client, job.task.flat * 0, version=job.task.version, num_samples=1)
+        simulation.schedule.arrived(job)
+        training[len(simulation.schedule._clock.pending())] += 1
+    assert len(seen) == 4 and max(training) <= (4 if rule == "all" else 2)
 
 
 def given_law(tiny, changes):
