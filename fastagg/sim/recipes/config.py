@@ -67,6 +67,9 @@ class Config(Section):
         """What a program passes, by the keys that say "given"."""
         return self._held
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self.model_dump() == other.model_dump()
+
     def holding(self, held: Plain) -> Config:
         """Return the config of a program that passes this, too."""
         found = self.model_copy()
