@@ -1,4 +1,4 @@
-"""Functions of one's own in a run, and the twelve algorithms in examples/simulator_algorithms."""
+"""Functions of one's own in a run, and the algorithms in examples/simulator_algorithms."""
 
 from __future__ import annotations
 
