@@ -62,7 +62,7 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:
             if instead := REMOVED.get(error.option_name):
-                raise _errors.UsageError(f"{error.option_name} is gone: {instead}", ctx) from None
+                fail(f"{error.option_name} is gone: {instead}")
             named = [one.make_metavar(ctx) for one in self.params if f"--{one.name}" == error.option_name]
             if named:
                 raise _errors.UsageError(

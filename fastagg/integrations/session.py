@@ -403,8 +403,8 @@ class Session:
         """Plain data: what a resumed run needs."""
         watches = {"stop": self._watch, "best": self._best}
         kept = {name: watch.state_dict() for name, watch in watches.items() if watch is not None}
-        told = {client: list(rows) for client, rows in self.by_client.items()}
-        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept, "by_client": told}
+        reported = {client: list(rows) for client, rows in self.by_client.items()}
+        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept, "by_client": reported}
 
     def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`."""

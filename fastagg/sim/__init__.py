@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastagg.sim.recipes.config import Config
 
 from fastagg import _checks, _extras
+from fastagg.errors import WrongArguments
 from fastagg.removed import REMOVED
 
 _extras.require("the simulator", "sim", _extras.SIM)
@@ -79,8 +80,6 @@ def run(
         >>> result.summary["uploads"], len(result.rows) > 1
         (50, True)
     """
-    from fastagg import _checks
-    from fastagg.errors import WrongArguments
     from fastagg.sim.one import run as runs
     from fastagg.sim.one.passed import configured
     from fastagg.sim.recipes.config import ELSEWHERE, Config, full_keys
@@ -102,8 +101,6 @@ def run(
 
 def _refuse_gone(function: str, key: str) -> None:
     if instead := REMOVED.get(f"{key}="):
-        from fastagg.errors import WrongArguments
-
         raise WrongArguments(f"{function}: the setting {key!r} is gone: {instead}")
 
 
@@ -153,7 +150,6 @@ def compare(
         >>> [group.label for group in found.groups], len(found.results)
         (['FedBuff', 'FedAsync'], 4)
     """
-    from fastagg import _checks
     from fastagg.sim.many.cells import cells
     from fastagg.sim.many.compare import compare as run_all
     from fastagg.sim.many.search import Range, searched

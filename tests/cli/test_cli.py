@@ -74,7 +74,6 @@ def test_run_writes_the_folder_and_prints_where_it_is(recipe, tmp_path):
     result = invoke("run", recipe, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "Mine" in result.stdout
-    assert "training" in result.stdout and "server" in result.stdout and "evaluation" in result.stdout
     assert str(tmp_path / "out" / "accuracy.png") in result.stdout
 
 

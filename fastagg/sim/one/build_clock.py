@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fastagg.errors import ConfigError
+from fastagg.errors import ConfigError, DataError
 from fastagg.sim.clients.own import Own, chosen
 from fastagg.sim.clock import by_version, sampling
 from fastagg.sim.clock import delays as models
@@ -50,6 +50,8 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
 def check(config: Config) -> None:
     """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
     build.build_device(config.run.device)
+    if (folder := getattr(config.data, "dir", None)) is not None and not Path(folder).expanduser().is_dir():
+        raise DataError(f"data.dir: the data folder {folder} does not exist")
     own = chosen(config)
     if (
         ":" in config.algorithm.name or config.algorithm.name == "given"
