@@ -45,7 +45,7 @@ def agree(simulation: Simulation) -> None:
     by_torch = LocalTrainer(simulation.module, simulation.trainer._work, simulation.config.seed)
     kind = "gradient" if simulation.server.update_kind == "gradient" else "train"
     schedule = simulation.schedule
-    for job in schedule._clock.pending()[:5] or [schedule.next() for _ in range(5)]:
+    for job in schedule._clock.pending()[:5] if hasattr(schedule, "_clock") else [schedule.next() for _ in range(5)]:
         samples = simulation.data.clients[job.client]
         update, other = (
             getattr(trainer, kind)(job.task, samples, job.client, job.number)

@@ -150,9 +150,10 @@ def test_a_folder_with_another_run_is_refused_unless_it_may_be_replaced(recipe, 
 
 
 def test_a_missing_data_folder_is_said_once_and_before_anything_runs(recipe, tmp_path):
-    missing = cells(["cifar8-quick", recipe], {}, {}, 1)
+    nowhere = {"data.dir": str(tmp_path / "nowhere")}
+    missing = [*cells([recipe], {}, {}, 1), *cells(["cifar8-quick"], nowhere, {}, 1)]
     watcher = Silent()
-    with pytest.raises(DataError, match="name it with --data-dir"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         compare(missing, tmp_path / "out", watcher)
     assert watcher.told == [] and not (tmp_path / "out").exists()
 
