@@ -264,7 +264,7 @@ def extras(session: nox.Session) -> None:
     servers = [f"tests/server/test_{name}.py" for name in ("queue_example", "watching")]
     session.run(*PYTEST, *servers, "tests/clients", "tests/serve")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
-    session.run(*PYTEST, "tests/sim/test_engines.py", "tests/integrations/test_ray.py")
+    session.run(*PYTEST, "tests/integrations/test_ray.py")
 
 
 @target("nightly")

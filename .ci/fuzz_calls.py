@@ -9,12 +9,15 @@ from typing import Any
 
 import atheris
 
-with atheris.instrument_imports(include=["fastagg.ops", "fastagg.storage", "fastagg.sim.recipes.config"]):
+with atheris.instrument_imports(
+    include=["fastagg.ops", "fastagg.storage", "fastagg.sim.recipes.config", "fastagg.cli.keys"]
+):
     import numpy as np
     import torch
 
     import fastagg
     from fastagg import ops
+    from fastagg.cli import keys
     from fastagg.sim.recipes import config
 
 RECIPES = Path(fastagg.__file__).parent / "sim" / "recipes"
@@ -150,8 +153,8 @@ def recipe() -> Callable[[bytes], None]:
             at, cut = edits.ConsumeIntInRange(0, len(whole)), edits.ConsumeIntInRange(0, 12)
             whole[at : at + cut] = edits.ConsumeBytes(edits.ConsumeIntInRange(0, 12))
         change = edits.ConsumeUnicodeNoSurrogates(24)
-        pair = expected(lambda: config.parse_change(change))
-        expected(lambda: config.parse_choices(change))
+        pair = expected(lambda: keys.parse_change(change))
+        expected(lambda: keys.parse_choices(change))
         text = whole.decode(errors="replace")
         found = expected(lambda: config.from_toml(text, "recipe", dict([pair]) if pair else None))
         if found is not None:

@@ -28,8 +28,9 @@ import torch
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.functions import beside
+from fastagg.sim.one.passed import configured
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.recipes import config, configured
+from fastagg.sim.recipes import config
 from fastagg.sim.recipes import tables as recipes
 from fastagg.timing import Stopwatch
 

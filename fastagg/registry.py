@@ -120,6 +120,28 @@ def describe(part: Any) -> Plain:
     return {"name": name, **{key: value for key, value in settings.items() if key not in unset}}
 
 
+def check_settings(part: object) -> None:
+    """Refuse a part of a user's own with a setting that a checkpoint cannot hold.
+
+    Raises:
+        ConfigError: a setting is no number, text or None, or a list, tuple or dict of them.
+    """
+    if type(part).__module__.startswith("fastagg.") or not is_dataclass(part):
+        return
+    for one in fields(part):
+        if one.init and not _plain(value := getattr(part, one.name)):
+            what = "a number, text or None, or a list, tuple or dict of them, which a checkpoint can hold"
+            raise ConfigError(_checks.wrong(f"{type(part).__name__}: {one.name}", what, value))
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(name, str) for name in value) and all(map(_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
 def part(kind: str, settings: Mapping[str, object]) -> Any:
     """Return the direction, optimizer or staleness policy that :func:`describe` described.
 

@@ -11,13 +11,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+import npz
 import numpy as np
 import torch
 from shared import find_data, labels_in_range, read_table
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
-from fastagg.sim.data import npz
 from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
 
 NEEDS = "train-*.parquet and test-*.parquet, or {0}.npz; there or in {0}/"

@@ -10,12 +10,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import npz
 import numpy as np
 from shared import find_data
 
 from fastagg.errors import DataError
-from fastagg.sim.data import npz
-from fastagg.sim.data.federated import FederatedData, split_by_label
+from fastagg.sim.data.federated import FederatedData, split_by_label, standardised
 from fastagg.sim.data.files import read_bytes
 
 NEEDS = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"
@@ -38,7 +38,7 @@ def load(dir: str | None = None, alpha: float = 0.3, min_samples: int = 2, **spl
     if arrays["x_train"].shape[1:] != (28, 28) or arrays["y_train"].max() > 9:
         raise DataError(f"{path}: x_train {arrays['x_train'].shape}, expected [N, 28, 28] with labels 0..9")
     arrays |= {key: arrays[key][:, None] for key in ("x_train", "x_test")}
-    train, test = npz.samples(path, arrays)
+    train, test = standardised(path, arrays)
     classes = int(arrays["y_train"].max()) + 1
     return split_by_label(train, test, classes, alpha=alpha, min_samples=min_samples, **split)
 

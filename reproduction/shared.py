@@ -13,13 +13,22 @@ import numpy as np
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import Text
-from fastagg.sim.data.files import existing
 
 Found = TypeVar("Found")
 
 
 class Absent(DataError):
     """A folder has none of the files that a data set may be in."""
+
+
+def existing(name: str, given: str | None, needs: str) -> Path:
+    """Return the folder ``given`` of the data ``name``. DataError if it is not named or does not exist."""
+    if given is None:
+        raise DataError(f"data {name!r} is read from a folder, name it with --data-dir (data.dir): {needs}")
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"the data folder {given} does not exist: expected a folder with {needs}")
+    return folder
 
 
 def find(folder: Path, inside: Sequence[str], read: Callable[[Path], Found | None]) -> Found:

@@ -115,7 +115,7 @@ def graph() -> Graph:
     for module, other in (
         ("storage.cache", "ops.cached"),
         ("_build", "tuning"),
-        ("cli.runs", "sim.show.progress"),
+        ("cli.runs", "sim.recipes.tables"),
         ("tuning", "_native"),
     ):
         assert f"fastagg.{other}" in found[f"fastagg.{module}"]

@@ -142,7 +142,7 @@ MISTAKES = [
     ("$ run fadas-digits-mild --lr 0.1", "option", "--lr", "--set client.lr=0.1"),
     ("$ run fadas-digits-mild --out junk.pt", "junk.pt", "got a file", "--out takes another one"),
     ("$ run folder", "recipe", "'folder'", "fastagg run --resume folder"),
-    (f"$ compare {TABLE}", "data 'npz'", "is read from a folder", "name it with --data-dir"),
+    (f"$ compare {TABLE} --data-dir nowhere", "data.dir", "the data folder nowhere", "does not exist"),
     ("$ rum fadas-digits-mild", "command", "'rum'", "Did you mean 'run'?"),
     ("$ compare fadas-digits-mild --baseline FedAvg", "baseline", "'FedAvg'", "known: fadas-digits-mild"),
     ("$ run none.toml", "recipe none.toml", "No such file", "`fastagg recipes` lists those in the package"),

@@ -402,15 +402,16 @@ py::object filled(Shared& server, py::object made, py::object client, engine::Ta
   return made;
 }
 
-py::object control_of(const Shared& server) {
-  return server.has_control ? py::object(python_of(*server.now()->extension()).attr("control")) : py::none();
+// What goes with a client's task besides the model.
+py::object control_of(const Shared& server, const py::handle& client) {
+  return server.has_control ? py::object(python_of(*server.now()->extension()).attr("sent")(client)) : py::none();
 }
 
 // dispatch(client)
 PyObject* dispatch(Shared& server, PyObject* const* args) {
   const ClientId client = id_of(args[0]);
   close_if_due(server);
-  py::object made = new_task(server), control = control_of(server), name = plain(args[0], client);
+  py::object made = new_task(server), control = control_of(server, args[0]), name = plain(args[0], client);
   engine::Task task = with_engine(server, [&](Engine& engine) { return engine.dispatch(client); });
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
 }
@@ -420,11 +421,14 @@ py::object hand_on(Shared& server, py::handle from, py::handle to) {
   const TaskObject& of = *task_of(from);
   const ClientId first = id_of(of.client == nullptr ? Py_None : of.client), second = id_of(to);
   py::object made = new_task(server), name = plain(to, second);
+  const bool by_client = of.control != nullptr && PyDict_Check(of.control);
+  py::object control = by_client ? control_of(server, to) : py::reinterpret_borrow<py::object>(of.control);
   const engine::Task task =
       with_engine(server, [&](Engine& engine) { return engine.hand_on(first, of.version, second); });
   TaskObject* const one = task_in(made);
   one->client = name.release().ptr();
-  one->control = Py_XNewRef(of.control), one->layout = Py_XNewRef(of.layout);
+  one->control = control.release().ptr();
+  one->layout = Py_XNewRef(of.layout);
   one->state = Py_XNewRef(of.state), one->flat = Py_XNewRef(of.flat);
   one->version = of.version, one->size = of.size;
   one->local_steps = task.local_steps;
@@ -509,8 +513,9 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
       const auto* from = reinterpret_cast<const int64_t*>(part.data);
       reported->counters.insert(reported->counters.end(), from, from + count);
     } else if (part.role == log::kControl) {
-      if (part.dtype != kFloat32 || count != settings.size) damaged("a control variate of another size");
+      if (part.dtype != kFloat32) damaged("what came besides an update is of an unknown type");
       answer.control = store::new_vector(count);
+      answer.control_size = count;
       std::memcpy(answer.control.data, part.data, part.nbytes());
     } else if (part.role == log::kUpdates) {
       if (part.dtype != log::kInt64 || count != 1) damaged("a sum's number of updates is not one whole number");
@@ -742,7 +747,11 @@ void bind_engine(py::module_& m) {
       .def_readwrite("still", &Answer::still)
       .def("less", &set_base, arg("task"))
       .def("sum_of", &set_sum, arg("count"), arg("total"))
-      .def("with_control", [](Answer& answer, const py::object& control) { answer.control = vector_of(control); })
+      .def("with_control",
+           [](Answer& answer, const py::object& control) {
+             answer.control = vector_of(control);
+             answer.control_size = py::cast<int64_t>(control.attr("numel")());
+           })
       .def("with_extra", [](Answer& answer, py::object extra) { answer.extra = owner_of(std::move(extra)); })
       .def("with_copy", [](Answer& answer, const py::object& pieces) {
         answer.on_host = update_of(pieces.attr("native")), answer.on_host_owner = owner_of(pieces);

@@ -288,7 +288,8 @@ void bind_extension(py::module_& m) {
       .def_property_readonly("update", &pieces_of)
       .def_property_readonly("model", vector(&Question::model))
       .def_property_readonly("kept", vector(&Question::kept))
-      .def_property_readonly("control", vector(&Question::control))
+      .def_property_readonly("control",
+                             [](const Question& one) { return tensor_or_none(one.control, one.control_size); })
       // |model - kept|^2, |update|^2 and the inner product of both, on the CPU
       .def("distances",
            [](const Question& one, bool inner) {

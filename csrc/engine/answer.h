@@ -60,7 +60,8 @@ struct Answer {
   double norm = 0.0;
 
   std::shared_ptr<const Reported> reported;  // statistics
-  store::Vector control;                     // a change of a control variate, fp32 [d]
+  store::Vector control;                     // what came besides the update (a change of a control variate), fp32
+  int64_t control_size = 0;                  // of so many numbers
   store::Owner extra;                        // whatever else the extension understands
   std::shared_ptr<log::Blob> blob;           // the file that the update was streamed into
   Update on_host;                            // of an update on a device: a copy for the log,

@@ -58,9 +58,10 @@ struct Question {
   double total;        // what those in the sum count for
   Update update;
   store::Owner owner;
-  store::Vector model;  // the current one
-  store::Vector kept;   // what was kept with the version that it was trained from
-  store::Vector control;
+  store::Vector model;    // the current one
+  store::Vector kept;     // what was kept with the version that it was trained from
+  store::Vector control;  // what came besides the update,
+  int64_t control_size;   // of so many numbers
   std::shared_ptr<const Reported> reported;
   store::Owner extra;
 };

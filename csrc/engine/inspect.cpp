@@ -140,6 +140,7 @@ Question Transaction::question_of(const Given& given) const {
           of_.model_,
           given.base,
           answer.control,
+          answer.control_size,
           answer.reported,
           answer.extra};
 }

@@ -23,7 +23,7 @@ std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers, bool
     add(log::kBuffers, kFloat32, static_cast<size_t>(one->size), one->values.data);
     add(log::kCounter, log::kInt64, one->counters.size(), one->counters.data());
   }
-  if (answer.control) add(log::kControl, kFloat32, static_cast<size_t>(answer.update.size), answer.control.data);
+  if (answer.control) add(log::kControl, kFloat32, static_cast<size_t>(answer.control_size), answer.control.data);
   if (answer.kind == Answer::kSum) add(log::kUpdates, log::kInt64, 1, &answer.count);
   if (answer.offset >= 0) add(log::kOffset, log::kInt64, 1, &answer.offset);
   return rest;

@@ -1,37 +1,58 @@
 """SCAFFOLD (Karimireddy et al. 2020, option II): control variates correct the drift of local steps.
 
-The server's control variate c is in the model's buffers. So it is sent with the model, and becomes the mean of what the
-clients of a round send: c + |S|/N (c_i_new - c_i).
+The server keeps c and every client's c_i. A client is sent both, and sends what c_i becomes: it need keep nothing.
 """
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
-from torch import nn
+
+import fastagg
 
 
-def model(shape, classes, hidden=32):
-    net = nn.Sequential(
-        nn.Flatten(), nn.Linear(torch.Size(shape).numel(), hidden), nn.ReLU(), nn.Linear(hidden, classes)
-    )
-    for number, weight in enumerate(list(net.parameters())):
-        net.register_buffer(f"c_{number}", torch.zeros_like(weight))
-    return net
+@fastagg.register
+@dataclass(frozen=True)
+class Scaffold(fastagg.Direction):
+    """The mean of a round of ``size`` updates; c moves by |S|/N times the mean of c_i_new - c_i."""
+
+    size: int = 10
+    clients_in_all: int = 20
+    takes: ClassVar = {"c_i": None}
+
+    def send(self, client, state):
+        none = torch.zeros(1)
+        return {"c": state.get("c", none), "c_i": state.get(f"c {client}", none)}
+
+    def combine(self, update, facts, state):
+        new, name = facts.extra["c_i"], f"c {facts.client}"
+        state = {"sum": torch.zeros_like(update), "c": torch.zeros_like(update), "count": torch.zeros(1), **state}
+        moved = (new - state.get(name, torch.zeros_like(new))) / self.clients_in_all
+        state |= {name: new.clone(), "sum": state["sum"] + update / self.size, "count": state["count"] + 1}
+        state["next"] = state.get("next", state["c"]) + moved
+        if int(state["count"]) < self.size:
+            return None, state
+        done, c = state.pop("sum"), state.pop("next")
+        return done, {**state, "c": c, "count": torch.zeros(1)}
 
 
-def train(model, data, task, state, share=0.5):
-    names = [name for name, _ in model.named_parameters()]
-    c = [task.sent[f"c_{number}"].clone() for number in range(len(names))]
-    mine = [torch.zeros_like(part) for part in c] if state is None else state
-    steps = 0
+def server(model, *, num_clients, clients_per_round=10):
+    return fastagg.Server(model, Scaffold(clients_per_round, num_clients))
+
+
+def train(model, data, task, state):
+    weights, steps = list(model.parameters()), 0
+    sizes = [weight.numel() for weight in weights]
+    c, mine = (task.extra[name] if task.extra[name].numel() > 1 else torch.zeros(sum(sizes)) for name in ("c", "c_i"))
+    drift = (c - mine).split(sizes)
 
     def correct(model):
         nonlocal steps
         steps += 1
-        for weight, server, own in zip(model.parameters(), c, mine, strict=True):
-            weight.grad += server - own
+        for weight, away in zip(weights, drift, strict=True):
+            weight.grad += away.view_as(weight)
 
     task.descend(model, data, correct)
     update = task.delta(model)
-    new = [own - s - update[n] / (steps * task.lr) for n, s, own in zip(names, c, mine, strict=True)]
-    for number, (server, now, own) in enumerate(zip(c, new, mine, strict=True)):
-        update[f"c_{number}"] = server + share * (now - own)
-    return update, new
+    flat = torch.cat([update[name].flatten() for name, _ in model.named_parameters()])
+    return update, state, {"c_i": mine - c - flat / (steps * task.lr)}

@@ -14,8 +14,8 @@ from fastagg.cli.base import command
 from fastagg.cli.screen import fail, listing, say, show
 
 if TYPE_CHECKING:
+    from fastagg.cli.catalogue import Entry
     from fastagg.sim.one.result import Result
-    from fastagg.sim.recipes.catalogue import Entry
     from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show.findings import Conclusions
 
@@ -43,7 +43,7 @@ def demo(
     print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
     from fastagg._build import usable_cores
-    from fastagg.sim.recipes.demo import SYNCHRONOUS, TITLE, configs
+    from fastagg.cli.demo import SYNCHRONOUS, TITLE, configs
     from fastagg.sim.recipes.tables import Cell
 
     cells = [Cell(config) for config in configs(seed)]
@@ -74,26 +74,19 @@ def run(
             help="Where metrics are drawn, too: tensorboard=FOLDER, mlflow=EXPERIMENT, wandb=PROJECT; repeatable.",
         ),
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="here|ray", help="Where clients train: this process, or Ray.")
-    ] = "here",
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=1, help="How many train at once: threads here (default 1), or Ray's workers."),
-    ] = None,
     picture: Format = "png",
 ) -> None:
     """Run one recipe and write its folder.
 
     It holds the config, metrics, a summary, a plot, a report and a checkpoint.
     """
+    from fastagg import _checks
+    from fastagg.cli.bars import ProgressBar
     from fastagg.integrations.trackers import parse
-    from fastagg.sim import engines
     from fastagg.sim.one.output import check_folder
     from fastagg.sim.one.run import run as simulate
     from fastagg.sim.recipes import load
-    from fastagg.sim.show.progress import ProgressBar
-    from fastagg.sim.show.style import check_format
+    from fastagg.sim.show.style import FORMATS
 
     if resume and replace:
         fail("--resume goes on with the run in the folder, and --replace deletes it: give one of them")
@@ -103,11 +96,11 @@ def run(
             fail(f"{recipe}: no run is in this folder (config.toml is missing); leave --resume out to begin one")
         recipe = str(Path(recipe) / "config.toml")
     config = load(recipe, _changes(seed, data_dir, changes))
-    engines.check(engine, workers)
     check_folder(out := out or Path("runs") / f"{config.name}-seed{config.seed}")
     settings: Plain = {
-        "resume": "go on" if resume else "never", "replace": replace, "picture": check_format(picture),
-        "trackers": dict(parse(text) for text in tracker or ()), "engine": engine, "workers": workers,
+        "resume": "go on" if resume else "never", "replace": replace,
+        "picture": _checks.one_of("--format", picture, FORMATS),
+        "trackers": dict(parse(text) for text in tracker or ()),
     }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:
         result = simulate(config, out, bar, **settings)
@@ -125,9 +118,6 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", "--workers", min=1, help="How many processes share the runs.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="here|ray", help="Where runs go on: this machine, or Ray.")
-    ] = "here",
     data_dir: DataDir = None,
     changes: Annotated[
         list[str] | None,
@@ -152,8 +142,8 @@ def compare(
     Each run has a folder; tables and plots show all of them. Stopped at any moment, the same command
     goes on where it was.
     """
+    from fastagg.cli.keys import parse_choices
     from fastagg.sim.many.cells import cells
-    from fastagg.sim.recipes.config import parse_choices
 
     given = dict(parse_choices(text) for text in changes or ())
     grid = {key: values for key, values in given.items() if len(values) > 1}
@@ -161,9 +151,9 @@ def compare(
     found = cells(recipes, {**shared, **_changes(seed, data_dir, None)}, grid, seeds)
     out = out or Path("runs/compare")
     if search:
-        found = _searched(found, search, budget, out, jobs, engine)
+        found = _searched(found, search, budget, out, jobs)
     _compare(
-        found, out, title=title, jobs=jobs, engine=engine, target=target, baseline=baseline,
+        found, out, title=title, jobs=jobs, target=target, baseline=baseline,
         picture=picture, names=recipes,
     )  # fmt: skip
 
@@ -181,7 +171,7 @@ def recipes(
     With their runs, their data, their purpose.
     """
     from fastagg import _checks
-    from fastagg.sim.recipes.catalogue import catalogue
+    from fastagg.cli.catalogue import catalogue
 
     known = catalogue()
     if algorithm is not None:
@@ -215,7 +205,7 @@ def _like(
 
 
 def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | None) -> Plain:
-    from fastagg.sim.recipes.config import parse_change
+    from fastagg.cli.keys import parse_change
 
     values = dict(parse_change(text) for text in changes or ())
     if seed is not None:
@@ -225,15 +215,14 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
     return values
 
 
-def _searched(
-    cells: Sequence[Cell], texts: Sequence[str], budget: int, out: Path, jobs: int | None, engine: str
-) -> list[Cell]:
-    from fastagg.sim.many.search import parse, searched
-    from fastagg.sim.show.progress import CellsBar
+def _searched(cells: Sequence[Cell], texts: Sequence[str], budget: int, out: Path, jobs: int | None) -> list[Cell]:
+    from fastagg.cli.bars import CellsBar
+    from fastagg.cli.keys import parse_range
+    from fastagg.sim.many.search import searched
 
-    ranges, methods = dict(parse(text) for text in texts), {cell.folder for cell in cells}
+    ranges, methods = dict(parse_range(text) for text in texts), {cell.folder for cell in cells}
     with CellsBar(budget * len(methods)) as bar:
-        best = searched(cells, ranges, budget, 1, out, bar, jobs=jobs, engine=engine)  # type: ignore[arg-type]
+        best = searched(cells, ranges, budget, out, bar, jobs=jobs)
     for cell in {cell.folder: cell for cell in reversed(best)}.values():
         values = dict(cell.config.model_dump(mode="python"))
         say(f"{cell.folder}: " + ", ".join(f"{key}={_value(values, key)}" for key in ranges))
@@ -247,11 +236,12 @@ def _value(values: Plain, key: str) -> str:
 
 
 def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
+    from fastagg import _checks
+    from fastagg.cli.bars import CellsBar
     from fastagg.sim.many.compare import compare as run_all
-    from fastagg.sim.show.progress import CellsBar
-    from fastagg.sim.show.style import check_format
+    from fastagg.sim.show.style import FORMATS
 
-    check_format(settings["picture"])
+    _checks.one_of("--format", settings["picture"], FORMATS)
     with CellsBar(len(cells)) as bar:
         done = run_all(cells, out, bar, **settings)
     if done.findings is not None:
@@ -274,7 +264,7 @@ def _show(result: Result, out: Path, picture: str) -> None:
 
 
 def _tell(found: Conclusions) -> None:
-    for sheet in (*found.sheets, found.times):
+    for sheet in found.sheets:
         show(sheet)
     for note in found.notes:
         print(f"Note: {note}", file=sys.stderr)

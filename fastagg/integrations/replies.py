@@ -38,6 +38,7 @@ class Reply:
         version: the version that the client trained from. None if the client does not state it.
         samples: its number of samples. None if the client does not state it.
         control: FedAC's change of the control variate, flat [d].
+        extra: what a rule of the user's own takes besides, by name.
         scale: of ``lora``: ``lora_alpha / rank``.
         metrics: what it says of itself, or of the model that it was sent.
     """
@@ -47,6 +48,7 @@ class Reply:
     version: int | None = None
     samples: float | None = None
     control: Tensor | None = None
+    extra: Mapping[str, Tensor] | None = None
     scale: float = 1.0
     metrics: Mapping[str, Any] | None = None
 
@@ -74,7 +76,7 @@ class Reply:
 
 
 def fitted(server: Server, task: Dispatch, reply: Reply) -> Reply:
-    """The reply as the server takes it: a ``model`` without a ``control``, a ``delta`` or a ``gradient``.
+    """The reply as the server takes it: a ``model`` that comes alone, a ``delta`` or a ``gradient``.
 
     Raises:
         FastaggError: it is refused.
@@ -90,7 +92,7 @@ def fitted(server: Server, task: Dispatch, reply: Reply) -> Reply:
     if reply.kind == "lora":
         shapes = {entry.name: entry.shape for entry in server.layout.entries}
         return replace(reply, arrays=lora.products(reply.arrays, shapes, reply.scale), kind="delta")
-    if reply.kind == "model" and reply.control is not None:
+    if reply.kind == "model" and (reply.control is not None or reply.extra is not None):
         return replace(reply, arrays=task.delta(reply.arrays), kind="delta")
     return reply
 
@@ -131,14 +133,14 @@ def _way(reply: Reply | FastaggError) -> str:
     """Which way a reply goes: with others of its kind in one pass (``model``, ``delta``), or not."""
     if isinstance(reply, FastaggError):
         return "refused"
-    return reply.kind if reply.control is None else "control"
+    return reply.kind if reply.control is None and reply.extra is None else "with more"
 
 
 def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
     try:
         return server.receive(
             task.client, reply.arrays, task.version, reply.samples, kind=cast(Kind, reply.kind), control=reply.control,
-            incarnation=task.incarnation, task=task.id,
+            extra=reply.extra, incarnation=task.incarnation, task=task.id,
         )  # fmt: skip
     except FastaggError as error:
         return error

@@ -241,6 +241,7 @@ class Session:
         self.tally = Tally()
         self.over: str | None = None  # why the run ends
         self.trackers = Trackers(self.settings.trackers)
+        self.by_client: dict[Hashable, list[tuple[int, dict[str, float]]]] = {}  # what each reported, by version
         stop, best = self.settings.stop, self.settings.best
         self._watch = None if stop is None else Watch(stop.metric, stop.mode)
         self._best = None if best is None else Watch(best.metric, best.mode)
@@ -349,6 +350,12 @@ class Session:
         self._look_at_the_clock()
         return rows
 
+    def reported(self, client: Hashable, version: int, metrics: Mapping[str, object] | None) -> None:
+        """Keep what a client says of its training, with the version that its update made or waits in."""
+        if row := numeric(metrics or {}):
+            self.by_client.setdefault(client, []).append((version, row))
+            self.trackers.log({f"client/{client}/{name}": value for name, value in row.items()}, version)
+
     def clients_found(self, version: int, found: Mapping[str, object], model: Arrays = None) -> None:
         """Take the metrics of clients that evaluated ``version``. ``model`` is this version's model, for ``best``."""
         metrics = {f"clients/{name}": value for name, value in numeric(found).items()}
@@ -396,13 +403,15 @@ class Session:
         """Plain data: what a resumed run needs."""
         watches = {"stop": self._watch, "best": self._best}
         kept = {name: watch.state_dict() for name, watch in watches.items() if watch is not None}
-        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept}
+        reported = {client: list(rows) for client, rows in self.by_client.items()}
+        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept, "by_client": reported}
 
     def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`."""
         if state:
             self.tally.load_state_dict(state["tally"])
             self._before = state["seconds"]
+            self.by_client = {client: list(map(tuple, rows)) for client, rows in state.get("by_client", {}).items()}
             for name, watch in (("stop", self._watch), ("best", self._best)):
                 if watch is not None and name in state["watches"]:
                     watch.load_state_dict(state["watches"][name])

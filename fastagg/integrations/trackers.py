@@ -1,4 +1,4 @@
-"""Trackers for metrics: TensorBoard, MLflow and Weights & Biases, each through its own client.
+"""Trackers for metrics: a CSV file; TensorBoard, MLflow and Weights & Biases, each through its own client.
 
 A tracker gets one row of numbers at a time, ``log({"accuracy": 0.9}, step=3)``, and is closed at the end. Every
 integration and ``fastagg.sim.run`` take ``trackers=``: trackers, or plain data that a configuration file can hold::
@@ -8,9 +8,11 @@ integration and ``fastagg.sim.run`` take ``trackers=``: trackers, or plain data 
 
 from __future__ import annotations
 
+import csv
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fastagg import _checks
@@ -33,6 +35,29 @@ class Tracker(Protocol):
 
 # What ``trackers=`` takes.
 AnyTrackers = Tracker | Iterable[Tracker] | Mapping[str, object] | None
+
+
+class CSV:
+    """Lines of ``version,metric,value`` in a file. What one client reports is called ``client/CLIENT/METRIC``.
+
+    Args:
+        file: lines are added to it.
+    """
+
+    def __init__(self, file: str) -> None:
+        path = Path(file)
+        begins = not path.exists()
+        self._file = path.open("a", encoding="utf-8", newline="")
+        self._lines = csv.writer(self._file, lineterminator="\n")
+        if begins:
+            self._lines.writerow(("version", "metric", "value"))
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        self._lines.writerows((step, name, value) for name, value in row.items())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class TensorBoard:
@@ -124,7 +149,7 @@ class WandB:
         self._run.finish()
 
 
-_KNOWN: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+_KNOWN: dict[str, Callable[..., Tracker]] = {"csv": CSV, "tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
 def made(given: AnyTrackers) -> list[Tracker]:

@@ -70,10 +70,10 @@ class _EuclideanState(StalenessState):
     """Holds verdicts that the device has not returned yet. The ledger holds the clients' numbers of local steps."""
 
     policy: Euclidean
-    looks = True
 
     def __init__(self, policy: Euclidean) -> None:
         super().__init__(policy)
+        self.looks = True
         self.local_steps = policy.local_steps
         # client -> (version, the client's K, the verdict to come)
         self.pending: dict[int | str, list[tuple[int, int, Later]]] = {}

@@ -7,9 +7,11 @@ all its updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
 
 from fastagg import _checks
 from fastagg._types import Plain
@@ -22,18 +24,39 @@ from fastagg.storage.pieces import Pieces
 __all__ = ["Constant", "CosineGate", "Cutoff", "DelayAdaptive", "Facts", "Hinge", "Polynomial", "Staleness"]
 
 
-class Facts(NamedTuple):
-    """What a policy, or a user's own direction, can use when an update arrives."""
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a policy, or a user's own direction, can use when an update arrives. Do not write to its vectors.
+
+    Attributes:
+        client: the sender.
+        version: the version that it was trained from.
+        delay: the versions that were made since.
+        update: as it came; ``update.flat(torch.float32)`` is one vector [d].
+        gain: the clipping factor that is still to be applied to it.
+        norm: its Euclidean norm, before clipping.
+        moved: ``|x_t - x_s|``, if the policy measures it.
+        local_steps: the number of local steps that the client was told.
+        share: the client's number of samples with ``weighting="samples"``.
+        model: the current model x_t, fp32 [d]; of the rules of a user's own.
+        base: x_s, the model that the client started from, fp32 [d], for rules with ``needs_base``.
+        taken_part: how many updates of this client counted before this one, for rules with ``counts``.
+        extra: what the client sent besides, by the names in ``takes``: fp32 vectors on the server's device.
+    """
 
     client: int | str
-    version: int  # the version it was trained from
+    version: int
     delay: int
     update: Pieces
-    gain: float  # clipping factor still to be applied to the update
-    norm: float  # Euclidean norm of the update, before clipping
-    moved: float | None  # |x_t - x_s|, if the policy measures it
-    local_steps: int | None = None  # number of local steps that the client was told
-    share: float = 1.0  # the client's number of samples with weighting="samples"
+    gain: float
+    norm: float
+    moved: float | None
+    local_steps: int | None = None
+    share: float = 1.0
+    model: Tensor | None = None
+    base: Tensor | None = None
+    taken_part: int = 0
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Weighed(NamedTuple):
@@ -51,9 +74,13 @@ class Staleness(Part):
         measures: whether :class:`Facts` must hold the distance that the model moved since it was sent. The server then
             keeps a version while a client may answer it.
         weighs: whether an update's weight may differ from 1.
+        needs_base, counts, takes: what :class:`Facts` must hold for :meth:`weigh`; see :class:`fastagg.Direction`.
     """
 
     weighs: ClassVar[bool] = False
+    needs_base: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
+    takes: ClassVar[Mapping[str, int | None]] = {}
 
     @property
     def measures(self) -> bool:
@@ -66,6 +93,15 @@ class Staleness(Part):
     def rate(self, lr: float, delays: Sequence[int]) -> float:
         """Learning rate of a step whose updates have these delays."""
         return lr
+
+    def weigh(self, facts: Facts) -> float | None:
+        """Factor on an update, of a policy of a user's own that looks at more than its delay. None: it is dropped."""
+        return self.weight(facts.delay)
+
+    @property
+    def looks(self) -> bool:
+        """Whether :meth:`weigh` is the user's own."""
+        return type(self).weigh is not Staleness.weigh
 
     def start(self) -> StalenessState:
         """What it knows in a running server."""
@@ -91,14 +127,14 @@ class StalenessState:
     """
 
     local_steps: int | None = None
-    looks = False
 
     def __init__(self, policy: Staleness) -> None:
         self.policy = policy
+        self.looks = policy.looks
 
     def weigh(self, facts: Facts) -> Weighed:
         """The weight of an update, for policies that use more than its delay."""
-        return Weighed(self.policy.weight(facts.delay))
+        return Weighed(self.policy.weigh(facts))
 
     def rules(self) -> Plain:
         """Settings for :func:`fastagg.ops.judge`, if the device computes the weight."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg._build import native
@@ -71,7 +72,7 @@ class Admission:
             warnings.warn(said, UserWarning, stacklevel=4)
         return parsed
 
-    def of(self, parsed: Parsed, control: object = None) -> Native:
+    def of(self, parsed: Parsed, control: object = None, extra: object = None) -> Native:
         """Return an update as the numbers of an answer.
 
         Raises:
@@ -99,6 +100,8 @@ class Admission:
                 answer.reported = reported(parsed._replace(buffers=buffers), self.running.extension.held)
         if control is not None:
             answer.with_control(checked_control(parts.layout, control).flat(torch.float32).cpu())
+        if extra is not None:
+            answer.with_control(checked_extra(self.running.extension.takes, extra))
         return answer
 
     def check(self, update: object, num_samples: float | None) -> None:
@@ -260,6 +263,29 @@ def checked_control(layout: Layout, given: object) -> Pieces:
     if not ops.inspect(pieces).finite:
         raise NonFiniteUpdate("control: NaN or infinity")
     return pieces
+
+
+def checked_extra(takes: Mapping[str, int], given: object) -> Tensor:
+    """Return what a client sends besides its update, in the order of ``takes``, as one fp32 vector.
+
+    Raises:
+        ConfigError, ShapeMismatch, NonFiniteUpdate: it is not what the server's rule takes.
+    """
+    if not isinstance(given, Mapping) or given.keys() != takes.keys():
+        names = f"a dict with {', '.join(map(repr, takes))}" if takes else "nothing: this server's rule takes none"
+        raise ConfigError(_checks.wrong("extra", names, given))
+    found = []
+    for name, size in takes.items():
+        try:
+            one = torch.as_tensor(given[name], dtype=torch.float32, device="cpu").detach().reshape(-1)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(_checks.wrong(f"extra: {name}", "numbers", given[name])) from error
+        if one.numel() != size:
+            raise ShapeMismatch(f"extra: {name}: expected {size} numbers, got {one.numel()}")
+        if not bool(torch.isfinite(one).all()):
+            raise NonFiniteUpdate(f"extra: {name}: NaN or infinity")
+        found.append(one)
+    return torch.cat(found)
 
 
 def _culprits(layout: Layout, pieces: Pieces) -> str:

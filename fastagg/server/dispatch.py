@@ -26,7 +26,7 @@ class Dispatch(native.Task):
         version: the server version that the client starts from (``s`` in the papers).
         id: the task's number, at least 1 and of at most 63 bits; no other task of this server has it, also after a
             restart. An answer that states it (``task=task.id``) counts once, however often it comes. None: not known.
-        control: the server's control variate, [d] (FedAC), else None. Do not write to it.
+        control: the server's control variate, [d] (FedAC), or :attr:`extra`, else None. Do not write to it.
         local_steps: the number of local steps, if the algorithm sets it (AsyncFedED); else None.
         incarnation: the number of the server's incarnation in which this version was made
             (:attr:`fastagg.Server.incarnation`). If the client sends it back, the server refuses the answer to a
@@ -48,7 +48,7 @@ class Dispatch(native.Task):
         version: int
         id: int | None
         local_steps: int | None
-        control: Tensor | None
+        control: Tensor | dict[str, Tensor] | None
         incarnation: int | None
         _layout: Layout
         _params: Arrays
@@ -59,7 +59,7 @@ class Dispatch(native.Task):
         client: Client,
         version: int,
         local_steps: int | None,
-        control: Tensor | None,
+        control: Tensor | dict[str, Tensor] | None,
         layout: Layout,
         model: ModelState | None,
         incarnation: int | None = None,
@@ -77,6 +77,11 @@ class Dispatch(native.Task):
             self.client, self.version, self.local_steps, self.control, self._layout, self._model, self.incarnation,
             self.id,
         )  # fmt: skip
+
+    @property
+    def extra(self) -> dict[str, Tensor]:
+        """What a rule of a user's own sends besides the model (:meth:`fastagg.Direction.send`). Do not write to it."""
+        return self.control if isinstance(self.control, dict) else {}
 
     @property
     def _model(self) -> ModelState:

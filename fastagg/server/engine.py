@@ -24,7 +24,7 @@ from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import CosineGate, Cutoff, DelayAdaptive, Hinge, Polynomial, Staleness
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
-from fastagg.server.extension import Extension
+from fastagg.server.extension import Extension, TakenPart
 from fastagg.server.settings import RULES, ServerSettings
 from fastagg.server.statistics import Statistics, divided, joined
 from fastagg.storage import memory
@@ -112,7 +112,8 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
         extension=extension, asks=extension.asks(), flat=flat,
         python={
             "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,
-            "control": extension.control is not None, "reader": None if extension.always else _reader(layout),
+            "control": extension.sends or extension.control is not None,
+            "reader": None if extension.always else _reader(layout),
             "device": -1 if parts.on_host else _index(parts.device),
         },
     )  # fmt: skip
@@ -175,8 +176,9 @@ def state_of(running: Running, *, rows: bool = True) -> State:
         extension.policy.settle(client, engine)
     tasks = as_tensors(engine.tasks())
     ids, offset = tasks.pop("ids"), tasks.pop("offset")
+    taken_part = {} if extension.taken_part is None else {"taken_part": extension.taken_part.times()}
     return {
-        "version": engine.version, "steps": engine.steps, "tasks": tasks, "ids": ids, "offset": offset,
+        **taken_part, "version": engine.version, "steps": engine.steps, "tasks": tasks, "ids": ids, "offset": offset,
         "flat": engine.model, "moments": moments_of(running),
         "buffers": extension.held.state_dict(), "direction": as_tensors(extension.state.state_dict(rows=rows)),
         "round": [_waiting(entry, extension.held) for entry in engine.waiting], "lives": engine.incarnations,
@@ -235,6 +237,8 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     engine, extension = running.engine, running.extension
     _load_moments(running, state["moments"], device)
     extension.state.load_state_dict(state["direction"])
+    if extension.taken_part is not None:
+        extension.taken_part = TakenPart(state["taken_part"])
     held_sum = state["direction"].get("acc")
     if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
         extension.state.native.bound_sum(ops.inspect(held_sum).norm)

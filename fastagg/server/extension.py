@@ -8,8 +8,9 @@ obey the device's verdict, which the host reads later.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,9 @@ from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.model import Layout, Parsed
 from fastagg.ops.place import on_device
 from fastagg.ops.update import Distances, distances_from
+from fastagg.rules import given
 from fastagg.rules.directions import Arrival, Direction, DirectionState
+from fastagg.rules.directions.base import OwnState
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Facts, Staleness
 from fastagg.server.statistics import Statistics, divided
@@ -45,6 +48,28 @@ class OnDevice:
         self.verdict: Tensor | None = None
 
 
+class TakenPart:
+    """How many updates of each client counted."""
+
+    def __init__(self, times: Mapping[int | str, int] | None = None) -> None:
+        self._slots = {client: slot for slot, client in enumerate(times or {})}
+        self._times = np.zeros(max(64, 2 * len(self._slots)), np.int64)
+        self._times[: len(self._slots)] = list((times or {}).values())
+
+    def of(self, client: int | str) -> int:
+        return int(self._times[self._slots[client]]) if client in self._slots else 0
+
+    def one_more(self, client: int | str) -> Move:
+        """Return what the commit changes."""
+        slot = self._slots.setdefault(client, len(self._slots))
+        if slot == len(self._times):
+            self._times = np.concatenate([self._times, np.zeros_like(self._times)])
+        return self._times, slot, self.of(client) + 1
+
+    def times(self) -> dict[int | str, int]:
+        return {client: times for client in self._slots if (times := self.of(client))}
+
+
 class Extension:
     """The Python part of one server.
 
@@ -67,10 +92,15 @@ class Extension:
         self.clip_norm, self.defers = clip_norm, defers
         self.policy = staleness.start()
         self.measures = staleness.measures or direction.measures
-        self.keeps_model = direction.needs_base or self.measures
+        self.needs_base = direction.needs_base or staleness.needs_base
+        self.keeps_model = self.needs_base or self.measures
         self.always = self.measures or self.policy.looks or state.asks
+        # What rules of a user's own get besides: the numbers of what clients send, by name, and how often they did.
+        self.takes = {name: size or layout.size for name, size in {**direction.takes, **staleness.takes}.items()}
+        self.taken_part = TakenPart() if direction.counts or staleness.counts else None
+        self.sends = isinstance(state, OwnState) and type(direction).send is not Direction.send
         # whether Python reads the numbers of updates and models, and not only what was measured of them
-        self.reads_update = not on_host or state.asks
+        self.reads_update = not on_host or state.asks or staleness.looks
         self.own = {}
 
     def asks(self) -> Native:
@@ -85,13 +115,17 @@ class Extension:
         """A task's control variate (FedAC)."""
         return getattr(self.state, "control", None)
 
+    def sent(self, client: int | str) -> Tensor | dict[str, Tensor] | None:
+        """Return what goes with a client's task besides the model."""
+        return self.state.sent(client) if isinstance(self.state, OwnState) else self.control
+
     def weight(self, delay: int) -> float | None:
         """Return the weight of an update, by a user's own rule."""
-        return self.staleness.weight(delay)
+        return given.weight(self.staleness, "weight", self.staleness.weight(delay))
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
         """Return the learning rate of a step, by a user's own rule."""
-        return self.staleness.rate(lr, delays)
+        return given.number(self.staleness, "rate", self.staleness.rate(lr, delays))
 
     def bounds(self, model: Tensor, moments: dict[str, Tensor]) -> tuple[float, float, float]:
         """Return bounds of the elements of a version, of first and of second moments."""
@@ -111,11 +145,11 @@ class Extension:
         own = sum(counter.numel() for counter in self.held.counters)
         return values in (0, self.layout.buffer_size) and counters in (0, own)
 
-    def statistics(self, given: Sequence[tuple[Native, float]], outcome: str) -> Statistics | None:
+    def statistics(self, sent: Sequence[tuple[Native, float]], outcome: str) -> Statistics | None:
         """Return the running statistics after these updates, each with its share in a mean, made a ``step``, an empty
         one (``drop``) or none (``keep``). None: they stay as they are."""
         found = self.held
-        for one, share in given:
+        for one, share in sent:
             of_device = isinstance(one, OnDevice)
             found = found.add_on_device(one.parsed, one.verdict, share) if of_device else found.add(one, share)
         found = found.after(outcome)
@@ -124,12 +158,8 @@ class Extension:
     def step(self, direction: Tensor, x: Tensor, lr: float, round: int) -> tuple[Tensor, Moves]:
         """Do a step with a user's own optimizer."""
         optimizer = self.optimizer
-        flat, state = optimizer.step(x, direction, dict(self.own), lr, round)
-        good = isinstance(flat, Tensor) and flat.dtype is torch.float32 and flat.shape == x.shape
-        if not good or flat.device != x.device:
-            raise ConfigError(f"step: expected a float32 vector of {x.numel()} elements, got {flat!r:.200}")
-        if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-            raise ConfigError(f"step: expected a dict of tensors as state, got {state!r:.200}")
+        found, state = given.pair(optimizer, "step", optimizer.step(x, direction, dict(self.own), lr, round))
+        flat = given.vector(optimizer, "step", found, x.numel(), x.device)
         most = self.layout.largest
         if not (ops.inspect(flat).norm <= most or float(flat.abs().max()) <= most):
             raise UpdateTooLarge(f"step: {type(optimizer).__name__} made the model NaN or infinite in its own type")
@@ -144,8 +174,7 @@ class Extension:
         Raises:
             NonFiniteUpdate, ConfigError and others: the update is refused; nothing has changed.
         """
-        if asked.control is not None and not self.direction.takes_control:
-            raise ConfigError("control: only FedAC takes one, got a control; leave it out")
+        extra = self._extra(asked.control)
         found = native.engine.findings()
         update: Native = _pieces(asked.update) if self.reads_update else None
         base = asked.kept if self.keeps_model and self.reads_update else None
@@ -158,13 +187,33 @@ class Extension:
         moved, cosine = self._measure(found, update, asked, base)
         norm, clip = found.norm, self.clip_norm
         gain = 1.0 if clip is None or norm <= clip else clip / norm
-        facts = Facts(asked.client, asked.version, delay, update, gain, norm, moved, local_steps)
-        if not self._weigh(found, facts):
-            return found
-        if self.state.asks:
+        client, parts = asked.client, self.taken_part
+        facts = Facts(
+            client, asked.version, delay, update, gain, norm, moved, local_steps, asked.share,
+            asked.model if self.policy.looks or self.state.asks else None, base if self.needs_base else None,
+            0 if parts is None else parts.of(client), extra,
+        )  # fmt: skip
+        if self._weigh(found, facts) and self.state.asks:
             self._ask_direction(found, facts, asked, base, cosine)
             found.reported_norm = norm
+        if parts is not None and not found.drops:
+            found.moves = [*(found.moves or []), parts.one_more(client)]
         return found
+
+    def _extra(self, sent: Tensor | None) -> Mapping[str, Tensor]:
+        """Return what came besides an update, by name."""
+        if sent is not None and not self.takes and not self.direction.takes_control:
+            raise ConfigError("control: only FedAC takes one, got a control; leave it out")
+        size = sum(self.takes.values()) if self.takes else self.layout.size
+        if (sent is None and self.takes) or (sent is not None and sent.numel() != size):
+            names = ", ".join(self.takes) or "control"
+            numbers = 0 if sent is None else sent.numel()
+            raise ConfigError(
+                f"extra: this rule takes {names}, {size} numbers in all, besides an update, got {numbers}"
+            )
+        if sent is None or not self.takes:
+            return {}
+        return dict(zip(self.takes, sent.to(self.device).split(list(self.takes.values())), strict=True))
 
     def _measure(
         self, found: Native, update: Pieces | None, asked: Native, base: Tensor | None
@@ -193,9 +242,10 @@ class Extension:
 
     def _weigh(self, found: Native, facts: Facts) -> bool:
         if not self.policy.looks:
-            weight: float | None = self.staleness.weight(facts.delay)
+            weight = self.weight(facts.delay)
         else:
             weight, found.next_steps = self.policy.weigh(facts)
+            weight = given.weight(self.staleness, "weigh", weight)
         found.weight, found.drops = weight, weight is None
         return weight is not None
 
@@ -210,10 +260,11 @@ class Extension:
             after = self.held if reported is None else self.held.add(reported)
             return own, after.step().values
 
-        change = None if asked.control is None else Pieces([asked.control.to(self.device)])
+        takes = self.direction.takes_control and asked.control is not None
+        change = Pieces([asked.control.to(self.device)]) if takes else None
         arrival = Arrival(
             facts.client, facts.update, facts.version, asked.now, facts.gain, found.weight, asked.share, base, cosine,
-            change, statistics, asked.room, asked.total,
+            change, statistics, asked.room, asked.total, facts,
         )  # fmt: skip
         self.state.before(arrival, found)
 

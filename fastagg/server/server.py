@@ -347,6 +347,7 @@ class Server:
         *,
         kind: Kind | None = None,
         control: Any = None,
+        extra: Mapping[str, Any] | None = None,
         incarnation: int | None = None,
         task: int | None = None,
         offset: int | None = None,
@@ -368,6 +369,7 @@ class Server:
                 ``(tokens, steps)``, or the weight itself. With 0 the answer then counts for nothing. In a round it
                 takes the client's place; a round of zeros keeps the model.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
+            extra: what a rule of your own takes besides the update (:class:`fastagg.Direction`): numbers by name.
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
                 version that a restart has lost, even if its number is in use again.
@@ -398,12 +400,12 @@ class Server:
             1
         """
         try:
-            if kind is None and control is None:
+            if kind is None and control is None and extra is None:
                 receipt = self._receive(client, update, version, num_samples, task, offset, incarnation)
                 if receipt is not None:
                     taken: Receipt = receipt
                     return taken
-            answer = self._admission.of(self._admission.parse(update, kind), control)
+            answer = self._admission.of(self._admission.parse(update, kind), control, extra)
             return self._take(client, answer, version, num_samples, task, offset, incarnation)
         except NonFiniteUpdate as error:
             self._refused(error)

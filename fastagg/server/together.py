@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastagg import registry
 from fastagg.errors import ConfigError
 from fastagg.model import Layout
 from fastagg.ops.checks import OPTIMIZERS
@@ -17,6 +18,8 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
     Raises:
         ConfigError: there is such a contradiction; the message tells which.
     """
+    for part in (direction, optimizer, staleness):
+        registry.check_settings(part)
     optimizer.check()
     direction.check(staleness, settings["clip_norm"], settings["weighting"])
     if optimizer.has_own_step and direction.in_kernels:
@@ -44,7 +47,7 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
             "deterministic: it needs a synchronous rule. If updates are applied as they come, their order is part of "
             f"the algorithm, got direction {type(direction).__name__}"
         )
-    if settings["validate"] == "deferred" and (reason := _waits(direction, settings["deterministic"])):
+    if settings["validate"] == "deferred" and (reason := _waits(direction, staleness, settings["deterministic"])):
         raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
 
 
@@ -85,7 +88,7 @@ def check_part(direction: Direction, staleness: Staleness, settings: ServerSetti
     )
 
 
-def _waits(direction: Direction, deterministic: bool) -> str | None:
+def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> str | None:
     """Return why a step needs a number on the host first; None if it does not."""
     if direction.measures:
         return "weighs an update by its direction"
@@ -93,6 +96,8 @@ def _waits(direction: Direction, deterministic: bool) -> str | None:
         return "runs the client's model"
     if type(direction).combine is not Direction.combine:
         return "combines updates in Python"
+    if staleness.looks:
+        return "weighs an update in Python"
     if deterministic:
         return "deterministic=True keeps a round's updates until it is complete"
     return None

@@ -8,8 +8,7 @@ Rooms:
 
     recipes/   a run, or a table of runs, as TOML      data/      who holds which samples
     clock/     who trains when, in virtual time        models/    small networks
-    clients/   local training, functions of your own   engines/   where clients train
-    one/       one run: its parts, its loop, its folder
+    clients/   local training, functions of your own   one/       one run: its parts, its loop, its folder
     many/      comparisons, claims                     show/      progress, tables, pictures, pages
 
 Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package imports neither torch nor
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from fastagg.sim.recipes.config import Config
 
 from fastagg import _checks, _extras
+from fastagg.errors import WrongArguments
+from fastagg.removed import REMOVED
 
 _extras.require("the simulator", "sim", _extras.SIM)
 
@@ -79,15 +80,14 @@ def run(
         >>> result.summary["uploads"], len(result.rows) > 1
         (50, True)
     """
-    from fastagg import _checks
-    from fastagg.errors import WrongArguments
     from fastagg.sim.one import run as runs
-    from fastagg.sim.one.passed import Passed, composed
+    from fastagg.sim.one.passed import configured
     from fastagg.sim.recipes.config import ELSEWHERE, Config, full_keys
 
     known = Config.model_fields.keys() | {"sampling"}
     more = {key: settings.pop(key) for key in known & settings.keys() - {"own"}}
     for key, value in settings.items():
+        _refuse_gone("run", key)
         if key in ELSEWHERE:
             raise WrongArguments(f"run: unknown setting {key!r}; {ELSEWHERE[key]}")
         if keys := full_keys(key):
@@ -95,8 +95,13 @@ def run(
             others = f", or another of this name: {', '.join(keys[1:4])}" if keys[1:] else ""
             raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}{others}")
 
-    found, passed = composed(config, changes, more, Passed(data, model, settings.pop("own", None)))
-    return runs.run(found, None if out is None else _checks.path("out", out), **passed._asdict(), **settings)
+    more |= {"data": data, "model": model, "own": settings.pop("own", None)}
+    return runs.run(configured(config, changes, more), None if out is None else _checks.path("out", out), **settings)
+
+
+def _refuse_gone(function: str, key: str) -> None:
+    if instead := REMOVED.get(f"{key}="):
+        raise WrongArguments(f"{function}: the setting {key!r} is gone: {instead}")
 
 
 def compare(
@@ -145,22 +150,21 @@ def compare(
         >>> [group.label for group in found.groups], len(found.results)
         (['FedBuff', 'FedAsync'], 4)
     """
-    from fastagg import _checks
     from fastagg.sim.many.cells import cells
     from fastagg.sim.many.compare import compare as run_all
     from fastagg.sim.many.search import Range, searched
-    from fastagg.sim.one.passed import Passed
     from fastagg.sim.recipes.config import Config
     from fastagg.sim.show.progress import Watcher
 
+    for key in settings:
+        _refuse_gone("compare", key)
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
     more = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
-    passed = Passed(data, model, own)
-    found = cells(several, changes, grid or {}, seeds, more=more, rules=rules, passed=passed)
+    more |= {key: one for key, one in (("data", data), ("model", model), ("own", own)) if one is not None}
+    found = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
     folder, watcher = _checks.path("out", out), settings.pop("watcher", Watcher())
     if search:
-        where = {key: settings[key] for key in ("jobs", "engine") if key in settings}
         ranges = {key: Range(*ends) for key, ends in search.items()}
-        found = searched(found, ranges, budget, 1, folder, watcher, **where)
+        found = searched(found, ranges, budget, folder, watcher, jobs=settings.get("jobs"))
     settings.setdefault("names", [one for one in several if isinstance(one, str)])
     return run_all(found, folder, watcher, **settings)

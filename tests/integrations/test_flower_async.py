@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
 from support.flower_apps import FakeGrid, model, reply, trained
 from support.replay import listen
 
+from fastagg.errors import ConfigError
 from fastagg.integrations import flower
 
 PRESETS = {
@@ -159,6 +160,34 @@ def test_what_a_client_is_told() -> None:
     strategy.start(grid, flower.write(initial()), num_rounds=3)
     assert strategy.server.control.abs().sum() > 0
     assert torch.equal(flower.read(grid.log[0][1].content["control"])["0"], torch.zeros(17))
+
+
+def test_the_server_may_say_what_each_node_does_in_each_version() -> None:
+    grid = FakeGrid(trained, [1, 2, 3])
+    strategy = asynchronous(PRESETS["FedBuff"])
+    told = lambda version, node: ConfigRecord({"lr": 1 / (1 + version), "steps": node})  # noqa: E731
+    strategy.start(grid, flower.write(initial()), num_rounds=4, train_config=told)
+    for node, message in grid.log:
+        config = message.content["config"]
+        assert (config["lr"], config["steps"]) == (1 / (1 + config["fastagg-version"]), node)
+    with pytest.raises(ConfigError, match="train_config: the function's result: expected a ConfigRecord, got None"):
+        asynchronous(PRESETS["FedBuff"]).start(grid, flower.write(initial()), train_config=lambda version, node: None)
+
+
+def test_what_each_client_reports_is_kept_besides_the_mean(tmp_path) -> None:
+    strategy = asynchronous(
+        PRESETS["FedBuff"], trackers={"csv": str(tmp_path / "all.csv")}, checkpoint=tmp_path / "kept.pt"
+    )
+    strategy.start(FakeGrid(trained, [1, 2, 3]), flower.write(initial()), num_rounds=4)
+    rows = [(client, row) for client, rows in strategy.session.by_client.items() for row in rows]
+    assert len(rows) == strategy.updates == 12 and len(strategy.session.by_client) == 3
+    assert all(metrics == {"num-examples": 10.0, "loss": metrics["loss"]} for _, (_, metrics) in rows)
+    lines = [line.split(",") for line in (tmp_path / "all.csv").read_text().splitlines()]
+    told = [(int(v), name, float(value)) for v, name, value in lines[1:] if name.startswith("client/")]
+    assert sorted(told) == sorted((v, f"client/{c}/{n}", x) for c, (v, row) in rows for n, x in row.items())
+    again = asynchronous(PRESETS["FedBuff"], checkpoint=tmp_path / "kept.pt")
+    again.start(FakeGrid(trained, [1, 2, 3]), flower.write(initial()), num_rounds=4)
+    assert again.session.by_client == strategy.session.by_client
 
 
 def controlled(message) -> RecordDict:

@@ -14,7 +14,6 @@ from fastagg.sim.many.groups import Group, Judged, contrasts, grouped, holm, jud
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Claim, Paper
 from fastagg.sim.show.findings import claims_table, sentences
-from fastagg.sim.show.plots import claims as figure
 
 TABLE = """
 title = "A small table"
@@ -199,5 +198,4 @@ def test_a_table_s_claims_are_judged(tmp_path):
     text = claims_table([first, second]).markdown()
     assert "paired t-test at 5%" in text and "correction for 2 claims none would become a tie" in text
     assert "| FADAS is above FedBuff | +10.0 [+9.4, +10.7] | 2 | shown |" in text
-    assert len(figure([first, second], "title").axes[0].get_yticklabels()) == 2
     assert isinstance(first, Judged) and judged(["fedbuff-digits-large"], []) == []

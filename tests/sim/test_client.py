@@ -2,7 +2,6 @@
 
 import copy
 import math
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +26,7 @@ class Sent:
     local_steps: int | None = None
     version: int = 0
     control: torch.Tensor | None = None
+    extra: tuple = ()
 
     def delta(self, trained: nn.Module) -> dict:
         return {name: value.detach() - self.views[name] for name, value in trained.state_dict().items()}
@@ -171,24 +171,24 @@ def test_clipping_and_adam_are_torchs(tiny, optimizer, clip_norm):
     """A run's first update, beside the plain loop that a user would write."""
     client = {"lr": 0.1, "optimizer": optimizer, "steps": 5, "weight_decay": 0.01}
     config = tiny({"client": client | ({"clip_norm": clip_norm} if clip_norm else {}), "run.fused": False})
-    with closing(Simulation(config)) as simulation:
-        job = simulation.schedule.next()
-        module, samples = copy.deepcopy(simulation.module), simulation.data.clients[job.client]
-        update = simulation.trainer.train(job.task, samples, job.client, job.number)
-        module.load_state_dict(job.task.params)
-        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
-        steps, turn = (
-            kind(module.parameters(), lr=0.1, weight_decay=0.01),
-            Turn(job.task, job.client, job.number, build_work(config), config.seed),
-        )
-        for x, y in turn.batches(samples):
-            steps.zero_grad()
-            torch.nn.functional.cross_entropy(module(x), y).backward()
-            if clip_norm:
-                torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
-            steps.step()
-        for name, parameter in module.named_parameters():
-            torch.testing.assert_close(update[name], parameter.detach() - job.task.views[name])
+    simulation = Simulation(config)
+    job = simulation.schedule.next()
+    module, samples = copy.deepcopy(simulation.module), simulation.data.clients[job.client]
+    update = simulation.trainer.train(job.task, samples, job.client, job.number)
+    module.load_state_dict(job.task.params)
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+    steps, turn = (
+        kind(module.parameters(), lr=0.1, weight_decay=0.01),
+        Turn(job.task, job.client, job.number, build_work(config), config.seed),
+    )
+    for x, y in turn.batches(samples):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        if clip_norm:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+        steps.step()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(update[name], parameter.detach() - job.task.views[name])
 
 
 # Random crops and flips

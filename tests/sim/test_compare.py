@@ -11,7 +11,7 @@ import pytest
 import fastagg
 from fastagg import sim
 from fastagg.errors import ConfigError
-from fastagg.sim.clock.delays import Exponential, Lognormal, Pareto
+from fastagg.sim.clock.delays import LAWS, Drawn
 
 SHORT = {"run.uploads": 30, "data.clients": 30, "run.evaluate_every": 2}
 NAME = "fedbuff-digits-large"
@@ -30,17 +30,16 @@ def oldest(idle, time, rng):
     return min(idle)
 
 
-@pytest.mark.parametrize("kind", [Lognormal, Pareto, Exponential])
+@pytest.mark.parametrize("kind", LAWS)
 @pytest.mark.parametrize("spread", [0.0, 0.7])
 def test_named_laws_have_the_mean_that_they_are_given(kind, spread):
-    more = {"shape": 4.0} if kind is Pareto else {"sigma": 0.8} if kind is Lognormal else {}
-    delays = kind(0, 5.0, 40, spread, **more)
+    delays = Drawn(0, 5.0, 40, spread, kind, {"pareto": 4.0, "lognormal": 0.8}.get(kind, 0.0))
     drawn = np.array([[delays.duration(client, number) for number in range(400)] for client in range(40)])
     means = np.full(40, 5.0) if delays.means is None else delays.means
     assert np.mean(means) == pytest.approx(5.0)
     error = drawn.std(axis=1) / 20
     assert (abs(drawn.mean(axis=1) - means) < 5 * error).all() and (drawn > 0).all()
-    if kind is Pareto:
+    if kind == "pareto":
         assert (drawn >= means[:, None] * 0.75 * (1 - 1e-12)).all()
         assert abs((drawn > 1.5 * means[:, None]).mean() - 0.5**4) < 0.01  # (least / t) ** shape
 

@@ -1,5 +1,6 @@
 """Data of the package and arrays of one's own: what is read, how it is scaled, and how it is split over clients."""
 
+import npz
 import numpy as np
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from support.properties import examples
 
 from fastagg.errors import DataError
-from fastagg.sim.data import digits, npz, synthetic
+from fastagg.sim.data import digits, synthetic
 from fastagg.sim.data.federated import FederatedData, Samples, dirichlet_split
 
 from .fake_data import arrays
@@ -108,7 +109,7 @@ def written(folder, x, labels=None, **settings):
     """What a file of these training inputs, which are the test set, too, is loaded as."""
     y = np.arange(len(x)) % 2 if labels is None else labels
     np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    return npz.load(folder, clients=1, alpha=1.0, seed=0, **settings).clients[0].x.numpy()
+    return npz.load(dir=str(folder), clients=1, alpha=1.0, seed=0, **settings).clients[0].x.numpy()
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.int64])
@@ -145,7 +146,7 @@ def test_channels_are_last_unless_the_shape_or_the_key_says_first(shape, channel
 def test_arrays_are_standardised_pooled_and_split(tmp_path):
     (tmp_path / "mine").mkdir()
     np.savez(tmp_path / "mine" / "mine.npz", **arrays())
-    data = npz.load(tmp_path, clients=5, alpha=0.5, seed=0, file="mine.npz", pool=2)
+    data = npz.load(dir=str(tmp_path), clients=5, alpha=0.5, seed=0, file="mine.npz", pool=2)
     assert data.shape == (3, 4, 4) and data.classes == 4 and sum(map(len, data.clients)) == 60
     x = torch.cat([samples.x for samples in data.clients])
     assert abs(float(x.mean())) < 1e-5 and float(x.std()) == pytest.approx(1, abs=1e-3)
@@ -161,7 +162,7 @@ def test_an_npz_may_say_whose_samples_they_are(tmp_path):
     held = arrays()
     owners = np.arange(len(held["y_train"])) % 4
     np.savez(tmp_path / "data.npz", **held, client_train=owners)
-    data = npz.load(tmp_path, clients=4, alpha=0.5, seed=0)
+    data = npz.load(dir=str(tmp_path), clients=4, alpha=0.5, seed=0)
     for client, samples in enumerate(data.clients):
         assert samples.y.tolist() == held["y_train"][owners == client].tolist()
 

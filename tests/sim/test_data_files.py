@@ -5,6 +5,7 @@ import gzip
 import cifar
 import leaf
 import mnist
+import npz
 import numpy as np
 import pytest
 import shakespeare
@@ -27,6 +28,7 @@ from .fake_data import (
 )
 
 NEEDS = {
+    "npz:load": npz.NEEDS,
     "cifar:cifar10": cifar.NEEDS.format("cifar10"), "cifar:cifar100": cifar.NEEDS.format("cifar100"),
     "mnist:load": mnist.NEEDS, "leaf:femnist": leaf.NEEDS, "shakespeare:load": shakespeare.NEEDS,
 }  # fmt: skip
@@ -42,9 +44,9 @@ def test_every_section_has_a_loader_of_the_same_name():
     assert set(SECTIONS) == set(LOADERS) | {"function", "given"}  # those have code of their own
 
 
-@pytest.mark.parametrize("name", [*(name for name, kind in SECTIONS.items() if kind.needs), *NEEDS])
+@pytest.mark.parametrize("name", [*NEEDS])
 def test_absent_data_says_which_files_go_where(tmp_path, name):
-    needs = NEEDS.get(name) or SECTIONS[name].needs
+    needs = NEEDS[name]
     for folder in (None, str(tmp_path / "none")):
         with pytest.raises(DataError) as error:
             build_data(section(name, dir=folder), seed=0)
@@ -204,25 +206,26 @@ X, LABELS = mnist.IDX["x_train"], mnist.IDX["y_test"]
 OWNERS = np.arange(60) % 4
 HAMLET = ["to be or n"] * 9, ["o"] * 9
 IMAGE = [0.5] * 784
+NPZ = "npz:load"
 REFUSED = [
-    ("npz", lambda folder: None, "neither data.npz nor data/data.npz"),
-    ("npz", raw("data.npz", b"PK\x03\x04 cut off"), "not a readable npz file"),
-    *(("npz", after(npz_file(), "data.npz", lambda whole, n=n: whole[: n * len(whole) // 2]), "not a readable npz file")
+    (NPZ, lambda folder: None, "neither data.npz nor data/data.npz"),
+    (NPZ, raw("data.npz", b"PK\x03\x04 cut off"), "not a readable npz file"),
+    *((NPZ, after(npz_file(), "data.npz", lambda whole, n=n: whole[: n * len(whole) // 2]), "not a readable npz file")
       for n in (0, 1)),
-    ("npz", npz_file(y_test=None), "lacks y_test"),
-    ("npz", npz_file(y_test=np.full(20, 4)), r"y_test must be labels 0\.\.3"),
-    ("npz", npz_file(y_train=np.arange(60) - 1), r"y_train must be labels 0\.\.58, .*got -1 to 58"),
-    ("npz", npz_file(y_train=np.arange(60) % 4 + 1, y_test=np.arange(20) % 4 + 1), "1 to 4: they must count from 0"),
-    ("npz", npz_file(y_train=np.zeros(60)), "y_train must be whole numbers"),
-    ("npz", npz_file(y_test=np.zeros(20)), "y_test must be whole numbers"),
-    ("npz", npz_file(x_train=np.zeros((59, 8, 8, 3))), r"x_train \(59, 8, 8, 3\) and y_train \(60,\)"),
-    ("npz", npz_file(x_test=np.zeros((20, 9, 9, 3))), r"a sample of x_train is \(8, 8, 3\), one of x_test \(9, 9, 3\)"),
-    ("npz", npz_file(x_test=np.full((20, 8, 8, 3), np.nan)), "finite"),
-    ("npz", npz_file(x_train=np.zeros((60, 8, 8, 3))), r"data\.npz: all training inputs are equal.*nothing to learn"),
-    *(("npz", npz_file(client_train=wrong), "client_train must be the client")
+    (NPZ, npz_file(y_test=None), "lacks y_test"),
+    (NPZ, npz_file(y_test=np.full(20, 4)), r"y_test must be labels 0\.\.3"),
+    (NPZ, npz_file(y_train=np.arange(60) - 1), r"y_train must be labels 0\.\.58, .*got -1 to 58"),
+    (NPZ, npz_file(y_train=np.arange(60) % 4 + 1, y_test=np.arange(20) % 4 + 1), "1 to 4: they must count from 0"),
+    (NPZ, npz_file(y_train=np.zeros(60)), "y_train must be whole numbers"),
+    (NPZ, npz_file(y_test=np.zeros(20)), "y_test must be whole numbers"),
+    (NPZ, npz_file(x_train=np.zeros((59, 8, 8, 3))), r"x_train \(59, 8, 8, 3\) and y_train \(60,\)"),
+    (NPZ, npz_file(x_test=np.zeros((20, 9, 9, 3))), r"a sample of x_train is \(8, 8, 3\), one of x_test \(9, 9, 3\)"),
+    (NPZ, npz_file(x_test=np.full((20, 8, 8, 3), np.nan)), "finite"),
+    (NPZ, npz_file(x_train=np.zeros((60, 8, 8, 3))), r"data\.npz: all training inputs are equal.*nothing to learn"),
+    *((NPZ, npz_file(client_train=wrong), "client_train must be the client")
       for wrong in (OWNERS[1:], OWNERS - 1, OWNERS + 0.5)),
-    ("npz", npz_file(client_train=OWNERS), r"client_train names the clients 0\.\.3, and data\.clients is 2"),
-    ("npz, pooled", npz_file(), "cannot be pooled 3 by 3"),
+    (NPZ, npz_file(client_train=OWNERS), r"client_train names the clients 0\.\.3, and data\.clients is 2"),
+    ("npz:load, pooled", npz_file(), "cannot be pooled 3 by 3"),
     ("cifar:cifar10", ten(x_train=IMAGES[:TRAIN, :, :16].transpose(0, 2, 3, 1)), "a sample of x_train"),
     ("cifar:cifar10", ten(x_train=IMAGES[:TRAIN], x_test=IMAGES[TRAIN:]), r"expected uint8 \[N, 32, 32, 3\]"),
     ("cifar:cifar10", ten(y_train=np.arange(TRAIN) % 10 + 1, y_test=np.arange(10) + 1), r"labels must be 0\.\.9"),

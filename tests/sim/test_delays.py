@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fastagg.errors import DataError
 from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.by_version import ExponentialVersions, ReplayedVersions, UniformVersions, read_delays
-from fastagg.sim.clock.delays import SIZE_TIED_TABLES, THREE_CLASS_TABLES, Around, DelayModel, Exponential, SizeTied
+from fastagg.sim.clock.delays import SIZE_TIED_TABLES, THREE_CLASS_TABLES, Around, DelayModel, Drawn, SizeTied
 from fastagg.sim.clock.delays import ThreeClass as Three
 from fastagg.sim.one.build_clock import build_delays
 from fastagg.sim.one.run import run
@@ -81,14 +81,14 @@ def versions(mean: float) -> Law:
     return draw, lambda x: 1 - later(x), mean
 
 
-RATES = Exponential(seed=1, mean=5.0, clients=4000, spread=1.0)
+RATES = Drawn(seed=1, mean=5.0, clients=4000, spread=1.0)
 assert RATES.means is not None
 LAWS: dict[str, Law] = {
     **{f"three-class, {table}, {kind}": uniform(Three(60, 1, table), kind, *ranges)
        for table, classes in THREE_CLASS_TABLES.items() for kind, ranges in enumerate(classes)},
     **{f"size-tied, {table}, {kind}": uniform(SizeTied(range(20), 1, table), kind, *ranges)
        for table, classes in SIZE_TIED_TABLES.items() for kind, ranges in enumerate(classes)},
-    "exponential": exponential(5.0, lambda n: durations(Exponential(seed=3, mean=5.0), 7, n)),
+    "exponential": exponential(5.0, lambda n: durations(Drawn(seed=3, mean=5.0), 7, n)),
     **{f"exponential, client {c}": exponential(RATES.means[c], lambda n, c=c: durations(RATES, c, n))
        for c in (int(RATES.means.argmin()), int(RATES.means.argmax()))},
     "means of clients": (  # lognormal
@@ -123,7 +123,7 @@ def test_the_tables_are_those_of_the_papers() -> None:
 def test_draws_depend_on_seed_client_and_number_alone() -> None:
     def keyed(number: int) -> list[DelayModel]:
         return [
-            Exponential(number), Three(9, number), SizeTied(range(9), number),
+            Drawn(number), Three(9, number), SizeTied(range(9), number),
             Around(Always(1.0), number, speeds=(1.0, 1.0), jitter=1.0),
         ]  # fmt: skip
 
@@ -178,7 +178,7 @@ def test_a_larger_gamma_weakens_the_tie() -> None:
 
 
 def test_what_is_around_a_model_adds_its_own_and_by_default_nothing() -> None:
-    base = Exponential(seed=2, mean=3.0)
+    base = Drawn(seed=2, mean=3.0)
     assert RATES.means.mean() == pytest.approx(5.0)
     same = Around(base, 2)
     assert same.unit == base.unit and (durations(same, 2, 30) == durations(base, 2, 30)).all()
@@ -256,7 +256,7 @@ def test_from_half_of_the_run_on_the_lost_clients_never_answer(tiny, rule) -> No
         seen[simulation.uploads > late].add(client)
         if simulation.uploads == 100 and rule in ("concurrency", "all"):
             # The others fill the places, and the server forgets the tasks of the lost.
-            flying = [job.client for job in simulation.schedule.in_flight()]
+            flying = [job.client for job in simulation.schedule._clock.pending()]
             assert len(flying) == len(set(flying)) == 6  # M_c, and those who are left
             tasks = simulation.server.state_dict()["tasks"]
             assert {int(tasks["clients"][place]) for place in tasks["task_client"]} == set(flying)

@@ -15,6 +15,7 @@ from fastagg.errors import ConfigError
 from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.one.build import build_data
+from fastagg.sim.one.passed import configured
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 
@@ -44,7 +45,7 @@ def agree(simulation: Simulation) -> None:
     by_torch = LocalTrainer(simulation.module, simulation.trainer._work, simulation.config.seed)
     kind = "gradient" if simulation.server.update_kind == "gradient" else "train"
     schedule = simulation.schedule
-    for job in schedule.in_flight()[:5] or [schedule.next() for _ in range(5)]:
+    for job in schedule._clock.pending()[:5] if hasattr(schedule, "_clock") else [schedule.next() for _ in range(5)]:
         samples = simulation.data.clients[job.client]
         update, other = (
             getattr(trainer, kind)(job.task, samples, job.client, job.number)
@@ -99,7 +100,8 @@ def test_a_network_that_was_proved_is_the_one_that_is_returned(tiny: Any) -> Non
     """What a run prints and what torch finds with the model that it returns are one accuracy."""
     network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(288), nn.Linear(288, 10))
     work = {"lr": 0.3, "batch_size": 500, "epochs": 5}  # of all samples, so that no batch has one
-    simulation = Simulation(tiny({"client": work, "run.uploads": 60}), model=lambda shape, classes: network)
+    given = {"model": lambda shape, classes: network}
+    simulation = Simulation(configured(tiny({"client": work, "run.uploads": 60}), given))
     assert isinstance(simulation.trainer, FusedTrainer)
     while simulation.done() < 1:
         simulation.step()
@@ -118,13 +120,3 @@ def test_a_batch_of_one_is_refused_where_torch_refuses_it(tiny: Any) -> None:
     size = len(data.clients[3])
     with pytest.raises(ConfigError, match=r"client\.batch_size: client \d+ has \d+ samples and so a batch of one"):
         run(tiny({"client.batch_size": size - 1, "participation": {"rule": "all"}}), model=network)
-
-
-def test_an_exception_in_a_thread_comes_out_and_the_threads_end(tiny: Any) -> None:
-    def broken(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        raise ValueError("no such picture")
-
-    data = build_data(tiny().data, 0)
-    data = replace(data, clients=[replace(samples, augment=broken) for samples in data.clients])
-    with pytest.raises(ValueError, match="no such picture"):
-        run(tiny(), data=data, workers=2)

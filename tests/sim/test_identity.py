@@ -44,7 +44,7 @@ def folder(tiny, tmp_path):
     arrays = {"x_train": digits.x.numpy(), "y_train": labels, "x_test": digits.x.numpy(), "y_test": labels}
     np.savez(here / "data.npz", **arrays)
     changes = {
-        **SHORT, "data": {"name": "npz", "dir": str(here), "clients": 3}, "participation": {"rule": "all"},
+        **SHORT, "data": {"name": "npz:load", "dir": str(here), "clients": 3}, "participation": {"rule": "all"},
         "model": {"name": "mine_:model"}, "own.change": "mine_:change",
         "delay": {"name": "measured", "file": str(here / "times.csv")},
     }  # fmt: skip

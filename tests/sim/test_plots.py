@@ -2,14 +2,13 @@ import struct
 
 import pytest
 
-from fastagg.errors import ConfigError
 from fastagg.sim.many.groups import grouped
 from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.plots import curves
 from fastagg.sim.show.series import time_scale
-from fastagg.sim.show.style import check_format, look, marks, save
+from fastagg.sim.show.style import look, marks, save
 
 
 @pytest.fixture
@@ -43,12 +42,6 @@ def test_the_file_is_a_png_of_the_promised_size(drawn, tmp_path):
 def test_the_suffix_says_the_format(drawn, tmp_path, suffix, magic):
     save(drawn(), tmp_path / f"plot.{suffix}")
     assert (tmp_path / f"plot.{suffix}").read_bytes().startswith(magic)
-
-
-def test_an_unknown_format_is_refused_by_name():
-    assert check_format("pdf") == "pdf"
-    with pytest.raises(ConfigError, match=r"--format.*'jpeg'"):
-        check_format("jpeg")
 
 
 def test_accuracy_begins_at_zero_and_ends_above_every_point(drawn):

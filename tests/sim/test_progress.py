@@ -10,18 +10,18 @@ import pytest
 from rich.console import Console
 from support.stderr import said
 
+from fastagg.cli import bars
+from fastagg.cli.bars import CellsBar, ProgressBar
 from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show import progress
-from fastagg.sim.show.progress import CellsBar, ProgressBar
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Return a list whose only number is the time in seconds."""
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bars.time, "monotonic", lambda: now[0])
     return now
 
 

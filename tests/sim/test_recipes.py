@@ -1,7 +1,8 @@
 import pytest
 
+from fastagg.cli import demo
 from fastagg.errors import ConfigError
-from fastagg.sim.recipes import demo, load, names
+from fastagg.sim.recipes import load, names
 from fastagg.sim.recipes.config import to_toml
 
 

@@ -50,7 +50,7 @@ def test_data_and_model_go_together(folder, data, model):
         pytest.importorskip("peft")
         if not (folder / "bert-base-uncased").is_dir():
             write_models(folder)
-    if data.in_files:
+    if hasattr(data, "dir"):
         data = data.model_copy(update={"dir": str(folder)})
     federation = build_data(data, seed=0)
     assert len(federation.clients) == data.clients

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show.findings import comparison_csv, time_table
+from fastagg.sim.show.findings import comparison_csv
 
 
 @pytest.fixture
@@ -18,12 +18,6 @@ def result(group):
         return replace(one, summary=one.summary | {"wall_seconds": wall, "time_to_target": 12.34} | changes)
 
     return build
-
-
-def test_the_table_of_times_has_seconds_and_shares(result):
-    sheet = time_table([("Tiny", result().summary["wall_seconds"])])
-    assert sheet.headings == ["method", "training", "server", "evaluation", "setup", "other", "total"]
-    assert sheet.rows == [["Tiny", "2.00  50%", "0.50  12%", "0.50  12%", "0.25   6%", "0.75  19%", "4.00"]]
 
 
 def test_the_comparison_reads_back(result):

@@ -32,7 +32,6 @@ TORCH = {"run.fused": False}
 ALL = {"participation": {"rule": "all"}}
 GRADIENTS = {**ALL, "client.steps": 1, "client.batch_size": 8}
 CLIENTS = {"dropout.share": 0.4, "delay.suspension": 0.3}
-BEFORE = {"delay.counting": "authors", "delay.start": "before"}
 UPLOADS = 30
 CASES = {
     "FADAS": {**CLIENTS, "algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3, "delay_threshold": 2}},
@@ -66,7 +65,6 @@ CASES = {
         "dropout.share": 0.4,
     },
     "sent at the flush": {"delay.counting": "authors"},
-    "from the version before": {**BEFORE, "model.name": "cnn", "model.widths": [4, 4]},
     "measured": {"delay": {"name": "measured"}},
     "measured, recorded": {"delay": {"name": "measured", "order": "recorded"}},
     "made before it is due": {
@@ -127,7 +125,7 @@ def full(*args):
 SELDOM = 4  # updates between two checkpoints
 
 
-def stopped(config, out, way, updates, workers=None) -> tuple[float, int]:
+def stopped(config, out, way, updates) -> tuple[float, int]:
     """Let a run go on for so many updates. Return the share where it began, and how many updates were kept."""
     with pytest.MonkeyPatch.context() as patch:
         acts = {
@@ -139,7 +137,7 @@ def stopped(config, out, way, updates, workers=None) -> tuple[float, int]:
             patch.setattr(Folder, "due", lambda folder: len(stop.shares) % SELDOM == 0)
             kept -= updates % SELDOM
         try:
-            result = run(config, out, stop, resume="go on", workers=workers)
+            result = run(config, out, stop, resume="go on")
             assert way == "Ctrl-C" and result.summary["interrupted"]
         except (Killed, CheckpointError, DataError) as error:
             assert isinstance(error, Killed) == way.startswith("killed"), error
@@ -148,10 +146,10 @@ def stopped(config, out, way, updates, workers=None) -> tuple[float, int]:
     return stop.shares[0], kept
 
 
-def ended(config, out, workers=None) -> float:
+def ended(config, out) -> float:
     """Let a run go on to its end. Return the share where it began."""
     stop = Stop(10**9)
-    run(config, out, stop, resume="go on", workers=workers)
+    run(config, out, stop, resume="go on")
     return stop.shares[0]
 
 
@@ -178,27 +176,21 @@ WAYS = ["killed", "killed, with few checkpoints", "Ctrl-C", "a full disk"]
 
 
 @pytest.mark.parametrize("name", CASES)
-@example(stops=[("killed, with few checkpoints", 9, 2)], last=2)
+@example(stops=[("killed, with few checkpoints", 9)])
 @examples(  # a failing one is small already, and to shrink it takes minutes
     2, suppress_health_check=[HealthCheck.function_scoped_fixture], phases=[Phase.explicit, Phase.generate]
 )
-@given(
-    stops=st.lists(
-        st.tuples(st.sampled_from(WAYS), st.integers(0, 14), st.sampled_from([None, 2])), min_size=1, max_size=2
-    ),
-    last=st.sampled_from([None, 2]),
-)
+@given(stops=st.lists(st.tuples(st.sampled_from(WAYS), st.integers(0, 14)), min_size=1, max_size=2))
 def test_stopped_anywhere_in_any_way_it_ends_bit_identical_and_repeats_nothing_that_was_kept(
-    tiny, whole, tmp_path_factory, name, stops, last
+    tiny, whole, tmp_path_factory, name, stops
 ):
     config, unbroken = whole(name, tiny)
     out, done = tmp_path_factory.mktemp("cut"), 0
-    threads = "run.fused" not in CASES[name]  # torch trains one client at a time
-    for way, updates, workers in stops:
-        began, kept = stopped(config, out, way, updates, workers if threads else None)
+    for way, updates in stops:
+        began, kept = stopped(config, out, way, updates)
         assert began == done / UPLOADS
         done += kept
-    assert ended(config, out, last if threads else None) == done / UPLOADS
+    assert ended(config, out) == done / UPLOADS
     same(unbroken, out)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.sampling import Available, BySamples, read_traces
-from fastagg.sim.one.passed import Passed, given
+from fastagg.sim.one.passed import configured
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 
@@ -61,30 +60,30 @@ def changes_of(rule, folder, period=10.0):
 @pytest.mark.parametrize("rule", ["concurrency", "all", "round"])
 def test_nobody_is_sent_the_model_when_the_trace_says_no(rule, tmp_path, tiny):
     traces, changes = changes_of(rule, tmp_path)
-    config, own = given_law(tiny, changes)
-    with closing(Simulation(config, own=own)) as simulation:
-        seen, training = Counter(), Counter()
-        for _ in range(60):
-            job = simulation.schedule.next()
-            sent = (simulation.schedule.now - 1.0) % 10.0
-            assert any(begin <= round(sent, 9) < end for begin, end in traces[job.client]), (job.client, sent)
-            seen[job.client] += 1
-            simulation.server.receive(job.client, job.task.flat * 0, version=job.task.version, num_samples=1)
-            simulation.schedule.arrived(job)
-            training[len(simulation.schedule.in_flight())] += 1
-        assert len(seen) == 4 and max(training) <= (4 if rule == "all" else 2)
+    config = given_law(tiny, changes)
+    simulation = Simulation(config)
+    seen, training = Counter(), Counter()
+    for _ in range(60):
+        job = simulation.schedule.next()
+        sent = (simulation.schedule.now - 1.0) % 10.0
+        assert any(begin <= round(sent, 9) < end for begin, end in traces[job.client]), (job.client, sent)
+        seen[job.client] += 1
+        simulation.server.receive(job.client, job.task.flat * 0, version=job.task.version, num_samples=1)
+        simulation.schedule.arrived(job)
+        training[len(simulation.schedule._clock.pending())] += 1
+    assert len(seen) == 4 and max(training) <= (4 if rule == "all" else 2)
 
 
 def given_law(tiny, changes):
     own = Own(delay=lambda client, number, steps, rng: 1.0)
-    return given(tiny(changes), Passed(own=own)), own
+    return configured(tiny(changes), {"own": own})
 
 
 @pytest.mark.parametrize(("rule", "words"), [("concurrency", "no client is available"), ("round", "never available")])
 def test_a_trace_that_ends_ends_the_run_by_name(rule, words, tmp_path, tiny):
-    config, own = given_law(tiny, changes_of(rule, tmp_path, None)[1])
+    config = given_law(tiny, changes_of(rule, tmp_path, None)[1])
     with pytest.raises(ConfigError, match=words):
-        run(config, own=own)
+        run(config)
 
 
 def test_traces_that_are_none_are_refused_with_their_line(tmp_path):

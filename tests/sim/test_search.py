@@ -8,8 +8,9 @@ import math
 import pytest
 
 from fastagg import sim
+from fastagg.cli.keys import parse_range
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.sim.many.search import FIRST_SEED, Range, parse
+from fastagg.sim.many.search import SEED, Range
 
 pytest.importorskip("optuna")
 
@@ -37,7 +38,7 @@ def test_each_method_gets_the_best_of_its_own_trials_and_all_have_as_many(tmp_pa
         assert all(result.config.client.lr == float(best["client.lr"]) for result in group.results)
         assert group.seeds == [0, 1] and all(0.003 <= float(line["client.lr"]) <= 1.0 for line in own)
     runs = sorted(path.name for path in tmp_path.glob("search/*/*/seed*"))
-    assert set(runs) == {f"seed{FIRST_SEED}"} and len(runs) == 6, "no trial has a seed that is compared"
+    assert set(runs) == {f"seed{SEED}"} and len(runs) == 6, "no trial has a seed that is compared"
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     again = searched(tmp_path)
     assert [group.results[0].rows for group in again.groups] == [group.results[0].rows for group in found.groups]
@@ -59,14 +60,14 @@ def test_a_trial_that_fails_counts_for_nothing_and_a_method_without_any_is_named
     [("client.lr=0.01..1", Range(0.01, 1)), ("a.b = 1..20", Range(1, 20)), ("a=-1e-3..0.5", Range(-0.001, 0.5))],
 )
 def test_a_range_on_the_command_line(text, span):
-    assert parse(text)[1] == span and parse(text)[1].whole == (text.startswith("a.b"))
+    assert parse_range(text)[1] == span and parse_range(text)[1].whole == (text.startswith("a.b"))
 
 
 @pytest.mark.parametrize("text", ["client.lr", "client.lr=1", "client.lr=2..1", "=1..2", "lr=a..b", "lr=1..inf",
                                   "lr=nan..1"])  # fmt: skip
 def test_a_range_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match=r"--search: expected KEY=LOW..HIGH"):
-        parse(text)
+        parse_range(text)
 
 
 def test_a_key_is_compared_or_searched_and_not_both(tmp_path):

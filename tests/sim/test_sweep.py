@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from fastagg.cli.keys import parse_choices
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.many.cells import cells, run_cells
 from fastagg.sim.many.compare import compare
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.recipes.config import parse_choices
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.progress import Watcher
 
@@ -150,9 +150,10 @@ def test_a_folder_with_another_run_is_refused_unless_it_may_be_replaced(recipe, 
 
 
 def test_a_missing_data_folder_is_said_once_and_before_anything_runs(recipe, tmp_path):
-    missing = cells(["cifar8-quick", recipe], {}, {}, 1)
+    nowhere = {"data.dir": str(tmp_path / "nowhere")}
+    missing = [*cells([recipe], {}, {}, 1), *cells(["cifar8-quick"], nowhere, {}, 1)]
     watcher = Silent()
-    with pytest.raises(DataError, match="name it with --data-dir"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         compare(missing, tmp_path / "out", watcher)
     assert watcher.told == [] and not (tmp_path / "out").exists()
 

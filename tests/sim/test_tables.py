@@ -4,6 +4,7 @@ from importlib.resources import files
 
 import pytest
 
+from fastagg.cli.catalogue import catalogue
 from fastagg.errors import ConfigError
 from fastagg.registry import presets
 from fastagg.sim import recipes
@@ -11,7 +12,6 @@ from fastagg.sim.clients.own import Own
 from fastagg.sim.one.build import build_distillation, build_server, check_clients, distils
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.recipes import tables
-from fastagg.sim.recipes.catalogue import catalogue
 from fastagg.sim.recipes.tables import Table, load, merge
 
 BASE = """
@@ -201,7 +201,7 @@ def test_the_papers_numbers_belong_to_cells(name):
 @pytest.mark.parametrize("name", [n for n in tables.names() if not n.endswith("-small") and "fedecho" not in n])
 def test_every_table_has_a_small_twin_that_needs_no_files(name):
     data = [cell.config.data for cell in load(name).cells]
-    if not any("dir" in one.model_dump() for one in data) or {one.name for one in data} == {"npz"}:
+    if not any("dir" in one.model_dump() for one in data) or {one.shown for one in data} == {"npz:load"}:
         return  # its own data is always there, or it is of the size of a desk itself
     assert f"{name}-small" in tables.names()
 
@@ -214,7 +214,7 @@ def test_small_twins_need_no_files(name):
 def test_the_packages_own_tables_need_no_files_and_no_checkout(monkeypatch):
     monkeypatch.setattr(recipes, "_places", lambda folder: iter([files(recipes.__name__).joinpath(folder)]))
     assert "fedecho-table2-small" in tables.names() and "fadas-table2" not in tables.names()
-    assert all(not cell.config.data.in_files for name in tables.names() for cell in load(name).cells)
+    assert all(not hasattr(cell.config.data, "dir") for name in tables.names() for cell in load(name).cells)
     with pytest.raises(ConfigError, match=r"no recipe 'fadas-table2'.*reproduction/ of fastagg's repository"):
         load("fadas-table2")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -32,6 +33,7 @@ _IGNORED = {
     "min_train_nodes": "there are no rounds to sample nodes for; min_available_nodes says how many must be online",
 }
 _OF_EVALUATION = ("min_evaluate_nodes", "evaluate_metrics_aggr_fn")
+Config = Callable[[int, int], ConfigRecord]  # of a version and a node
 _ROUNDS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 
 
@@ -110,7 +112,7 @@ class AsyncStrategy(FedAvg):
         initial_arrays: ArrayRecord,
         num_rounds: int | None = 3,
         timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
+        train_config: ConfigRecord | Config | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
         *,
@@ -119,7 +121,9 @@ class AsyncStrategy(FedAvg):
         """Train until the model has stepped ``num_rounds`` times, or has taken ``num_updates`` updates.
 
         Args:
-            grid, initial_arrays, train_config: as in Flower.
+            grid, initial_arrays: as in Flower.
+            train_config: as in Flower; or a function of ``(version, node)`` that returns it, for schedules, or local
+                steps of a node.
             num_rounds: versions. None: no limit.
             timeout: seconds that a node has for one task.
             evaluate_config: for ``evaluate_clients_every``.
@@ -209,13 +213,13 @@ class _Run:
     since: list[RecordDict] = field(default_factory=list)  # metrics of the updates since the last version
 
     def begin(
-        self, initial: ArrayRecord, config: ConfigRecord | None, evaluate_config: ConfigRecord | None,
+        self, initial: ArrayRecord, config: ConfigRecord | Config | None, evaluate_config: ConfigRecord | None,
         evaluate: Evaluate | None,
     ) -> Server:  # fmt: skip
         """Make the server, or load it from the checkpoint."""
         strategy = self.strategy
         self.server = models.made(strategy._make, read(initial), rounds=False)
-        self.config, self.online = config or ConfigRecord(), list[int]()
+        self.config, self.online = ConfigRecord() if config is None else config, list[int]()
         self.nodes = Nodes(self.server.num_clients, strategy.choose)
         self.book = Book[str, int](self.server, time.monotonic)  # by message id
         function = None if evaluate is None else lambda version, model: evaluate(version, _record(model))
@@ -261,7 +265,7 @@ class _Run:
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in chosen:
             task = self.server.dispatch(client)
-            stated = {**self.config, "server-round": task.version + 1}
+            stated = {**self._config(task.version, node), "server-round": task.version + 1}
             records = tasks.content(task, arrays, stated, keys)
             messages.append(Message(records, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(task.version)))
             going.append((node, task))
@@ -271,6 +275,14 @@ class _Run:
             if not message_id:
                 self._give_up(message_id, "the message could not be sent")
         return bool(pushed)
+
+    def _config(self, version: int, node: int) -> ConfigRecord:
+        if isinstance(self.config, ConfigRecord):
+            return self.config
+        found = self.config(version, node)
+        if not isinstance(found, ConfigRecord):
+            raise ConfigError(_checks.wrong("train_config: the function's result", "a ConfigRecord", found))
+        return found
 
     # -- in ------------------------------------------------------------------------------------------------------
 
@@ -301,6 +313,8 @@ class _Run:
         session.note([one.who], [outcome])
         if not isinstance(outcome, Receipt):
             return
+        for metrics in tasks.of_kind(message.content, MetricRecord).values():
+            session.reported(outcome.client, outcome.version, metrics)
         self.since.append(tasks.noted(message.content, message.metadata.src_node_id, outcome))
         log.info(
             "fastagg: update %d: client %s, from version %d, delay %d, version %d",

@@ -12,6 +12,7 @@ from flwr.app.message.typeddict import TypedDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+from torch import Tensor
 
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed, ShapeMismatch, UpdateTooLarge
 from fastagg.integrations import replies
@@ -27,6 +28,7 @@ log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown wher
 VERSION = "fastagg-version"  # in the one ConfigRecord of a task; may be sent back, in any ConfigRecord
 STEPS = "fastagg-local-steps"  # there too, where the rule decides them (AsyncFedED)
 CONTROL = "control"  # the ArrayRecord of FedAC's control variate, there and back
+EXTRA = "extra"  # the ArrayRecord of what a rule of the user's own sends, and takes, besides
 WHO = "fastagg"  # the ConfigRecord that says whose metrics these are, to the function that averages them
 _LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # its time was over
 _AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory,
@@ -87,7 +89,9 @@ def config(task: Dispatch, stated: Mapping[str, object]) -> ConfigRecord:
 def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
     """A task as a client gets it. One ArrayRecord and one ConfigRecord, as Flower's mods expect; two with FedAC."""
     records: dict[str, ArrayRecord | ConfigRecord] = {keys[0]: arrays, keys[1]: config(task, stated)}
-    if task.control is not None:
+    if task.extra:
+        records[EXTRA] = write(task.extra)
+    elif isinstance(task.control, Tensor):
         records[CONTROL] = write([task.control])
     return RecordDict(records)
 
@@ -128,6 +132,7 @@ def _read(server: Server, message: Message, samples: str) -> Reply | FastaggErro
 def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
     sent = of_kind(reply, ArrayRecord)
     control = next(iter(read(sent.pop(CONTROL, {})).values()), None)
+    extra = read(sent.pop(EXTRA)) if EXTRA in sent else None
     if len(sent) != 1:
         raise ShapeMismatch(f"expected one ArrayRecord, got {sorted(sent)}")
     stated: dict[str, object] = {}
@@ -137,7 +142,7 @@ def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
     if not counts and server.weighting == "samples":
         raise ConfigError(f"the reply has no {samples!r} in a MetricRecord, by which this server weighs clients")
     arrays = formed(server, read(next(iter(sent.values()))))
-    return Reply.read(arrays, stated, samples=counts[0] if counts else None, control=control)
+    return Reply.read(arrays, stated, samples=counts[0] if counts else None, control=control, extra=extra)
 
 
 def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:

@@ -30,6 +30,7 @@ from fastagg.server.server import Outcome
 from fastagg.storage import memory
 
 PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)
+EXTRA = "fastagg_extra"  # meta of tasks and replies: what a rule of the user's own sends and takes besides, by name
 LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)
 
 
@@ -127,7 +128,9 @@ class Traffic:
         rounds = {"current_round": number}
         if self.versions is not None:
             rounds |= {"start_round": self.first, "total_rounds": self.versions}
-        meta = {} if task.local_steps is None else {LOCAL_STEPS: task.local_steps}
+        meta: Plain = {} if task.local_steps is None else {LOCAL_STEPS: task.local_steps}
+        if task.extra:
+            meta[EXTRA] = {name: array.cpu().numpy() for name, array in task.extra.items()}
         return FLModel(ParamsType.FULL, dict(task.views), meta=meta, **rounds)
 
     def take(self, client: str, reply: FLModel) -> Outcome:
@@ -192,6 +195,7 @@ class Traffic:
                     self.log(f"fastagg: client {one.who}: refused: {outcome}")
                     continue
                 self._window.add(one.task, reply.metrics)
+                self.session.reported(one.who, outcome.version, reply.metrics)
                 step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
                 what = f"update from version {one.task.version} taken, delay {outcome.delay}"
                 self.log(f"fastagg: client {one.who}: {what}: {step}")
@@ -276,7 +280,7 @@ class Traffic:
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Reply:
         whole = bool(reply.params_type == ParamsType.FULL)
         usual = "model" if whole else "difference"
-        more = {"samples": self._weight(client, reply), "metrics": reply.metrics}
+        more = {"samples": self._weight(client, reply), "metrics": reply.metrics, "extra": reply.meta.get(EXTRA)}
         read = Reply.read(reply.params, reply.meta, prefix=PREFIX, kind=usual, **more)
         if read.kind != usual:  # a gradient, or what receive() takes
             return read

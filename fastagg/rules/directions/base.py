@@ -6,8 +6,8 @@ remembers updates: it plans, runs and commits a step in one native call. Python 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from fastagg._build import native
 from fastagg._types import Move, Native, Plain, State
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.registry import Part
+from fastagg.rules import given
 from fastagg.rules.names import Kind, words
 from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Facts, Staleness
@@ -67,6 +68,7 @@ class Arrival(NamedTuple):
     statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
     room: int = 1  # how many more updates make a step, this one among them
     total: float = 0.0  # what those in the buffer count for
+    facts: Facts | None = None  # for a direction of the user's own
 
 
 class Findings(Protocol):
@@ -157,6 +159,8 @@ class Direction(Part):
         buffered: whether a step uses several updates, so that a round can be closed early.
         reads_momentum: whether an update is combined with the optimizer's m.
         in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
+        counts: whether :class:`fastagg.Facts` must hold how often a client has taken part.
+        takes: what clients send besides an update, ``receive(..., extra=)``: names and numbers of elements; None: d.
         clients: number of clients, if the direction keeps data for each; else None.
     """
 
@@ -169,6 +173,8 @@ class Direction(Part):
     buffered: ClassVar[bool] = False
     reads_momentum: ClassVar[bool] = False
     in_kernels: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
+    takes: ClassVar[Mapping[str, int | None]] = {}
 
     def __post_init__(self) -> None:
         _checks.one_of("kind", self.kind, KINDS)
@@ -205,13 +211,19 @@ class Direction(Part):
 
         Args:
             update: fp32 [d], already clipped and weighted. Do not change it.
-            facts: the client, the version and the delay of the update.
+            facts: see :class:`fastagg.Facts`.
             state: what this method returned last. {} at first.
 
         Returns:
             The direction, fp32 [d], with the sign of the updates, or None to wait for more updates; and the new state.
         """
         raise NotImplementedError(f"{type(self).__name__} is no direction of its own")
+
+    def send(self, client: int | str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what goes with a client's next task besides the model (:attr:`fastagg.Dispatch.extra`): tensors by
+        name, which nobody changes afterwards. ``state`` is what :meth:`combine` returned last; it has what the server
+        keeps of each client, under names of your choice."""
+        return {}
 
     def start(self, material: Material) -> DirectionState:
         """The state of a new server.
@@ -273,18 +285,17 @@ class OwnState(DirectionState):
         self.tensors = {}
 
     def before(self, arrival: Arrival, found: Findings) -> None:
-        update = arrival.update.flat(torch.float32)
+        update, rule, material = arrival.update.flat(torch.float32), self.setting, self.material
         factor = arrival.gain * arrival.weight
-        facts = Facts(
-            arrival.client, arrival.version, arrival.now - arrival.version, arrival.update, 1.0,
-            ops.inspect(arrival.update).norm, None, share=arrival.share,
-        )  # fmt: skip
-        along, state = self.setting.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
-        found.moves = [(self, "tensors", _checked(state, "state"))]
+        assert arrival.facts is not None
+        facts = replace(arrival.facts, gain=1.0, norm=ops.inspect(arrival.update).norm, share=arrival.share)
+        answer = rule.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
+        along, state = given.pair(rule, "combine", answer)
+        found.moves = [(self, "tensors", state)]
         if along is None:
             found.waits = True
             return
-        pieces = Pieces([_vector(along, self.material, "combine")])
+        pieces = Pieces([given.vector(rule, "combine", along, material.size, material.device)])
         seen = ops.inspect(pieces)
         if not seen.finite:
             raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
@@ -292,6 +303,10 @@ class OwnState(DirectionState):
         found.update, found.norm = pieces, seen.norm
         found.weight = found.share = 1.0
         found.unclipped = True
+
+    def sent(self, client: int | str) -> dict[str, Tensor]:
+        """What goes with a task."""
+        return given.tensors(self.setting, "send", self.setting.send(client, dict(self.tensors)))
 
     def memory(self) -> dict[str, int]:
         return {"direction": sum(tensor.nbytes for tensor in self.tensors.values())}
@@ -301,23 +316,6 @@ class OwnState(DirectionState):
 
     def load_state_dict(self, state: State) -> None:
         self.tensors = {str(k): v.to(self.material.device, copy=True) for k, v in state["tensors"].items()}
-
-
-def _vector(found: object, material: Material, hook: str) -> Tensor:
-    if (
-        isinstance(found, Tensor)
-        and found.dtype is torch.float32
-        and tuple(found.shape) == (material.size,)
-        and found.device == material.device
-    ):
-        return found.detach().contiguous()
-    raise ConfigError(f"{hook}: expected a float32 vector of {material.size} elements, got {found!r:.200}")
-
-
-def _checked(state: object, what: str) -> dict[str, Tensor]:
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise ConfigError(f"{what}: expected a dict of tensors, got {state!r:.200}")
-    return state
 
 
 def resummation_of(cache: ClientCache, material: Material) -> Native:

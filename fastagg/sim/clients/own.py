@@ -36,6 +36,8 @@ class Own:
             :class:`~fastagg.sim.clients.client.Turn`. ``state`` is what this client returned last, None at first:
             numbers, text, tensors, and lists, tuples and dicts of them. It is copied, and saved with the run.
             ``update`` is like ``task.delta(model)``. Parameters that it leaves out do not change, and cost no bytes.
+            For a rule of your own that takes more, return ``(update, state, extra)``, with tensors by name in
+            ``extra``; ``task.extra`` is what that rule sent.
             Torch's random numbers are seeded. Clients train one after the other in the run's own process.
         loss: ``loss(outputs, labels)``, the mean over a batch. Labels may then be fp32, too.
         metric: ``metric(outputs, labels) -> float`` of a whole test set; more is better. It is recorded as accuracy.
@@ -68,17 +70,16 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def chosen(config: c.Config, given: Own | None) -> Own:
+def chosen(config: c.Config) -> Own:
     """Return the functions of a run: those of a program, and those that the recipe names. ConfigError without one."""
-    found: dict[str, Any] = {name: getattr(given, name) for name in NAMES} if given is not None else {}
+    found: dict[str, Any] = {}
     keywords = {"train": config.own.keywords, "delay": getattr(config.delay, "keywords", {})}
     for name in NAMES:
         key, named = KEYS.get(name, f"own.{name}"), _named(config, name)
-        if found.get(name) is None and named is not None:
-            if named == "given":
+        if named is not None:
+            if named == "given" and key not in config.held:
                 raise ConfigError(f"{key}: it is passed by a program: fastagg.sim.run(config, own=Own({name}=...))")
-            found[name] = functions.find(named, key)
-        if found.get(name) is not None:
+            found[name] = config.held[key] if named == "given" else functions.find(named, key)
             functions.fits(found[name], key, *ARGUMENTS.get(name, ("outputs", "labels")), **keywords.get(name, {}))
             found[name] = partial(found[name], **keywords[name]) if keywords.get(name) else found[name]
     if config.own.keywords and found.get("train") is None:
@@ -103,9 +104,10 @@ class OwnTrainer(LocalTrainer):
     def __init__(self, module: nn.Module, work: LocalWork, seed: int, own: Own) -> None:
         super().__init__(module, work, seed, own.loss)
         assert own.train is not None
-        self._train, self._draws = own.train, True
+        self._train, self._draws, self._arrays = own.train, True, {}  # it may put other parameters into the module
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
+        self.extra: dict[str, Tensor] | None = None  # what the last client sent besides its update
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         with self.turn(task, client, number) as turn:
@@ -113,9 +115,11 @@ class OwnTrainer(LocalTrainer):
         for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # it may have frozen some
             parameter.requires_grad_(trains)
             parameter.grad = None
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise ConfigError(f"own.train: expected a pair (update, state), got a {type(found).__name__}")
-        update, state = found
+        if not isinstance(found, tuple) or len(found) not in (2, 3):
+            what = "(update, state) or (update, state, extra)"
+            raise ConfigError(f"own.train: expected {what}, got a {type(found).__name__}")
+        update, state = found[:2]
+        self.extra = arrays(found[2], "own.train: extra") if len(found) == 3 else None
         self.states[client] = _kept(state)
         return arrays(update, "own.train")
 
@@ -152,13 +156,6 @@ class Way:
         self._module, self._layout, self._work, self._seed, self._own = module, layout, work, seed, own
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         self.whole = 4 * layout.size + sum(buffer.nbytes for buffer in module.buffers())  # bytes of a whole update
-
-    def moved(self, update: Update, origin: Dispatch, task: Dispatch) -> Update:
-        """Make the difference of a trained model to ``origin`` that to ``task``."""
-        if isinstance(update, ModelState):
-            return update._replace(flat=update.flat + (origin.flat - task.flat))
-        old, new = origin.views, task.views
-        return {n: a + (old[n] - new[n]) if n in self._shapes else a for n, a in update.items()}
 
     def __call__(self, update: Update, task: Dispatch, client: int, number: int) -> tuple[Update, int]:
         """Return the update as the server takes it, and the bytes that it had on its way."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fastagg._build import native
-from fastagg.sim.clients.translate import Table, Untranslated
+from fastagg.sim.clients.translate import Untranslated
 from fastagg.storage import memory
 
 SAMPLES = 8  # of a batch that are compared
 Facts = dict[str, Tensor]
 
 
-def prove(module: nn.Module, layers: Table, table: native.Table, x: Tensor, y: Tensor) -> None:
+def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
     """Compare outputs in evaluation, all gradients of a batch, and running statistics afterwards.
 
     The weights and statistics are those of the module, a little away from there: weights of zeros prove nothing. What
@@ -27,7 +26,7 @@ def prove(module: nn.Module, layers: Table, table: native.Table, x: Tensor, y: T
         x, y: fp32 and int64, a batch: its inputs [samples, *shape] and its labels [samples].
 
     Raises:
-        Untranslated: they differ, or torch cannot train the module on the batch. The message names the layer.
+        Untranslated: they differ, or torch cannot train the module on the batch. The message says what differs first.
     """
     try:
         module = deepcopy(module)
@@ -40,7 +39,7 @@ def prove(module: nn.Module, layers: Table, table: native.Table, x: Tensor, y: T
         raise Untranslated(f"torch cannot train it on a first batch ({type(error).__name__}: {error})") from error
     for name in found:
         if not _agree(found[name], exact[name], rough[name]):
-            where = name if name != "outputs" else _first_difference(module, layers, x)
+            where = "its outputs" if name == "outputs" else name
             raise Untranslated(f"the table of its layers does something else than the module, first at {where}")
 
 
@@ -89,7 +88,7 @@ def _by_table(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> F
     table.train(
         start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(x),
         order=(order.data_ptr(), [len(x)]), lr=0.0, momentum=0.0, weight_decay=0.0,
-        mu=0.0, gradient=True, out=slopes.data_ptr(), crew=None, kept=None,
+        mu=0.0, gradient=True, out=slopes.data_ptr(),
     )  # fmt: skip
     facts = {"outputs": outputs}
     for arrays, flat in ((buffers, statistics), (parameters, slopes)):
@@ -104,25 +103,3 @@ def _evaluate(table: native.Table, start: Tensor, statistics: Tensor, x: Tensor)
         outputs=found.data_ptr(),
     )  # fmt: skip
     return found
-
-
-def _first_difference(module: nn.Module, layers: Table, x: Tensor) -> str:
-    """Return the name of the first layer whose means over an image are others in the module."""
-    seen: Facts = {}
-    named = {image: name for image, name in layers.names.items() if name}
-    for name in named.values():
-        keep = partial(lambda name, layer, given, found: seen.update({name: found.clone()}), name)
-        module.get_submodule(name).register_forward_hook(keep)
-    with torch.no_grad():
-        module.eval()(x)
-    start, statistics = _flat(dict(module.named_parameters())), _flat(_statistics(module))
-    for image, name in sorted(named.items()):
-        whole = {"kind": "mean_pool", "input": image, "kernel": layers.shapes[image][1:]}
-        table = native.Table(
-            shape=layers.shape, layers=[*layers.layers[:image], whole], batch=len(x), squares=False,
-            parameters=len(start), buffers=len(statistics),
-        )  # fmt: skip
-        exact = seen[name].reshape(len(x), *layers.shapes[image]).mean((2, 3))
-        if not _agree(_evaluate(table, start, statistics, x.contiguous()), exact, exact):
-            return f"the layer {name} ({type(module.get_submodule(name)).__name__})"
-    return "its outputs"

@@ -40,7 +40,6 @@ class Table:
         shape: of an input, as (channels, height, width).
         layers: one dict each.
         shapes: of the images; the one behind the i-th layer is the number i + 1.
-        names: of the modules whose outputs the images are, by number; empty for a function's.
         counters: how many counters of batches the module has.
 
     Raises:
@@ -54,7 +53,6 @@ class Table:
         self.shape: Shape = tuple(shape) if len(shape) == 3 else (shape[0], 1, 1)
         self.layers: list[Plain] = []
         self.shapes = [self.shape]
-        self.names: dict[int, str] = {}
         self._flat: dict[int, int] = {}  # images whose numbers lie in torch's order in another one
         buffers = dict(module.named_buffers())
         statistics = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
@@ -122,8 +120,6 @@ class Table:
             return inputs[0]._replace(vector=True)
         else:
             raise Untranslated(f"the table has no layer for {called} with these arguments")
-        if value.image != inputs[0].image or layer is nn.ReLU:
-            self.names[value.image] = str(node.target) if layer is not None else ""
         return value
 
     def append(self, kind: str, source: Value, shape: Shape, **more: Foreign) -> Value:

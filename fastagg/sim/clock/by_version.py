@@ -122,10 +122,6 @@ class VersionSchedule:
     def now(self) -> float:
         return float(self._arrivals)
 
-    def in_flight(self) -> list[Job]:
-        """Return nothing: each arrival draws which of the open tasks is answered."""
-        return []
-
     def start(self) -> None:
         self._send(self._server.version)
 

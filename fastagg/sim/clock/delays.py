@@ -119,8 +119,17 @@ class Own(DelayModel):
         return _checks.number("delay: the function's result", found, least=0)
 
 
-class Exponential(DelayModel):
-    """Every dispatch takes an exponential time with mean ``mean`` (the ACE paper's beta: 1, 5, 20 or 30).
+# A time with this mean, of a law with one more number: sigma, the deviation of the lognormal's logarithm; or shape, the
+# exponent of Pareto's tail: P(time > t) falls as t**-shape from mean * (shape - 1) / shape on, shape above 1.
+LAWS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
+    "exponential": lambda rng, mean, _: rng.exponential(mean),
+    "lognormal": lambda rng, mean, sigma: mean * math.exp(sigma * rng.standard_normal() - 0.5 * sigma**2),
+    "pareto": lambda rng, mean, shape: mean * (shape - 1) / shape * (1.0 + rng.pareto(shape)),
+}
+
+
+class Drawn(DelayModel):
+    """Every dispatch takes a time of one of LAWS with mean ``mean`` (the ACE paper's beta: 1, 5, 20 or 30).
 
     With ``spread`` above 0 each of the ``clients`` gets its own mean once. These means are lognormal with this
     deviation of the logarithm, and scaled so that their mean is ``mean``. Fast clients then answer more often. If all
@@ -129,8 +138,11 @@ class Exponential(DelayModel):
 
     unit = "time unit"
 
-    def __init__(self, seed: int, mean: float = 5.0, clients: int = 0, spread: float = 0.0) -> None:
-        self._seed, self._mean = seed, mean
+    def __init__(
+        self, seed: int, mean: float = 5.0, clients: int = 0, spread: float = 0.0, law: str = "exponential",
+        more: float = 0.0,
+    ) -> None:  # fmt: skip
+        self._seed, self._mean, self._law, self._more = seed, mean, LAWS[law], more
         self.means: np.ndarray | None = None  # [clients]
         if spread > 0:
             drawn = np.exp(spread * generator(seed, "delay-mean").standard_normal(clients))
@@ -138,33 +150,7 @@ class Exponential(DelayModel):
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
         mean = self._mean if self.means is None else float(self.means[client])
-        return float(self._drawn(generator(self._seed, "delay", client, number), mean))
-
-    def _drawn(self, rng: np.random.Generator, mean: float) -> float:
-        return rng.exponential(mean)
-
-
-class Lognormal(Exponential):
-    """Every dispatch takes a lognormal time with mean ``mean``; ``sigma`` is the deviation of its logarithm."""
-
-    def __init__(self, seed: int, mean: float, clients: int = 0, spread: float = 0.0, *, sigma: float = 1.0) -> None:
-        super().__init__(seed, mean, clients, spread)
-        self._sigma = sigma
-
-    def _drawn(self, rng: np.random.Generator, mean: float) -> float:
-        return mean * math.exp(self._sigma * rng.standard_normal() - 0.5 * self._sigma**2)
-
-
-class Pareto(Exponential):
-    """Every dispatch takes a Pareto time with mean ``mean``: P(time > t) falls as t**-shape from the least time on,
-    which is mean * (shape - 1) / shape. ``shape`` is above 1; up to 2 the variance is infinite."""
-
-    def __init__(self, seed: int, mean: float, clients: int = 0, spread: float = 0.0, *, shape: float = 2.5) -> None:
-        super().__init__(seed, mean, clients, spread)
-        self._shape = shape
-
-    def _drawn(self, rng: np.random.Generator, mean: float) -> float:
-        return mean * (self._shape - 1) / self._shape * (1.0 + rng.pareto(self._shape))
+        return float(self._law(generator(self._seed, "delay", client, number), mean, self._more))
 
 
 class Around(DelayModel):

@@ -4,7 +4,6 @@ A schedule gives the loop one ``Job`` at a time:
 
     schedule.start()          the first dispatches
     schedule.next_time()      when the next update arrives (changes nothing)
-    schedule.in_flight()      the jobs whose updates will arrive later, as far as they are known
     job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
     schedule.arrived(job)     after server.receive: the dispatches that follow from it
 
@@ -14,7 +13,7 @@ A schedule gives the loop one ``Job`` at a time:
 continues from it instead of calling ``start``.
 
 A Job holds the immutable snapshot that the client was sent. So it can be trained at any moment between its dispatch and
-its arrival (engines/ahead.py).
+its arrival.
 """
 
 from __future__ import annotations
@@ -48,28 +47,18 @@ Sent = Callable[["Job"], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One dispatch: ``number`` counts the dispatches of ``client`` from 0 (it keys the client's random draws).
-
-    ``origin`` is the model that the client trains from, if it is not that of its ``task``.
-    """
+    """One dispatch: ``number`` counts the dispatches of ``client`` from 0 (it keys the client's random draws)."""
 
     client: int
     number: int
     task: Dispatch
-    origin: Dispatch | None = None
-
-    @property
-    def begin(self) -> Dispatch:
-        return self.origin or self.task
 
     def state_dict(self) -> State:
-        origin = self.origin and self.origin.state_dict()
-        return {"client": self.client, "number": self.number, "task": self.task.state_dict(), "origin": origin}
+        return {"client": self.client, "number": self.number, "task": self.task.state_dict()}
 
     @classmethod
     def from_state(cls, state: State, server: Server) -> Job:
-        task, origin = (state[key] and Dispatch.from_state(state[key], server.layout) for key in ("task", "origin"))
-        return cls(state["client"], state["number"], task, origin)
+        return cls(state["client"], state["number"], Dispatch.from_state(state["task"], server.layout))
 
 
 class _Timed:
@@ -85,22 +74,18 @@ class _Timed:
     def now(self) -> float:
         return self._clock.now
 
-    def in_flight(self) -> list[Job]:
-        """Return the jobs in training, in the order in which they will arrive."""
-        return self._clock.pending()
-
     def next_time(self) -> float:
         return self._clock.next_time()
 
     def next(self) -> Job:
         return self._clock.advance()
 
-    def _send(self, client: int, before: Dispatch | None = None) -> tuple[float, Job]:
+    def _send(self, client: int) -> tuple[float, Job]:
         """Send ``client`` the model. Return how long it will take, and its job."""
         number = self._dispatches[client]
         self._dispatches[client] += 1
         task = self._server.dispatch(client)
-        job = Job(client, number, task, before and before.for_client(client, task.local_steps, task.id))
+        job = Job(client, number, task)
         duration = self._delays.duration(client, number, self._steps(client, task))
         return duration + self._delays.sending(client, number, *self._bytes(job)), job
 
@@ -119,17 +104,15 @@ class TimedSchedule(_Timed):
 
     With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
     change. Without it, a client that gets the model at once works on a version that is older by one, unless its arrival
-    flushed the buffer. So delays are larger by one without ``at_flush``. With ``before`` all but the last of these
-    clients train from the version before.
+    flushed the buffer. So delays are larger by one without ``at_flush``.
     """
 
     def __init__(
         self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, sent: Sent, *,
-        at_flush: bool = False, before: bool = False,
+        at_flush: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(server, delays, steps, sent)
-        self._at_flush, self._before = at_flush, before
-        self._last: Dispatch | None = None  # with ``before``: the task that was sent last
+        self._at_flush = at_flush
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
         self._participation = participation
@@ -142,13 +125,9 @@ class TimedSchedule(_Timed):
         if self._at_flush and self._server.version == self._sent and len(self._clock):
             return
         self._sent = self._server.version
-        *early, last = self._owed
-        before = self._last
-        for client in early:
+        for client in self._owed:
             self._participation.back(client)
-            self._send_all(before)
-        self._participation.back(last)
-        self._send_all()
+            self._send_all()
         self._owed.clear()
 
     def drop(self, clients: Collection[int]) -> None:
@@ -162,26 +141,22 @@ class TimedSchedule(_Timed):
         return super().state_dict() | {
             "owed": list(self._owed),
             "sent": self._sent,
-            "last": self._last and self._last.state_dict(),
             "participation": self._participation.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self._owed, self._sent = list(state["owed"]), state["sent"]
-        self._last = state["last"] and Dispatch.from_state(state["last"], self._server.layout)
         self._participation.load_state_dict(state["participation"])
 
-    def _send_all(self, before: Dispatch | None = None) -> None:
+    def _send_all(self) -> None:
         """Send the model to all that get it before the next update arrives. Until then it is the same."""
         now = self.now
         while self._participation.room:
             now = self._participation.soonest(now)
             if now == math.inf or (len(self._clock) and now > self._clock.next_time()):
                 break
-            duration, job = self._send(self._participation.draw(now), before)
-            if self._before:
-                self._last = job.task
+            duration, job = self._send(self._participation.draw(now))
             self._clock.schedule(now - self.now + duration, job)
         if not len(self._clock):
             raise ConfigError(

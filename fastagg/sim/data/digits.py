@@ -6,8 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from fastagg.sim.data.federated import FederatedData, split_by_label
-from fastagg.sim.data.npz import samples
+from fastagg.sim.data.federated import FederatedData, split_by_label, standardised
 from fastagg.sim.seeds import integer
 
 
@@ -22,7 +21,7 @@ def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share
     drawn = integer(seed, "test-split")
     x, x_test, y, y_test = train_test_split(images, labels, test_size=test_share, stratify=labels, random_state=drawn)
     arrays = {"x_train": x[:, None], "x_test": x_test[:, None], "y_train": y, "y_test": y_test}
-    train, test = samples("digits", arrays)  # inputs [N, 1, 8, 8], of values 0..16
+    train, test = standardised("digits", arrays)  # inputs [N, 1, 8, 8], of values 0..16
     return split_by_label(train, test, 10, clients=clients, alpha=alpha, seed=seed, min_samples=min_samples)
 
 

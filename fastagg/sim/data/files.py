@@ -1,20 +1,10 @@
-"""Data in files: the folder that is named, and what a file holds."""
+"""What a file holds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from fastagg.errors import DataError
-
-
-def existing(name: str, given: str | None, needs: str) -> Path:
-    """Return the folder ``given`` of the data ``name``. DataError if it is not named or does not exist."""
-    if given is None:
-        raise DataError(f"data {name!r} is read from a folder, name it with --data-dir (data.dir): {needs}")
-    folder = Path(given).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"the data folder {given} does not exist: expected a folder with {needs}")
-    return folder
 
 
 def read_bytes(path: Path) -> bytes:

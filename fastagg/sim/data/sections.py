@@ -1,13 +1,12 @@
 """The ``data`` section of a recipe, one class per data set. ``SECTIONS`` has all of them by name.
 
-Every field except ``name`` and ``dir`` is a keyword of the data set's ``load``; build.py passes them on. ``needs``
-names the files that must be in the folder ``dir`` (--data-dir). It is empty for data that needs no files.
+Every field except ``name`` is a keyword of the data set's ``load``; build.py passes them on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -17,7 +16,6 @@ from fastagg.sim.section import Section
 
 
 class DataSection(Section):
-    needs: ClassVar[str] = ""
     name: str
     clients: PositiveInt = 50
 
@@ -27,21 +25,10 @@ class DataSection(Section):
         return getattr(self, "call", self.name)
 
     @property
-    def in_files(self) -> bool:
-        """Whether it may be read from a folder (--data-dir)."""
-        return "dir" in type(self).model_fields
-
-    @property
     def counted(self) -> str:
         """The number of clients, in words."""
         given = f"the {self.clients} clients of the data that was passed"
         return given if self.name == "given" else f"data.clients, {self.clients}"
-
-
-class FromFolder(DataSection):
-    """``dir``: the folder with the files. A recipe in the package cannot know it."""
-
-    dir: str | None = None
 
 
 class Digits(DataSection):
@@ -58,19 +45,6 @@ class Synthetic(DataSection):
     clients: PositiveInt = 30
     alpha: float = Field(1.0, ge=0)
     beta: float = Field(1.0, ge=0)
-
-
-class Npz(FromFolder):
-    """Your own arrays, divided among clients by Dirichlet(alpha) over labels. ``pool`` x ``pool`` pixels are averaged.
-    ``channels``: the axis of an image's channels, if its shape does not tell."""
-
-    needs: ClassVar[str] = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
-    name: Literal["npz"]
-    alpha: PositiveFloat = 0.3
-    min_samples: PositiveInt = 2
-    file: str = "data.npz"
-    pool: PositiveInt = 1
-    channels: Literal["first", "last"] | None = None
 
 
 class Function(DataSection):
@@ -91,7 +65,7 @@ class PassedData(DataSection):
 
 
 AnyData = Annotated[
-    Digits | Synthetic | Npz | Function | PassedData,
+    Digits | Synthetic | Function | PassedData,
     Field(discriminator="name"),
 ]
 

@@ -1,4 +1,4 @@
-"""The cells of a comparison, and their runs, in this process or by an engine's workers, one cell in each.
+"""The cells of a comparison, and their runs, in this process or each in one of its own.
 
 A cell that is over is only read, one that was stopped goes on from its checkpoint. One that fails does not stop the
 others. After ctrl-C the cells at hand stop at their next update and write what they have; the others do not start.
@@ -8,39 +8,32 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError
-from fastagg.sim import engines
-from fastagg.sim.engines.processes import Processes
 from fastagg.sim.functions import beside
+from fastagg.sim.many.processes import Processes
 from fastagg.sim.one import build_clock
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.output import writing
-from fastagg.sim.one.passed import Passed, composed
+from fastagg.sim.one.passed import configured, taken
 from fastagg.sim.one.result import Outcome
 from fastagg.sim.one.run import run
-from fastagg.sim.recipes import objects, tables
+from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.progress import Progress, Watcher
 
-if TYPE_CHECKING:
-    from fastagg.sim.engines.ray import Cluster
-
-
-NOTHING = Passed()
 # What takes the place of a recipe's algorithm: a preset's name, a function that makes a server, or a table's row.
 Rule = str | Callable[..., object] | Mapping[str, object]
 
@@ -51,21 +44,20 @@ def cells(
     grid: Mapping[str, Sequence[object]],
     seeds: int | Sequence[int],
     *,
-    more: Plain | None = None,
+    more: Mapping[str, object] | None = None,
     rules: Mapping[str, Rule] | None = None,
-    passed: Passed = NOTHING,
 ) -> list[Cell]:
     """Return every recipe and every run of every table, by every one of ``rules``, at every point of ``grid``, with
     ``seeds``: which, or how many, from the recipe's own up.
 
-    ``changes`` and ``grid`` map dotted keys to a value or values. ``more`` and ``passed``: as in
-    :func:`fastagg.sim.compare`. ConfigError if a name, key or value is wrong, or when two cells would share a folder.
+    ``changes`` and ``grid`` map dotted keys to a value or values; ``more`` is further ``changes``. ConfigError if a
+    name, key or value is wrong, or when two cells would share a folder.
     """
     found: list[Cell] = []
     for name, values in itertools.product(names, itertools.product(*grid.values())):
         point = tuple(zip(grid, values, strict=True))
         own = {**(changes or {}), **dict(point)}
-        for cell in _cells(name, own, more or {}, rules or {}, passed):
+        for cell in _cells(name, {**own, **(more or {})}, rules or {}):
             folder = file_name(",".join([cell.config.name, *(f"{key}={value}" for key, value in point)]))
             first = cell.config.seed
             for seed in range(first, first + seeds) if isinstance(seeds, int) else seeds:
@@ -75,41 +67,22 @@ def cells(
     return found
 
 
-def _cells(
-    name: str | Config | Plain, changes: Plain, more: Plain, rules: Mapping[str, Rule], passed: Passed
-) -> Iterator[Cell]:
+def _cells(name: str | Config | Plain, changes: Plain, rules: Mapping[str, Rule]) -> Iterator[Cell]:
     if isinstance(name, str) and tables.is_table(name):
         if rules:
             raise ConfigError(f"rules: {name!r} is a table, which has its own methods")
-        plain, functions = objects.taken({**changes, **more})
-        if functions:
-            raise ConfigError(f"{next(iter(functions))}: a function cannot take the place of a table's keys")
-        for cell in tables.load(name, {**plain, **passed.changes()}).cells:
-            yield replaced(cell, passed=passed)
+        plain, held = taken(changes)
+        yield from (replaced(cell, config=cell.config.holding(held)) for cell in tables.load(name, plain).cells)
         return
+    base = configured(name, changes)
     if not rules:
-        config, own = composed(name, changes, more, passed)
-        yield Cell(config, passed=own)
+        yield Cell(base)
     for label, rule in rules.items():
         row: Mapping[str, object] = rule if isinstance(rule, Mapping) else {"algorithm": rule}
-        base, own = composed(name, changes, more, passed)
-        plain, functions = objects.taken(row)
+        plain, held = taken(row)
         values = tables.merge(base.model_dump(exclude_none=True), plain)
         values |= {"name": tables.slug(base.name, label), "label": label}
-        config, own = composed({**values, **_put(values, functions)}, None, {}, own)
-        yield Cell(config, method=label, passed=own)
-
-
-def _put(values: Plain, functions: Mapping[str, Callable[..., object]]) -> Plain:
-    """Return the sections of ``values`` that have functions, with them."""
-    parts = {key.partition(".")[0] for key in functions}
-    return {
-        part: {
-            **values[part],
-            **{key.partition(".")[2]: f for key, f in functions.items() if key.startswith(f"{part}.")},
-        }
-        for part in parts
-    }
+        yield Cell(configured(values).holding({**base.held, **held}), method=label)
 
 
 def file_name(text: str) -> str:
@@ -128,7 +101,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
     for cell in {cell.folder or cell.config.name: cell for cell in reversed(cells)}.values():
         try:
             with beside(cell.config.folder):
-                build_clock.check(cell.config, (cell.passed or NOTHING).own)
+                build_clock.check(cell.config)
         except FastaggError as error:
             raise type(error)(f"{cell.name}: {error}") from None
 
@@ -139,32 +112,21 @@ def run_cells(
     jobs: int | None,
     watcher: Watcher,
     replace: bool = False,
-    engine: engines.Name = "here",
 ) -> dict[str, Outcome]:
-    """Run ``cells`` into folders below ``out``, in ``jobs`` processes; return by name what became of those that
-    started.
+    """Run ``cells`` into folders below ``out``, in ``jobs`` processes, or in this one; return by name what became of
+    those that started.
 
     With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. A run of
-    other data, or other code of the user's own, is run again, and a warning says so. ``engine``:
-    "here", on this machine, or "ray". ``jobs`` None: in this process, or by as many workers as Ray has.
+    other data, or other code of the user's own, is run again, and a warning says so.
     """
-    engines.check(engine, jobs)
-    if engine == "here" and jobs in (None, 1):
+    if jobs is None or _checks.whole("jobs", jobs, least=1, most=1024) == 1:
         return _one_by_one(cells, out, watcher, replace)
     out = out.absolute()
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         board = TemporaryDirectory(prefix=".running-", dir=out)
-    with board as name, closing(_workers(engine, jobs)) as workers:
+    with board as name, closing(Processes(jobs)) as workers:
         return _side_by_side(cells, out, workers, Path(name), watcher, replace)
-
-
-def _workers(engine: engines.Name, jobs: int | None) -> Processes | Cluster:
-    if engine == "ray":
-        from fastagg.sim.engines.ray import Cluster
-
-        return Cluster(jobs, fresh=True)
-    return Processes(jobs or 1)
 
 
 def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, replace: bool) -> dict[str, Outcome]:
@@ -182,9 +144,8 @@ def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, replace: boo
 
 
 def _attempt(cell: Cell, folder: Path, progress: Progress, replace: bool, stop: Callable[[], bool]) -> Outcome:
-    passed = (cell.passed or NOTHING)._asdict()
     try:
-        return run(cell.config, folder, progress, resume="again", replace=replace, stop=stop, **passed)
+        return run(cell.config, folder, progress, resume="again", replace=replace, stop=stop)
     except FastaggError as error:
         return str(error)
     except Exception as error:  # a cell must not take the others with it
@@ -192,11 +153,11 @@ def _attempt(cell: Cell, folder: Path, progress: Progress, replace: bool, stop: 
 
 
 def _side_by_side(
-    cells: Sequence[Cell], out: Path, workers: Processes | Cluster, board: Path, watcher: Watcher, replace: bool
+    cells: Sequence[Cell], out: Path, workers: Processes, board: Path, watcher: Watcher, replace: bool
 ) -> dict[str, Outcome]:
-    """``board`` is a folder on all machines: runs write there how far they are, and read whether to stop."""
-    waiting = deque(enumerate(cells))
-    at_work: dict[Future[Any], tuple[int, Cell]] = {}
+    """``board`` is a folder: what is in it tells runs to stop."""
+    waiting = deque(cells)
+    at_work: dict[Future[Any], Cell] = {}
     outcomes: dict[str, Outcome] = {}
     with on_ctrl_c() as asked:
         while waiting or at_work:
@@ -204,34 +165,17 @@ def _side_by_side(
                 (board / "stop").touch()
                 waiting.clear()
             while waiting and len(at_work) < workers.count:
-                number, cell = waiting.popleft()
-                future = workers.submit(_work, board, number, cell, out / cell.name, replace)
-                at_work[future] = number, cell
+                cell = waiting.popleft()
+                at_work[workers.submit(_work, board, cell, out / cell.name, replace)] = cell
                 watcher.started(cell)
             over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
             for future in over:
-                _, cell = at_work.pop(future)
+                cell = at_work.pop(future)
                 died = future.exception()
                 outcomes[cell.name] = future.result() if died is None else str(died)
                 watcher.ended(cell, outcomes[cell.name])
-            for number, cell in at_work.values():
-                with suppress(OSError, ValueError):  # not written yet, or only half
-                    watcher.advanced(cell, float((board / str(number)).read_text()))
     return outcomes
 
 
-def _work(board: Path, number: int, cell: Cell, folder: Path, replace: bool) -> Outcome:
-    return _attempt(cell, folder, _Written(board / str(number)), replace, (board / "stop").exists)
-
-
-class _Written(Progress):
-    """Writes how far a run is into a file, twice a second."""
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._sent = file, 0.0
-
-    def advanced(self, share: float) -> None:
-        if time.monotonic() - self._sent > 0.5:
-            self._sent = time.monotonic()
-            with suppress(OSError):  # on a full disk a run goes on for as long as it can
-                self._file.write_text(f"{share:.4f}")
+def _work(board: Path, cell: Cell, folder: Path, replace: bool) -> Outcome:
+    return _attempt(cell, folder, Progress(), replace, (board / "stop").exists)

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from fastagg import _checks
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError, MissingDependency
-from fastagg.sim import engines
 from fastagg.sim.many.cells import check_cells, check_folders, file_name, run_cells
 from fastagg.sim.many.groups import Group, grouped, judged
 from fastagg.sim.one import output
@@ -102,18 +101,15 @@ def compare(
     *,
     title: str = "",
     jobs: int | None = None,
-    engine: engines.Name = "here",
     target: float | None = None,
     baseline: str | None = None,
     replace: bool = False,
     picture: str = "png",
     names: Sequence[str] = (),
 ) -> Comparison:
-    """Run ``cells`` into ``out``, in ``jobs`` processes, then write tables and pictures of the cells that ran.
+    """Run ``cells`` into ``out``, in ``jobs`` processes (None: in this one). Write tables and pictures of what ran.
 
-    ``engine`` says where: "here", on this machine (``jobs`` None: in this process); or on "ray" (as many as it has).
-
-    ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md and a picture).
+    ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md).
 
     ``out`` gets comparison.csv (a line per run), table.md (a line per group of seeds), report.html, and
     pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
@@ -133,7 +129,7 @@ def compare(
     if (there := begun(out)) not in ("", COMPARISON):
         raise DataError(f"{out} holds {there}, which a comparison would overwrite: --out takes another folder")
     check_cells([cell for cell in cells if not (out / cell.name / "summary.json").exists()])
-    outcomes = run_cells(cells, out, jobs, watcher, replace, engine)
+    outcomes = run_cells(cells, out, jobs, watcher, replace)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
     if not ran:
@@ -150,7 +146,6 @@ def compare(
         figures = dict(plots.pictures(groups, title, baseline))
         if claims:
             output.write_text(out / "claims.md", findings.claims_table(claims).markdown())
-            figures["claims"] = plots.claims(claims, title)
         pictures = {out / f"{file_name(name)}.{picture}": figure for name, figure in figures.items()}
         drawn = {path.stem: style.save(figure, path) for path, figure in pictures.items()}
         output.write_text(out / "report.html", findings.report(groups, shown, drawn, title))

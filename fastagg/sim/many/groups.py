@@ -82,11 +82,6 @@ class Group:
         deviation = statistics.stdev(values) if len(values) > 1 and not least else None
         return Spread(statistics.fmean(values) if values else None, deviation, missing, least)
 
-    def wall_seconds(self) -> dict[str, float]:
-        """Return the mean wall seconds of the seeds by activity."""
-        walls = [result.summary["wall_seconds"] for result in self.results]
-        return {activity: statistics.fmean(wall[activity] for wall in walls) for activity in walls[0]}
-
 
 @dataclass(frozen=True)
 class Spread:

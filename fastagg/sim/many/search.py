@@ -1,13 +1,11 @@
 """Settings searched for every method alike, with Optuna, before they are compared on other seeds.
 
-Every method has the same number of trials over the same ranges, on the same seeds, which no later run has. A trial's
-runs are runs as any: a search that was stopped goes on, because what has ended is read again and gives the same draws.
+Every method has the same number of trials over the same ranges, on the same seed, which no later run has. A trial's
+run is a run as any: a search that was stopped goes on, because what has ended is read again and gives the same draws.
 """
 
 from __future__ import annotations
 
-import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -17,15 +15,14 @@ from typing import NamedTuple
 from fastagg import _extras
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.sim import engines
 from fastagg.sim.many.cells import check_cells, run_cells
 from fastagg.sim.one import output
+from fastagg.sim.one.passed import configured
 from fastagg.sim.one.result import Result
-from fastagg.sim.recipes import configured
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.progress import Watcher
 
-FIRST_SEED = 1_000_000  # of trials: far from those that anybody compares
+SEED = 1_000_000  # of trials: far from those that anybody compares
 
 
 class Range(NamedTuple):
@@ -40,36 +37,19 @@ class Range(NamedTuple):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-def parse(text: str) -> tuple[str, Range]:
-    """Split "client.lr=0.01..1" into its key and its range. ConfigError for another form."""
-    key, _, span = text.partition("=")
-    found = re.fullmatch(r"\s*(\S+?)\.\.(\S+)\s*", span)
-    try:
-        if found is None or not key.strip():
-            raise ValueError
-        low, high = (int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in found.groups())
-        if not low < high < float("inf") or low == -float("inf"):
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"--search: expected KEY=LOW..HIGH such as client.lr=0.01..1, got {text!r}") from None
-    return key.strip(), Range(low, high)
-
-
 def searched(
     cells: Sequence[Cell],
     ranges: Mapping[str, Range],
     budget: int,
-    seeds: int,
     out: Path,
     watcher: Watcher,
     *,
     jobs: int | None = None,
-    engine: engines.Name = "here",
 ) -> list[Cell]:
     """Return ``cells`` with the best setting of each method (all seeds of one recipe and one point of a grid).
 
-    A trial's score is its accuracy of the last five versions, the mean over ``seeds``; 0 if a run diverged. Its runs
-    are in the folder ``search`` of ``out``, all scores in search.csv.
+    A trial's score is its accuracy of the last five versions, 0 if it diverged. Its run is in the folder
+    ``search`` of ``out``, all scores in search.csv.
 
     Raises:
         ConfigError: a key or a value is refused. RunFailed: a method has no trial that ended. MissingDependency.
@@ -87,26 +67,22 @@ def searched(
     lines: list[dict[str, object]] = []
     for number in range(budget):
         trials = {name: studies[name].ask() for name in methods}
-        runs: dict[str, list[Cell]] = {}
+        runs: dict[str, Cell] = {}
         for name, trial in trials.items():
             values = {key: _drawn(trial, key, span) for key, span in ranges.items()}
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-                config = configured(methods[name].config, {**values, "seed": seed})
-                folder = f"search/{name}/{number}"
-                runs.setdefault(name, []).append(replace(methods[name], config=config, folder=folder))
-        several = [cell for own in runs.values() for cell in own]
+            config = configured(methods[name].config, {**values, "seed": SEED})
+            runs[name] = replace(methods[name], config=config, folder=f"search/{name}/{number}")
+        several = list(runs.values())
         if not number:
             check_cells(several)
-        outcomes = run_cells(several, out, jobs, watcher, engine=engine)
+        outcomes = run_cells(several, out, jobs, watcher)
         for name, trial in trials.items():
-            found = [outcomes.get(cell.name, "interrupted") for cell in runs[name]]
-            ended = [one for one in found if isinstance(one, Result) and not one.summary["interrupted"]]
-            if len(ended) < len(found) and any(one == "interrupted" or isinstance(one, Result) for one in found):
+            found = outcomes.get(runs[name].name)
+            if found is None or (isinstance(found, Result) and found.summary["interrupted"]):
                 raise KeyboardInterrupt  # the same command goes on
-            scores = [one.summary["last5_accuracy_mean"] or 0.0 for one in ended]
-            score = statistics.fmean(scores) if len(ended) == len(found) else None
+            score = found.summary["last5_accuracy_mean"] or 0.0 if isinstance(found, Result) else None
             studies[name].tell(trial, score, None if score is not None else optuna.trial.TrialState.FAIL)
-            why = next((one for one in found if isinstance(one, str)), "")
+            why = found if isinstance(found, str) else ""
             lines.append({"method": name, "trial": number, **trial.params, "accuracy": score, "failed": why})
     with output.writing(out):
         output.write_text(out / "search.csv", output.csv_text(lines[0], lines))

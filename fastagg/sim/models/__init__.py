@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,14 +12,7 @@ from fastagg.errors import ConfigError
 from fastagg.sim.models.networks import cnn, mlp
 from fastagg.sim.seeds import integer
 
-__all__ = ["PLAIN", "build", "cnn", "mlp"]
-
-# Called with (shape, classes, widths).
-PLAIN: dict[str, Callable[[Sequence[int], int, Sequence[int]], nn.Module]] = {
-    "logistic": lambda shape, classes, widths: mlp(shape, classes, ()),
-    "mlp": mlp,
-    "cnn": cnn,
-}
+__all__ = ["build", "cnn", "mlp"]
 
 
 @contextmanager
@@ -35,12 +28,11 @@ def build(
 ) -> nn.Module:
     """Return model ``name`` with weights from ``seed``. Torch's global generator does not change.
 
-    widths: hidden layers of the MLP, channels of the CNN. ConfigError if the name is unknown, or the model cannot be
-    used with the data.
+    widths: hidden layers of the MLP, channels of the CNN. ConfigError if the model cannot be used with the data.
     """
     if norm != "batch" and name != "cnn":
         raise ConfigError(f"model.norm is for the model cnn, got {name!r}")
-    if name not in PLAIN:
-        raise ConfigError(f"model {name!r} is unknown, expected {', '.join(PLAIN)}")
     with seeded(seed):
-        return cnn(shape, classes, widths, norm) if name == "cnn" else PLAIN[name](shape, classes, widths)
+        if name == "cnn":
+            return cnn(shape, classes, widths, norm)
+        return mlp(shape, classes, () if name == "logistic" else widths)

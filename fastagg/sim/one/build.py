@@ -22,10 +22,9 @@ from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.data import digits, npz, own, synthetic
+from fastagg.sim.data import digits, own, synthetic
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import existing
-from fastagg.sim.data.sections import DataSection, FromFolder, Function, PassedData
+from fastagg.sim.data.sections import DataSection, Function, PassedData
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.seeds import generator
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 LOADERS: dict[str, Callable[..., FederatedData]] = {
     "digits": digits.load,
     "synthetic": synthetic.load,
-    "npz": npz.load,
 }
 
 
@@ -52,23 +50,25 @@ def build_device(name: str) -> torch.device:
         raise ConfigError(f"run.device {name!r} cannot be used{near or reason}") from None
 
 
-def find_folder(data: DataSection) -> Path | None:
-    """Return the folder of data that is read from files. DataError if it is not named or does not exist."""
-    if not isinstance(data, FromFolder):
-        return None
-    return existing(data.name, data.dir, data.needs)
+def data_of(config: Config) -> FederatedData:
+    """Return the data of a run: what a program passes, or what is loaded."""
+    given = isinstance(config.data, PassedData)
+    return _held(config, "data") if given else build_data(config.data, config.seed)  # type: ignore[return-value]
 
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
-    """Load the data set. DataError if its folder is not named or does not have the files."""
-    if isinstance(data, PassedData):
-        raise ConfigError('data "given" is what a program passes: fastagg.sim.run(config, data=...)')
+    """Load the data set. DataError if it cannot be."""
     if isinstance(data, Function):
         return own.load(data, seed)
-    keywords = data.model_dump(exclude={"name", "dir"})
-    if (folder := find_folder(data)) is not None:
-        keywords["folder"] = folder
-    return LOADERS[data.name](seed=seed, **keywords)
+    return LOADERS[data.name](seed=seed, **data.model_dump(exclude={"name"}))
+
+
+def _held(config: Config, key: str) -> object:
+    """Return what a program passes."""
+    if key not in config.held:
+        section = key.partition(".")[0]
+        raise ConfigError(f'{section} "given" is what a program passes: fastagg.sim.run(config, {section}=...)')
+    return config.held[key]
 
 
 def clients_of(config: Config, data: FederatedData) -> FederatedData:
@@ -78,8 +78,6 @@ def clients_of(config: Config, data: FederatedData) -> FederatedData:
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
-    if model.name == "given":
-        raise ConfigError('model "given" is what a program passes: fastagg.sim.run(config, model=...)')
     if model.name == "function":
         return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
     if data.text is not None:
@@ -113,12 +111,11 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
     return module
 
 
-def build_module(
-    config: Config, data: FederatedData, model: Callable[..., object] | None, device: torch.device
-) -> nn.Module:
-    """Return the network of a run, of ``model`` where a program passed one."""
-    seed = config.seed
-    module = build_model(config.model, data, seed) if model is None else own_model(model, "model", data, seed, {})
+def build_module(config: Config, data: FederatedData, device: torch.device) -> nn.Module:
+    if config.model.name == "given":
+        module = own_model(_held(config, "model.name"), "model", data, config.seed, {})  # type: ignore[arg-type]
+    else:
+        module = build_model(config.model, data, config.seed)
     if config.run.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module.to(device)
@@ -248,7 +245,5 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
         raise ConfigError(f'algorithm {name} is asynchronous: participation.rule "round" is for synchronous ones')
     if name == "FedProx" and not config.client.mu and own.train is None:
         raise ConfigError("algorithm FedProx needs client.mu, the weight of its proximal term: with 0 it is FedAvg")
-    if server.update_kind == "gradient" and getattr(config.delay, "start", "sent") == "before":
-        raise ConfigError(f'algorithm {name} takes gradients: delay.start "before" is for differences of models')
     if server.update_kind == "gradient" and config.client.steps != 1:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fastagg.errors import ConfigError
+from fastagg.errors import ConfigError, DataError
 from fastagg.sim.clients.own import Own, chosen
 from fastagg.sim.clock import by_version, sampling
 from fastagg.sim.clock import delays as models
@@ -44,15 +44,15 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
         per_round = config.algorithm.keywords["clients_per_round"]
         return RoundSchedule(server, delays, clients, per_round, seed, steps, sent, rule)
     participation = Participation(clients, concurrency, seed, rule)
-    at_flush, before = delay.counting == "authors", delay.start == "before"
-    return TimedSchedule(server, delays, participation, steps, sent, at_flush=at_flush, before=before)
+    return TimedSchedule(server, delays, participation, steps, sent, at_flush=delay.counting == "authors")
 
 
-def check(config: Config, given: Own | None = None) -> None:
+def check(config: Config) -> None:
     """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
-    build.find_folder(config.data)
     build.build_device(config.run.device)
-    own = chosen(config, given)
+    if (folder := getattr(config.data, "dir", None)) is not None and not Path(folder).expanduser().is_dir():
+        raise DataError(f"data.dir: the data folder {folder} does not exist")
+    own = chosen(config)
     if (
         ":" in config.algorithm.name or config.algorithm.name == "given"
     ):  # a function of the user's own may need the run's model
@@ -103,12 +103,9 @@ def build_delays(config: Config, sizes: Sequence[int], own: Own = NOTHING) -> mo
         case sections.OwnDelay():
             assert own.delay is not None
             delays = models.Own(seed, own.delay, delay.unit)
-        case sections.LognormalDelay():
-            delays = models.Lognormal(seed, delay.mean, clients, delay.spread, sigma=delay.sigma)
-        case sections.ParetoDelay():
-            delays = models.Pareto(seed, delay.mean, clients, delay.spread, shape=delay.shape)
         case _:
-            delays = models.Exponential(seed, delay.mean, clients, delay.spread)
+            more = getattr(delay, "sigma", getattr(delay, "shape", 0.0))
+            delays = models.Drawn(seed, delay.mean, clients, delay.spread, delay.name, more)
     if not (delay.steps or delay.suspension or delay.speed or delay.up):
         return delays
     return models.Around(

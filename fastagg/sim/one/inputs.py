@@ -12,7 +12,6 @@ import inspect
 import pickle
 import sys
 import sysconfig
-from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import accumulate
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg.sim.clients.own import NAMES, Own
+from fastagg.sim.clients.own import NAMES, chosen
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import read_bytes
 from fastagg.sim.data.sections import Digits, Synthetic
@@ -35,8 +34,9 @@ _OTHERS = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve(
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def digests(config: Config, data: FederatedData, model: Callable[..., object] | None, own: Own) -> dict[str, str]:
+def digests(config: Config, data: FederatedData) -> dict[str, str]:
     """Return the digest of each input by its key in a recipe."""
+    own = chosen(config)
     found: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
     known = ":" not in (name := config.algorithm.name) and name != "given"
     found["algorithm.name"] = None if known else build.find_preset(config.algorithm)
@@ -48,7 +48,7 @@ def digests(config: Config, data: FederatedData, model: Callable[..., object] | 
     if config.unlabelled.path is not None or config.unlabelled.data is not None:
         found["unlabelled"] = build.split_unlabelled(config, data)[1]
     if data.text is not None or config.model.name in ("function", "given"):
-        module = build.build_module(config, data, model, torch.device("cpu"))
+        module = build.build_module(config, data, torch.device("cpu"))
         kinds = sorted({type(part) for part in module.modules()}, key=lambda kind: kind.__qualname__)
         found["model"] = repr(module), module.state_dict(), kinds
     return {key: digest for key, value in found.items() if value is not None and (digest := _digest(value))}

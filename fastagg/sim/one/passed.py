@@ -1,78 +1,87 @@
-"""What a program passes to a run in place of what its recipe says: data, and functions of its own."""
+"""Objects in place of names: what a program passes where a recipe in TOML says "module:function" or names data.
+
+The config has "given" there, and holds the object. So what is checked, copied and run is a config, whoever wrote it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
 
 from torch import nn
 
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
+from fastagg.sim import recipes
 from fastagg.sim.clients.own import KEYS, NAMES, Own
-from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.own import check as check_data
-from fastagg.sim.recipes import configured, objects
-from fastagg.sim.recipes.config import Config, changed
+from fastagg.sim.recipes.config import Config, changed, from_dict
 
 Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
 
-
-class Passed(NamedTuple):
-    """See :func:`fastagg.sim.run`. None: what the recipe says."""
-
-    data: FederatedData | None = None
-    model: Factory | None = None
-    own: Own | None = None
-
-    def changes(self) -> Plain:
-        """Return what a config says instead: they have the name "given" in it.
-
-        DataError if the data cannot be used for training, ConfigError if the model is no function.
-        """
-        data, model, own = self
-        changes: Plain = {}
-        if data is not None:
-            check_data(data, "data")
-            changes["data"] = {"name": "given", "clients": len(data.clients)}
-        if model is not None:
-            if isinstance(model, nn.Module) or not callable(model):
-                wanted = "a function of (shape, classes) that returns the network, such as lambda shape, classes: Net()"
-                raise ConfigError(f"model: expected {wanted}, got a {type(model).__name__}")
-            changes["model"] = {"name": "given"}
-        if own is not None and not isinstance(own, Own):
-            raise ConfigError(f"own: expected fastagg.sim.clients.own.Own(...), got a {type(own).__name__}")
-        names = [name for name in NAMES if getattr(own, name, None) is not None]
-        return changes | {KEYS.get(name, f"own.{name}"): "given" for name in names}
+# A section that is only a name or a function, by the key that stands for it.
+_ALONE = {
+    "algorithm": "algorithm.name", "delay": "delay.name", "sampling": "participation.sampling", "model": "model.name",
+}  # fmt: skip
+_PLACES = {*_ALONE.values(), *(f"own.{name}" for name in NAMES if name not in KEYS)}
 
 
-def given(config: Config, passed: Passed) -> Config:
-    """Return ``config`` for a run with what a program passes."""
-    changes = passed.changes()
-    return configured(config, changes) if changes else config
+def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
+    """Return ``values``, nested or by dotted key, with "given" in place of objects, and the objects by their keys.
+
+    A section that is a function is a section with its name: ``{"delay": law}`` is ``{"delay": {"name": law}}``. An
+    algorithm that is a name is a section, too. DataError if data cannot be used for training.
+    """
+    plain: Plain = {}
+    held: Plain = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found = {f"{key}.{part}": one for part, one in value.items() if callable(one)}
+            found = {place: one for place, one in found.items() if place in _PLACES}
+            plain[key] = {part: "given" if f"{key}.{part}" in found else one for part, one in value.items()}
+            held |= found
+        elif key == "data":
+            held[key] = check_data(value, key)
+            plain[key] = {"name": "given", "clients": len(held[key].clients)}
+        elif key == "own":
+            if not isinstance(value, Own):
+                raise ConfigError(f"own: expected fastagg.sim.clients.own.Own(...), got a {type(value).__name__}")
+            functions = {KEYS.get(name, f"own.{name}"): getattr(value, name) for name in NAMES}
+            found = {place: function for place, function in functions.items() if function is not None}
+            held, plain = held | found, plain | dict.fromkeys(found, "given")
+        elif key == "model" and (isinstance(value, nn.Module) or not callable(value)):
+            wanted = "a function of (shape, classes) that returns the network, such as lambda shape, classes: Net()"
+            raise ConfigError(f"model: expected {wanted}, got a {type(value).__name__}")
+        elif callable(value) and (place := _ALONE.get(key, key)) in _PLACES:
+            held[place] = value
+            plain |= {key: {"name": "given"}} if key in _ALONE and key != "sampling" else {place: "given"}
+        elif key == "sampling" or (key == "algorithm" and isinstance(value, str)):
+            plain |= {_ALONE[key]: value} if key == "sampling" else {key: {"name": value}}
+        else:
+            plain[key] = value
+    return plain, held
 
 
-def composed(config: Config | str | Plain, changes: Plain | None, more: Plain, passed: Passed) -> tuple[Config, Passed]:
-    """Return the config of a run, and all that a program passes: also the functions in the recipe and its changes."""
+def configured(given: Config | str | Plain, changes: Plain | None = None, more: Plain | None = None) -> Config:
+    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys, and then
+    ``more``, of which None says nothing. All may have objects in place of names.
+
+    ConfigError or DataError if something is wrong.
+    """
     if changes is not None and not isinstance(changes, Mapping):
         raise ConfigError(_checks.wrong("changes", "a dict such as {'client.lr': 0.1}", changes))
-    functions: dict[str, Any] = {}
-    if isinstance(config, Mapping):
-        plain, found = objects.taken(config)
-        dotted = {key: value for key, value in plain.items() if "." in key}
-        config = changed({key: value for key, value in plain.items() if key not in dotted}, dotted)
-        functions |= found
-    change, found = objects.taken({**(changes or {}), **more})
-    functions |= found
-    model = functions.pop("model.name", passed.model)
-    make = functions.pop("algorithm.name", None)
-    names = {key: name for name in NAMES for key in [KEYS.get(name, f"own.{name}")]}
-    if own := {names[key]: function for key, function in functions.items() if key in names}:
-        passed = passed._replace(own=replace(passed.own or Own(), **own))
-    passed = passed._replace(model=model)
-    done = configured(config, change, passed.changes())
-    if done.algorithm.name == "given" and make is not None:
-        done = done.model_copy(update={"algorithm": done.algorithm.made_by(make)})
-    return done, passed
+    own: Plain = {}
+    set_here = {key: value for key, value in (more or {}).items() if value is not None}
+    change, held = taken({**(changes or {}), **set_here})
+    if isinstance(given, str):
+        return recipes.load(given, change).holding(held)
+    if isinstance(given, Config):
+        if not change:
+            return given
+        values, own = given.model_dump(), given.held
+    elif isinstance(given, Mapping):
+        values, own = taken(given)
+        values = changed({}, dict(sorted(values.items(), key=lambda pair: "." in pair[0])))
+    else:
+        raise ConfigError(_checks.wrong("config", "a recipe's name, a path, a dict or a Config", given))
+    return from_dict(changed(values, change), "the config").holding({**own, **held})

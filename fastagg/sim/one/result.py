@@ -26,7 +26,7 @@ from fastagg.model import Layout
 from fastagg.server import checkpoint
 from fastagg.sim.one import output
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row, summarise
-from fastagg.sim.recipes import configured
+from fastagg.sim.one.passed import configured
 from fastagg.sim.recipes.config import Config, differences, load, to_toml
 
 if TYPE_CHECKING:

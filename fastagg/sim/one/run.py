@@ -12,15 +12,14 @@ import torch
 
 from fastagg.errors import FastaggError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import AnyTrackers, Trackers
-from fastagg.sim import engines
-from fastagg.sim.clients.own import Own, chosen
+from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
 from fastagg.sim.one import build, output
 from fastagg.sim.one.inputs import digests
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
-from fastagg.sim.one.passed import Factory, Passed, given
+from fastagg.sim.one.passed import Factory, configured
 from fastagg.sim.one.result import Folder, Result, Resume
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.one.summary import summary as summary_of
@@ -41,8 +40,6 @@ def run(
     replace: bool = False,
     stop: Callable[[], bool] = lambda: False,
     picture: str = "png",
-    engine: engines.Name = "here",
-    workers: int | None = None,
 ) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
@@ -56,17 +53,11 @@ def run(
     :class:`fastagg.sim.clients.own.Own`) replace ``config``'s. Pass them again to resume.
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
-    ``engine`` is where clients train: "here" or on "ray", with so many ``workers``, which are threads for "here" (None:
-    one thread; one worker for each core). The files are the same to the bit. Any engine goes on with a run of another.
-    What ``data``, ``model`` and ``own`` hold must be possible to pickle for "ray".
-
     DataError if ``out`` cannot be written, before any training. ConfigError if it holds what is refused.
-    CheckpointError if a checkpoint is damaged. RunFailed if training fails in a worker, or workers keep dying.
-    MissingDependency without the extra ``ray``.
+    CheckpointError if a checkpoint is damaged.
     """
-    engines.check(engine, workers)
-    config = given(config, Passed(data, model, own))
-    folder, begun, loaded = None if out is None else Folder(out, config), False, data
+    config = configured(config, None, {"data": data, "model": model, "own": own})
+    folder, begun, loaded = None if out is None else Folder(out, config), False, None
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
         if folder is not None:
             begun = folder.same_config(resume, replace)
@@ -74,13 +65,13 @@ def run(
             if finished is not None and finished.summary["interrupted"]:
                 finished = None
             with suppress(FastaggError) if finished else nullcontext():  # a finished run is read without them, too
-                loaded = build.build_data(config.data, config.seed) if data is None else data
-                folder.inputs = digests(config, loaded, model, chosen(config, own))
+                loaded = build.data_of(config)
+                folder.inputs = digests(config, loaded)
             begun = begun and folder.same_inputs(resume, replace)
             if begun and finished is not None:
                 return finished
         tracker = ends.enter_context(closing(Trackers(trackers)))
-        simulation = ends.enter_context(closing(Simulation(config, data, model, engine, workers, own, loaded)))
+        simulation = Simulation(config, loaded)
         del loaded
         if folder is not None and not (begun and folder.restore(simulation)):
             folder.prepare()

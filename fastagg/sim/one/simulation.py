@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple
 
 import numpy as np
 import torch
 
 from fastagg._types import State
-from fastagg.errors import CheckpointError, ConfigError
+from fastagg.errors import CheckpointError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
-from fastagg.sim import engines
 from fastagg.sim.clients.attack import Liars
 from fastagg.sim.clients.client import DifferenceSender, Update, rated
 from fastagg.sim.clients.fused import FusedTrainer
-from fastagg.sim.clients.own import Own, OwnTrainer, Way, chosen
+from fastagg.sim.clients.own import OwnTrainer, Way, chosen
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.engines.ahead import Ahead, Here, Key, Threads, work_of
 from fastagg.sim.one import build, build_clock
 from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
-from fastagg.sim.one.passed import Factory
 from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
 
-AHEAD = 2**24  # parameters of updates that are trained before they are due
 # what a checkpoint has of a simulation as it is
 KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
+
+Made = tuple[Update, int, Mapping[str, torch.Tensor] | None]
+
+
+def _nbytes(sent: torch.Tensor | Mapping[str, torch.Tensor] | None) -> int:
+    """The bytes of what goes with a task or an update."""
+    arrays = sent.values() if isinstance(sent, Mapping) else () if sent is None else (sent,)
+    return sum(array.nbytes for array in arrays)
 
 
 class Simulation:
@@ -42,29 +46,18 @@ class Simulation:
         self,
         config: Config,
         data: FederatedData | None = None,
-        model: Factory | None = None,
-        engine: engines.Name = "here",
-        workers: int | None = None,
-        own: Own | None = None,
-        loaded: FederatedData | None = None,
     ) -> None:
-        """``data``, ``model`` and ``own`` replace those of ``config``: see :class:`Passed`. ``loaded``: what the
-        config's data is, if it is known. :meth:`close` ends the workers."""
+        """``data``: what the config's data is, if it is known."""
         self.config = config
-        self.own = chosen(config, own)
-        if self.own.train is not None and (engine != "here" or workers not in (None, 1)):
-            why = "what clients keep is in the run's own process"
-            raise ConfigError(f'own.train needs engine "here" with one worker: {why}')
+        self.own = chosen(config)
         self.stopwatch = Stopwatch(ACTIVITIES)
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
-            engines.check_device(engine, device)
-            passed = data, model, own
-            data = data or loaded or build.build_data(config.data, config.seed)
+            data = data or build.data_of(config)
             data, unlabelled = build.split_unlabelled(config, data)
             data = build.clients_of(config, data)
             self.data = data.to(device)
-            self.module = build.build_module(config, data, model, device)
+            self.module = build.build_module(config, data, device)
             distils = build.distils(config.algorithm)
             distill = build.build_distillation(config, self.module, unlabelled) if distils else None
             # The server copies the model it starts from, so the module is free for training.
@@ -84,13 +77,12 @@ class Simulation:
             # An update whose size takes time, and is not known before, is made when its task is sent.
             own_size = self.own.train is not None or self.own.change is not None
             self._early = own_size and getattr(config.delay, "up", None) is not None
-            self._made: dict[Key, tuple[Update, int]] = {}  # updates that are not due yet, and their bytes
+            self._made: dict[tuple[int, int], Made] = {}  # updates that are not due yet, and their bytes
             self.schedule = build_clock.build_schedule(config, self.server, sizes, self._bytes, self.own)
             self._lost = build_clock.lost_clients(config)
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
-            self.ahead = self._ahead(engine, workers, passed)
         self.rows: list[Row] = []
         self.uploads = self.bytes_up = self.bytes_down = 0
         self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
@@ -106,51 +98,29 @@ class Simulation:
         with self.stopwatch.timing("training" if self._early else "server"):
             self.schedule.start()
 
-    def _ahead(self, engine: engines.Name, workers: int | None, passed: tuple[object, ...]) -> Ahead | Here:
-        gradients = self.server.update_kind == "gradient"
-        most = AHEAD // max(1, self.server.layout.size)
-        if engine == "ray":
-            from fastagg.sim.engines.ray import Remote
-
-            return Remote(most, workers, self.config, gradients, *passed)
-        if workers in (None, 1):
-            return Here(work_of(self.trainer, self.data, gradients=gradients))
-        if not isinstance(self.trainer, FusedTrainer):
-            why = f"torch trains this run's clients one at a time ({self.by_torch})"
-            raise ConfigError(f'workers is {workers}, but {why}: choose engine "ray", or compare runs side by side')
-        return Threads(max(4 * workers, most), workers - 1, self.trainer, self.data, gradients)
-
-    def close(self) -> None:
-        """End the workers, if there are any."""
-        self.ahead.close()
-
     def _drop(self) -> None:
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
             self.schedule.drop(self._lost)
-            self.ahead.forget(self._lost)
             self.dropped = True
 
-    def _in_flight(self) -> list[Job]:
-        return [] if self._early else self.schedule.in_flight()
-
-    def _make(self, job: Job) -> tuple[Update, int]:
-        """Return a job's update, as it comes to the server, and its bytes."""
-        update = self.ahead.take(job, self._in_flight)
-        if job.origin is not None:
-            update = self._way.moved(update, job.origin, job.task)
+    def _make(self, job: Job) -> Made:
+        """Return a job's update, as it comes to the server, its bytes, and what comes with it."""
+        train = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
+        update = train(job.task, self.data.clients[job.client], job.client, job.number)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
+        extra = getattr(self.trainer, "extra", None)
         update, size = self._way(update, job.task, job.client, job.number)
-        return self._liars(job.client, update), size
+        return self._liars(job.client, update), size + _nbytes(extra), extra
 
     def _bytes(self, job: Job) -> tuple[int, int]:
         """Return the bytes of a job's model and of its update."""
-        down = self._model_bytes + (0 if job.task.control is None else job.task.control.nbytes)
+        down = self._model_bytes + _nbytes(job.task.control)
         if not self._early:
             return down, self._way.whole
-        update, size = self._make(job)
+        update, size, extra = self._make(job)
         assert isinstance(update, dict)
-        self._made[job.client, job.number] = {name: array.clone() for name, array in update.items()}, size
+        self._made[job.client, job.number] = {name: array.clone() for name, array in update.items()}, size, extra
         return down, size
 
     def step(self) -> bool:
@@ -165,16 +135,17 @@ class Simulation:
             key = job.client, job.number
             made = self._made.pop(key) if key in self._made else self._make(job)
         with self.stopwatch.timing("server"):
-            receipt = self.server.receive(job.client, made[0], version=job.task.version, num_samples=len(samples))
+            receipt = self.server.receive(
+                job.client, made[0], version=job.task.version, num_samples=len(samples), extra=made[2]
+            )
             if not self._early:
                 self.schedule.arrived(job)
         with self.stopwatch.timing("training"):
             if self._early:
                 self.schedule.arrived(job)
-            self.ahead.look(self._in_flight)
         self.uploads += 1
         self.bytes_up += made[1]
-        self.bytes_down += self._model_bytes + (0 if job.task.control is None else job.task.control.nbytes)
+        self.bytes_down += self._model_bytes + _nbytes(job.task.control)
         self.client_uploads[job.client] += 1
         self.largest = max(self.largest, receipt.delay)
         self.warm_up += receipt.version == 0

@@ -67,21 +67,3 @@ def unknown(name: str, *known: list[str]) -> str:
     papers = "; the papers' tables on data in files are in reproduction/ of fastagg's repository"
     elsewhere = papers if len(list(_places("tables"))) == 1 else ""
     return f"no recipe {name!r}{near} (a file's name ends in .toml{elsewhere})"
-
-
-def configured(given: config.Config | str | Plain, changes: Plain, more: Plain | None = None) -> config.Config:
-    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys, and then
-    ``more``."""
-    if not isinstance(changes, dict):
-        raise ConfigError(_checks.wrong("changes", "a dict such as {'client.lr': 0.1}", changes))
-    changes = {**changes, **(more or {})}
-    if isinstance(given, str):
-        return load(given, changes)
-    values = given.model_dump() if isinstance(given, config.Config) else given
-    if not isinstance(values, dict):
-        raise ConfigError(_checks.wrong("config", "a recipe's name, a path, a dict or a Config", given))
-    found = config.from_dict(config.changed(values, changes), "the config")
-    made = given.algorithm._make if isinstance(given, config.Config) else None
-    if made is None or found.algorithm.name != "given":
-        return found
-    return found.model_copy(update={"algorithm": found.algorithm.made_by(made)})

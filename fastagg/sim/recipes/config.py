@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from fastagg import _checks, _keywords, registry
-from fastagg._checks import parse_change as parse_change
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
+from fastagg.removed import REMOVED
 from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
 from fastagg.sim.recipes.sections import (
     Algorithm,
@@ -62,6 +62,24 @@ class Config(Section):
     distill: Distill = Distill()
     own: Own = Own()
     run: Run
+    _held: Plain = PrivateAttr(default_factory=dict)
+
+    @property
+    def held(self) -> Plain:
+        """What a program passes, by the keys that say "given"."""
+        return self._held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self.model_dump() == other.model_dump()
+
+    def holding(self, held: Plain) -> Config:
+        """Return the config of a program that passes this, too."""
+        found = self.model_copy()
+        found._held = {**self._held, **held}
+        make = found._held.get("algorithm.name")
+        if self.algorithm.name != "given" or make is None:
+            return found
+        return found.model_copy(update={"algorithm": self.algorithm.made_by(make)})
 
     @field_validator("data", mode="before")
     @classmethod
@@ -86,8 +104,6 @@ class Config(Section):
             raise ValueError(f"delay.counts are {sum(counts)} clients, not {self.data.counted}")
         if authors and rule != "concurrency":
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
-        if getattr(self.delay, "start", "sent") == "before" and not authors:
-            raise ValueError('delay.start "before" needs delay.counting "authors"')
         if self.delay.name == "version" and (rule != "all" or self.participation.file):
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self
@@ -124,6 +140,7 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
             return f"unknown key {where}, got {given}; did you mean {keys}?"
         near = _checks.meant(path[-1], known) or (keys and f"; there is {keys}")
         near = f"; {ELSEWHERE[where]}" if where in ELSEWHERE else near
+        near = f"; it is gone: {REMOVED[where]}" if where in REMOVED else near
         return f"unknown key {where} (known here: {', '.join(known)}){near}"
     message = item["msg"].removeprefix("Value error, ")
     if kind == "missing":
@@ -238,16 +255,3 @@ def placed(config: Config, path: Path) -> Config:
     if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})
-
-
-_CHOICE = r"""((?:"[^"]*"|'[^']*'|\[[^]]*\]|\{[^}]*\}|[^,])*),"""
-
-
-def parse_choices(text: str) -> tuple[str, list[object]]:
-    """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes does not separate."""
-    key, equals, values = text.partition("=")
-    parts = re.findall(_CHOICE, f"{values},")
-    if len(parts) > 1 and not all(map(str.strip, parts)):
-        raise ConfigError(f"expected key=value,value such as client.lr=0.1,0.3, got {text!r}")
-    parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
-    return parsed[0][0], [value for _, value in parsed]

@@ -264,13 +264,11 @@ class TimedDelay(Section):
 
     ``steps``: the number of local steps that the times are for. A dispatch of K steps takes K / steps as long. With
     ``counting`` "authors" the model is sent only when the buffer is flushed, as in the FADAS authors' program, and not
-    at each arrival. With ``start`` "before", as in that program, all clients but the last that then get a version train
-    from the one before it, and what they send is still the difference to the one that they got.
+    at each arrival.
     """
 
     steps: PositiveInt | None = None
     counting: Literal["arrival", "authors"] = "arrival"
-    start: Literal["sent", "before"] = "sent"
     speed: PositiveFloat | None = None  # bytes downloaded per unit of virtual time; None: a download takes no time
     up: PositiveFloat | None = None  # the same for uploads
     jitter: float = Field(0.1, ge=0)  # standard deviation of the transmission factor

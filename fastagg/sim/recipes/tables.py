@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, PositiveFloat, ValidationError, ValidationInfo, field_validator
 
@@ -95,7 +94,6 @@ class Cell:
     method: str = ""
     paper: Paper = NO_PAPER
     setting: str = ""
-    passed: Any = ()  # a Passed: what a program passes to this run
 
     @property
     def name(self) -> str:

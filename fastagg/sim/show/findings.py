@@ -9,7 +9,7 @@ from fastagg import page
 from fastagg.facts import facts
 from fastagg.sheet import Sheet
 from fastagg.sim.many.groups import LEVEL, Contrast, Group, Judged, Spread, contrasts, goal, holm, name_of, speedups
-from fastagg.sim.one.metrics import ACTIVITIES, duration, seconds, unit_text
+from fastagg.sim.one.metrics import duration, seconds, unit_text
 from fastagg.sim.one.output import csv_text
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.config import to_toml
@@ -146,21 +146,6 @@ def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–") -
     return f"{'≥ ' * value.least}{mean}{'±' * bool(deviation)}{deviation}" + f" ({value.missing} never)" * value.least
 
 
-def time_table(lines: Sequence[tuple[str, Mapping[str, float]]]) -> Sheet:
-    """Return a table with a line per label: its wall seconds and their shares by activity."""
-    parts = (*ACTIVITIES, "other")
-    return Sheet(
-        "Where the time goes (wall seconds and share)",
-        ["method", *parts, "total"],
-        [
-            [label, *(f"{wall[part]:.2f} {wall[part] / wall['total']:4.0%}" for part in parts), f"{wall['total']:.2f}"]
-            for label, wall in lines
-        ],
-        "server: with drawing who is next and its delay. setup: loading data, building the model. other: records, "
-        "checkpoints.",
-    )
-
-
 def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
     """Return one line per run with its grid values and the numbers of its summary.json, as CSV with a header."""
     keys = dict.fromkeys(key for cell, _ in runs for key, _ in cell.choice)
@@ -186,12 +171,11 @@ def claims_table(found: Sequence[Judged]) -> Sheet:
 
 @dataclass(frozen=True)
 class Conclusions:
-    """``sentences``: the verdict first. ``sheets``: the tables of results. ``times``: where the time went. ``notes``:
-    what the runs said of their clients."""
+    """``sentences``: the verdict first. ``sheets``: the tables of results. ``notes``: what the runs said of
+    their clients."""
 
     sentences: list[str]
     sheets: list[Sheet]
-    times: Sheet
     notes: list[str] = field(default_factory=list)
 
 
@@ -212,7 +196,6 @@ def find(
     return Conclusions(
         sentences(groups, baseline) if alike else [],
         [sheet for sheet in sheets if sheet is not None],
-        time_table([(group.label, group.wall_seconds()) for group in groups]),
         [*_notes(groups)],
     )
 
@@ -289,7 +272,7 @@ def report(groups: Sequence[Group], found: Conclusions, pictures: Mapping[str, b
     blocks += [page.table(sheet) for sheet in found.sheets]
     blocks += [page.picture(name, png) for name, png in pictures.items()]
     blocks += [page.paragraph(note) for note in found.notes]
-    blocks += [page.table(found.times), page.heading("Settings and machine")]
+    blocks += [page.heading("Settings and machine")]
     blocks += [page.text(f"{group.label}: config.toml", to_toml(group.results[0].config)) for group in groups]
     blocks.append(page.settings("Machine and versions", facts()))
     seeds = sorted({result.config.seed for group in groups for result in group.results})

@@ -6,7 +6,6 @@ like a difference.
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg._types import Plain
-from fastagg.page import COLOURS
 from fastagg.sim.many.groups import Group, choice_keys, goal, name_of, speedups
 from fastagg.sim.one.metrics import duration
 from fastagg.sim.show import findings, series
@@ -26,9 +24,7 @@ from fastagg.sim.show.series import MOST_LINES
 from fastagg.sim.show.style import GREY, TEXT, logarithmic, look, marks, tidy
 
 if TYPE_CHECKING:
-    from fastagg.sim.many.groups import Judged
-
-INK = {"shown": COLOURS[2], "reversed": COLOURS[1]}  # of a claim's verdict; others are grey
+    pass
 
 
 def pictures(
@@ -212,32 +208,4 @@ def delay_tails(groups: Sequence[Group]) -> Figure:
     axes.set_ylabel("share of updates at least as late")
     tidy(axes)
     _legend(figure, axes)
-    return figure
-
-
-def claims(found: Sequence[Judged], title: str = "") -> Figure:
-    """Draw a line per claim: each seed's difference, their mean and its interval. Right of zero the claim holds."""
-    texts = [textwrap.fill(one.claim.text, 44) for one in found]
-    height = 1.3 + sum(0.28 + 0.2 * (text.count("\n") + 1) for text in texts)
-    figure = Figure(figsize=(9, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axvline(0, color="#444444", linewidth=1)
-    for place, one in enumerate(found):
-        difference, values = one.difference, list(one.difference.pairs.values())
-        ink = INK.get(difference.verdict, GREY)
-        if difference.low is not None and difference.high is not None:
-            axes.plot([difference.low, difference.high], [place, place], color=ink, linewidth=3, alpha=0.5)
-        axes.plot(values, [place] * len(values), "o", color=ink, markersize=4, markerfacecolor="white")
-        axes.plot([difference.mean], [place], "D", color=ink, markersize=7)
-        right = max([*values, difference.high or difference.mean]), place
-        axes.annotate(difference.verdict, right, xytext=(8, 0), textcoords="offset points", color=ink, va="center")
-    tidy(axes)
-    axes.set_yticks(range(len(found)), texts, fontsize=10)
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.margins(x=0.12)
-    axes.set_xlabel("difference" + ", percentage points" * all(one.claim.scale == 100 for one in found))
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(left=False)
-    axes.set_title(title, fontsize=12, wrap=True)
     return figure

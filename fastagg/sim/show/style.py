@@ -17,7 +17,6 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 from PIL import Image  # matplotlib needs it, too
 
-from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.page import COLOURS
 from fastagg.sim.one.output import replace_file
@@ -28,11 +27,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DPI = 200  # of PNG
 TEXT = 9  # in points, at the width that the picture has in print
 GREY = "#777777"
-
-
-def check_format(name: str) -> str:
-    """Return ``name`` if it is a format for pictures. ConfigError otherwise."""
-    return _checks.one_of("--format", name, FORMATS)
 
 
 def look(number: int) -> Plain:

@@ -40,5 +40,5 @@ def catalogue() -> list[Entry]:
 def _entry(name: str, configs: list[Config], purpose: str) -> Entry:
     algorithms = tuple(dict.fromkeys(c.algorithm.name for c in configs))
     data = tuple(dict.fromkeys(c.data.shown for c in configs))
-    files = any(c.data.in_files for c in configs)
+    files = any(hasattr(c.data, "dir") for c in configs)
     return Entry(name, len(configs), algorithms, data, files, purpose.replace("\n", " ").rstrip("."))

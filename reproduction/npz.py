@@ -1,35 +1,39 @@
-"""Your own data as arrays: an ``.npz`` file with ``x_train``, ``y_train``, ``x_test``, ``y_test``, and perhaps
-``client_train``."""
+"""Arrays in an ``.npz`` file: ``x_train``, ``y_train``, ``x_test``, ``y_test``, and perhaps ``client_train``.
+
+A copy beside a recipe reads data of your own: ``data = { name = "npz:load", file = "mine.npz", clients = 50 }``."""
 
 from __future__ import annotations
 
 import zipfile
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from shared import existing
 
 from fastagg.errors import DataError
-from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
+from fastagg.sim.data.federated import FederatedData, Samples, split_by_label, standardised
 
+NEEDS = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 OWNERS = "client_train"  # optional: who holds each sample of x_train
 Arrays = dict[str, np.ndarray]
 
 
 def load(
-    folder: Path, clients: int, file: str = "data.npz", pool: int = 1, channels: str | None = None, **split: Any
-) -> FederatedData:
+    clients: int, seed: int, dir: str | None = None, file: str = "data.npz", pool: int = 1,
+    channels: str | None = None, alpha: float = 0.3, min_samples: int = 2,
+) -> FederatedData:  # fmt: skip
     """Return the file's samples, split over ``clients`` by label (see split_by_label), or as ``client_train`` says.
 
-    ``file`` is in ``folder``, or in a subfolder with the file's name without its ending. Inputs [N, ...] are
+    ``file`` is in the folder ``dir``, or in a subfolder with the file's name without its ending. Inputs [N, ...] are
     standardised with one mean and deviation for all numbers. Images are [N, height, width] or [N, height, width,
     channels], or with ``channels`` "first" [N, channels, height, width]; without it the axis of at most 4 is that of
     the channels. ``pool`` x ``pool`` pixels are averaged. Labels are whole numbers from 0 up. DataError if the file has
     another form.
     """
+    folder = existing("npz:load", dir, NEEDS)
     inside = f"{Path(file).stem}/{file}"
     path = next((folder / name for name in (file, inside) if (folder / name).is_file()), None)
     if path is None:
@@ -39,7 +43,7 @@ def load(
         raise DataError(f"{path}: y_train has labels {lowest} to {int(train.y.max())}: they must count from 0")
     classes = int(train.y.max()) + 1
     if owners is None:
-        return split_by_label(train, test, classes, clients=clients, **split)
+        return split_by_label(train, test, classes, clients=clients, alpha=alpha, seed=seed, min_samples=min_samples)
     if (most := int(owners.max()) + 1) != clients:
         raise DataError(f"{path}: client_train names the clients 0..{most - 1}, and data.clients is {clients}")
     parts = [torch.from_numpy(np.flatnonzero(owners == client)) for client in range(clients)]
@@ -51,25 +55,7 @@ def _samples(path: Path, changed: int, pool: int, channels: str | None) -> tuple
     """Read the file once for all runs of a comparison, as long as its time ``changed`` stays the same."""
     arrays = read(path)
     arrays |= {key: _pooled(_channels_first(arrays[key], channels, path), pool, path) for key in ("x_train", "x_test")}
-    return *samples(path, arrays), arrays.get(OWNERS)
-
-
-def samples(path: Path | str, arrays: Arrays) -> tuple[Samples, Samples]:
-    """Return training and test set, scaled so that all numbers of the training inputs have mean 0 and deviation 1.
-
-    Numbers that fp32 does not hold, such as times since 1970, are scaled in fp64."""
-    keys = ("x_train", "x_test")
-    with np.errstate(over="ignore"):
-        kind = np.float32 if all(np.array_equal(arrays[k].astype(np.float32), arrays[k]) for k in keys) else np.float64
-    x, x_test = (arrays[key].astype(kind) for key in keys)
-    mean, deviation = x.mean(dtype=np.float64), x.std(dtype=np.float64)
-    if not 0 < deviation < np.inf:
-        raise DataError(f"{path}: all training inputs are equal, or too large: nothing to learn from")
-    for part in (x, x_test):  # in place: they may be large
-        np.subtract(part, kind(mean), out=part)
-        np.divide(part, kind(deviation), out=part)
-    labels = (torch.from_numpy(arrays[key].astype(np.int64)) for key in ("y_train", "y_test"))
-    return Samples(torch.from_numpy(x).float(), next(labels)), Samples(torch.from_numpy(x_test).float(), next(labels))
+    return *standardised(path, arrays), arrays.get(OWNERS)
 
 
 def read(path: Path) -> Arrays:

@@ -1,0 +1,48 @@
+"""What a rule of a user's own gives back, checked: here and nowhere else.
+
+Each function returns what it is given, in the form that the engine takes. ConfigError names the rule and the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fastagg import _checks
+from fastagg.errors import ConfigError
+
+
+def number(rule: object, method: str, value: object) -> float:
+    """A weight or a rate: finite, at least 0."""
+    return _checks.number(f"{type(rule).__name__}.{method}: what it returned", value, least=0)
+
+
+def weight(rule: object, method: str, value: object) -> float | None:
+    """A weight, or None, which drops the update."""
+    return None if value is None else number(rule, method, value)
+
+
+def pair(rule: object, method: str, value: object) -> tuple[object, dict[str, Tensor]]:
+    """A vector, not yet checked, and the new state."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", "a pair: a vector and the new state", value))
+    return value[0], tensors(rule, method, value[1])
+
+
+def vector(rule: object, method: str, value: object, size: int, device: torch.device) -> Tensor:
+    """An fp32 vector on the server's device."""
+    good = isinstance(value, Tensor) and value.dtype is torch.float32 and tuple(value.shape) == (size,)
+    if not isinstance(value, Tensor) or not good or value.device != device:
+        what = f"a float32 vector of {size} elements on {device}"
+        raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", what, value))
+    return value.detach().contiguous()
+
+
+def tensors(rule: object, method: str, value: object) -> dict[str, Tensor]:
+    """A state, or what goes with a task."""
+    named = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    if not isinstance(value, Mapping) or not named or not all(isinstance(one, Tensor) for one in value.values()):
+        raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", "a dict of tensors by name", value))
+    return {name: one.detach() for name, one in value.items()}
