@@ -22,7 +22,10 @@ _PARTS = (
 )
 _EXACT = "versions are kept while a client may answer them, and distances are exact (fastagg.ops.distances)"
 _MEMORY = "server.memory() says what a server holds, and docs/scaling.md what ends first"
-_ENGINE = "a run's clients train in its process's threads (--workers, workers=N); `fastagg compare -j N` (jobs=N) has N runs side by side"
+_ENGINE = (
+    "clients train in threads of the run's process (--workers N, workers=N), and `fastagg compare -j N` (jobs=N) has N "
+    "runs side by side"
+)
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
 REMOVED: dict[str, str] = {
