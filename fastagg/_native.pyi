@@ -33,6 +33,14 @@ class Table:
     def outputs(self) -> int: ...  # of a sample
     def evaluate(self, *, start: int, buffers: int, x: int, samples: int, outputs: int) -> None: ...
 
+class Crew:
+    """Threads that train clients ahead of time."""
+
+    def __init__(self, threads: int) -> None: ...
+
+class Training:
+    def wait(self) -> None: ...  # trains, if no thread has begun to
+
 # The numbers of a numpy.random.Generator from a seed of 32 bytes (csrc/train/order.h).
 def uniform(seed: bytes) -> float: ...
 def below(seed: bytes, count: int) -> int: ...

@@ -22,9 +22,9 @@ _PARTS = (
 )
 _EXACT = "versions are kept while a client may answer them, and distances are exact (fastagg.ops.distances)"
 _MEMORY = "server.memory() says what a server holds, and docs/scaling.md what ends first"
-_WORKERS = (
-    "a run trains its clients one after the other, and `fastagg compare -j N` (jobs=N) has N runs side by side; "
-    "run.torch_threads is for models that torch trains"
+_ENGINE = (
+    "clients train in threads of the run's process (--workers N, workers=N), and `fastagg compare -j N` (jobs=N) has N "
+    "runs side by side"
 )
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
@@ -67,14 +67,12 @@ REMOVED: dict[str, str] = {
     "fastagg.ops.GROUP": _PARTS,
     "fastagg.ops.prepare": "call the op itself: its checks take 2 to 4 us; fastagg.Server does steps in a loop",
     "fastagg.ops.sketch": _EXACT,
-    "--engine": _WORKERS,
-    "--workers": _WORKERS,
+    "--engine": _ENGINE,
     "delay.start": "it showed that clients of the version before do not explain FADAS' lead: docs/reproduction.md",
-    "engine=": _WORKERS,
+    "engine=": _ENGINE,
     "hash_payloads=": "the digest covers what a record says, and checksums what an update's numbers are; leave it out",
     "origin=": _PARTS,
     "sketch=": _EXACT,
-    "workers=": _WORKERS,
 }
 
 # A setting that left -> the value that it must have had, in a folder or a checkpoint, for it to be opened.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "../train/crew.h"
 #include "../train/order.h"
 #include "../train/table.h"
 #include "host.h"
@@ -14,6 +15,7 @@ namespace py = pybind11;
 namespace fastagg::bindings {
 namespace {
 
+using train::Crew;
 using train::Description;
 using train::Table;
 using Pair = std::array<int64_t, 2>;
@@ -91,9 +93,42 @@ struct Order {
   static constexpr int64_t kMostSamples = int64_t{1} << 31;
 };
 
-void train_client(const std::shared_ptr<Table>& table, Address start, Address buffers, Address x, Address y,
-                  int64_t samples, const py::tuple& order, float lr, float momentum, float weight_decay, float mu,
-                  Address correction, bool gradient, Address out) {
+// Training that a crew does, or has done. It keeps what the crew reads and writes.
+class Training {
+ public:
+  Training(std::shared_ptr<Crew> crew, std::shared_ptr<Table> table, Order order, const train::Call& call,
+           py::object kept)
+      : crew_(std::move(crew)), table_(std::move(table)), order_(std::move(order)), kept_(std::move(kept)) {
+    task_.table = table_.get();
+    task_.call = call;
+    task_.call.index = order_.index;
+    task_.call.lengths = order_.lengths.data();
+    crew_->add(task_);
+  }
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+  ~Training() {
+    const Released released;
+    crew_->drop(task_);
+  }
+  void wait() {
+    const Released released;
+    crew_->finish(task_);
+  }
+
+ private:
+  std::shared_ptr<Crew> crew_;
+  std::shared_ptr<Table> table_;
+  Order order_;
+  py::object kept_;
+  train::Task task_{};
+};
+
+// Trains, or has `crew` do it: then `kept` owns all that is named by address.
+std::unique_ptr<Training> train_client(const std::shared_ptr<Table>& table, Address start, Address buffers, Address x,
+                                       Address y, int64_t samples, const py::tuple& order, float lr, float momentum,
+                                       float weight_decay, float mu, Address correction, bool gradient, Address out,
+                                       const std::shared_ptr<Crew>& crew, const py::object& kept) {
   Order batches(order, samples, table->batch());
   int64_t count = 0;
   for (const int64_t length : batches.lengths) {
@@ -124,8 +159,10 @@ void train_client(const std::shared_ptr<Table>& table, Address start, Address bu
                          gradient,
                          at(out),
                          nullptr};
+  if (crew) return std::make_unique<Training>(crew, table, std::move(batches), call, kept);
   const Released released;
   table->train(call);
+  return nullptr;
 }
 
 uint32_t below(const py::bytes& seed, uint32_t count) {
@@ -156,9 +193,12 @@ void bind_train(py::module_& m) {
            by_name, arg("shape"), arg("layers"), arg("batch"), arg("squares"), arg("parameters"), arg("buffers"))
       .def("train", &train_client, by_name, arg("start"), arg("buffers"), arg("x"), arg("y"), arg("samples"),
            arg("order"), arg("lr"), arg("momentum"), arg("weight_decay"), arg("mu"), arg("correction") = 0,
-           arg("gradient"), arg("out"))
+           arg("gradient"), arg("out"), arg("crew") = nullptr, arg("kept") = py::none())
       .def_property_readonly("outputs", &Table::outputs)
       .def("evaluate", &evaluate, by_name, arg("start"), arg("buffers"), arg("x"), arg("samples"), arg("outputs"));
+  py::class_<Crew, std::shared_ptr<Crew>>(m, "Crew", "Threads that train clients ahead of time.")
+      .def(py::init(&Crew::make), arg("threads"));
+  py::class_<Training>(m, "Training").def("wait", &Training::wait);
   m.def("uniform", [](const py::bytes& seed) { return generator(seed).uniform(); }, arg("seed"));
   m.def("below", &below, arg("seed"), arg("count"));
   m.def("permutations", &permutations, arg("seed"), arg("size"), arg("count"), arg("out"));

@@ -8,7 +8,6 @@ from fastagg._checks import parse_change as parse_change
 from fastagg.errors import ConfigError
 from fastagg.sim.many.search import Range
 
-
 _CHOICE = r"""((?:"[^"]*"|'[^']*'|\[[^]]*\]|\{[^}]*\}|[^,])*),"""
 
 

@@ -74,6 +74,7 @@ def run(
             help="Where metrics are drawn, too: tensorboard=FOLDER, mlflow=EXPERIMENT, wandb=PROJECT; repeatable.",
         ),
     ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="How many threads train clients at once.")] = 1,
     picture: Format = "png",
 ) -> None:
     """Run one recipe and write its folder.
@@ -100,7 +101,7 @@ def run(
     settings: Plain = {
         "resume": "go on" if resume else "never", "replace": replace,
         "picture": _checks.one_of("--format", picture, FORMATS),
-        "trackers": dict(parse(text) for text in tracker or ()),
+        "trackers": dict(parse(text) for text in tracker or ()), "workers": workers,
     }  # fmt: skip
     with ProgressBar(config.label or config.name) as bar:
         result = simulate(config, out, bar, **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -122,15 +123,20 @@ class Client:
     def train(
         self, gradient: bool = False, correction: Tensor | None = None, **settings: float
     ) -> tuple[Tensor, Tensor]:
+        return self.begin(None, gradient, correction, **settings)[:2]
+
+    def begin(
+        self, crew: Any, gradient: bool = False, correction: Tensor | None = None, **settings: float
+    ) -> tuple[Tensor, Tensor, Any]:
         buffers, out = self.buffers.clone(), torch.full_like(self.start, torch.nan)
         numbers = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "mu": 0.0, **settings}
-        self.table.train(
+        training = self.table.train(
             start=self.start.data_ptr(), buffers=buffers.data_ptr(), x=self.x.data_ptr(), y=self.y.data_ptr(),
             samples=30, order=(self.index.data_ptr(), self.lengths),
             correction=0 if correction is None else correction.data_ptr(), gradient=gradient, out=out.data_ptr(),
-            **numbers,
+            crew=crew, kept=(self, buffers, out, correction), **numbers,
         )  # fmt: skip
-        return out, buffers
+        return out, buffers, training
 
     def outputs(self, x: Tensor) -> Tensor:
         found = torch.full((len(x), CLASSES), torch.nan)
@@ -268,6 +274,50 @@ def test_no_bit_depends_on_who_trains_beside_or_before() -> None:
     assert clients[0].train()[0].isnan().all()
     clients[0].start.copy_(flat(clients[0].module.parameters()))
     assert torch.equal(clients[0].train(momentum=0.5)[0], alone[0][0])
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_a_crew_gives_the_same_bits_whoever_trains(threads: int) -> None:
+    clients = [Client(*network(case)) for case in ("batchnorm", "groupnorm", "two layers")] * 8
+    alone = [client.train(momentum=0.5) for client in clients]
+    crew = native.Crew(threads)
+    begun = [client.begin(crew, momentum=0.5) for client in clients]
+    for place in torch.randperm(len(begun)).tolist():
+        update, buffers, training = begun[place]
+        training.wait()
+        training.wait()
+        assert torch.equal(update, alone[place][0]) and torch.equal(buffers, alone[place][1])
+
+
+def test_a_training_that_nobody_waits_for_ends_with_its_memory() -> None:
+    client = Client(*network("batchnorm"), lengths=[13] * 40)
+    for _ in range(20):
+        crew = native.Crew(2)
+        begun = [client.begin(crew) for _ in range(6)]
+        del begun[::2], crew
+        begun[0][2].wait()
+        assert torch.equal(begun[0][0], client.train()[0])
+        begun.clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_has_no_crew_and_ends() -> None:
+    client = Client(*network("batchnorm"), lengths=[13] * 200)
+    crew = native.Crew(1)
+    begun = [client.begin(crew) for _ in range(3)]
+    child = os.fork()
+    if child == 0:
+        try:
+            begun[1][2].wait()
+        except ConfigError as error:
+            begun.clear()
+            del crew
+            os._exit(7 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    for update, _, training in begun:
+        training.wait()
+        assert torch.equal(update, client.train()[0])
 
 
 def test_what_is_not_finite_shows() -> None:

@@ -76,18 +76,18 @@ class FusedTrainer:
             samples = clients[client]
             first = self._work.batches(len(samples), 1, self._seed, client, 0)[0][:SAMPLES]
             try:
-                return prove(module, self._table, samples.x[first], samples.y[first])
+                return prove(module, self._layers, self._table, samples.x[first], samples.y[first])
             except Untranslated:
                 if client == tried[-1]:
                     raise
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> ModelState:
         """Train from ``task``'s model on ``samples`` and return the update in the form ``Server.receive`` takes."""
-        return self._train(task, samples, client, number, gradient=False)
+        return self.begin(task, samples, client, number)[0]
 
     def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> ModelState:
         """Return the mini-batch gradient at ``task``'s model (weight decay included), and the buffers of that pass."""
-        return self._train(task, samples, client, number, gradient=True)
+        return self.begin(task, samples, client, number, gradient=True)[0]
 
     def model(self, params: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Return what does as the module in evaluation, with ``params``, up to rounding."""
@@ -106,7 +106,12 @@ class FusedTrainer:
 
         return outputs
 
-    def _train(self, task: Dispatch, samples: Samples, client: int, number: int, *, gradient: bool) -> ModelState:
+    def begin(
+        self, task: Dispatch, samples: Samples, client: int, number: int, crew: native.Crew | None = None,
+        gradient: bool = False,
+    ) -> tuple[ModelState, native.Training | None]:  # fmt: skip
+        """Return the update, and who is training it: until then, the update is empty memory. Without ``crew`` it is
+        trained already."""
         work, x, y, steps = self._work, samples.x, samples.y, 1 if gradient else task.local_steps
         if self._needs_two and 1 in work.lengths(len(y), steps):
             raise ConfigError(
@@ -128,9 +133,10 @@ class FusedTrainer:
         if self._has_buffers:
             _, sent, counters = task.state_dict()["model"]
             statistics = sent.clone()
-        self._table.train(
+        training = self._table.train(
             start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=y.shape[0],
             order=order, lr=work.lr_of(task.version, number), momentum=work.momentum, weight_decay=work.weight_decay,
-            mu=0.0 if gradient else work.mu, gradient=gradient, out=out.data_ptr(),
+            mu=0.0 if gradient else work.mu, gradient=gradient, out=out.data_ptr(), crew=crew,
+            kept=None if crew is None else (flat, statistics, x, y, index, out),
         )  # fmt: skip
-        return ModelState(out, statistics, [counter + steps for counter in counters])
+        return ModelState(out, statistics, [counter + steps for counter in counters]), training

@@ -4,6 +4,7 @@ A schedule gives the loop one ``Job`` at a time:
 
     schedule.start()          the first dispatches
     schedule.next_time()      when the next update arrives (changes nothing)
+    schedule.in_flight()      the jobs whose updates will arrive later, as far as they are known
     job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
     schedule.arrived(job)     after server.receive: the dispatches that follow from it
 
@@ -13,7 +14,7 @@ A schedule gives the loop one ``Job`` at a time:
 continues from it instead of calling ``start``.
 
 A Job holds the immutable snapshot that the client was sent. So it can be trained at any moment between its dispatch and
-its arrival.
+its arrival (engines/ahead.py).
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class _Timed:
     @property
     def now(self) -> float:
         return self._clock.now
+
+    def in_flight(self) -> list[Job]:
+        """Return the jobs in training, in the order in which they will arrive."""
+        return self._clock.pending()
 
     def next_time(self) -> float:
         return self._clock.next_time()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from fastagg import _checks
 from fastagg.errors import FastaggError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import AnyTrackers, Trackers
 from fastagg.sim.clients.own import Own
@@ -26,6 +27,8 @@ from fastagg.sim.one.summary import summary as summary_of
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
 
+MOST_WORKERS = 1024
+
 
 def run(
     config: Config,
@@ -40,6 +43,7 @@ def run(
     replace: bool = False,
     stop: Callable[[], bool] = lambda: False,
     picture: str = "png",
+    workers: int = 1,
 ) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
 
@@ -53,9 +57,12 @@ def run(
     :class:`fastagg.sim.clients.own.Own`) replace ``config``'s. Pass them again to resume.
     ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
 
+    So many ``workers``, threads of this process, train clients. The files are the same to the bit.
+
     DataError if ``out`` cannot be written, before any training. ConfigError if it holds what is refused.
     CheckpointError if a checkpoint is damaged.
     """
+    _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
     config = configured(config, None, {"data": data, "model": model, "own": own})
     folder, begun, loaded = None if out is None else Folder(out, config), False, None
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
@@ -71,7 +78,7 @@ def run(
             if begun and finished is not None:
                 return finished
         tracker = ends.enter_context(closing(Trackers(trackers)))
-        simulation = Simulation(config, loaded)
+        simulation = ends.enter_context(closing(Simulation(config, loaded, workers)))
         del loaded
         if folder is not None and not (begun and folder.restore(simulation)):
             folder.prepare()

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from fastagg._types import State
-from fastagg.errors import CheckpointError
+from fastagg.errors import CheckpointError, ConfigError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
+from fastagg.sim.clients.ahead import Ahead, Key
 from fastagg.sim.clients.attack import Liars
 from fastagg.sim.clients.client import DifferenceSender, Update, rated
 from fastagg.sim.clients.fused import FusedTrainer
@@ -27,6 +28,7 @@ from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
 
+AHEAD = 2**24  # parameters of updates that are trained before they are due
 # what a checkpoint has of a simulation as it is
 KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
 
@@ -46,8 +48,9 @@ class Simulation:
         self,
         config: Config,
         data: FederatedData | None = None,
+        workers: int = 1,
     ) -> None:
-        """``data``: what the config's data is, if it is known."""
+        """``data``: what the config's data is, if it is known. :meth:`close` ends the threads."""
         self.config = config
         self.own = chosen(config)
         self.stopwatch = Stopwatch(ACTIVITIES)
@@ -77,12 +80,13 @@ class Simulation:
             # An update whose size takes time, and is not known before, is made when its task is sent.
             own_size = self.own.train is not None or self.own.change is not None
             self._early = own_size and getattr(config.delay, "up", None) is not None
-            self._made: dict[tuple[int, int], Made] = {}  # updates that are not due yet, and their bytes
+            self._made: dict[Key, Made] = {}  # updates that are not due yet, and their bytes
             self.schedule = build_clock.build_schedule(config, self.server, sizes, self._bytes, self.own)
             self._lost = build_clock.lost_clients(config)
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
+            self.ahead = self._ahead(workers)
         self.rows: list[Row] = []
         self.uploads = self.bytes_up = self.bytes_down = 0
         self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
@@ -98,15 +102,29 @@ class Simulation:
         with self.stopwatch.timing("training" if self._early else "server"):
             self.schedule.start()
 
+    def _ahead(self, workers: int) -> Ahead:
+        if workers > 1 and not isinstance(self.trainer, FusedTrainer):
+            why = f"torch trains this run's clients one at a time ({self.by_torch})"
+            raise ConfigError(f"workers is {workers}, but {why}: compare runs side by side, or set run.torch_threads")
+        gradients, most = self.server.update_kind == "gradient", AHEAD // max(1, self.server.layout.size)
+        return Ahead(self.trainer, self.data, gradients, workers - 1, max(4 * workers, most))
+
+    def close(self) -> None:
+        """End the threads, if there are any."""
+        self.ahead.close()
+
     def _drop(self) -> None:
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
             self.schedule.drop(self._lost)
+            self.ahead.forget(self._lost)
             self.dropped = True
+
+    def _in_flight(self) -> list[Job]:
+        return [] if self._early else self.schedule.in_flight()
 
     def _make(self, job: Job) -> Made:
         """Return a job's update, as it comes to the server, its bytes, and what comes with it."""
-        train = self.trainer.gradient if self.server.update_kind == "gradient" else self.trainer.train
-        update = train(job.task, self.data.clients[job.client], job.client, job.number)
+        update = self.ahead.take(job, self._in_flight)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
         extra = getattr(self.trainer, "extra", None)
@@ -143,6 +161,7 @@ class Simulation:
         with self.stopwatch.timing("training"):
             if self._early:
                 self.schedule.arrived(job)
+            self.ahead.look(self._in_flight)
         self.uploads += 1
         self.bytes_up += made[1]
         self.bytes_down += self._model_bytes + _nbytes(job.task.control)

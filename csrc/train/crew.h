@@ -1,0 +1,56 @@
+// Threads that train clients ahead of time. Whoever waits for a task that no thread has begun trains it himself.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "table.h"
+
+namespace fastagg::train {
+
+// One client's training. What `call` names must live until `Crew::finish` or `Crew::drop` has returned.
+struct Task {
+  Table* table;
+  Call call;
+  enum { kWaiting, kRunning, kDone } state = kWaiting;
+  std::exception_ptr failed = nullptr;
+};
+
+class Crew {
+ public:
+  // A forked child has no threads and cannot wait for them. There a crew is neither used nor ended.
+  static std::shared_ptr<Crew> make(int64_t threads);
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+  ~Crew();
+
+  void add(Task& task);
+  // Returns when the task is done. Throws what it threw.
+  void finish(Task& task);
+  // The task is not needed. Returns when no thread works on it.
+  void drop(Task& task);
+
+ private:
+  explicit Crew(int64_t threads);
+  bool is_here() const;
+  void end();
+  void work();
+  // Runs the task with the lock given back.
+  void run(Task& task, std::unique_lock<std::mutex>& lock);
+  bool take(Task& task);  // out of those that wait
+
+  const int64_t process_;
+  std::mutex mutex_;
+  std::condition_variable changed_, done_;
+  std::deque<Task*> waiting_;
+  bool ends_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace fastagg::train
