@@ -76,7 +76,7 @@ class FusedTrainer:
             samples = clients[client]
             first = self._work.batches(len(samples), 1, self._seed, client, 0)[0][:SAMPLES]
             try:
-                return prove(module, self._layers, self._table, samples.x[first], samples.y[first])
+                return prove(module, self._table, samples.x[first], samples.y[first])
             except Untranslated:
                 if client == tried[-1]:
                     raise
