@@ -707,7 +707,7 @@ def FedMedian(
 ) -> Server:
     """Synchronous rounds; ``x <- x + lr*D``, D the median of the deltas, element by element (Yin et al. 2018; Flower).
 
-    :class:`fastagg.Robust` has the other rules, and the asynchronous form.
+    Updates count ``uniform``. :class:`fastagg.Robust` has the other rules, and the asynchronous form.
 
     Example:
         >>> server = fastagg.FedMedian(torch.zeros(1), clients_per_round=3)
@@ -725,7 +725,7 @@ def FedTrimmedAvg(
     params: object, *, clients_per_round: int | None, beta: float = 0.2, lr: float = 1.0, **server: Unpack[RobustRounds]
 ) -> Server:
     """Synchronous rounds; the mean of the deltas without the ``int(beta*M)`` smallest and largest numbers of every
-    element (Yin et al. 2018; Flower).
+    element (Yin et al. 2018; Flower). Updates count ``uniform``.
 
     Args:
         beta: the share that is cut at each end, in [0, 0.5).
@@ -747,6 +747,8 @@ def Krum(
     **server: Unpack[RobustRounds],
 ) -> Server:
     """Synchronous rounds; D is the delta whose M - f - 2 nearest others are nearest (Blanchard et al. 2017; Flower).
+
+    Updates count ``uniform``.
 
     Args:
         num_malicious_nodes: f, of which M must be at least 2f + 3.
@@ -770,7 +772,7 @@ def MultiKrum(
 ) -> Server:
     """Synchronous rounds; the mean of the ``num_nodes_to_select`` best deltas by :func:`Krum`'s measure.
 
-    Blanchard et al. 2017. The deltas count alike in the mean; in Flower by samples.
+    Blanchard et al. 2017. Updates count ``uniform`` in the mean; in Flower by samples.
 
     Args:
         num_malicious_nodes: f, of which M must be at least 2f + 3.

@@ -74,6 +74,7 @@ def vector(seed: int) -> torch.Tensor:
 def of_ops() -> Iterator[tuple[str, Any]]:
     """Every op's result, also that of its reference."""
     from fastagg import ops, reference
+    from fastagg._build import native
     from fastagg.storage import memory
     from fastagg.storage.cache import ClientCache
 
@@ -86,6 +87,7 @@ def of_ops() -> Iterator[tuple[str, Any]]:
     yield "difference", ops.difference(u, base, memory.empty(D))
     yield "distances", ops.distances(u, x, base, inner=True)
     yield "crc32c", ops.crc32c(u)
+    yield "combine", ops.combine([u, x, base], "median")
     unit = ops.exact_unit(100.0)
     total = ops.accumulate_exact_(ops.ExactSum.of(D), u, 1 / unit, fresh=True)
     whole = ops.read_exact(total)
@@ -98,7 +100,7 @@ def of_ops() -> Iterator[tuple[str, Any]]:
         taken = [zeros[one].clone() for one in moments]
         if one := getattr(ops, f"{name}_", None):
             yield f"{name}_", (one(own(), u, *taken, lr=0.1), taken)
-        if not moments:
+        if not moments or name in native.plain_optimizers:  # which have no moments in 8 bits
             continue
         coded = {one: memory.zeros(12 * 256, dtype=torch.uint8) for one in moments}
         units = memory.zeros(24 if "v" in moments else 12).view(-1, 12)

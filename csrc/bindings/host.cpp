@@ -209,7 +209,9 @@ void set_error_of_current_exception() noexcept {
   } catch (const cuda::Error& error) {
     raise_as("DeviceError", error.what());
 #endif
-  } catch (const std::invalid_argument& error) {
+  } catch (const std::out_of_range& error) {
+    PyErr_SetString(PyExc_IndexError, error.what());
+  } catch (const std::logic_error& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());

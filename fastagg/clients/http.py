@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, errors
+from fastagg.storage import memory
 
 LATER = 408, 425, 429, 500, 502, 503, 504  # the same request may work later
 TYPES = {
@@ -122,7 +123,7 @@ class HttpClient:
         found = self._each(part, lambda one: self._pull(one, newer))
         if part is not None:
             return found[0]
-        whole = torch.empty(self.layout["size"])
+        whole = memory.empty(self.layout["size"])
         for number, piece in enumerate(found):
             places = self._places(number)
             for place, array in zip(places, piece.split([one.stop - one.start for one in places]), strict=True):

@@ -63,21 +63,6 @@ def test_what_a_disk_or_processes_do_is_measured_small(name, size, told, tmp_pat
     assert list(tmp_path.glob("fastagg-*")) == []  # nothing is left on the disk
 
 
-@pytest.mark.parametrize(("label", "by_torch"), [("MLP", False), ("MLP, by torch", True)])
-def test_a_simulator_trains_as_its_label_says(label, by_torch):
-    from cases import engines
-    from cases.simulator import recipe
-
-    from fastagg.sim.one.simulation import Simulation
-
-    (candidate, *_) = CASES[f"engines, {label}"].candidates()
-    how = candidate.build.keywords
-    assert how["fused"] != by_torch and how["engine"] == "here"
-    assert (Simulation(recipe(how["model"], fused=how["fused"])).by_torch is not None) == by_torch
-    large, parameters, _ = engines.CASE_MODELS["MLP of 4.1 million"]
-    assert Simulation(recipe(large)).server.layout.size == parameters
-
-
 def test_what_computes_something_else_is_not_timed():
     import measure
     from problem import Built, Candidate

@@ -169,6 +169,7 @@ def test_salvage_takes_what_is_readable_to_a_new_folder(name: str, place: str, t
         assert found["last"] == 0 and "its head is damaged" in found["problem"]
         expected, taken = clients, len(clients)
     assert found["refused"] == [] and found["taken"] == taken
+    assert fastagg.audit(tmp_path / "b")["same"], "the new folder's log has what was given in again"
     assert {key: held for key, held in contents(tmp_path / "a").items() if "lock" not in key} == {
         key: held for key, held in before.items() if "lock" not in key
     }

@@ -292,7 +292,14 @@ def test_a_bad_array_in_a_trained_model_changes_nothing(what: str) -> None:
 
 @pytest.mark.parametrize("name", ["FADAS", "FedBuff", "FedAvg", "ACE"])
 def test_samples_are_needed_where_they_weigh(name: str) -> None:
-    refused(name, "flat", CONFIG, 'weighting="samples", got None', num_samples=None, settings={"weighting": "samples"})
+    refused(
+        name,
+        "flat",
+        CONFIG,
+        'weighting="samples" and "tokens", got None',
+        num_samples=None,
+        settings={"weighting": "samples"},
+    )
 
 
 def test_running_out_of_memory_changes_nothing() -> None:

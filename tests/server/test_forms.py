@@ -11,6 +11,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,8 @@ def test_every_form_and_every_way_have_the_same_bits(name: str, tmp_path: Path) 
             if at % 8 == 5:
                 lanes.restart()
         for server in lanes.servers():
-            server.close_round()
+            with suppress(fastagg.ConfigError) if isinstance(server.direction, fastagg.Robust) else nullcontext():
+                server.close_round()  # which a rule may refuse to so few updates
         lanes.agree()
         assert lanes.plain.version > 0
         lanes.kept.close()

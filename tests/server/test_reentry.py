@@ -398,9 +398,9 @@ class Stated(DirectionState):
 
 @dataclass(frozen=True)
 class OwnState(fastagg.Single):
-    where: Any = None
-    at: str | int = "count"
-    told: Any = None
+    where: Any = field(default=None, init=False)
+    at: str | int = field(default="count", init=False)
+    told: Any = field(default=None, init=False)
 
     def start(self, material: Any) -> DirectionState:
         return Stated(super().start(material).native, self)
@@ -443,7 +443,10 @@ def test_the_state_of_a_direction_changes_with_the_model_or_nothing_does(name: s
     def state() -> dict[str, Any]:  # not the settings, which have the direction's state here
         return {**state_of(server._running), "flat": server.flat.clone()}
 
-    server = fastagg.Server(torch.zeros(D), OwnState(where=where, at=at, told=told), fastagg.SGD(1.0))
+    own = OwnState()  # no settings, which a checkpoint would hold
+    for key, value in (("where", where), ("at", at), ("told", told)):
+        object.__setattr__(own, key, value)
+    server = fastagg.Server(torch.zeros(D), own, fastagg.SGD(1.0))
     server.dispatch("ann"), server.dispatch("bob")
     before = state()
     if works:

@@ -23,13 +23,22 @@ from .test_resume import TORCH, same
 
 
 def test_what_cannot_be_done_is_said_before_anything_runs(tiny, tmp_path):
-    for gone in ({"engine": "ray"}, {"workers": 2}):
-        with pytest.raises(WrongArguments, match=rf"the setting '{next(iter(gone))}' is gone: .*jobs=N"):
-            sim.run(tiny(), **gone)
+    with pytest.raises(WrongArguments, match=r"the setting 'engine' is gone: .*workers=N"):
+        sim.run(tiny(), engine="ray")
+    with pytest.raises(ConfigError, match="workers: expected a whole number"):
+        sim.run(tiny(), workers=0)
+    with pytest.raises(ConfigError, match=r"workers is 2, but torch trains this run's clients .*run\.fused is off"):
+        sim.run(tiny(TORCH), workers=2)
     with pytest.raises(WrongArguments, match=r"the setting 'engine' is gone: .*jobs=N"):
         sim.compare(tiny(), engine="ray", out=tmp_path)
     with pytest.raises(ConfigError, match="jobs: expected a whole number"):
         sim.compare(tiny(), jobs=0, out=tmp_path)
+
+
+def test_a_run_by_threads_is_the_same(tiny, tmp_path):
+    for workers in (1, 3):
+        run(tiny(), tmp_path / str(workers), workers=workers)
+    same(tmp_path / "1", tmp_path / "3")
 
 
 def test_a_comparison_by_processes_is_the_same(tiny, tmp_path):
