@@ -102,15 +102,15 @@ class ErrorFeedback:
 def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFeedback | None = None) -> Encoded:
     """Return an update in a format that is 2 to 100 times smaller. A server takes it as it is.
 
-    ============== ============================================= ================= ========
-    format         what is sent                                  bytes a parameter unbiased
-    ============== ============================================= ================= ========
-    ``int8``       codes, and a scale for every 256 elements      1.016             yes
-    ``int4``       the same in four bits                          0.516             yes
-    ``int8-tensor`` codes, and a scale for each array: max|x|/127  1                no
-    ``sign``       signs, and for every 256 their mean magnitude  0.141             no
-    :class:`TopK`  places and values of the largest               4.25 to 8 a value no
-    ============== ============================================= ================= ========
+    =============== ============================================= ================= ========
+    format          what is sent                                  bytes a parameter unbiased
+    =============== ============================================= ================= ========
+    ``int8``        codes, and a scale for every 256 elements     1.016             yes
+    ``int4``        the same in four bits                         0.516             yes
+    ``int8-tensor`` codes, and a scale for each array: max|x|/127 1                 no
+    ``sign``        signs, and for every 256 their mean magnitude 0.141             no
+    :class:`TopK`   places and values of the largest              4.25 to 8 a value no
+    =============== ============================================= ================= ========
 
     Args:
         delta: the update, fp32, fp16 or bf16: a 1-D array, or arrays by name or in a list, torch's or NumPy's. Running

@@ -25,6 +25,9 @@ constexpr double kRate = 0.25, kBeta1 = 0.9, kBeta2 = 0.99, kEps = 1e-3;
 // The mean, as what a round becomes: of updates that wait as they came.
 class Mean : public Combine {
  public:
+  void weigh(const std::vector<Held>& held, int64_t, float* weights) const override {
+    for (const Held& one : held) *weights++ = one.by;
+  }
   void block(const float* const* rows, int64_t count, const float* weights, int64_t n, float* out) const override {
     for (int64_t i = 0; i < n; ++i) {
       double sum = 0.0;
