@@ -145,7 +145,8 @@ def test_goals_trackers_and_progress(tmp_path, caplog) -> None:
 
     class Tracker:
         def log(self, row, step):
-            rows.append((step, dict(row)))
+            if not all(name.startswith("client/") for name in row):  # of the version, and not what one client reports
+                rows.append((step, dict(row)))
 
         def close(self):
             rows.append("closed")
