@@ -400,7 +400,8 @@ def test_any_direction_with_any_optimizer_and_any_policy(
         case.x0, along[1](case.num_clients), its.extended(**more), stale[1](), weighting=weighting,
         kind=ours.update_kind,
     )  # fmt: skip
-    agree(ours, theirs, case)
+    # A sum over rows that was heavier before, by more samples, keeps the rounding of what it was.
+    agree(ours, theirs, case, within=2e-5 if weighting == "samples" and hasattr(along[0](1), "cache") else 2e-6)
 
 
 @given(case=cases(), cache=of(["fp32", "bf16", "int8", "int4"]), warmup=of(["full", "partial"]))
