@@ -40,7 +40,10 @@ double RowWeights::bound(double of_rows, double of_sum, bool direct) {
 
 bool RowWeights::fell() const {
   const bool lighter = std::max(next.heaviest_total, heaviest_before_) > kLargestFall * next.total;
-  return lighter && heaviest_ > kNearlyEqual * lightest_ && next.total > 0.0;
+  // This answer may be the first of another weight.
+  const bool equal = heaviest_ == 0.0 ||
+                     std::max<double>(heaviest_, next.share) <= kNearlyEqual * std::min<double>(lightest_, next.share);
+  return lighter && !equal && next.total > 0.0;
 }
 
 void RowWeights::put() noexcept {

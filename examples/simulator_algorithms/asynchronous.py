@@ -1,7 +1,7 @@
 """Asynchronous rules of the literature as directions and policies of one's own. `algorithm.name` names the functions.
 
 FedASMU and FedPSA adapt a weight, FedFa averages a window, AREA averages exactly, Fair counts who takes part.
-Each is written after its paper's idea, at the size of an example: their papers' further settings are not here.
+Each follows its paper's idea and not its listing: it shows what a rule can see, and is no reproduction of the paper.
 """
 
 import math

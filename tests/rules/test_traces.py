@@ -400,8 +400,19 @@ def test_any_direction_with_any_optimizer_and_any_policy(
         case.x0, along[1](case.num_clients), its.extended(**more), stale[1](), weighting=weighting,
         kind=ours.update_kind,
     )  # fmt: skip
-    # A sum over rows that was heavier before, by more samples, keeps the rounding of what it was.
-    agree(ours, theirs, case, within=2e-5 if weighting == "samples" and hasattr(along[0](1), "cache") else 2e-6)
+    agree(ours, theirs, case)
+
+
+@pytest.mark.parametrize("samples", [17, 215, 1000])
+def test_a_sum_that_falls_with_this_answer_keeps_nothing_of_what_it_was(samples: int) -> None:
+    ours = fastagg.Server(torch.zeros(1025), fastagg.AllClients(1), fastagg.SGD(1.0), weighting="samples")
+    want = torch.zeros(1025, dtype=torch.float64)
+    for number, count in enumerate((samples, 1)):
+        gradient = torch.randn(1025, generator=torch.Generator().manual_seed(number))
+        ours.dispatch(0)
+        ours.receive(0, gradient, num_samples=count)
+        want -= gradient.double()
+    torch.testing.assert_close(ours.flat.double(), want, rtol=0, atol=1e-6)
 
 
 @given(case=cases(), cache=of(["fp32", "bf16", "int8", "int4"]), warmup=of(["full", "partial"]))
