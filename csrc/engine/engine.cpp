@@ -232,6 +232,8 @@ void Engine::limit(const Limits& limits) {
   const Locked locked(lock);
   ledger_.limits = limits;
   ledger_.renew();
+  enough_since_ = std::nan("");
+  is_due();  // the time of a round that was restored begins
 }
 
 // -- answers ---------------------------------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Executes an operation of a log; `answer` is the answer of one that is an answer. Throws Refusal with nothing
   // changed; kSetting: the outcome would not be the recorded one, so this server's rule is another one.
   void execute(const log::Operation& operation, Answer* answer);
-  // Sets the limits of tasks. All leases begin anew. No limits, while a log is executed: it says which tasks ended.
+  // Sets the limits of tasks. All leases, and the time of a round that has enough, begin anew. No limits, while a log
+  // is executed: it says which tasks ended.
   void limit(const Limits& limits);
 
   // -- For the holder of the lock.

@@ -131,7 +131,7 @@ def waiting_of(settings: ServerSettings) -> int:
 
 
 def limit(engine: Native, settings: ServerSettings | None) -> None:
-    """Set the limits of tasks; all leases begin anew. None: no limits."""
+    """Set the limits of tasks; all leases and the round's time begin anew. None: no limits."""
     given: Plain = dict(settings or {})
     lease, names = given.get("lease"), ("max_delay", "max_open_per_client", "max_clients")
     delay, per_client, clients = (MOST if given.get(name) is None else given[name] for name in names)
@@ -253,6 +253,7 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())  # versions made after that state are lost
     engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
     engine.measure()
+    limit(engine, parts.settings)
     return running
 
 

@@ -142,18 +142,27 @@ def test_a_replay_needs_no_clock(tmp_path: Path, durability: Any) -> None:
         assert again.dispatch(7).version == version + 1
 
 
-def test_after_a_restart_the_window_begins_again() -> None:
-    server = make()
+@pytest.mark.parametrize("way", ["load_state_dict", "load", "open"])
+def test_after_a_restart_the_window_begins_again(way: str, tmp_path: Path) -> None:
+    """When the server is there again, and not with its first call."""
+    server = fastagg.open(tmp_path / "state", make) if way == "open" else make()
     for client in range(3):
         answer(server, client)
     wait(server, 4.0)
-    again = make()
-    again.load_state_dict(server.state_dict())
-    assert again.dispatch(5).version == 0  # it begins with this call
+    if way == "load_state_dict":
+        again = make()
+        again.load_state_dict(server.state_dict())
+    elif way == "load":
+        server.save(tmp_path / "server.pt")
+        again = fastagg.load(tmp_path / "server.pt")
+    else:
+        server.close()
+        again = fastagg.open(tmp_path / "state", make)
     wait(again, 4.0)
     assert again.dispatch(5).version == 0
     wait(again, 1.0)
     assert again.dispatch(5).version == 1
+    again.close()
 
 
 def test_the_window_is_saved(tmp_path: Path) -> None:
