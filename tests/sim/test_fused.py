@@ -45,7 +45,7 @@ def agree(simulation: Simulation) -> None:
     by_torch = LocalTrainer(simulation.module, simulation.trainer._work, simulation.config.seed)
     kind = "gradient" if simulation.server.update_kind == "gradient" else "train"
     schedule = simulation.schedule
-    for job in schedule._clock.pending()[:5] if hasattr(schedule, "_clock") else [schedule.next() for _ in range(5)]:
+    for job in schedule.in_flight()[:5] or [schedule.next() for _ in range(5)]:
         samples = simulation.data.clients[job.client]
         update, other = (
             getattr(trainer, kind)(job.task, samples, job.client, job.number)
@@ -120,3 +120,13 @@ def test_a_batch_of_one_is_refused_where_torch_refuses_it(tiny: Any) -> None:
     size = len(data.clients[3])
     with pytest.raises(ConfigError, match=r"client\.batch_size: client \d+ has \d+ samples and so a batch of one"):
         run(tiny({"client.batch_size": size - 1, "participation": {"rule": "all"}}), model=network)
+
+
+def test_an_exception_in_a_thread_comes_out_and_the_threads_end(tiny: Any) -> None:
+    def broken(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        raise ValueError("no such picture")
+
+    data = build_data(tiny().data, 0)
+    data = replace(data, clients=[replace(samples, augment=broken) for samples in data.clients])
+    with pytest.raises(ValueError, match="no such picture"):
+        run(tiny(), data=data, workers=2)

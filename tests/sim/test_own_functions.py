@@ -124,10 +124,12 @@ def test_a_training_that_does_nothing_of_its_own_is_the_recipe_s():
     assert run(plain, own=Own(train=train)).rows == run(plain).rows
 
 
-def test_what_cannot_be_saved_is_refused():
+def test_what_cannot_be_saved_and_other_workers_are_refused():
     plain = load(FOLDER / "recipe.toml", SMALL)
     with pytest.raises(ConfigError, match="cannot be saved"):
         run(plain, own=Own(train=lambda model, data, task, state: (task.delta(model), object())))
+    with pytest.raises(ConfigError, match="workers is 2, but .*own.train trains them"):
+        run(config("ditto"), workers=2)
 
 
 def test_a_key_is_unset():

@@ -62,7 +62,7 @@ def outcome(path: Path, make: Make, state: dict[str, Any]) -> str:
     except fastagg.CheckpointError as error:
         would = told["recovery"]["would"] if "recovery" in told else "be refused"  # no checkpoint is whole
         assert not told["healthy"] and would == "be refused", error
-        assert len(str(error)) < 500
+        assert len(str(error)) < 400
         return "refused"
     assert told["recovery"]["would"] == "go on", told
     assert equal(found, state), "a silent loss"
