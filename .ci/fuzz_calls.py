@@ -111,8 +111,6 @@ def bindings() -> Callable[[bytes], None]:
         targets,
         settle,
         lambda given, size, x: ops.inspect(given.update(size)),
-        lambda given, size, x: ops.crc32c(given.update(size), given.one([0, 1, 2**32 - 1, 2**32, -1])),
-        lambda given, size, x: ops.gather(given.update(size), x),
         lambda given, size, x: ops.accumulate_(x, given.update(size), given.number(), fresh=given.one([True, False])),
         lambda given, size, x: ops.distances(given.update(size), x, given.tensor(size)),
     )

@@ -26,6 +26,7 @@ _ENGINE = (
     "clients train in threads of the run's process (--workers N, workers=N), and `fastagg compare -j N` (jobs=N) has N "
     "runs side by side"
 )
+_STEPS = "sgd", "momentum", "adam", "amsgrad", "yogi", "adagrad"
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
 REMOVED: dict[str, str] = {
@@ -65,6 +66,9 @@ REMOVED: dict[str, str] = {
     "fastagg.Slice": _PARTS,
     "fastagg.sharded": _PARTS,
     "fastagg.ops.GROUP": _PARTS,
+    **{f"fastagg.ops.{name}_": f'fastagg.ops.step_(x, update, optimizer="{name}", lr=...)' for name in _STEPS},
+    "fastagg.ops.crc32c": "zlib.crc32, or a package that has Castagnoli's",
+    "fastagg.ops.gather": "fastagg.ops.accumulate_(out, update, fresh=True)",
     "fastagg.ops.prepare": "call the op itself: its checks take 2 to 4 us; fastagg.Server does steps in a loop",
     "fastagg.ops.sketch": _EXACT,
     "--engine": _ENGINE,

@@ -81,12 +81,10 @@ def of_ops() -> Iterator[tuple[str, Any]]:
     u, x, base = vector(1), vector(2), vector(3)
     own = lambda: memory.empty(D).copy_(x)  # noqa: E731
     yield "inspect", ops.inspect(u)
-    yield "gather", ops.gather([u[:7], u[7:].half()], memory.empty(D))
-    yield "accumulate_", ops.accumulate_(own(), u, 0.3)
+    yield "accumulate_", ops.accumulate_(own(), [u[:7], u[7:].half()], 0.3)
     yield "fold", (ops.fold([u], [base], [0.5], None, out := memory.empty(D)), out)
     yield "difference", ops.difference(u, base, memory.empty(D))
     yield "distances", ops.distances(u, x, base, inner=True)
-    yield "crc32c", ops.crc32c(u)
     yield "combine", ops.combine([u, x, base], "median")
     unit = ops.exact_unit(100.0)
     total = ops.accumulate_exact_(ops.ExactSum.of(D), u, 1 / unit, fresh=True)
@@ -97,9 +95,8 @@ def of_ops() -> Iterator[tuple[str, Any]]:
     yield "add_exact_", ops.read_exact(ops.add_exact_(total, whole))
     zeros = {name: memory.zeros(D) for name in ("m", "v", "vhat")}
     for name, moments in ops.OPTIMIZERS.items():
-        taken = [zeros[one].clone() for one in moments]
-        if one := getattr(ops, f"{name}_", None):
-            yield f"{name}_", (one(own(), u, *taken, lr=0.1), taken)
+        taken = {one: zeros[one].clone() for one in moments}
+        yield f"step_ fp32 {name}", (ops.step_(own(), u, optimizer=name, lr=0.1, **taken), taken)
         if not moments or name in native.plain_optimizers:  # which have no moments in 8 bits
             continue
         coded = {one: memory.zeros(12 * 256, dtype=torch.uint8) for one in moments}

@@ -106,7 +106,7 @@ STEPS = [
         lr=1.0, floor=(0.65, "torch add_", 0.7),
     ),
     _case(
-        "apply", 12, ("x",), lambda p: partial(ops.sgd_, lr=p.lr),
+        "apply", 12, ("x",), lambda p: partial(ops.step_, optimizer="sgd", lr=p.lr),
         [eager(lambda p: partial(Tensor.add_, alpha=p.lr), ("x",), name="torch add_")], lr=1.0,
     ),
     _case(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import _checks, reference
+from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import Update, address, apart, apart_from, key, optimizer_of, pair, vector
@@ -105,12 +105,7 @@ def cached_step_(
         held |= {"write": write, "read": read, "terms": terms}
     elif write >= 0 or read >= 0 or terms:
         raise ConfigError("cache: needed to write, read or add rows, got None")
-    if not run(native.step, pieces, verdict, held):
-        reference.cached_step_(
-            x, pieces, cache=cache, write=write, read=read, client=client, arrival=arrival, gain=gain, sum=sum,
-            entering=entering, leaving=leaving, sum_scale=sum_scale, terms=terms, acc=acc, fresh=fresh, weight=weight,
-            acc_scale=acc_scale, out=out, write_cache=write_cache, **optimizer,
-        )  # fmt: skip
+    run(native.step, pieces, verdict, held)
     return x if out is None else out
 
 
@@ -155,8 +150,6 @@ def recompute_sum_(
             f"blocks: expected 0 <= first, 0 <= last <= {blocks} and stride >= 1, got {first}, {end} and {stride}"
         )
     on = place(cache.device)
-    if on is None:
-        return reference.recompute_sum_(sum, cache, weights, first, end, stride)
     given = {"sum": sum.data_ptr(), "first": first, "last": end, "stride": stride}
     if on is CPU:
         native.recompute_sum(cache.native, weights=weights.data_ptr(), **given)
@@ -212,8 +205,6 @@ def add_rows_(
     if not given:
         return shadow
     on = place(cache.device)
-    if on is None:
-        return reference.add_rows_(shadow, cache, given, weights, weight)
     start = shadow.data_ptr()
     native_jobs = [(block, first, last, start + row * _SHADOW_BYTES) for block, row, first, last in given]
     if on is CPU:
@@ -254,8 +245,6 @@ def settle_rows_(sum: Tensor, shadow: Tensor, jobs: Sequence[tuple[int, int]]) -
     if not given:
         return sum
     on = place(sum.device)
-    if on is None:
-        return reference.settle_rows_(sum, shadow, given)
     start = shadow.data_ptr()
     held = {"sum": sum.data_ptr(), "size": sum.numel()}
     if on is CPU:
@@ -309,8 +298,6 @@ def read_row(cache: Rows, slot: int) -> Tensor:
     if not 0 <= slot < cache.slots:
         raise ConfigError(f"slot: expected 0..{cache.slots - 1}, got {slot}")
     on = place(cache.device)
-    if on is None:
-        return reference.read_row(cache, slot)
     out = memory.empty(cache.size, cache.device)
     if on is CPU:
         native.read_row(cache.native, slot=slot, out=out.data_ptr())

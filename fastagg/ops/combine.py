@@ -7,10 +7,10 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from torch import Tensor
 
-from fastagg import _checks, reference
+from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import Native
-from fastagg.errors import ConfigError, ShapeMismatch
+from fastagg.errors import ConfigError, DeviceError, ShapeMismatch
 from fastagg.ops.checks import Update, apart_from, update_of, vector
 from fastagg.ops.place import CPU, place
 from fastagg.storage import memory
@@ -115,6 +115,7 @@ def combine(
     Raises:
         ConfigError: a setting is out of range, or more than n updates bear.
         ShapeMismatch, DTypeMismatch: an update has another size than the first. Nothing was written.
+        DeviceError: the updates are not on the CPU.
 
     Example:
         >>> rows = [torch.tensor([1.0, 5.0]), torch.tensor([2.0, 6.0]), torch.tensor([3.0, -1e9])]
@@ -138,7 +139,6 @@ def combine(
     for pieces in given:
         apart_from("out", to, pieces, same=False)
     if place(first.device) is not CPU:
-        found = reference.combine([p.flat(out.dtype) for p in given], rule, weights=factors, **settings)
-        return out.copy_(found)
+        raise DeviceError(f"combine: for updates on the CPU, got one on {first.device}; move it there")
     native.combine([(update_of(p), w) for p, w in zip(given, factors, strict=True)], how, out=to)
     return out

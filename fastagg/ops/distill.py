@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import address
@@ -51,8 +50,6 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
     _like("out", probs, logits)
     device = logits.device
     on = _place(logits)
-    if on is None:
-        return SoftTargets(*reference.soft_targets(logits, scale=scale, out=probs))
     rows, classes = logits.shape
     labels = memory.empty(rows, device, torch.int64)
     entropy = memory.empty(rows, device, torch.float64)
@@ -122,10 +119,6 @@ class _Distillation(torch.autograd.Function):
         low: float, high: float,
     ) -> Tensor:  # fmt: skip
         on = _place(student)
-        if on is None:
-            loss, gradient = reference.distillation(student, probs, labels, entropy, rows, low, high)
-            ctx.save_for_backward(gradient)
-            return loss
         rows = None if rows is None else rows.contiguous()
         student, gradient = student.contiguous(), torch.empty_like(student, memory_format=torch.contiguous_format)
         count, classes = student.shape
@@ -160,12 +153,14 @@ class _Distillation(torch.autograd.Function):
         return gradient, None, None, None, None, None, None
 
 
-def _place(logits: Tensor) -> Cuda | None:
+def _place(logits: Tensor) -> Cuda:
     """Where the loss runs. CUDA kernels take only fp32."""
-    on = place(logits.device)
-    if on is None or on is CPU or logits.dtype is torch.float32:
-        return on
-    return CPU if logits.device.type == "cpu" else None
+    on = CPU if logits.is_cpu and logits.dtype is torch.float64 else place(logits.device)
+    if on is not CPU and logits.dtype is not torch.float32:
+        raise DTypeMismatch(
+            f"logits: expected float32 on {logits.device}, got {logits.dtype}; convert them by .float()"
+        )
+    return on
 
 
 def _matrix(name: str, tensor: Tensor) -> None:

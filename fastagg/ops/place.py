@@ -1,4 +1,4 @@
-"""Where an op runs: on the CPU, on a CUDA device and its current stream, or in the reference."""
+"""Where an op runs: on the CPU, or on a CUDA device and its current stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastagg._build import native
-from fastagg.errors import ConfigError, DTypeMismatch
+from fastagg.errors import ConfigError, DeviceError, DTypeMismatch
 from fastagg.storage.pieces import HOST, Pieces
 
 NUMBERS = 6  # of a verdict
@@ -36,8 +36,8 @@ _EMULATED = Cuda(0, 0)
 _cpu = CPU  # where ops on CPU tensors run
 
 
-def place(device: torch.device) -> Cuda | None:
-    """Where ops on tensors of ``device`` run: :data:`CPU`, a CUDA device, or None for the reference."""
+def place(device: torch.device) -> Cuda:
+    """Where ops on tensors of ``device`` run: :data:`CPU`, or a CUDA device. DeviceError: there are no kernels."""
     if device is HOST or device.type == "cpu":
         if _cpu is not CPU:  # ops of torch, which run at once, come before and after
             native.emulation.settle(native.emulation.current_stream())
@@ -45,13 +45,12 @@ def place(device: torch.device) -> Cuda | None:
     if device.type == "cuda" and native.cuda_architectures:
         index = torch.cuda.current_device() if device.index is None else device.index
         return Cuda(index, torch.cuda.current_stream(device).cuda_stream)
-    return None
+    raise DeviceError(f"{device}: this build of fastagg has no kernels for it; move the vectors to the CPU")
 
 
 def on_cuda(device: torch.device) -> bool:
     """Whether ops on tensors of ``device`` run CUDA kernels."""
-    on = place(device)
-    return on is not None and on is not CPU
+    return place(device) is not CPU
 
 
 @contextmanager
@@ -80,8 +79,7 @@ def check_verdict(verdict: Tensor, device: torch.device) -> None:
     Raises:
         ConfigError, DTypeMismatch: the verdict is refused.
     """
-    on = place(device)
-    if on is CPU or on is None:
+    if place(device) is CPU:
         raise ConfigError(f"verdict: obeyed by CUDA kernels, the update is on {device}")
     if verdict.dtype is not torch.float64 or verdict.shape != (NUMBERS,) or verdict.device != device:
         raise DTypeMismatch(
@@ -89,17 +87,12 @@ def check_verdict(verdict: Tensor, device: torch.device) -> None:
         )
 
 
-def run(kernel: Callable[..., None], pieces: Pieces, verdict: Tensor | None, given: dict[str, Any]) -> bool:
-    """Run a kernel on an update. False: there is none for the device, and the reference does it.
-
-    Raises:
-        ConfigError, DTypeMismatch: the verdict is refused.
-    """
+def run(kernel: Callable[..., None], pieces: Pieces, verdict: Tensor | None, given: dict[str, Any]) -> None:
+    """Run a kernel on an update."""
     if verdict is not None:
         check_verdict(verdict, pieces.device)
     on = place(pieces.device)
     if on is CPU:
         kernel(pieces.native, None, given)
-    elif on is not None and pieces.size:
+    elif pieces.size:
         kernel(on_device(pieces).native, where(on, verdict), given)
-    return on is not None or not pieces.size

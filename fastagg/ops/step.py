@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastagg import reference
 from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.ops.checks import Update, optimizer_of, vector
@@ -92,82 +91,5 @@ def step_(
         held |= {"kind": "blend", "base": vector("base", base, size, device)}
     if acc is not None and base is not None:
         raise ConfigError("acc and base are two different directions; give one of them")
-    target = x if out is None else out
-    if not run(native.step, pieces, verdict, held):
-        reference.step_(
-            x, pieces, optimizer=optimizer, lr=lr, m=m, v=v, vhat=vhat, betas=betas, eps=eps, correction=correction,
-            units=units, rounding=rounding, gain=gain, weight=weight, acc=acc, scale=scale, base=base, out=out,
-            eps_root=eps_root, weight_decay=weight_decay, decoupled_weight_decay=decoupled_weight_decay,
-            period=period,
-        )  # fmt: skip
-    return target
-
-
-def sgd_(x: Tensor, direction: Update, *, lr: float) -> Tensor:
-    """``x += lr*direction`` (12 bytes per parameter)."""
-    return step_(x, direction, optimizer="sgd", lr=lr)
-
-
-def momentum_(x: Tensor, direction: Update, m: Tensor, *, lr: float, beta: float = 0.9) -> Tensor:
-    """``m = beta*m + direction; x += lr*m`` (FedAvgM; 20 bytes per parameter)."""
-    return step_(x, direction, optimizer="momentum", m=m, lr=lr, betas=(beta, 0.0))
-
-
-def adam_(
-    x: Tensor,
-    direction: Update,
-    m: Tensor,
-    v: Tensor,
-    *,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.99),
-    eps: float = 1e-8,
-    correction: int | None = None,
-) -> Tensor:
-    """FedAdam's server step, ``x += lr*m/(sqrt(v) + eps)`` (28 bytes per parameter)."""
-    return step_(x, direction, optimizer="adam", m=m, v=v, lr=lr, betas=betas, eps=eps, correction=correction)
-
-
-def amsgrad_(
-    x: Tensor,
-    direction: Update,
-    m: Tensor,
-    v: Tensor,
-    vhat: Tensor,
-    *,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.99),
-    eps: float = 1e-8,
-    correction: int | None = None,
-) -> Tensor:
-    """FADAS's server step, Eq. 3 and Algorithm 1 line 16 (36 bytes per parameter).
-
-    ``m = b1*m + (1-b1)*D``; ``v = b2*v + (1-b2)*D*D``; ``vhat = max(vhat, v)``;
-    ``x += lr*m/(sqrt(vhat) + eps)``.
-    """
-    return step_(
-        x, direction, optimizer="amsgrad", m=m, v=v, vhat=vhat, lr=lr, betas=betas, eps=eps,
-        correction=correction,
-    )  # fmt: skip
-
-
-def yogi_(
-    x: Tensor,
-    direction: Update,
-    m: Tensor,
-    v: Tensor,
-    *,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.99),
-    eps: float = 1e-8,
-    correction: int | None = None,
-) -> Tensor:
-    """FedYogi's server step, ``v -= (1-b2)*D*D*sign(v - D*D)`` (28 bytes per parameter)."""
-    return step_(x, direction, optimizer="yogi", m=m, v=v, lr=lr, betas=betas, eps=eps, correction=correction)
-
-
-def adagrad_(
-    x: Tensor, direction: Update, m: Tensor, v: Tensor, *, lr: float, beta: float = 0.0, eps: float = 1e-8
-) -> Tensor:
-    """FedAdagrad's server step, ``v += D*D`` (28 bytes per parameter)."""
-    return step_(x, direction, optimizer="adagrad", m=m, v=v, lr=lr, betas=(beta, 0.0), eps=eps)
+    run(native.step, pieces, verdict, held)
+    return x if out is None else out

@@ -1,4 +1,4 @@
-"""Reading an arriving update: inspect, gather, accumulate."""
+"""Reading an arriving update: inspect, compare, accumulate."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fastagg import reference
 from fastagg._build import native
-from fastagg.errors import ConfigError, ShapeMismatch
+from fastagg.errors import ConfigError, DeviceError, ShapeMismatch
 from fastagg.ops.checks import Update, address, apart, apart_from, update_of, vector
 from fastagg.ops.place import CPU, place, run
 from fastagg.ops.verdict import judge
@@ -31,11 +29,7 @@ def inspect(update: Update) -> Inspection:
     The norm is summed in float64 in a fixed order. So it has the same bits on any number of threads.
     """
     pieces = as_pieces(update)
-    on = place(pieces.device)
-    if on is CPU:
-        total = native.sum_squares(update_of(pieces))
-    else:
-        total = reference.sum_squares(pieces) if on is None else judge(pieces).tolist()[0]
+    total = native.sum_squares(update_of(pieces)) if place(pieces.device) is CPU else judge(pieces).tolist()[0]
     return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
 
 
@@ -61,11 +55,8 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
     """
     pieces = as_pieces(update)
     at = {name: vector(name, given, pieces.size, pieces.device) for name, given in (("x", x), ("base", base))}
-    on = place(pieces.device)
-    if on is CPU:
+    if place(pieces.device) is CPU:
         return distances_from(native.distances(update_of(pieces), inner=inner, **at))
-    if on is None:
-        return distances_from(reference.distances(pieces, x, base))
     norm, moved, product, *_ = judge(pieces, x=x, base=base, inner=inner).tolist()
     return distances_from((moved, norm, product))
 
@@ -75,18 +66,6 @@ def distances_from(sums: tuple[float, float, float]) -> Distances:
     moved, norm, product = sums
     finite = math.isfinite(norm)
     return Distances(finite, math.sqrt(moved), math.sqrt(norm) if norm >= 0 else norm, product)
-
-
-def gather(update: Update, out: Tensor) -> Tensor:
-    """``out = update``: join the pieces and widen them to fp32 (1-D, d elements).
-
-    Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: ``out`` is refused, or overlaps the update; nothing was written.
-    """
-    pieces = as_pieces(update)
-    to = vector("out", out, pieces.size, pieces.device)
-    apart_from("out", to, pieces, same=False)
-    return out if run(native.accumulate, pieces, None, {"out": to}) else reference.gather(pieces, out)
 
 
 def accumulate_(
@@ -103,8 +82,8 @@ def accumulate_(
     pieces = as_pieces(update)
     at = vector("acc", acc, pieces.size, pieces.device)
     apart_from("acc", at, pieces)
-    done = run(native.accumulate, pieces, verdict, {"acc": 0 if fresh else at, "weight": weight, "out": at})
-    return acc if done else reference.accumulate_(acc, pieces, weight, fresh=fresh)
+    run(native.accumulate, pieces, verdict, {"acc": 0 if fresh else at, "weight": weight, "out": at})
+    return acc
 
 
 def fold(
@@ -147,8 +126,8 @@ def fold(
                 vector(name, given_vector, pieces.size, pieces.device)
     if acc is not None and out is not None:
         apart("out", out, "acc", acc)
-    if given and given[0].device.type != "cpu":  # no CUDA kernel does it
-        return reference.fold(given, bases, weights, acc, out)
+    if given[0].device.type != "cpu":
+        raise DeviceError(f"fold: for models on the CPU, got one on {given[0].device}; move it there")
     rows = [(update_of(p), address(base), w) for p, base, w in zip(given, bases, weights, strict=True)]
     return native.fold(rows, acc=address(acc), out=address(out))
 
@@ -161,25 +140,5 @@ def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     vector("b", b, size, device)
     apart("out", out, "a", a)
     apart("out", out, "b", b)
-    done = run(native.accumulate, pieces, None, {"acc": at, "weight": -1.0, "out": to})
-    return out if done else torch.sub(a, b, out=out)
-
-
-def crc32c(update: Update, before: int = 0, *, in_software: bool = False) -> int:
-    """CRC-32C (Castagnoli; RFC 3720) of the update's bytes in memory order, piece after piece.
-
-    Args:
-        update: a tensor or pieces on the CPU.
-        before: the checksum of the preceding bytes; 0 for none.
-        in_software: use the table even if the processor has an instruction.
-
-    Raises:
-        ConfigError: the update is not on the CPU, or ``before`` is not 0 to 2^32 - 1.
-    """
-    pieces = as_pieces(update)
-    if pieces.device.type != "cpu":
-        raise ConfigError(f"crc32c: for updates on the CPU, got one on {pieces.device}")
-    if not 0 <= before < 2**32:
-        raise ConfigError(f"crc32c: expected a checksum of 0 to 2^32 - 1 before these bytes, got {before}")
-    sizes = [size * (4, 2, 2)[code] for _, size, code in pieces.native if size]
-    return int(native.crc32c(update_of(pieces), bytes=sizes, before=before, in_software=in_software))
+    run(native.accumulate, pieces, None, {"acc": at, "weight": -1.0, "out": to})
+    return out

@@ -46,7 +46,7 @@ def judge(
     """
     pieces = as_pieces(update)
     on = place(pieces.device)
-    if on is CPU or on is None:
+    if on is CPU:
         raise ConfigError(f"judge: for updates on a CUDA device, got one on {pieces.device}")
     for name, given in (("x", x), ("base", base)):
         if given is not None:

@@ -9,35 +9,26 @@ from fastagg.reference.cached import add_rows_, cached_step_, read_row, recomput
 from fastagg.reference.combine import combine
 from fastagg.reference.distill import distillation, soft_targets
 from fastagg.reference.exact import exact_terms
-from fastagg.reference.noise import chacha20, correlated, count_normal, normals, step_key
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import accumulate_, distances, fold, gather, step_, sum_squares
-from fastagg.reference.wire import decode_wire, encode_wire
 
 __all__ = [
     "accumulate_",
     "add_rows_",
     "cached_step_",
-    "chacha20",
     "combine",
-    "correlated",
-    "count_normal",
     "decode",
-    "decode_wire",
     "distances",
     "distillation",
     "encode",
-    "encode_wire",
     "exact_terms",
     "fold",
     "gather",
-    "normals",
     "random_bits",
     "read_row",
     "recompute_sum_",
     "settle_rows_",
     "soft_targets",
     "step_",
-    "step_key",
     "sum_squares",
 ]

@@ -169,7 +169,7 @@ def test_step_with_moments_in_8_bits(
 
 @given(SIZES, st.integers(0, 2**31))
 def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
-    """accumulate, gather, difference and norms."""
+    """accumulate, difference and norms."""
     rng = np.random.default_rng(seed)
     vectors = [numbers(rng, size) for _ in range(4)]
     pieces = cut(rng, vectors[3], int(rng.integers(1, 600 if seed % 5 == 0 else 5)))
@@ -181,7 +181,7 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
             seen = ops.distances(update, x, base, inner=True)
             plain = ops.distances(update, x, base)
             sums = [ops.accumulate_(acc.clone(), update, 0.3), ops.accumulate_(acc.clone(), update, 0.3, fresh=True)]
-            flat = ops.gather(update, torch.empty_like(x))
+            flat = ops.accumulate_(torch.empty_like(x), update, fresh=True)
             apart = ops.difference(x, base, torch.empty_like(x))
             norm = ops.inspect(update)
             results.append([tuple(seen), tuple(plain), sums, flat, apart, tuple(norm)])

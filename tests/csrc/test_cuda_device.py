@@ -27,7 +27,7 @@ def test_runs_on_the_callers_stream() -> None:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)  # whatever does not wait for this sees zeros
         g.mul_(2)
-        ops.sgd_(x, g, lr=1.0)
+        ops.step_(x, g, optimizer="sgd", lr=1.0)
     stream.synchronize()
     assert torch.equal(x, torch.full_like(x, 2.0))
 
@@ -86,4 +86,4 @@ def test_deferred_receive_does_not_wait() -> None:
 
 def test_tensors_on_two_devices() -> None:
     with pytest.raises(DTypeMismatch, match="cuda"):
-        ops.sgd_(torch.zeros(4), torch.zeros(4, device="cuda"), lr=1.0)
+        ops.step_(torch.zeros(4), torch.zeros(4, device="cuda"), optimizer="sgd", lr=1.0)

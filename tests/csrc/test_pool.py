@@ -84,7 +84,7 @@ def test_the_number_of_threads_is_the_callers_own(threads: None) -> None:
     x, given = torch.zeros(SIZE), torch.ones(SIZE)
     for step, count in enumerate((1, 4, 2, 1, 3, 2), start=1):
         fastagg.set_num_threads(count)
-        ops.sgd_(x, given, lr=1.0)
+        ops.step_(x, given, optimizer="sgd", lr=1.0)
         assert bool((x == step).all())
 
 
@@ -98,12 +98,12 @@ fastagg._build.native.set_tuning({"spin": 100000})
 fastagg.set_num_threads(2)
 x, given = torch.zeros(500_000), torch.ones(500_000)
 for turn in range(1, 9):
-    ops.sgd_(x, given, lr=1.0)
+    ops.step_(x, given, optimizer="sgd", lr=1.0)
     child = os.fork()  # a worker of the parent's is awake
     if child == 0:
         signal.alarm(60)  # a child that hangs
-        ops.sgd_(x, given, lr=1.0)
-        ops.sgd_(x, given, lr=1.0)
+        ops.step_(x, given, optimizer="sgd", lr=1.0)
+        ops.step_(x, given, optimizer="sgd", lr=1.0)
         os._exit(0 if fastagg.get_num_threads() == 2 and (x.numpy() == turn + 2).all() else 1)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status != 0:

@@ -8,12 +8,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from support.wire import decode_wire, encode_wire
 from torch import Tensor
 
 import fastagg
 from fastagg import EncodingError, ErrorFeedback, TopK, encode
 from fastagg.errors import CheckpointError, ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
-from fastagg.reference import decode_wire, encode_wire
 
 pytestmark = pytest.mark.kernel
 

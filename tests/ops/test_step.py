@@ -189,27 +189,6 @@ def test_writing_beside_the_model_leaves_it_alone(size: int, offset: int) -> Non
     assert same_bits(out, x)
 
 
-def test_named_functions_are_step() -> None:
-    size = 500
-    update = vector(size, 2)
-    calls = {
-        "sgd": lambda x, s: ops.sgd_(x, update, lr=0.1),
-        "momentum": lambda x, s: ops.momentum_(x, update, s["m"], lr=0.1, beta=0.9),
-        "adam": lambda x, s: ops.adam_(x, update, s["m"], s["v"], lr=0.1, betas=BETAS, correction=2),
-        "amsgrad": lambda x, s: ops.amsgrad_(x, update, s["m"], s["v"], s["vhat"], lr=0.1, betas=BETAS, correction=2),
-        "yogi": lambda x, s: ops.yogi_(x, update, s["m"], s["v"], lr=0.1, betas=BETAS, correction=2),
-        "adagrad": lambda x, s: ops.adagrad_(x, update, s["m"], s["v"], lr=0.1, beta=0.9),
-    }
-    assert set(calls) <= set(ops.OPTIMIZERS)
-    for name, call in calls.items():
-        a, state_a = vector(size, 1), moments(name, size, 3)
-        b, state_b = vector(size, 1), moments(name, size, 3)
-        call(a, state_a)
-        correction = 2 if name in ("adam", "amsgrad", "yogi") else None
-        ops.step_(b, update, optimizer=name, lr=0.1, betas=BETAS, correction=correction, **state_b)
-        assert same_bits(a, b) and all(same_bits(state_a[k], state_b[k]) for k in state_a), name
-
-
 def test_thread_count_changes_no_bit(threads: None) -> None:
     size = 1_000_003
     results = []

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import noise as spec
 from torch import Tensor
 
 import fastagg
-from fastagg import reference
 from fastagg.rules.privacy import NoiseKey
 
 pytestmark = pytest.mark.kernel
@@ -45,7 +45,7 @@ def give(server: fastagg.Server, given: list[Tensor], first: int = 0) -> None:
 
 
 def key_of(server: fastagg.Server, version: int) -> bytes:
-    return reference.step_key(KEY, server.incarnation, version)
+    return spec.step_key(KEY, server.incarnation, version)
 
 
 def noise_of(server: fastagg.Server, size: int) -> Tensor:
@@ -58,7 +58,7 @@ def noise_of(server: fastagg.Server, size: int) -> Tensor:
 
 def test_chacha20_is_the_one_of_the_rfc() -> None:
     # RFC 8439, 2.3.2: counter 1 and a nonce of 96 bits, whose first word is the counter's upper half here
-    words = reference.chacha20(bytes(range(32)), np.array([1 | 0x09000000 << 32], np.uint64), 0x4A000000)
+    words = spec.chacha20(bytes(range(32)), np.array([1 | 0x09000000 << 32], np.uint64), 0x4A000000)
     assert words[:, 0].astype("<u4").tobytes().hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4")
 
 
@@ -70,7 +70,7 @@ def test_a_step_is_the_clipped_mean_and_its_noise(size: int) -> None:
     expected = torch.zeros(size, dtype=torch.float64)
     for version in (1, 2):
         total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given[3 * version - 3 : 3 * version])
-        expected += (total + 0.7 * 0.5 * reference.normals(key_of(server, version), size)) / 3
+        expected += (total + 0.7 * 0.5 * spec.normals(key_of(server, version), size)) / 3
     # small normal numbers are coarse in fp32: there are few numbers between u and 1
     torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=1e-4)
     assert float((server.flat.double() - expected).abs().mean()) < 1e-6
@@ -94,7 +94,7 @@ def test_every_optimizer_steps_along_the_noisy_mean(optimizer: fastagg.Optimizer
     give(private, given)
     for version in (1, 2):
         total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given[3 * version - 3 : 3 * version])
-        mean = (total + 0.5 * reference.normals(key_of(private, version), size)) / 3
+        mean = (total + 0.5 * spec.normals(key_of(private, version), size)) / 3
         give(plain, [mean.float()], version)
     near = 1e-2 if "8bit" in repr(optimizer) else 1e-4  # codes round by what is drawn from the same place
     torch.testing.assert_close(private.flat, plain.flat, rtol=near, atol=near)
@@ -122,7 +122,7 @@ def test_noise_goes_with_the_buffers_other_settings(settings: dict[str, Any]) ->
     server, given = made(size, fastagg.Gaussian(1.0, 0.5), direction=settings), updates(3, size)
     give(server, given)
     total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given)
-    noise = 0.5 * reference.normals(key_of(server, 1), size)
+    noise = 0.5 * spec.normals(key_of(server, 1), size)
     expected = (total + noise) / settings.get("normalize", 3.0)
     torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=1e-4)
 
@@ -133,7 +133,7 @@ def test_a_round_that_ends_early_and_a_deterministic_one_have_their_noise() -> N
     give(early, given)
     assert early.close_round() is not None
     total = sum(one.double() * min(1.0, 0.5 / float(one.norm())) for one in given)
-    expected = (total + 0.5 * reference.normals(key_of(early, 1), size)) / 4
+    expected = (total + 0.5 * spec.normals(key_of(early, 1), size)) / 4
     torch.testing.assert_close(early.flat.double(), expected, rtol=1e-5, atol=1e-4)
     rounds = fastagg.Cohort(4, privacy=fastagg.Gaussian(1.0, 0.5))
     ordered = fastagg.Server(torch.zeros(size), rounds, fastagg.SGD(1.0), deterministic=True)
@@ -142,7 +142,7 @@ def test_a_round_that_ends_early_and_a_deterministic_one_have_their_noise() -> N
         ordered.dispatch(client)
     for client in (2, 0, 3, 1):
         ordered.receive(client, given[client])
-    expected = (total + 0.5 * reference.normals(key_of(ordered, 1), size)) / 4
+    expected = (total + 0.5 * spec.normals(key_of(ordered, 1), size)) / 4
     torch.testing.assert_close(ordered.flat.double(), expected, rtol=1e-5, atol=1e-4)
 
 
@@ -176,7 +176,7 @@ def test_correlated_noise_has_the_covariance_of_its_matrix() -> None:
     steps, size = 12, 65_536
     privacy = fastagg.Gaussian(1.0, 1.0, correlation=PAIR, max_participations=3, min_separation=4)
     found = draws(steps, size, privacy) / PAIR.sensitivity(3, 4)
-    inverse = reference.correlated(torch.eye(steps, dtype=torch.float64), PAIR.omega, PAIR.theta)
+    inverse = spec.correlated(torch.eye(steps, dtype=torch.float64), PAIR.omega, PAIR.theta)
     covariance = found @ found.T / size
     assert float((covariance - inverse @ inverse.T).abs().max()) < 6 * math.sqrt(2 / size) * 1.3
 
@@ -186,8 +186,8 @@ def test_correlated_noise_is_the_inverse_of_the_matrix_times_independent_noise()
     privacy = fastagg.Gaussian(0.5, 2.0, correlation=PAIR, max_participations=2, min_separation=3)
     server = made(size, privacy, buffer=2)
     found = torch.stack([noise_of(server, size) for _ in range(steps)])
-    drawn = torch.stack([reference.normals(key_of(server, version), size) for version in range(1, steps + 1)])
-    expected = reference.correlated(drawn, PAIR.omega, PAIR.theta) * (0.5 * 2.0 * PAIR.sensitivity(2, 3) / 2)
+    drawn = torch.stack([spec.normals(key_of(server, version), size) for version in range(1, steps + 1)])
+    expected = spec.correlated(drawn, PAIR.omega, PAIR.theta) * (0.5 * 2.0 * PAIR.sensitivity(2, 3) / 2)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -207,7 +207,7 @@ def test_the_inverse_of_what_is_allowed_is_bounded_by_two() -> None:
     for pair in (PAIR, fastagg.BLT((0.5,), (0.9,)), fastagg.BLT((0.05, 0.2), (0.9999, 0.5))):
         one = torch.zeros(500, 1, dtype=torch.float64)
         one[0] = 1.0
-        assert float(reference.correlated(one, pair.omega, pair.theta).abs().sum()) <= 2 + 1e-9
+        assert float(spec.correlated(one, pair.omega, pair.theta).abs().sum()) <= 2 + 1e-9
 
 
 # -- adaptive clipping
@@ -222,9 +222,9 @@ def test_the_clipping_norm_follows_the_quantile_as_the_paper_says() -> None:
     for version in range(1, 7):
         mine, key = given[4 * version - 4 : 4 * version], key_of(server, version)
         total = sum(one.double() * min(1.0, norm / float(one.norm())) for one in mine)
-        expected += (total + spent * norm * reference.normals(key, size)) / 4
+        expected += (total + spent * norm * spec.normals(key, size)) / 4
         within = sum(float(one.norm()) <= norm for one in mine)
-        norm *= math.exp(-0.4 * ((within + 2.0 * reference.count_normal(key)) / 4 - 0.6))
+        norm *= math.exp(-0.4 * ((within + 2.0 * spec.count_normal(key)) / 4 - 0.6))
     torch.testing.assert_close(server.flat.double(), expected, rtol=1e-5, atol=1e-5)
     assert server._running.extension.state.native.clip == pytest.approx(norm, rel=1e-5)
 

@@ -59,14 +59,14 @@ def test_many_threads_lose_nothing() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_computes() -> None:
     x, update = torch.zeros(500_000), torch.ones(500_000)
-    fastagg.ops.sgd_(x, update, lr=1.0)  # the pool runs
+    fastagg.ops.step_(x, update, optimizer="sgd", lr=1.0)  # the pool runs
     child = os.fork()
     if child == 0:
-        fastagg.ops.sgd_(x, update, lr=1.0)
+        fastagg.ops.step_(x, update, optimizer="sgd", lr=1.0)
         # Not torch's sum: OpenMP, which torch uses, hangs in a forked child. That is why we do not.
         os._exit(0 if x.numpy().sum() == 1_000_000 and fastagg.ops.inspect(update).finite else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    fastagg.ops.sgd_(x, update, lr=1.0)
+    fastagg.ops.step_(x, update, optimizer="sgd", lr=1.0)
     assert float(x.sum()) == 1_000_000  # the child's memory is its own
 
 
