@@ -1,6 +1,6 @@
 """Long runs of what takes seconds as a test. Each prints its progress, and ends with an error if a promise is broken.
 
-python .ci/power.py power 100000      power is lost this often (tests/durable/test_power.py)
+python .ci/power.py power 100000      power is lost this often, at least (tests/support/simulated.py)
 python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_killed.py)
 python .ci/power.py serve 1000        `fastagg serve` is killed this often (tests/serve/test_process.py)
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
@@ -18,10 +18,12 @@ time.
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "durable"), str(TESTS / "serve")]
@@ -104,18 +106,23 @@ def main(what: str, count: int, seed: int = 100) -> None:
             name = list(damaged.RULES)[done // 100 % len(damaged.RULES)]
             print(f"damage: {name}, seed {seed + done}: {dict(damaged.run(name, 100, seed + done))}", flush=True)
         return
+    from support import simulated
     from test_killed import NAMES, kill
-    from test_power import crashes
+
+    from fastagg.durable import log
 
     if what == "serve":  # it needs the extra of this name
         from test_process import kills
 
-    begun, done, states, seen = time.monotonic(), 0, 0, 0
+    begun, done, seen = time.monotonic(), 0, 0
     while done < count:
         name, seed = NAMES[seed % len(NAMES)], seed + 1
         if what == "power":
-            part = min(250, count - done)
-            states += crashes(name, seed, part)
+            logging.getLogger("fastagg").setLevel(logging.CRITICAL)  # what is refused is a part of it
+            with mock.patch.object(log, "SMALL", 2 * simulated.SIZE):
+                did = simulated.live(name, seed, 80, ("power", "kill_and_power"))
+            part = sum("power" in action for action in did)
+            seen += len(did)
         elif what == "serve":
             part = min(100, count - done)
             with tempfile.TemporaryDirectory() as folder:
@@ -125,8 +132,8 @@ def main(what: str, count: int, seed: int = 100) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 seen += kill(name, part, Path(folder), seed)[1]
         done += part
-        told = f"{states} states" if what == "power" else f"{seen} acknowledgements"
-        print(f"{what}: {done} of {count}, {told}, {time.monotonic() - begun:.0f} s, all as promised", flush=True)
+        told = "actions" if what == "power" else "acknowledgements"
+        print(f"{what}: {done} of {count}, {seen} {told}, {time.monotonic() - begun:.0f} s, as promised", flush=True)
 
 
 if __name__ == "__main__":

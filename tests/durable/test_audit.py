@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.damaged import HEAD, records, rewritten
 from support.presets import PRESETS, calls, model, update
-from test_open import HEAD
 
 import fastagg
 from fastagg.storage import raw
@@ -48,15 +48,6 @@ def fed_buff() -> fastagg.Server:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
     path = tmp_path_factory.mktemp("audit") / "a"
     return path, played(path, fed_buff)
-
-
-def records(data: bytes) -> list[tuple[int, int]]:
-    """Where the records of a segment begin and end."""
-    found = []
-    for at in range(0, len(data), 8):
-        if data[at : at + 4] == b"FAGR":
-            found.append((at, at + HEAD + int.from_bytes(data[at + 32 : at + 40], "little")))
-    return found
 
 
 def test_an_audit_leads_to_the_same_roots(folder: tuple[Path, list]) -> None:
@@ -134,43 +125,24 @@ def test_ten_thousand_flipped_bytes_are_located(folder: tuple[Path, list], tmp_p
     flips(path, random.Random(1).choices(used(path), k=10_000), tmp_path / "b", receipts)
 
 
-def rewritten(path: Path, change: Callable[[bytearray, int, int], None], which: int) -> None:
-    """Change a record, and make its checksum right."""
-    segment = next(path.glob("journal-*"))
-    data = bytearray(segment.read_bytes())
-    at, end = records(data)[which]
-    change(data, at, end)
-    data[at + 4 : at + 8] = raw.crc32c([bytes(data[at + 8 : end])]).to_bytes(4, "little")
-    segment.write_bytes(data)
-
-
-def kind(data: bytearray, at: int) -> int:
-    return data[at + 40]
-
-
 @pytest.mark.parametrize("life", [0, 1, 2])
 def test_a_record_that_was_rewritten_with_its_checksum_is_found(
     folder: tuple[Path, list], tmp_path: Path, life: int
 ) -> None:
     path, receipts = folder
     shutil.copytree(path, tmp_path / "b")
-    data = bytearray(next(path.glob("journal-*")).read_bytes())
-    answers = [i for i, (at, _) in enumerate(records(data)) if kind(data, at) == 4]
+    data, segment = next(path.glob("journal-*")).read_bytes(), tmp_path / "b" / next(path.glob("journal-*")).name
+    answers = [i for i, (at, _) in enumerate(records(data)) if data[at + 40] == 4]
     which = answers[1 + life * len(answers) // 3]
 
-    def change(data: bytearray, at: int, end: int) -> None:
-        data[end - 4 : end] = torch.tensor([7.0]).numpy().tobytes()
-
-    rewritten(tmp_path / "b", change, which)
+    rewritten(segment, lambda body: body.__setitem__(slice(-4, None), torch.tensor([7.0]).numpy().tobytes()), which)
     found = fastagg.audit(tmp_path / "b")  # the norm that the record says is not the update's
     assert not found["same"] and f"record {which + 1}" in found["problem"]
 
-    def synced(data: bytearray, at: int, end: int) -> None:
-        data[at + 24] ^= 1  # a number that no execution looks at
-
-    shutil.rmtree(tmp_path / "b")
-    shutil.copytree(path, tmp_path / "b")
-    rewritten(tmp_path / "b", synced, which)
+    held = bytearray(data)
+    held[records(data)[which][0] + 24] ^= 1  # a number that no execution looks at
+    segment.write_bytes(held)
+    rewritten(segment, lambda body: None, which)
     found = fastagg.audit(tmp_path / "b", receipts=receipts)
     assert not found["same"]
 

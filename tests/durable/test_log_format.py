@@ -16,6 +16,7 @@ from support import damaged, log_page
 from support.damaged import everything, outcome
 from support.disks import damage
 from support.presets import PRESETS, calls, model, update
+from support.simulated import limit
 from test_open import equal, opened, without_lives
 
 import fastagg
@@ -156,6 +157,16 @@ def test_an_old_log_beside_newer_checkpoints(tmp_path: Path) -> None:
     for one in (tmp_path / "old").glob("journal-*"):
         shutil.copy(one, tmp_path / "a" / one.name)
     assert outcome(tmp_path / "a", buffered, state) == "refused"
+
+
+@pytest.mark.parametrize("place", [1, 2, 9])
+def test_a_pipe_with_a_segments_name_is_refused_and_not_waited_for(place: int, tmp_path: Path) -> None:
+    state = everything(tmp_path / "a", buffered, 4)
+    name = tmp_path / "a" / f"journal-{place:012d}"
+    name.unlink(missing_ok=True)
+    os.mkfifo(name)
+    with limit(60):
+        assert outcome(tmp_path / "a", buffered, state) == "refused"
 
 
 def held(path: Path) -> dict[str, bytes]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import linecache
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support import inside
-from support.presets import CLIENTS, PRESETS, calls, model, update
+from support.presets import PRESETS, calls, model, update
 
 import fastagg
 from fastagg import Busy, CheckpointError, ConfigError, NotDurable
@@ -25,10 +22,8 @@ from fastagg._build import native
 from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
 from fastagg.durable.opening import open_on
-from fastagg.storage import raw
 
 SIZE = 300
-HEAD = 48  # bytes before a record's body
 Make = Callable[[], fastagg.Server]
 
 
@@ -123,31 +118,6 @@ def test_a_fresh_server_begins_from_what_was_made_the_first_time(tmp_path: Path)
         assert set(server.parameters()) == {"weight", "bias"}
 
 
-def test_other_calls_are_written_down(tmp_path: Path) -> None:
-    def make() -> fastagg.Server:
-        return fastagg.FedAsync(torch.zeros(5), max_delay=50)
-
-    server = opened(tmp_path / "a", make)
-    task = server.dispatch("ann")
-    server.hand_on(task, "bob")
-    server.dispatch("bob")
-    server.lr = 0.25
-    server.receive("bob", torch.ones(5))
-    server.dispatch("bob")
-    server.dispatch(7)
-    server.dispatch(8)
-    server.receive(7, torch.ones(5, dtype=torch.float16))
-    server.forget("ann")
-    server.forget(8, 1)
-    server.expire(before=1)
-    server.receive_many([("bob", torch.ones(5), 1), (8, torch.ones(5)), ("bob", torch.zeros(4))])
-    server.receive_model(server.dispatch(9), torch.ones(5))
-    server.dispatch("ünïcode")
-    found = again(server, tmp_path / "b", make)
-    assert found.lr == 0.25
-    assert equal(without_lives(server), without_lives(found))
-
-
 def test_a_round_that_is_closed_and_models_with_statistics_come_back(tmp_path: Path) -> None:
     def make() -> fastagg.Server:
         torch.manual_seed(0)
@@ -184,36 +154,6 @@ def test_tasks_that_ended_stay_ended(tmp_path: Path) -> None:
         found.receive("b", torch.ones(5))
     inside.pass_time(found, 11.0)  # leases begin anew, and end
     assert found.expire() == 2 and found.memory()["versions"] == 0
-
-
-def test_an_answer_to_a_version_that_the_journal_proves_is_taken(tmp_path: Path) -> None:
-    def make() -> fastagg.Server:
-        return fastagg.ASGD(torch.zeros(5), lr=1.0)
-
-    server = opened(tmp_path / "a", make)
-    before = server.dispatch("ann")
-    server.dispatch("bob")
-    server.receive("bob", torch.ones(5))
-    task = server.dispatch("bob")
-    shutil.copytree(tmp_path / "a", tmp_path / "early")
-    server.receive("bob", torch.ones(5))
-    lost = server.dispatch("bob")
-    found = again(server, tmp_path / "b", make)
-    server.close()
-    assert found.incarnation != before.incarnation
-    for one, client in ((before, "ann"), (lost, "bob")):
-        found.receive(client, torch.ones(5), one.version, incarnation=one.incarnation)
-    found.dispatch("bob")
-    with fastagg.open(tmp_path / "early", make) as found:
-        try:
-            found.receive("bob", torch.ones(5), task.version, incarnation=task.incarnation)
-        except fastagg.UnknownVersion:  # its dispatch was not on the disk
-            found.dispatch("bob")
-            found.receive("bob", torch.ones(5))
-        again_two = found.dispatch("bob")
-        assert again_two.version == lost.version and again_two.incarnation != lost.incarnation
-        with pytest.raises(fastagg.StaleIncarnation):
-            found.receive("bob", torch.ones(5), lost.version, incarnation=lost.incarnation)
 
 
 def test_durability_says_who_waits(tmp_path: Path) -> None:
@@ -316,30 +256,6 @@ def test_a_folder_is_as_small_as_its_model_and_its_segments_grow(tmp_path: Path)
         assert equal(without_lives(server), before)
 
 
-def test_checkpoints_free_segments_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
-    make = maker("ACE, int8")
-    server = open_on(Disk(tmp_path / "a", create=True), make, "arrival", segment=16384)
-    name = "ACE, int8"
-    for _ in range(4):
-        play(server, name, 12)
-        server.checkpoint()
-    play(server, name, 5)
-    held = sorted(os.listdir(tmp_path / "a"))
-    checkpoints = [one for one in held if one.startswith("checkpoint")]
-    assert len(checkpoints) == 2
-    assert sum(one.startswith("journal") for one in held) < 30
-    server.flush()
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    damaged = tmp_path / "b" / checkpoints[1] / "state.safetensors"
-    data = bytearray(damaged.read_bytes())
-    data[-1] ^= 1
-    damaged.write_bytes(data)
-    with fastagg.open(tmp_path / "b", make) as found:
-        assert equal(without_lives(found), without_lives(server))
-    assert any(one.endswith(".damaged") for one in os.listdir(tmp_path / "b"))
-    server.close()
-
-
 @pytest.mark.parametrize("ends", ["closed", "killed"])
 def test_a_bad_record_stops_the_opening_and_a_torn_tail_does_not(ends: str, tmp_path: Path) -> None:
     make = maker("ASGD")
@@ -395,101 +311,6 @@ def test_threads_share_syncs_and_all_that_was_acknowledged_is_there(tmp_path: Pa
     assert found.version == 16 * rounds // 4
 
 
-def test_a_checkpoint_while_clients_answer_holds_one_moment(tmp_path: Path) -> None:
-    for name in ("ACE, int8", "CA2FL, int8", "FADAS, corrected", "FedAvg, deterministic"):
-        make = maker(name)
-        folder = tmp_path / name
-        server = open_on(Disk(folder, create=True), make, "none", keep=1, segment=1 << 20)
-        stop = threading.Event()
-        counts: list[int] = []
-
-        def work() -> None:
-            while not stop.is_set():  # noqa: B023
-                play(server, name, 12)  # noqa: B023
-                counts.append(1)  # noqa: B023
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        for k in range(5):
-            server.checkpoint()
-            with inside.engine(server).locked:  # no copy of a folder is of one moment while it is written
-                server.flush()
-                shutil.copytree(folder, tmp_path / f"{name} {k}")
-        stop.set()
-        thread.join()
-        server.close()
-        assert counts
-        for k in range(5):
-            fastagg.open(tmp_path / f"{name} {k}", make).close()  # each record gives what it gave
-        with fastagg.open(folder, make) as found:
-            assert equal(without_lives(found), without_lives(server))
-
-
-def test_saving_writes_one_file_that_loads(tmp_path: Path) -> None:
-    with fastagg.open(tmp_path / "a", maker("CA2FL, int4")) as server:
-        play(server, "CA2FL, int4", 12)
-        server.save(tmp_path / "one.fastagg")
-        found = fastagg.load(tmp_path / "one.fastagg")
-        assert equal(without_lives(found), without_lives(server))
-        assert type(found) is fastagg.Server
-
-
-@pytest.mark.parametrize("name", ["ASGD", "ACE, int8"])
-def test_no_interrupt_falls_between_a_step_and_its_record(name: str, tmp_path: Path) -> None:
-    make = maker(name)
-    server = opened(tmp_path / "a", make)
-    lines = 0
-
-    def interrupt_at(line: int, call: Callable[[], Any]) -> bool:
-        seen = 0
-
-        def trace(frame: Any, event: str, argument: Any) -> Any:
-            nonlocal seen
-            if "fastagg/server" not in frame.f_code.co_filename:
-                return None
-            # A trace may raise where a block with a lock ends, before the lock is free, and at a `try`, which no block
-            # around it covers; a signal never comes there (test_signals.py).
-            source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            if event == "line" and not source.startswith(("with ", "try:")):
-                seen += 1
-                if seen == line:
-                    raise KeyboardInterrupt
-            return trace
-
-        before = sys.gettrace()
-        gc.disable()  # what ends other servers is not to be cut short
-        sys.settrace(trace)
-        try:
-            call()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(before)
-            gc.enable()
-        return False
-
-    for line in range(1, 400):
-        task = server.dispatch(0)
-        server.dispatch(2)
-        cuts = [
-            interrupt_at(line, lambda: server.dispatch(1)),
-            interrupt_at(line, lambda: server.receive(2, torch.ones(SIZE))),  # the usual way, and the other one
-            interrupt_at(line, lambda: server.receive(0, torch.ones(SIZE), incarnation=task.incarnation)),  # noqa: B023
-        ]
-        lines += sum(cuts)
-        if not any(cuts):
-            break
-        if line % 5 == 0:
-            server.flush()
-            found = again(server, tmp_path / f"{line}", make)
-            assert equal(without_lives(found), without_lives(server)), line
-            found.close()
-    assert lines > 10
-    assert CLIENTS == 3
-    assert not inside.engine(server).holds_lock
-    server.close()
-
-
 def test_clients_of_every_size_come_back(tmp_path: Path) -> None:
     clients = (0, -(2**63), 2**63 - 1, 2**63, 2**64 - 1, "", "ünï", "x" * 256)
     with opened(tmp_path / "a", maker("ASGD")) as server:
@@ -502,50 +323,6 @@ def test_clients_of_every_size_come_back(tmp_path: Path) -> None:
         for client in clients:
             found.receive(client, torch.ones(SIZE))
         found.close()
-
-
-@pytest.mark.parametrize(
-    ("at", "change"), [(9, 0x41), (24, 0x80), (34, 1), (59, 0x41), (67, 0x41), (71, 1), (72, 0x41), (73, 0x41)]
-)
-def test_a_record_that_lies_stops_the_opening(at: int, change: int, tmp_path: Path) -> None:
-    """Of the version, the share, what was decided, the norm, the number of parts, a part's role, its type and its size;
-    the checksum is right."""
-    with opened(tmp_path / "a", maker("ASGD")) as server:
-        server.dispatch(0)
-        server.receive(0, torch.ones(SIZE))
-    path = next((tmp_path / "a").glob("journal-*"))
-    held = bytearray(path.read_bytes())
-    begin = held.rindex(b"FAGR")
-    body = begin + HEAD
-    length = int.from_bytes(held[begin + 32 : begin + 40], "little")
-    held[body + at] ^= change
-    crc = raw.crc32c([bytes(held[begin + 8 : body + length])])
-    held[begin + 4 : begin + 8] = crc.to_bytes(4, "little")
-    path.write_bytes(held)
-    with pytest.raises(CheckpointError, match="record 2 of the log cannot be executed"):
-        fastagg.open(tmp_path / "a", maker("ASGD"))
-    assert path.read_bytes() == held
-
-
-@pytest.mark.parametrize("known", [0, 1])
-def test_an_outcome_that_a_device_decided_later_is_not_known(known: int, tmp_path: Path) -> None:
-    """Its record has zeros. Format 3 called them known."""
-    with opened(tmp_path / "b", maker("ASGD")) as server:
-        server.dispatch(0)
-        server.receive(0, torch.ones(SIZE))
-        model = server.flat.clone()
-        shutil.copytree(tmp_path / "b", tmp_path / "a")  # as after kill -9: nothing behind it vouches for it
-    path = next((tmp_path / "a").glob("journal-*"))
-    held = bytearray(path.read_bytes())
-    begin = held.rindex(b"FAGR")
-    body = begin + HEAD
-    length = int.from_bytes(held[begin + 32 : begin + 40], "little")
-    assert held[body + 33] == 1
-    held[body + 33 : body + 67] = bytes([known]) + bytes(33)
-    held[begin + 4 : begin + 8] = raw.crc32c([bytes(held[begin + 8 : body + length])]).to_bytes(4, "little")
-    path.write_bytes(held)
-    with fastagg.open(tmp_path / "a", maker("ASGD")) as server:
-        assert torch.equal(server.flat, model) and server.version == 1
 
 
 def test_an_update_that_is_the_model_itself_is_written_as_it_came(tmp_path: Path) -> None:

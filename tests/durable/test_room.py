@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from support import inside
 from support.lossy import LossyDisk
 
 import fastagg
-from fastagg.durable import audit, doctor, keeper, log
+from fastagg.durable import audit, doctor, log
 from fastagg.durable.opening import open_on
 
 SIZE = 60
@@ -46,104 +45,6 @@ def uploads(disk: LossyDisk) -> set[str]:
 
 
 # -- names, and what may go ----------------------------------------------------------------------------------------
-
-
-class Small(LossyDisk):
-    """A disk that may be full."""
-
-    room = 1 << 40
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.used: set[str] = set()
-
-    def _grows(self, file: int, size: int) -> None:
-        held = sum(len(self.data[node]) for node in [*self.names_of.values()])
-        if held + max(0, size - self.size(file)) > self.room and size > self.size(file):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
-        if name.startswith("upload-") and create:
-            assert name not in self.used, f"{name} comes twice"
-            self.used.add(name)
-        return super().open(name, create=create, write=write)
-
-    def truncate(self, file: int, size: int) -> None:
-        self._grows(file, size)
-        super().truncate(file, size)
-
-    def write(self, file: int, buffers: Any, offset: int) -> int:
-        self._grows(file, offset + sum(len(bytes(one)) for one in buffers))
-        return super().write(file, buffers, offset)
-
-    def after_kill(self) -> Small:
-        left, old = Small(), self.copy()
-        for key in ("names_of", "folders", "base", "data", "steps", "_next"):
-            setattr(left, key, getattr(old, key))
-        left.used, left.recorded = {*self.recorded}, self.recorded
-        return left
-
-    recorded: frozenset[str] = frozenset()  # names that a record has
-
-
-@pytest.mark.parametrize("seed", range(9))
-def test_any_order_of_uploads_checkpoints_ends_and_full_disks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing acknowledged is lost, no name of a record comes again, every folder opens, no file is left for ever."""
-    monkeypatch.setattr(log, "SMALL", 2 * SIZE)
-    rng, disk, most = random.Random(seed), Small(), 1 + seed % 3
-    is_full, acknowledged, held = seed % 2 == 1, 0, []
-    server = open_on(disk, make, "arrival", segment=8192, keep=most)
-    for client in range(40):
-        act = rng.choice(("upload", "upload", "upload", "small", "half", "hold", "checkpoint", "close", "kill", "full"))
-        disk.room = 1 << 40
-        if act == "full" and is_full:
-            disk.room = sum(len(disk.data[node]) for node in [*disk.names_of.values()])
-            act = rng.choice(("upload", "checkpoint"))
-        before = uploads(disk)
-        try:
-            if act in ("upload", "small"):
-                acknowledged = send(server, client, dtype=torch.float16 if act == "small" else torch.float32).version
-                disk.recorded |= frozenset(uploads(disk) - before)
-            elif act in ("half", "hold"):
-                task = server.dispatch(client)
-                upload = server.receiving(client, task=task.id)
-                upload.write(bytes(4 * SIZE - 4))
-                held += [upload] if act == "hold" else []
-            elif act == "checkpoint":
-                server.checkpoint()
-            if held and rng.random() < 0.3:  # an older one ends now
-                with held.pop(rng.randrange(len(held))) as upload:
-                    upload.write(bytes(4))
-                disk.recorded |= frozenset(uploads(disk))
-                acknowledged = upload.receipt.version
-        except (fastagg.NotDurable, fastagg.CheckpointError):
-            assert disk.room < 1 << 40, "only a full disk refuses"
-        disk.room = 1 << 40
-        for _ in range(300):  # the log tries again
-            with suppress(fastagg.NotDurable):
-                server.flush()
-                break
-            time.sleep(0.01)
-        if act in ("close", "kill"):
-            held.clear()
-            upload = None
-            disk.used = {*disk.recorded}  # what no record has may come again
-            left = disk.after_kill()
-            server.close()
-            disk = disk if act == "close" else left
-            server = open_on(disk, make, "arrival", segment=8192, keep=most)
-            assert acknowledged <= server.version <= acknowledged + 40
-            acknowledged = max(acknowledged, server.version)
-    version, upload = server.version, None
-    held.clear()
-    for client in range(most + 1):
-        server.dispatch(client)
-        server.checkpoint()
-    assert not uploads(disk), "no record behind a checkpoint names one"
-    server.close()
-    server = open_on(disk, make, "arrival", segment=8192, keep=most)
-    assert server.version == version and len([name for name in disk.names() if name.startswith("checkpoint-")]) <= most
-    server.close()
 
 
 def test_the_bytes_of_uploads_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,58 +118,6 @@ def test_a_disk_that_the_server_itself_has_filled_is_freed(way: str, tiny: Path)
 
 
 # -- errors of the system ------------------------------------------------------------------------------------------
-
-
-class Failing(LossyDisk):
-    """One call of it fails, of all calls."""
-
-    left, number = 10**9, 0
-
-    def __getattribute__(self, name: str) -> Any:
-        found = object.__getattribute__(self, name)
-        if name in CALLS:
-            self.left -= 1
-            if self.left == 0:
-
-                def fail(*_: Any, **more: Any) -> Any:
-                    raise OSError(self.number, os.strerror(self.number))
-
-                return fail
-        return found
-
-
-CALLS = ("open", "allocate", "truncate", "write", "read", "sync", "sync_folder", "rename", "remove", "lock",
-         "names", "size", "make_folder")  # fmt: skip
-
-
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOSPC, errno.EACCES])
-def test_every_error_of_the_system_has_a_name_of_ours(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "SMALL", 0)
-    monkeypatch.setattr(keeper, "_PATIENCE", 0.05)
-    step = 0
-    while True:
-        step, disk = step + 2, Failing()
-        open_on(disk, make, "arrival", segment=8192).close()
-        disk.number, disk.left = number, step
-        promised, server = 0, None
-        with suppress(fastagg.FastaggError):
-            server = open_on(disk, make, "arrival", segment=8192)
-        if server is not None:
-            for client in range(2):
-                with suppress(fastagg.FastaggError):
-                    promised = send(server, client).version
-                with suppress(fastagg.FastaggError):
-                    server.checkpoint()
-            with suppress(fastagg.FastaggError):
-                server.close()
-        came, disk.left = disk.left <= 0, 10**9
-        if server is not None and inside.log(server)._is_open:
-            inside.log(server).close(5.0)
-        with open_on(disk, make, "arrival", segment=8192) as server:
-            assert server.version >= promised
-        if not came:
-            break
-    assert step > 60
 
 
 def test_no_descriptor_is_free_at_the_end_of_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from support import inside
+from support.damaged import HEAD as RECORD_HEAD
+from support.damaged import records, rewritten
 from support.ledgers import sum_of
 from support.presets import numbers, update
-from test_open import HEAD as RECORD_HEAD
 from test_open import again, equal, opened, without_lives
 
 import fastagg
@@ -22,7 +23,6 @@ from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
 from fastagg.durable.folder import contents, read_checkpoint, read_log
 from fastagg.ops.place import emulated
-from fastagg.storage import raw
 
 pytestmark = pytest.mark.kernel
 
@@ -301,64 +301,62 @@ def at(place: int, *values: int) -> Callable[[bytearray], None]:
     return change
 
 
-LIES = {
-    "another version": at(9, 7),
-    "a negative share": at(24, 0xBF),
-    "an outcome that nobody knew": at(33, 0),
-    "no step": at(34, 0),
-    "another weight": at(57, 0x10),
-    "a negative norm": at(66, 0xC0),
-    "a norm that is too small": at(66, 0x00),
-    "a norm that is no number": at(65, 0xF0, 0x7F),
-    "no row": at(67, 0),
-    "an update in its place": at(71, 0),
-    "a part that nobody knows": at(71, 9),
-    "another format": at(72, 3),
-    "a shorter row": at(73, 0),
-    "a row longer than the record": at(79, 0x7F),
-    "scales that are not finite": at(-4, 0, 0, 0xC0, 0x7F),
-    "scales that are too large": at(-2, 0x00, 0x60),
+RULES: dict[str, Make] = {
+    "a row": maker("partial", size=300),
+    "a row of bf16": maker("partial", "bf16", size=300),
+    "an update": lambda: fastagg.ASGD(torch.zeros(300), lr=0.1),
 }
+LIES = [
+    *(
+        (of, lie, at(place, value))
+        for of in ("a row", "an update")
+        for lie, place, value in (
+            ("another version", 9, 7), ("a negative share", 24, 0xBF), ("no step", 34, 0), ("no part", 67, 0),
+            ("a part of another role", 71, 9), ("another type", 72, 3), ("a part that is shorter", 73, 0),
+        )
+    ),
+    ("an update", "another norm", at(59, 0x41)),
+    ("a row", "an outcome that nobody knew", at(33, 0)),
+    ("a row", "another weight", at(57, 0x10)),
+    ("a row", "a negative norm", at(66, 0xC0)),
+    ("a row", "a norm that is too small", at(66, 0x00)),
+    ("a row", "a norm that is no number", at(65, 0xF0, 0x7F)),
+    ("a row", "an update in its place", at(71, 0)),
+    ("a row", "a row longer than the record", at(79, 0x7F)),
+    ("a row", "scales that are not finite", at(-4, 0, 0, 0xC0, 0x7F)),
+    ("a row", "scales that are too large", at(-2, 0x00, 0x60)),
+    ("a row of bf16", "numbers that are not finite", at(90, 0x80, 0x7F)),
+]  # fmt: skip
 
 
-def rewritten(path: Path, change: Callable[[bytearray], None]) -> None:
-    """Change the body of a segment's last record and correct its checksum."""
-    held = bytearray(path.read_bytes())
-    begin = held.rindex(b"FAGR")
-    body = begin + RECORD_HEAD
-    length = int.from_bytes(held[begin + 32 : begin + 40], "little")
-    inner = held[body : body + length]
-    change(inner)
-    held[body : body + length] = inner
-    crc = raw.crc32c([bytes(held[begin + 8 : body + length])])
-    held[begin + 4 : begin + 8] = crc.to_bytes(4, "little")
-    path.write_bytes(held)
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_a_record_that_lies_stops_the_opening(lie: str, tmp_path: Path) -> None:
-    make = maker("partial", size=300)
-    with opened(tmp_path / "b", make) as server:
+def killed(of: str, tmp_path: Path) -> tuple[Path, torch.Tensor]:
+    """The segment of a server that was killed after one answer, so that nothing vouches for its record; its model."""
+    with opened(tmp_path / "b", RULES[of]) as server:
         server.dispatch(0)
         server.receive(0, torch.ones(300))
-        shutil.copytree(tmp_path / "b", tmp_path / "a")  # as after kill -9: nothing behind it vouches for it
-    path = next((tmp_path / "a").glob("journal-*"))
-    rewritten(path, lambda body: None)
-    shutil.copytree(tmp_path / "a", tmp_path / "c")
-    opened(tmp_path / "c", make).close()
-    rewritten(path, LIES[lie])
+        shutil.copytree(tmp_path / "b", tmp_path / "a")
+        return next((tmp_path / "a").glob("journal-*")), server.flat.clone()
+
+
+@pytest.mark.parametrize(("of", "lie", "change"), LIES)
+def test_a_record_that_lies_stops_the_opening(
+    of: str, lie: str, change: Callable[[bytearray], None], tmp_path: Path
+) -> None:
+    path, _ = killed(of, tmp_path)
+    rewritten(path, change)
+    held = path.read_bytes()
     with pytest.raises(fastagg.CheckpointError, match="record 2 of the log cannot be executed"):
-        opened(tmp_path / "a", make)
+        opened(tmp_path / "a", RULES[of])
+    assert path.read_bytes() == held
 
 
-def test_a_bf16_row_that_is_not_finite_stops_the_opening(tmp_path: Path) -> None:
-    make = maker("partial", "bf16", size=300)
-    with opened(tmp_path / "a", make) as server:
-        server.dispatch(0)
-        server.receive(0, torch.ones(300))
-    rewritten(next((tmp_path / "a").glob("journal-*")), at(90, 0x80, 0x7F))
-    with pytest.raises(fastagg.CheckpointError, match="not finite"):
-        opened(tmp_path / "a", make)
+@pytest.mark.parametrize("known", [0, 1])
+def test_an_outcome_that_a_device_decided_later_is_not_known(known: int, tmp_path: Path) -> None:
+    """Its record has zeros. Format 3 called them known."""
+    path, model = killed("an update", tmp_path)
+    rewritten(path, lambda body: body.__setitem__(slice(33, 67), bytes([known]) + bytes(33)))
+    with opened(tmp_path / "a", RULES["an update"]) as server:
+        assert torch.equal(server.flat, model) and server.version == 1
 
 
 def test_a_damaged_row_before_good_records_stops_the_opening(tmp_path: Path) -> None:
@@ -367,8 +365,7 @@ def test_a_damaged_row_before_good_records_stops_the_opening(tmp_path: Path) -> 
         play(server, 0, 6)
     path = min((tmp_path / "a").glob("journal-*"))
     held = bytearray(path.read_bytes())
-    starts = [k for k in range(0, len(held), 8) if held[k : k + 4] == b"FAGR"]
-    long = [k for k in starts if int.from_bytes(held[k + 32 : k + 40], "little") > SIZE]
+    long = [begin for begin, end in records(held) if end - begin > SIZE]
     held[long[2] + RECORD_HEAD + 700] ^= 16
     path.write_bytes(held)
     sequence = int.from_bytes(held[long[2] + 16 : long[2] + 24], "little")

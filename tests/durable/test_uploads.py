@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.damaged import rewritten
 
 import fastagg
 from fastagg import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
 from fastagg.durable import log
-from fastagg.storage import raw
 
 SIZE = 1000
 
@@ -76,14 +76,11 @@ def test_a_record_of_an_upload_of_an_unknown_type_is_refused(tmp_path: Path) -> 
     with fastagg.open(tmp_path, make) as server:
         send(server, 0, torch.ones(SIZE))
         send(server, 1, torch.ones(SIZE))
-    path = next(tmp_path.glob("journal-*"))
-    held = bytearray(path.read_bytes())
-    begin = held.rindex(b"FAGR")
-    length = int.from_bytes(held[begin + 32 : begin + 40], "little")
-    upload = held.index(bytes([3, 0, 0, 0, 0, 0, 0, 0, *(4 * SIZE).to_bytes(8, "little")]), begin)
-    held[upload + 20] = 77  # behind the number, the size and the checksum
-    held[begin + 4 : begin + 8] = raw.crc32c([bytes(held[begin + 8 : begin + 48 + length])]).to_bytes(4, "little")
-    path.write_bytes(held)
+
+    def change(body: bytearray) -> None:
+        body[body.index(bytes([3, *bytes(7), *(4 * SIZE).to_bytes(8, "little")])) + 20] = 77  # behind the checksum
+
+    rewritten(next(tmp_path.glob("journal-*")), change)
     with pytest.raises(fastagg.CheckpointError, match=r"record 4 of the log cannot be executed: .*an unknown type"):
         fastagg.open(tmp_path, make)
 

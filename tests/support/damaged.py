@@ -19,9 +19,11 @@ from fastagg.durable import log
 from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
 from fastagg.durable.opening import open_on
+from fastagg.storage import raw
 from support.presets import model, update
 
 SIZE = 60
+HEAD = 48  # bytes before a record's body
 Make = Callable[[], fastagg.Server]
 RULES: dict[str, Make] = {
     "FedBuff": lambda: fastagg.FedBuff(model(SIZE), buffer_size=9),
@@ -51,6 +53,23 @@ def everything(folder: Path, make: Make, lives: int) -> dict[str, Any]:
                 server.checkpoint()
             server.dispatch(9)
     return without_lives(server)
+
+
+def records(data: bytes) -> list[tuple[int, int]]:
+    """Where the records of a segment begin and end."""
+    starts = [at for at in range(0, len(data), 8) if data[at : at + 4] == b"FAGR"]
+    return [(at, at + HEAD + int.from_bytes(data[at + 32 : at + 40], "little")) for at in starts]
+
+
+def rewritten(segment: Path, change: Callable[[bytearray], object], which: int = -1) -> None:
+    """Change the body of one of a segment's records, and make its checksum right."""
+    data = bytearray(segment.read_bytes())
+    at, end = records(data)[which]
+    body = data[at + HEAD : end]
+    change(body)
+    data[at + HEAD : end] = body
+    data[at + 4 : at + 8] = raw.crc32c([bytes(data[at + 8 : end])]).to_bytes(4, "little")
+    segment.write_bytes(data)
 
 
 def outcome(path: Path, make: Make, state: dict[str, Any]) -> str:

@@ -64,8 +64,8 @@ def _counted(params: torch.Tensor, **more: Any) -> fastagg.Server:
 
 RULES: dict[str, Callable[..., fastagg.Server]] = {
     **{name: PRESETS[name] for name in (
-        "FedBuff", "FedBuff, one", "FADAS, corrected", "FedAsync, polynomial", "ACE, int8", "ACED, int4", "CA2FL, int4",
-        "ACE, partial, int8, by samples", "FedAMS",
+        "FedBuff", "FedBuff, one", "FADAS, corrected", "FedAsync, polynomial", "ACE, int8", "ACE, bf16", "ACED, int4",
+        "CA2FL, int4", "ACE, partial, int8, by samples", "FedAMS", "FedAvg, deterministic",
     )},
     "counted": _counted,  # each element of the model is the number of updates that had it
     "own": lambda params, **more: fastagg.Server(params, fastagg.Buffer(2), fastagg.SGD(0.5), Own(), **more),
@@ -722,6 +722,26 @@ class Life:
         self.do(op, waits=True)
         self._count(sent)
 
+    def slow_chunks(self) -> None:
+        """An update in chunks, between which others come and checkpoints are written."""
+        task, sent = self._dispatched(0), self._sent().float()
+        data = sent.numpy().tobytes()
+        begun = end_of(lambda: self.server.receiving(task.client, task.version, 2))
+        if isinstance(begun, FastaggError):
+            return
+        begun.write(data[:20])
+        for act in self.rng.choices((self.checkpoint, lambda: self._answer(self._dispatched(1))), k=3):
+            act()
+
+        def op(server: fastagg.Server, _: int | None) -> Any:
+            upload = begun if server is self.server else server.receiving(task.client, task.version, 2)
+            with upload:
+                upload.write(data[20 * (upload is begun) :])
+            return upload.receipt
+
+        self.do(op, waits=True)
+        self._count(sent)
+
     def nested(self) -> None:
         """A rule of the user's own calls the server in the middle of a step."""
         found: list[Any] = []
@@ -754,6 +774,15 @@ class Life:
         if newest != self._newest() and len(self._log.keeper.kept) > KEEP:
             raise Wrong(f"{len(self._log.keeper.kept)} checkpoints")
         self.note()
+
+    def checkpoints(self) -> None:
+        """Behind newer checkpoints than are kept no record names an upload, and no file of one stays for ever."""
+        self.kept.clear()
+        for _ in range(KEEP + 1):
+            self._dispatched()
+            self.checkpoint()
+        if self.disk.files("upload-"):
+            raise Wrong(f"{self.disk.files('upload-')}: no record names them")
 
     def checkpoint_meanwhile(self) -> None:
         """A checkpoint is written, and from its first byte to its last answers come."""
@@ -855,10 +884,10 @@ def _alike(one: Any, other: Any) -> bool:
 
 ACTIONS = {
     "dispatch": 8, "receive": 8, "round_trip": 20, "answered_twice": 3, "several": 4, "partial": 3, "bad": 4,
-    "sender": 5, "chunks": 4, "nested": 3, "models": 2, "flush": 3, "checkpoint": 4, "checkpoint_meanwhile": 2,
-    "handled_checkpoint": 1, "handled_close": 1, "round": 2, "forget": 2, "expire": 2, "clock": 2, "rate": 1,
-    "close": 3, "abandon": 1, "kill": 3, "power": 5, "kill_and_power": 2, "failed_sync": 1, "full_disk": 1,
-    "elsewhere": 2, "damage": 2, "foreign": 1, "lost_task": 4,
+    "sender": 5, "chunks": 4, "slow_chunks": 3, "nested": 3, "models": 2, "flush": 3, "checkpoint": 4,
+    "checkpoints": 1, "checkpoint_meanwhile": 2, "handled_checkpoint": 1, "handled_close": 1, "round": 2,
+    "forget": 2, "expire": 2, "clock": 2, "rate": 1, "close": 3, "abandon": 1, "kill": 3, "power": 5,
+    "kill_and_power": 2, "failed_sync": 1, "full_disk": 1, "elsewhere": 2, "damage": 2, "foreign": 1, "lost_task": 4,
 }  # fmt: skip
 
 
