@@ -16,11 +16,7 @@ _NAME = "fastagg._native"
 
 
 def extension() -> ModuleType:
-    """Load the extension that was compiled last in this checkout, or else that of the installed package.
-
-    Raises:
-        ImportError: there is none, or it was compiled from other sources than ``csrc/`` and ``tests/emulation/`` hold.
-    """
+    """Load the extension that was compiled last in this checkout, or else that of the installed package."""
     built = sorted(_ROOT.glob(f"build/*/_native{EXTENSION_SUFFIXES[0]}"), key=lambda path: path.stat().st_mtime)
     spec = spec_from_file_location(_NAME, built[-1]) if built else _installed()
     if spec is None or spec.loader is None:

@@ -103,11 +103,7 @@ def parts(kind: str) -> Mapping[str, type]:
 
 
 def describe(part: Any) -> Plain:
-    """Return a part as plain data: ``{"name": ..., **settings}``. :func:`part` makes the part from it.
-
-    Raises:
-        ConfigError: another part is registered under its name, so :func:`part` would return that one.
-    """
+    """Return a part as plain data: ``{"name": ..., **settings}``. :func:`part` makes the part from it."""
     kind, name = _kind(type(part)), type(part).__name__
     there = _parts.get((kind, name))
     if there is not None and _path(there) != _path(type(part)):
@@ -121,11 +117,7 @@ def describe(part: Any) -> Plain:
 
 
 def check_settings(part: object) -> None:
-    """Refuse a part of a user's own with a setting that a checkpoint cannot hold.
-
-    Raises:
-        ConfigError: a setting is no number, text or None, or a list, tuple or dict of them.
-    """
+    """Refuse a part of a user's own with a setting that a checkpoint cannot hold."""
     if type(part).__module__.startswith("fastagg.") or not is_dataclass(part):
         return
     for one in fields(part):
@@ -143,12 +135,7 @@ def _plain(value: object) -> bool:
 
 
 def part(kind: str, settings: Mapping[str, object]) -> Any:
-    """Return the direction, optimizer or staleness policy that :func:`describe` described.
-
-    Raises:
-        MissingPart: no part of this kind has this name.
-        ConfigError: the part has no such setting, or the setting is out of range.
-    """
+    """Return the direction, optimizer or staleness policy that :func:`describe` described."""
     given = dict(settings)
     name = given.pop("name", None)
     if not isinstance(name, str) or not name.isidentifier():

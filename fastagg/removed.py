@@ -88,9 +88,6 @@ def remaining(settings: Mapping[str, Any], known: Iterable[str]) -> dict[str, An
 
     Args:
         known: the settings that it has now. One of these is nothing that left: it is a rule's of somebody else.
-
-    Raises:
-        MissingPart: one that left was in use.
     """
     gone = {name: value for name, value in settings.items() if name in SETTINGS and name not in known}
     for name, value in gone.items():

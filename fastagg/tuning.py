@@ -70,22 +70,14 @@ def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
 
 
 def from_environment() -> None:
-    """Choose the settings at import: ``FASTAGG_TUNE``; if it is not set, the table's.
-
-    Raises:
-        ConfigError: ``FASTAGG_TUNE`` is not valid.
-    """
+    """Choose the settings at import: ``FASTAGG_TUNE``; if it is not set, the table's."""
     given = os.environ.get("FASTAGG_TUNE")
     if given and given != "default":
         set_tuning(parse(given), "FASTAGG_TUNE")
 
 
 def parse(text: str) -> dict[str, int]:
-    """Parse settings such as ``prefetch=512,stream_from=never``.
-
-    Raises:
-        ConfigError: the text is not valid.
-    """
+    """Parse settings such as ``prefetch=512,stream_from=never``."""
     found = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

@@ -28,9 +28,6 @@ class Student:
         rows_per_sample: 1 for a classifier; the number of tokens if every token has logits.
         classes: C.
         copies: whether its parameters are copies instead of views.
-
-    Raises:
-        ConfigError: the module has a different number of parameters or buffers, or does not return logits.
     """
 
     def __init__(
@@ -87,11 +84,7 @@ class Student:
 
     @torch.no_grad()
     def infer(self, out: Tensor) -> None:
-        """Write the logits of all samples into ``out``, [rows*C] fp32, in chunks.
-
-        Raises:
-            NonFiniteUpdate: a logit is NaN or infinite.
-        """
+        """Write the logits of all samples into ``out``, [rows*C] fp32, in chunks."""
         samples, chunk = length(self.inputs), self.settings.inference_batch_size
         width = self.rows_per_sample * self.classes
         for first in range(0, samples, chunk):

@@ -27,9 +27,6 @@ def load(source: object, samples: int | None, shape: Sequence[int] | None, seed:
         samples: how many; None: all.
         shape: images are resized to this (channels, height, width); None: no resizing.
         seed: the seed of the draw.
-
-    Raises:
-        DataError: there is nothing, or it cannot be read as inputs of one shape.
     """
     inputs = _read(source, shape)
     count = length(inputs)
@@ -61,11 +58,7 @@ def resize(images: Tensor, shape: Sequence[int]) -> Tensor:
     """Resize images [N, (channels,) height, width] to fp32 [N, *shape], bilinear and antialiased.
 
     8-bit images are scaled to 0..1. If ``shape`` has another number of channels, one channel is repeated, and several
-    are averaged.
-
-    Raises:
-        DataError: the inputs are not images, or ``shape`` is not (channels, height, width).
-    """
+    are averaged."""
     if images.dtype is torch.uint8:
         images = images.to(torch.float32) / 255
     if images.dim() == 3:

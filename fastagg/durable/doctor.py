@@ -36,9 +36,6 @@ def examine(path: Path, *, replay: bool = False, check: bool = False) -> dict[st
     Returns:
         Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (descriptions of what is wrong), and
         the contents. For a folder also ``recovery``: what :func:`fastagg.open` would do.
-
-    Raises:
-        CheckpointError: nothing exists at ``path``, or something else than a server's folder or file.
     """
     with named(path):
         if not path.exists():
@@ -189,9 +186,6 @@ def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Serv
 
     Args:
         make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
-
-    Raises:
-        CheckpointError: it cannot be made without what no checkpoint holds.
     """
     from fastagg.server.loading import server_from
 

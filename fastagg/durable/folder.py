@@ -112,11 +112,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
-    """Read a checkpoint.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """Read a checkpoint."""
     name = checkpoint_name(sequence)
     manifest = trees.read_manifest(disk, name)
     found = Checkpoint(sequence, manifest, trees.read(disk, name, manifest))

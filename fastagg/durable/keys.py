@@ -18,11 +18,7 @@ _SIZE = 32
 
 
 def key_of(disk: Disk) -> NoiseKey | None:
-    """Return a folder's key; None: it has none.
-
-    Raises:
-        CheckpointError: it cannot be read, or is none.
-    """
+    """Return a folder's key; None: it has none."""
     with named(disk.path / KEY):
         if KEY not in disk.names():
             return None
@@ -34,11 +30,7 @@ def key_of(disk: Disk) -> NoiseKey | None:
 
 def take_key(disk: Disk, server: Server, state: State | None) -> None:
     """Let a server draw its noise with the folder's key. ``state``: of the folder's checkpoint; None: there is none,
-    and the folder gets the server's own key, if it has no other.
-
-    Raises:
-        CheckpointError: the key is missing, or is not the one of the checkpoint.
-    """
+    and the folder gets the server's own key, if it has no other."""
     if getattr(server.direction, "privacy", None) is None:
         return
     key = key_of(disk)

@@ -72,11 +72,7 @@ def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *
 
 def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
     """Return the newest undamaged checkpoint, and the numbers of newer ones, which are damaged. One whose place on the
-    disk cannot be read now is neither: an older one does as well.
-
-    Raises:
-        CheckpointError: every checkpoint is damaged. OSError: the system refuses something else.
-    """
+    disk cannot be read now is neither: an older one does as well."""
     wrong: list[str] = []
     damaged: list[int] = []
     for sequence in reversed(found.checkpoints):
@@ -112,11 +108,7 @@ def made_of(server: Server) -> Plain:
 
 
 def check_made(disk: Disk, was: Plain, now: Plain) -> None:
-    """Check that a folder's settings are still the same.
-
-    Raises:
-        ConfigError: one differs.
-    """
+    """Check that a folder's settings are still the same."""
     was, now = ({**made, "direction": _without_free(made.get("direction"))} for made in (was, now))
     try:
         was = remaining(was, now)

@@ -32,9 +32,6 @@ def salvage(
     Returns:
         Plain data: ``problem`` (why the log ended, or None), ``last`` (the last record before it), ``taken`` (answers
         behind it that count), ``refused`` (why others do not), ``version``.
-
-    Raises:
-        CheckpointError: no checkpoint is whole, or ``to`` is no empty folder.
     """
     path, to = _checks.path("path", path), _checks.path("to", to)
     with named(to):

@@ -87,11 +87,7 @@ class Best:
 
 
 def of_clients(best: Best | None) -> None:
-    """Check the metric of ``best``, where only clients evaluate.
-
-    Raises:
-        ConfigError: it is one of an evaluation on the server, so that the file would never be written.
-    """
+    """Check the metric of ``best``, where only clients evaluate."""
     if best is not None and "/" not in best.metric:
         raise ConfigError(
             f"best: {best.metric!r} is a metric of an evaluation on the server, and there is none; name a client's, "

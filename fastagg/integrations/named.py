@@ -31,11 +31,7 @@ def as_in(framework: str, make: Callable[..., Server]) -> Plain:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str, str]) -> None:
-    """Check the names of an adapter's settings. ``refused``: those without an effect here, and what to write.
-
-    Raises:
-        ConfigError: a setting has no effect, or is unknown.
-    """
+    """Check the names of an adapter's settings. ``refused``: those without an effect here, and what to write."""
     for name in given:
         if name in refused:
             raise ConfigError(f"{name}: {refused[name]}")
@@ -45,11 +41,7 @@ def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str
 
 def check_settings(make: Callable[..., Server], settings: Mapping[str, object]) -> None:
     """Check a rule's settings before there is a model. A preset is tried on one number; what only a model or the
-    program's own code can tell is not looked at.
-
-    Raises:
-        ConfigError: a setting is unknown, missing or out of range.
-    """
+    program's own code can tell is not looked at."""
     tried = {name: value for name, value in settings.items() if name not in ("buffers", "tied")}
     try:
         if make not in registry.presets().values():
@@ -62,11 +54,7 @@ def check_settings(make: Callable[..., Server], settings: Mapping[str, object]) 
 
 
 def resolved(settings: Mapping[str, object] | None) -> Plain:
-    """A preset's settings; ``distill: "module:function"`` becomes what that function returns (FedEcho).
-
-    Raises:
-        ConfigError: there is no such function, or it does not return a :class:`fastagg.Distillation`.
-    """
+    """A preset's settings; ``distill: "module:function"`` becomes what that function returns (FedEcho)."""
     found = dict(settings or {})
     name = found.get("distill")
     if not isinstance(name, str):
@@ -82,9 +70,6 @@ def number_of(server: Server, client: int | str, names: Sequence[int | str] | No
 
     Args:
         setting: what gave ``names``, for the error.
-
-    Raises:
-        UnknownClient: it is not among ``names``.
     """
     if server.num_clients is None:
         return client

@@ -76,11 +76,7 @@ class Reply:
 
 
 def fitted(server: Server, task: Dispatch, reply: Reply) -> Reply:
-    """The reply as the server takes it: a ``model`` that comes alone, a ``delta`` or a ``gradient``.
-
-    Raises:
-        FastaggError: it is refused.
-    """
+    """The reply as the server takes it: a ``model`` that comes alone, a ``delta`` or a ``gradient``."""
     if reply.version not in (None, task.version):
         raise UnknownVersion(f"it is from version {reply.version}, its task was version {task.version}")
     if reply.kind == "encoded":

@@ -153,12 +153,7 @@ _KNOWN: dict[str, Callable[..., Tracker]] = {"csv": CSV, "tensorboard": TensorBo
 
 
 def made(given: AnyTrackers) -> list[Tracker]:
-    """Make trackers from one, from several, or from ``{name: settings}``. Settings are a mapping or the first setting.
-
-    Raises:
-        ConfigError: the argument is none of these.
-        MissingDependency: a tracker's package is not installed.
-    """
+    """Make trackers from one, from several, or from ``{name: settings}``: a mapping, or the first setting."""
     if given is None:
         return []
     if isinstance(given, Tracker):
@@ -173,11 +168,7 @@ def made(given: AnyTrackers) -> list[Tracker]:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Parse ``NAME=SETTING`` of the command line into the tracker's name and its first setting.
-
-    Raises:
-        ConfigError: the text has another form.
-    """
+    """Parse ``NAME=SETTING`` of the command line into the tracker's name and its first setting."""
     name, equals, setting = text.partition("=")
     if not equals or not setting:
         raise ConfigError(f"--tracker: expected NAME=SETTING, such as tensorboard=runs/a, got {text!r}")

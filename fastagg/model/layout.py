@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -40,7 +40,6 @@ _SMALL = (torch.uint8, torch.int8, torch.bool)  # several of them are bytes or a
 _AT_ONCE = 2**18  # parameters that are subtracted in one call
 _MODEL = "an nn.Module, a state_dict, a list of arrays or a 1-D array"
 
-Take = Callable[[str, object], Tensor]
 Tied = Sequence[Sequence[str | int]]
 
 
@@ -99,11 +98,7 @@ class Part:
     by_part: bool
 
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
-        """Return the layout.
-
-        Raises:
-            ConfigError: these settings of the server would have cut the model in another way.
-        """
+        """Return the layout, if these settings of the server would not have cut the model in another way."""
         parameters = [e.name for e in self.layout.entries if e.role == "parameter" and self.layout.form != "module"]
         for name, given in (("tied", tied), ("buffers", any(mode_of(buffers or {}, one) for one in parameters))):
             if given:
@@ -151,15 +146,11 @@ class Layout:
         return [entry.offset + entry.size for entry in self._by_role["parameter"] if entry.size]
 
     @classmethod
-    def of(
-        cls, params: object, take: Take | None = None, *, buffers: Mapping[str, str] | None = None,
-        tied: Tied | None = None,
-    ) -> Layout:  # fmt: skip
+    def of(cls, params: object, *, buffers: Mapping[str, str] | None = None, tied: Tied | None = None) -> Layout:
         """Return the layout of ``params``: an nn.Module, a state_dict, a list of arrays or one 1-D array.
 
         Args:
             params: the model.
-            take: checks an array, given its name and itself, and returns it as a tensor. None: :func:`dense`.
             buffers: what the buffers are whose names fit a pattern, as the server's setting says.
             tied: the names of arrays that are one parameter. None: those that are the same memory.
 
@@ -170,7 +161,7 @@ class Layout:
         """
         if isinstance(params, Part):
             return params.fitting(buffers, tied)
-        found = cls._of(params, take, buffers or {}, tied)
+        found = cls._of(params, buffers or {}, tied)
         if not found.size:
             do = "if all are frozen, set requires_grad of those that train"
             raise ShapeMismatch(_checks.wrong("params", "a model with parameters that train", params, do))
@@ -181,7 +172,7 @@ class Layout:
         return found
 
     @classmethod
-    def _of(cls, params: object, take: Take | None, how: Mapping[str, str], tied: Tied | None) -> Layout:
+    def _of(cls, params: object, how: Mapping[str, str], tied: Tied | None) -> Layout:
         if isinstance(params, nn.Module):
             for name, p in (*params.named_parameters(), *params.named_buffers()):
                 if nn.parameter.is_lazy(p):
@@ -193,34 +184,33 @@ class Layout:
                 roles[name] = "parameter" if p.requires_grad else "constant"
                 if p.requires_grad and first[id(p)] != name:
                     roles[name], aliases[name] = "alias", first[id(p)]
-            return cls._build("module", params.state_dict().items(), take or _named, how, roles, aliases)
+            return cls._build("module", params.state_dict().items(), how, roles, aliases)
         if isinstance(params, Mapping):
             if unnamed := [key for key in params if not isinstance(key, str)]:
                 do = "or give a list: fastagg.FedBuff(list(params.values()))"
                 raise ShapeMismatch(_checks.wrong("params", "names that are str", unnamed[0], do))
-            return cls._build("state_dict", params.items(), take or _named, how, tied=tied)
+            return cls._build("state_dict", params.items(), how, tied=tied)
         if isinstance(params, (list, tuple)):
-            return cls._build("list", ((str(i), v) for i, v in enumerate(params)), take or _named, how, tied=tied)
+            return cls._build("list", ((str(i), v) for i, v in enumerate(params)), how, tied=tied)
         do = "give the model itself: fastagg.FedBuff(model)"
         try:
-            vector = take("params", params) if take is not None else as_tensor(params)
+            vector = as_tensor(params)
         except DTypeMismatch as error:
             said = f"params: {error}" if hasattr(params, "dtype") else _checks.wrong("params", _MODEL, params, do)
-            raise DTypeMismatch(str(error) if take is not None else said) from None
+            raise DTypeMismatch(said) from None
         if vector.dim() != 1:
             do = "give a list of one array, or the array's flatten()"
             raise ShapeMismatch(_checks.wrong("params", _MODEL, vector, do))
         if not vector.is_floating_point():
             do = "convert it with .float()"
             raise DTypeMismatch(f"params: expected floating-point numbers, got {vector.dtype}; {do}")
-        return cls._build("flat", [("", vector)], take or _named, {})
+        return cls._build("flat", [("", vector)], {})
 
     @classmethod
     def _build(
         cls,
         form: Form,
         arrays: Iterable[tuple[str, object]],
-        take: Take,
         how: Mapping[str, str],
         roles: Mapping[str, Role] | None = None,
         aliases: Mapping[str, str] | None = None,
@@ -234,7 +224,7 @@ class Layout:
             names |= {str(one): str(group[0]) for one in group}
         found = Found(names if roles is not None or tied is not None else None)
         for name, value in arrays:
-            array = take(name, value)
+            array = dense(f"params {name!r}", value)
             role = _role(name, array, (roles or {}).get(name), how)
             shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
             if role in ("parameter", "alias") and (first := found.first(name, value, array)) is not None:
@@ -257,7 +247,7 @@ class Layout:
         second = [e for e in self.entries if e.role == "alias" and e.size and e.name in arrays]
         aliases = {e.name: first[e.offset, e.size] for e in second}
         roles: dict[str, Role] = {e.name: e.role if e.size or e.role != "alias" else "parameter" for e in self.entries}
-        found = self._build(self.form, arrays.items(), _named, buffers, roles, aliases)
+        found = self._build(self.form, arrays.items(), buffers, roles, aliases)
         found.numpy = self.numpy
         return found
 
@@ -386,16 +376,6 @@ class Layout:
         dense = all(isinstance(one, Tensor) and one.layout is torch.strided for one in arrays)
         if not dense or flat.dim() + buffers.dim() != 2 or (flat.numel(), buffers.numel(), len(counters)) != sizes:
             raise ShapeMismatch(f"{what}: expected two vectors and a list of counters, of lengths {sizes}")
-
-    def parameters(self, params: object, take: Take) -> Iterator[tuple[Entry, Tensor]]:
-        """Yield every parameter of a model of this layout, with its entry. ``take`` is that of :meth:`of`.
-
-        Raises:
-            ShapeMismatch, DTypeMismatch: ``params`` has other names, or ``take`` refuses an array.
-        """
-        arrays = self._arrays(params)
-        for entry in self._by_role["parameter"]:
-            yield entry, take(entry.name, arrays[entry.name])
 
     def _arrays(self, params: object, what: str = "params") -> Mapping[str, object]:
         """Return arrays by name. Their set of names is checked."""
@@ -635,11 +615,7 @@ def _native_role(entry: Entry) -> str:
 
 
 def dense(label: str, value: object) -> Tensor:
-    """Return an array as a tensor of real numbers in memory, without a gradient. It is not copied if possible.
-
-    Raises:
-        DTypeMismatch: it is complex, sparse, quantised or distributed, or has no numbers. The message has ``label``.
-    """
+    """Return an array as a tensor of real numbers in memory, without a gradient. It is not copied if possible."""
     try:
         tensor = as_tensor(value)
     except DTypeMismatch as error:
@@ -650,10 +626,6 @@ def dense(label: str, value: object) -> Tensor:
         do = "; fill it first: model.to_empty(device='cpu'), then load_state_dict" if tensor.is_meta else do
         raise DTypeMismatch(f"{label}: expected a dense array of real numbers, got {tensor.dtype} ({kind}){do}")
     return tensor.detach() if tensor.requires_grad else tensor
-
-
-def _named(name: str, value: object) -> Tensor:
-    return dense(f"params {name!r}", value)
 
 
 def _numpy(tensor: Tensor, writable: bool) -> np.ndarray:

@@ -110,11 +110,7 @@ def cached_step_(
 
 
 def _check_rows(size: int, cache: Rows, write: int, read: int, terms: Sequence[tuple[int, float]], into: Rows) -> None:
-    """Check the slots of a step: ``write`` is one of ``into``, all others of ``cache``.
-
-    Raises:
-        ShapeMismatch, ConfigError: rows of another length or format, or a slot that is not there.
-    """
+    """Check the slots of a step: ``write`` is one of ``into``, all others of ``cache``."""
     if cache.size != size:
         raise ShapeMismatch(f"update: expected {cache.size} elements, as the cache's rows have, got {size}")
     if into.size != size or into.format != cache.format:
@@ -256,11 +252,7 @@ def settle_rows_(sum: Tensor, shadow: Tensor, jobs: Sequence[tuple[int, int]]) -
 
 
 def _check_shadow(shadow: Tensor, device: torch.device) -> None:
-    """Sums of blocks: contiguous, [k, 1024] float64.
-
-    Raises:
-        DTypeMismatch, ShapeMismatch: it is not.
-    """
+    """Sums of blocks: contiguous, [k, 1024] float64."""
     if shadow.dtype is not torch.float64 or shadow.device != device:
         raise DTypeMismatch(f"shadow: expected torch.float64 on {device}, got {shadow.dtype} on {shadow.device}")
     if shadow.dim() != 2 or shadow.shape[1] != _BLOCK or not shadow.is_contiguous():
@@ -268,11 +260,7 @@ def _check_shadow(shadow: Tensor, device: torch.device) -> None:
 
 
 def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Any]:
-    """Jobs of ``count`` whole numbers each.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Jobs of ``count`` whole numbers each."""
     try:
         found = [tuple(index(number) for number in job) for job in jobs]
     except TypeError as error:

@@ -29,11 +29,7 @@ def address(tensor: Tensor | None) -> int:
 
 
 def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
-    """Return the address of a state vector: 1-D, contiguous, ``size`` elements, on ``device``.
-
-    Raises:
-        DTypeMismatch, ShapeMismatch, ConfigError: it is not, or its memory was freed.
-    """
+    """Return the address of a state vector: 1-D, contiguous, ``size`` elements, on ``device``."""
     # One call for the usual one, because for small vectors every check takes as long as the kernel.
     if device is HOST and (found := _look(tensor, size, _CODES[dtype])) is not None:
         return found
@@ -58,11 +54,7 @@ def moment_blocks(size: int) -> int:
 
 
 def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
-    """Refuse vectors that overlap partly. A step would read values that it has just written.
-
-    Raises:
-        ConfigError: they overlap partly.
-    """
+    """Refuse vectors that overlap partly. A step would read values that it has just written."""
     start, end = a.data_ptr(), b.data_ptr()
     if start != end and start < end + b.nbytes and end < start + a.nbytes:
         raise ConfigError(f"{name} overlaps {other} without being {other}")
@@ -73,9 +65,6 @@ def apart_from(name: str, out: int, pieces: Pieces, same: bool = True) -> None:
 
     Args:
         out: the output's address. It has as many elements as the update, of 4 bytes each.
-
-    Raises:
-        ConfigError: the output overlaps the update.
     """
     end, own = out + 4 * pieces.size, out
     for start, size, code in pieces.native:
@@ -93,11 +82,7 @@ def update_of(pieces: Pieces) -> native.Update:
 
 
 def pair(name: str, given: Any) -> tuple[Any, Any]:
-    """Return two numbers.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return two numbers."""
     try:
         first, second = given
     except (TypeError, ValueError):
@@ -106,11 +91,7 @@ def pair(name: str, given: Any) -> tuple[Any, Any]:
 
 
 def key(name: str, given: int, bits: int = 64) -> int:
-    """Return a whole number of that many bits, without a sign.
-
-    Raises:
-        ConfigError: it is out of range.
-    """
+    """Return a whole number of that many bits, without a sign."""
     found = index(given)
     if not 0 <= found < 1 << bits:
         raise ConfigError(f"{name}: expected 0 to {(1 << bits) - 1}, got {given}")
@@ -139,11 +120,7 @@ def optimizer_of(
     period: int = 1,
 ) -> dict[str, Any]:
     """Return what a kernel needs of an optimizer to step ``x``, [``size``]. The keywords are those of
-    :func:`fastagg.ops.step_`.
-
-    Raises:
-        ConfigError, ShapeMismatch, DTypeMismatch: an argument is refused.
-    """
+    :func:`fastagg.ops.step_`."""
     moments = OPTIMIZERS.get(optimizer)
     if moments is None:
         raise ConfigError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}")
@@ -179,11 +156,7 @@ def optimizer_of(
 
 
 def _check_units(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:
-    """Check the scales of 8-bit moments.
-
-    Raises:
-        ConfigError, ShapeMismatch, DTypeMismatch: they are refused.
-    """
+    """Check the scales of 8-bit moments."""
     rows = 2 if "v" in OPTIMIZERS[optimizer] else 1
     if not OPTIMIZERS[optimizer] or optimizer in native.plain_optimizers:
         raise ConfigError(f"{optimizer} has no moments" + (" in 8 bits" if OPTIMIZERS[optimizer] else ""))

@@ -47,11 +47,7 @@ DEFAULTS: RobustSettings = {"trim": 0.1, "f": 0, "keep": None, "radius": 1.0, "i
 
 
 def robust_of(rule: str, count: int | None, settings: RobustSettings) -> Native:
-    """Return the rule as the engine takes it. ``count``: of updates, if it is known.
-
-    Raises:
-        ConfigError: a setting is out of range, is not the rule's, or is more than ``count`` updates bear.
-    """
+    """Return the rule as the engine takes it. ``count``: of updates, if it is known."""
     _checks.one_of("rule", rule, get_args(RobustRule))
     for name, value in settings.items():
         if name not in DEFAULTS:

@@ -93,11 +93,7 @@ def exact_norm(terms: Tensor) -> tuple[float, int]:
 
 
 def whole_numbers(name: str, given: object, size: int) -> Tensor:
-    """Return ``given`` if it is int64 [size] in memory of the CPU.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return ``given`` if it is int64 [size] in memory of the CPU."""
     if (
         isinstance(given, Tensor) and given.dtype is torch.int64 and given.shape == (size,) and given.is_cpu
         and given.is_contiguous() and given.untyped_storage().nbytes() >= 8 * (given.storage_offset() + size)

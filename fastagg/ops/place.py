@@ -74,11 +74,7 @@ def on_device(pieces: Pieces) -> Pieces:
 
 
 def check_verdict(verdict: Tensor, device: torch.device) -> None:
-    """Refuse a verdict that the op cannot use.
-
-    Raises:
-        ConfigError, DTypeMismatch: the verdict is refused.
-    """
+    """Refuse a verdict that the op cannot use."""
     if place(device) is CPU:
         raise ConfigError(f"verdict: obeyed by CUDA kernels, the update is on {device}")
     if verdict.dtype is not torch.float64 or verdict.shape != (NUMBERS,) or verdict.device != device:

@@ -228,11 +228,7 @@ class Gaussian:
 
 
 def privacy_of(given: Any) -> Gaussian | None:
-    """Return the setting ``privacy``, which may be plain data.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return the setting ``privacy``, which may be plain data."""
     if isinstance(given, dict):
         return Gaussian(**given)
     if given is None or isinstance(given, Gaussian):

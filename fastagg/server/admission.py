@@ -36,11 +36,7 @@ class Admission:
         self.logs = False  # whether a log needs a copy of an update in host memory
 
     def refuse_other_kind(self, kind: object) -> None:
-        """Refuse an update of which its sender says that it is of another kind.
-
-        Raises:
-            ConfigError: it is.
-        """
+        """Refuse an update of which its sender says that it is of another kind."""
         own = self.parts.direction.kind
         if isinstance(kind, str) and kind != own:
             raise ConfigError(
@@ -49,11 +45,7 @@ class Admission:
             )
 
     def parse(self, update: Arrays, kind: object) -> Parsed:
-        """Read an update. Warn if it is nearly the model itself.
-
-        Raises:
-            ShapeMismatch, DTypeMismatch, ConfigError: it is no update of this server.
-        """
+        """Read an update. Warn if it is nearly the model itself."""
         layout, engine, own = self.parts.layout, self.running.engine, self.parts.direction.kind
         if type(update) is torch.Tensor and kind is None:
             return layout.parse(update)
@@ -73,11 +65,7 @@ class Admission:
         return parsed
 
     def of(self, parsed: Parsed, control: object = None, extra: object = None) -> Native:
-        """Return an update as the numbers of an answer.
-
-        Raises:
-            NonFiniteUpdate, ShapeMismatch and others: a part of it is refused.
-        """
+        """Return an update as the numbers of an answer."""
         parts = self.parts
         if not parts.defers:
             refuse_non_finite_buffers(parsed)
@@ -105,11 +93,7 @@ class Admission:
         return answer
 
     def check(self, update: object, num_samples: float | None) -> None:
-        """Check an update or a trained model, except the numbers of its parameters.
-
-        Raises:
-            FastaggError: it is refused.
-        """
+        """Check an update or a trained model, except the numbers of its parameters."""
         share(num_samples, self.parts.settings["weighting"])
         refuse_non_finite_buffers(self.parts.layout.parse(update))
 
@@ -119,9 +103,6 @@ class Admission:
         Args:
             is_difference: it is a delta already.
             measures: whether such a delta's receipt says its norm. If not, it is added as fast as a model.
-
-        Raises:
-            FastaggError: it is refused.
         """
         self.refuse_other_kind("delta")
         layout, is_encoded = self.parts.layout, isinstance(trained, Encoded)
@@ -151,11 +132,7 @@ class Admission:
         return answer
 
     def check_sum(self, partial: Partial) -> None:
-        """Check a leaf's sum, except its numbers.
-
-        Raises:
-            ConfigError: the server's rule needs every single update, or the sum does not fit this server.
-        """
+        """Check a leaf's sum, except its numbers."""
         settings, extension = self.parts.settings, self.running.extension
         check_partial(partial, settings["weighting"], getattr(self.parts.direction, "exact", None))
         if partial.exact is not None and type(self.parts.staleness).weight is not Staleness.weight:
@@ -172,11 +149,7 @@ class Admission:
 
 
 def check_partial(partial: Partial, weighting: str, exact: float | None) -> None:
-    """Check what a leaf's sum is made of. ``exact``: the setting of whoever takes it.
-
-    Raises:
-        ConfigError: it is none, or its numbers do not fit each other.
-    """
+    """Check what a leaf's sum is made of. ``exact``: the setting of whoever takes it."""
     if not isinstance(partial, Partial):
         raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
     if partial.exact != exact:
@@ -192,11 +165,7 @@ def check_partial(partial: Partial, weighting: str, exact: float | None) -> None
 
 
 def samples(given: Any, weighting: str) -> float | None:
-    """Return a client's number of samples as a plain number: of (tokens, steps), tokens*tokens/steps.
-
-    Raises:
-        ConfigError: it is none, or is below 0.
-    """
+    """Return a client's number of samples as a plain number: of (tokens, steps), tokens*tokens/steps."""
     if given is None:
         return None
     if isinstance(given, (tuple, list)):
@@ -211,11 +180,7 @@ def samples(given: Any, weighting: str) -> float | None:
 
 
 def share(num_samples: Samples | None, weighting: str) -> float:
-    """Return a client's weight in a mean.
-
-    Raises:
-        ConfigError: ``num_samples`` is needed but missing, or is below 0.
-    """
+    """Return a client's weight in a mean."""
     found = samples(num_samples, weighting)
     if weighting == "uniform":
         return 1.0
@@ -244,21 +209,13 @@ def non_finite(layout: Layout, parsed: Parsed) -> NonFiniteUpdate:
 
 
 def refuse_non_finite_buffers(parsed: Parsed) -> None:
-    """Refuse running statistics that are not finite.
-
-    Raises:
-        NonFiniteUpdate: a value is NaN or infinite.
-    """
+    """Refuse running statistics that are not finite."""
     if parsed.buffers is not None and not ops.inspect(parsed.buffers).finite:
         raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
 
 
 def checked_control(layout: Layout, given: object) -> Pieces:
-    """Return a change of a client's control variate (FedAC). ``given`` has the form of the model or is flat.
-
-    Raises:
-        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: ``given`` is not such a change.
-    """
+    """Return a change of a client's control variate (FedAC). ``given`` has the form of the model or is flat."""
     pieces = layout.parse(given, "control").parameters
     if not ops.inspect(pieces).finite:
         raise NonFiniteUpdate("control: NaN or infinity")
@@ -266,11 +223,7 @@ def checked_control(layout: Layout, given: object) -> Pieces:
 
 
 def checked_extra(takes: Mapping[str, int], given: object) -> Tensor:
-    """Return what a client sends besides its update, in the order of ``takes``, as one fp32 vector.
-
-    Raises:
-        ConfigError, ShapeMismatch, NonFiniteUpdate: it is not what the server's rule takes.
-    """
+    """Return what a client sends besides its update, in the order of ``takes``, as one fp32 vector."""
     if not isinstance(given, Mapping) or given.keys() != takes.keys():
         names = f"a dict with {', '.join(map(repr, takes))}" if takes else "nothing: this server's rule takes none"
         raise ConfigError(_checks.wrong("extra", names, given))

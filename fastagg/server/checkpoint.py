@@ -72,11 +72,7 @@ def open_tasks(state: State) -> list[tuple[int | str, int]]:
 
 
 def check(state: object, config: Plain, layout: Layout, moments: set[str]) -> None:
-    """Check that ``state`` can be loaded into a server with this configuration and layout.
-
-    Raises:
-        CheckpointError: it cannot; the message tells why.
-    """
+    """Check that ``state`` can be loaded into a server with this configuration and layout."""
     if not isinstance(state, dict) or "format" not in state:
         do = (
             "fastagg.load(path) makes a server from a file; a model's own state_dict is the argument of fastagg.FedBuff"
@@ -110,12 +106,7 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str]) -> No
 
 
 def check_claims(state: State, config: Plain, layout: Layout) -> None:
-    """Check the sizes that a state claims, before memory of these sizes is allocated.
-
-    Raises:
-        CheckpointError: a tensor is larger than its bytes, the vectors do not fit the model, or there are more clients
-            than a file of this size can hold.
-    """
+    """Check the sizes that a state claims, before memory of these sizes is allocated."""
     held: dict[int, int] = {}
     for name, tensor in _tensors("", state):
         storage = tensor.untyped_storage()
@@ -153,12 +144,7 @@ def _bits(moments: set[str]) -> str:
 def write(state: State, path: Path) -> None:
     """Write ``state`` to a file beside ``path``, sync it to the disk, then rename it to ``path`` in one step.
 
-    An existing file keeps its mode. If ``path`` is a symbolic link, the file that it points to is replaced.
-
-    Raises:
-        CheckpointError: the file system refused, or ``path`` is a folder, a device or similar. The old file is
-            unchanged.
-    """
+    An existing file keeps its mode. If ``path`` is a symbolic link, the file that it points to is replaced."""
     temporary = None
     path = path.resolve()
     if not path.parent.is_dir():
@@ -223,11 +209,7 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
 
 
 def read(path: Path) -> State:
-    """Read what :func:`write` wrote. It loads only tensors and plain data, never code.
-
-    Raises:
-        CheckpointError: there is no such file, or it is not a complete checkpoint.
-    """
+    """Read what :func:`write` wrote. It loads only tensors and plain data, never code."""
     try:
         with zipfile.ZipFile(path) as file:
             _check_members(file.infolist(), path)
@@ -264,10 +246,6 @@ def read(path: Path) -> State:
 
 
 def check_format(state: State, where: str = "") -> None:
-    """Check that this version reads a checkpoint.
-
-    Raises:
-        CheckpointError: it is of another format.
-    """
+    """Check that this version reads a checkpoint."""
     if state["format"] != FORMAT:
         raise CheckpointError(f"{where}checkpoint format {state['format']!r}; this version reads format {FORMAT}")

@@ -307,11 +307,7 @@ class Partial(NamedTuple):
 
 
 def check_task(task: object) -> Dispatch:
-    """Return ``task`` if it is one.
-
-    Raises:
-        ConfigError: it is something else, such as a client's id or a model.
-    """
+    """Return ``task`` if it is one."""
     if not isinstance(task, Dispatch):
         do = "keep it when you send it: task = server.dispatch(client)"
         raise ConfigError(_checks.wrong("task", "what server.dispatch(client) returned", task, do))

@@ -196,22 +196,14 @@ def moments_of(running: Running) -> dict[str, Tensor]:
 
 
 def checked(parts: Parts, running: Running, state: State) -> Running:
-    """Return what a server becomes with a state from :func:`whole`. The server does not change.
-
-    Raises:
-        CheckpointError: the state is of another model or algorithm, or is damaged.
-    """
+    """Return what a server becomes with a state from :func:`whole`. The server does not change."""
     checkpoint.check(state, config(parts, running), parts.layout, set(moments_of(running)))
     checkpoint.check_claims(state, state["config"], parts.layout)
     return loaded(parts._replace(optimizer=running.optimizer), state, running.extension.held)
 
 
 def loaded(parts: Parts, state: State, like: Statistics) -> Running:
-    """Return a new server with a state from :func:`state_of`. Tensors are copied.
-
-    Raises:
-        CheckpointError: the state is damaged.
-    """
+    """Return a new server with a state from :func:`state_of`. Tensors are copied."""
     if state.get("round") and not parts.settings["deterministic"]:
         raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
     try:

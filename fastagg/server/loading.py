@@ -54,11 +54,7 @@ def server_from(
     distill: Distillation | None = None,
     key: bytes | None = None,
 ) -> Server:
-    """Return the server from a :meth:`Server.state_dict`; otherwise as :func:`load`. ``key``: of its noise.
-
-    Raises:
-        CheckpointError: as in :func:`load`.
-    """
+    """Return the server from a :meth:`Server.state_dict`; otherwise as :func:`load`. ``key``: of its noise."""
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
         checkpoint.check_claims(state, config, layout)

@@ -42,11 +42,7 @@ class Rule(NamedTuple):
     kept: bool = True
 
     def check(self, name: str, value: object) -> Any:
-        """Return the value.
-
-        Raises:
-            ConfigError: it is out of range.
-        """
+        """Return the value."""
         if value is None and self.default is None:
             return None
         if name == "buffers" and isinstance(value, Mapping):
@@ -182,11 +178,7 @@ FREE = tuple(name for name, rule in RULES.items() if rule.free)
 
 
 def complete(given: Mapping[str, object]) -> ServerSettings:
-    """Return all settings: those that are given, checked, and the defaults. Nobody can change them.
-
-    Raises:
-        ConfigError: a setting is out of range.
-    """
+    """Return all settings: those that are given, checked, and the defaults. Nobody can change them."""
     found = {name: rule.check(name, given.get(name, rule.default)) for name, rule in RULES.items()}
     return cast(ServerSettings, MappingProxyType(found))
 

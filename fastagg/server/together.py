@@ -13,11 +13,7 @@ from fastagg.server.settings import ServerSettings
 
 
 def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, settings: ServerSettings) -> None:
-    """Refuse a server whose parts or settings contradict each other.
-
-    Raises:
-        ConfigError: there is such a contradiction; the message tells which.
-    """
+    """Refuse a server whose parts or settings contradict each other."""
     for part in (direction, optimizer, staleness):
         registry.check_settings(part)
     optimizer.check()
@@ -52,11 +48,7 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
 
 
 def check_statistics(direction: Direction, layout: Layout, settings: ServerSettings) -> None:
-    """Refuse a private server that would hand out clients' running statistics.
-
-    Raises:
-        ConfigError: it would.
-    """
+    """Refuse a private server that would hand out clients' running statistics."""
     private = getattr(direction, "privacy", None) is not None
     if private and settings["buffers"] != "keep" and layout.has_buffers:
         raise ConfigError(
@@ -65,11 +57,7 @@ def check_statistics(direction: Direction, layout: Layout, settings: ServerSetti
 
 
 def check_part(direction: Direction, staleness: Staleness, settings: ServerSettings) -> None:
-    """Refuse a server of a part of a model whose rule needs the whole.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Refuse a server of a part of a model whose rule needs the whole."""
     if getattr(direction, "privacy", None) is not None:
         raise ConfigError("privacy: every part would show a client once more; use one server for the whole model")
     if settings["clip_norm"] is not None:

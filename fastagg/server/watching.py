@@ -139,11 +139,7 @@ class Watch:
 class Times:
     """A CSV file of when tasks were sent and answered. Each line is one write, so threads need no lock.
 
-    A disk that refuses a line costs the lines from there on, never an answer.
-
-    Raises:
-        ConfigError: the file cannot be written, or holds something else.
-    """
+    A disk that refuses a line costs the lines from there on, never an answer."""
 
     def __init__(self, path: Path) -> None:
         self._sent: OrderedDict[int, tuple[Client, float]] = OrderedDict()  # by the task's id

@@ -12,12 +12,7 @@ from fastagg.errors import ConfigError, DeviceError
 
 
 def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
-    """Return the requested device. By default it is the model's own if that is a CUDA device, otherwise the CPU.
-
-    Raises:
-        ConfigError: this machine has no such device, or torch cannot use it.
-        DeviceError: fastagg, or this build, has no kernels for it.
-    """
+    """Return the requested device. By default it is the model's own if that is a CUDA device, otherwise the CPU."""
     if device is None:
         found = params.values() if isinstance(params, dict) else params
         if isinstance(params, torch.nn.Module):
@@ -50,11 +45,7 @@ def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
 
 
 def _check_kernels(device: torch.device) -> None:
-    """Check that this build's kernels can run on a CUDA device that torch can use.
-
-    Raises:
-        DeviceError: they cannot; the message tells what to do.
-    """
+    """Check that this build's kernels can run on a CUDA device that torch can use."""
     if not native.cuda_architectures:
         raise DeviceError(
             f"{device}: this build of fastagg has no CUDA kernels ({native.cuda_skipped}); install it with nvcc and "

@@ -35,9 +35,6 @@ class Pieces:
     Attributes:
         size: the number of elements of all pieces together.
         device: the pieces' device.
-
-    Raises:
-        DTypeMismatch: another element type, pieces on two devices, or a piece whose numbers are not in memory.
     """
 
     __slots__ = ("device", "leases", "native", "owners", "size")
@@ -183,11 +180,7 @@ def stored_pieces(stored: Sequence[Tensor]) -> Pieces:
 def as_array(value: Arrays) -> Tensor | np.ndarray:
     """Return ``value`` as a plain torch tensor or NumPy array that shares its memory, by DLPack if it is neither.
 
-    An array of a subclass becomes one of the base class with the same memory, whatever the subclass reports.
-
-    Raises:
-        DTypeMismatch: it is not an array, or its numbers are not plainly in memory: nested, fake, a wrapper, masked.
-    """
+    An array of a subclass becomes one of the base class with the same memory, whatever the subclass reports."""
     kind = type(value)
     if kind is np.ndarray or (kind is Tensor and not value.is_nested):
         return value
@@ -237,11 +230,7 @@ def _plain_array(value: np.ndarray) -> np.ndarray:
 
 
 def _refuse_freed(tensor: Tensor) -> None:
-    """Refuse a dense tensor whose storage is too small, for example because of ``untyped_storage().resize_(0)``.
-
-    Raises:
-        DTypeMismatch: the storage is too small.
-    """
+    """Refuse a dense tensor whose storage is too small, for example because of ``untyped_storage().resize_(0)``."""
     try:
         held = tensor.untyped_storage().nbytes()
     except RuntimeError as error:  # inside a transform such as torch.vmap
@@ -258,11 +247,7 @@ def _refuse_freed(tensor: Tensor) -> None:
 
 
 def as_tensor(value: object) -> Tensor:
-    """Return ``value`` as a tensor that shares memory if possible.
-
-    Raises:
-        DTypeMismatch: it is not an array of numbers.
-    """
+    """Return ``value`` as a tensor that shares memory if possible."""
     array = as_array(value)
     if isinstance(array, Tensor):
         if array.layout is torch.strided:

@@ -90,11 +90,7 @@ class Tiered:
 
 
 def bytes_of(name: str, given: int | str, expected: str = "bytes, such as 8_000_000_000 or '8GB'") -> int:
-    """``"64GB"`` as a number, for the setting of this name.
-
-    Raises:
-        ConfigError: it is no number of bytes.
-    """
+    """``"64GB"`` as a number, for the setting of this name."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", given, re.I) if isinstance(given, str) else None
     if found is not None:
         number, unit, binary = found.groups()
@@ -244,11 +240,7 @@ class TieredRows:
         )
 
     def check(self, state: State) -> None:
-        """Whether the folder has the rows of this :meth:`state_dict`.
-
-        Raises:
-            CheckpointError: it has not, or not any more.
-        """
+        """Whether the folder has the rows of this :meth:`state_dict`."""
         there = self._listed()
         numbers = [one.number for one in there if one.id in ("", state["id"])]
         if not numbers:
@@ -265,11 +257,7 @@ class TieredRows:
 
     def damaged(self, state: State, *, all: bool) -> list[int]:
         """The clients whose rows of this :meth:`state_dict` cannot be read, or have other checksums. Reads all rows, or
-        :data:`SAMPLE` bytes; if one of these is damaged, all. Takes no lock and writes nothing.
-
-        Raises:
-            CheckpointError: the folder does not have these rows.
-        """
+        :data:`SAMPLE` bytes; if one of these is damaged, all. Takes no lock and writes nothing."""
         self.check(state)
         try:
             found: list[int] = self.native.damaged(_plain(state), 1 << 62 if all else SAMPLE)

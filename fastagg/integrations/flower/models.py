@@ -29,9 +29,6 @@ def made(make: Make | Server, model: Arrays, *, rounds: bool) -> Server:
 
     Args:
         rounds: whether the strategy has rounds. Then presets weight clients by examples by default, as Flower does.
-
-    Raises:
-        ConfigError: ``make`` is neither, lacks a setting, or belongs to the other strategy.
     """
     if not isinstance(make, Server):
         make = _called(make, model, rounds)

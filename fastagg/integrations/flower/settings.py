@@ -35,9 +35,6 @@ def split(
         ignored: settings that have no effect, and why.
         flower: Flower's class that takes the other settings.
         defaults: defaults of the run's settings.
-
-    Raises:
-        ConfigError: a setting has no effect, is unknown, or is refused.
     """
     known = [name for name in inspect.signature(flower).parameters if name not in ignored]
     own = [name for name in _RUN if name not in ignored]
@@ -47,22 +44,14 @@ def split(
 
 
 def callable_or_none(name: str, given: Function | None) -> Function | None:
-    """``given``.
-
-    Raises:
-        ConfigError: it is neither a function nor None.
-    """
+    """Return ``given``, a function or None."""
     if given is not None and not callable(given):
         raise ConfigError(f"{name}: expected a function, got {given!r}")
     return given
 
 
 def proximal(make: object, mu: float | None) -> float | None:
-    """FedProx's ``mu``, which clients are sent; None if they are sent none.
-
-    Raises:
-        ConfigError: it is not a number of at least 0.
-    """
+    """FedProx's ``mu``, which clients are sent; None if they are sent none."""
     if mu is None and preset_of(make) == "FedProx":
         log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
         return 0.0
@@ -79,11 +68,7 @@ def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[
 
 
 def set_rate(server: Server, rate: Callable[[int], float] | None, number: int) -> None:
-    """Set the optimizer's learning rate for round ``number``, if there is a schedule.
-
-    Raises:
-        ConfigError: the value is not a valid learning rate.
-    """
+    """Set the optimizer's learning rate for round ``number``, if there is a schedule."""
     lr = server.optimizer.lr if rate is None else rate(number)
     if lr != server.optimizer.lr:
         server.lr = lr

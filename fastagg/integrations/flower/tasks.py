@@ -146,11 +146,7 @@ def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
 
 
 def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:
-    """Check the replies of a round. One that is not finite is its client's fault; others mean that this cannot work.
-
-    Raises:
-        RunFailed: all replies were refused.
-    """
+    """Check the replies of a round. One that is not finite is its client's fault; others mean that this cannot work."""
     wrong = [
         error for error in refused if not isinstance(error, (Failed, replies.Over, NonFiniteUpdate, UpdateTooLarge))
     ]

@@ -128,11 +128,7 @@ class Buffer(Direction):
 
 
 def check_window(example: str, size: int | None, at_least: int | None, grace: float | None) -> None:
-    """Refuse what does not say when a round of ``size`` updates ends early. ``example``: how a call of it begins.
-
-    Raises:
-        ConfigError: a setting is missing or out of range.
-    """
+    """Refuse what does not say when a round of ``size`` updates ends early. ``example``: how a call of it begins."""
     if (at_least is None) != (grace is None):
         missing, given = ("grace", "at_least") if grace is None else ("at_least", "grace")
         raise ConfigError(f"{missing}: needed with {given}; write {example}, at_least=80, grace=30.0)")
@@ -142,11 +138,7 @@ def check_window(example: str, size: int | None, at_least: int | None, grace: fl
 
 
 def check_exact(largest: float | None) -> float:
-    """Return the setting ``exact``.
-
-    Raises:
-        ConfigError: it is out of range.
-    """
+    """Return the setting ``exact``."""
     _checks.number("exact", largest, above=0)
     if largest is None or not 2.0**-60 <= largest <= 2.0**60:
         raise ConfigError(_checks.wrong("exact", "a norm in 2^-60..2^60", largest))
