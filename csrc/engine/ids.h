@@ -18,16 +18,18 @@ class Ids {
   static constexpr size_t kLives = 1024;
 
   // The end of a task. What is packed: the version that the server came to, whether that answer changed the model; or,
-  // below zero, the task's version and why it ended without an answer. A checkpoint has neither this nor the client.
+  // below zero, the task's version and why it ended without an answer. A checkpoint has neither this, nor the client,
+  // nor the age.
   enum Why { kUnknown, kGivenUp, kLease, kDelay };
   struct Ended {
     int64_t id = 0;
     int64_t packed = kUncounted;
     uint32_t client = 0;  // a mark of it (Clients::mark); 0: not known
+    uint32_t age = 0;     // of an answered task: how many versions before that one it was sent
     bool counted() const { return packed >= 0; }
     int64_t version() const { return packed >> 1; }
     bool applied() const { return (packed & 1) != 0; }
-    int64_t sent() const { return (-1 - packed) >> 2; }
+    int64_t sent() const { return counted() ? version() - age : (-1 - packed) >> 2; }
     Why why() const { return static_cast<Why>((-1 - packed) & 3); }
   };
   static constexpr int64_t kUncounted = -1;  // it was forgotten, or it took too long
@@ -82,11 +84,11 @@ class Ids {
     const auto found = std::find_if(ended_.begin(), ended_.end(), [&](const Ended& one) { return one.id == id; });
     return found == ended_.end() ? nullptr : &*found;
   }
-  // The last of a client's tasks that ended without an answer and was of this version, or the last of all.
+  // The last of a client's tasks that ended and was of this version, or the last of all.
   const Ended* last(uint32_t client, std::optional<int64_t> version) const {
     for (size_t i = ended_.size(); i-- > 0;) {
       const Ended& one = ended_[(oldest_ + i) % ended_.size()];
-      if (one.client == client && (!version || (!one.counted() && one.sent() == *version))) return &one;
+      if (one.client == client && (!version || one.sent() == *version)) return &one;
     }
     return nullptr;
   }

@@ -137,7 +137,8 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) c
     if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps, task->id};
     refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, why_over(wanted)) + "; " + kAgain);
   }
-  if (const Ids::Ended* const ended = ids_.last(Clients::mark(id), wanted))
+  const Ids::Ended* const ended = ids_.last(Clients::mark(id), wanted);
+  if (ended != nullptr && !ended->counted())
     refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, ended->why()) + "; " + kAgain);
   const std::vector<int64_t> held = owed(id);
   refuse(Why::kUnknownVersion, id,
@@ -293,7 +294,9 @@ void Ledger::close(int64_t client, int64_t version, int64_t outcome) noexcept {
   task.next = free_task_;
   free_task_ = place;
   --open_;
-  ids_.end({task.id, outcome, numbered_ >= 0 ? Clients::mark(ClientId::of(client)) : clients_.mark(client)});
+  Ids::Ended end{task.id, outcome, numbered_ >= 0 ? Clients::mark(ClientId::of(client)) : clients_.mark(client)};
+  if (end.counted()) end.age = static_cast<uint32_t>(std::min<int64_t>(end.version() - task.version, UINT32_MAX));
+  ids_.end(end);
   if (!keeps_) return;
   const auto kept = kept_.find(version);
   if (kept != kept_.end() && --kept->second.count == 0) kept_.erase(kept);
