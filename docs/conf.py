@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
-from inspect import signature
+from inspect import getdoc, signature
+from pathlib import Path
 from types import ModuleType
+from typing import Any, get_args, get_type_hints
 
 import fastagg
+import fastagg.integrations
+from fastagg.rules.directions.buffer import RoundSettings
+from fastagg.rules.names import SecondSettings
+from fastagg.server.settings import RULES
+from fastagg.sim.recipes.config import Config
+from fastagg.sim.recipes.sections import TimedDelay
+from fastagg.sim.section import Section
 
 project = "fastagg"
 author = "the fastagg authors"
@@ -81,7 +91,104 @@ def listed(docname: str, text: str) -> str:
     for mark, (kind, names) in LISTS.items() if docname.startswith("api/") else ():
         option = "\n   :show-inheritance:" if kind == "exception" else ""
         text = text.replace(mark, "\n".join(f".. auto{kind}:: fastagg.{name}{option}" for name in names))
-    return text
+    made = {"api/recipes": ("ALL KEYS", keys), "api/integrations": ("ALL ADAPTERS", adapters)}
+    mark, make = made.get(docname, ("", str))
+    return text.replace(mark, make()) if mark else text
+
+
+# The adapters' classes, by where they are imported from. They are read and not imported, which needs no framework.
+ADAPTERS = {
+    "session": ("session.Settings", "failures.Failures", "goals.Stop", "goals.Best"),
+    "flower": (
+        "flower.asynchronous.AsyncStrategy",
+        "flower.synchronous.SyncStrategy",
+        "flower.classic.ClassicStrategy",
+    ),
+    "nvflare": ("nvflare.asynchronous.AsyncController", "nvflare.aggregator.Aggregator"),
+    "appfl": ("appfl.Aggregator",),
+    "pfl": ("pfl.CentralOptimizer",),
+    "ray": ("ray.Parts", "ray.Leaves"),
+}
+
+
+def adapters() -> str:
+    """Return the adapters' classes, with their arguments, defaults and documentation."""
+    return "\n\n".join(
+        f"### {name.rpartition('.')[2]}\n\n```text\n{call}\n\n{doc}\n```" if number else f"## {module}"
+        for module, names in ADAPTERS.items()
+        for number, (name, call, doc) in enumerate([("", "", ""), *((name, *signed(name)) for name in names)])
+    )
+
+
+def signed(name: str) -> tuple[str, str]:
+    """Return a class's call and its documentation."""
+    module, _, wanted = name.rpartition(".")
+    path = Path(fastagg.__file__).parent.joinpath("integrations", *module.split(".")).with_suffix(".py")
+    [found] = [one for one in ast.parse(path.read_text()).body if isinstance(one, ast.ClassDef) and one.name == wanted]
+    starts = [one for one in found.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    fields = [one for one in found.body if isinstance(one, ast.AnnAssign) and one.value]
+    given = ast.unparse(starts[0].args).removeprefix("self, ") if starts else ", ".join(map(ast.unparse, fields))
+    return f"{wanted}({given})", ast.get_docstring(found) or ""
+
+
+def keys() -> str:
+    """Return the sections of a recipe: what each says, its keys, what they may be, their defaults."""
+    pages = [part("recipe", Config), part("delay, but of `version`", TimedDelay)]
+    for name, field in Config.model_fields.items():
+        kinds = [one for one in get_args(field.annotation) or [field.annotation] if isinstance(one, type)]
+        for kind in (one for one in kinds if issubclass(one, Section)):
+            called = get_args(kind.model_fields["name"].annotation) if len(kinds) > 1 else ()
+            base = TimedDelay if issubclass(kind, TimedDelay) else Section
+            pages.append(part(" ".join([name, *called]), kind, base))
+    return "\n\n".join(pages)
+
+
+def part(title: str, kind: type[Section], base: type[Section] = Section) -> str:
+    """Return a section: what it says of itself, and a table of the keys that ``base`` does not have."""
+    texts = [getdoc(one) or "" for one in kind.__mro__ if issubclass(one, base) and one is not base]
+    lines = [f"## {title}", "", *dict.fromkeys(texts), "", "| key | may be | default |", "|---|---|---|"]
+    for key, one in kind.model_json_schema()["properties"].items():
+        if key in base.model_fields or "#/$defs" in str(one):
+            continue
+        needed = kind.model_fields[key].is_required()
+        default = "needed" if needed else "none" if one.get("default") is None else f"`{one['default']!r}`"
+        lines.append(f"| `{key}` | {may_be(one)} | {default} |")
+    return "\n".join(lines)
+
+
+def may_be(one: dict[str, Any]) -> str:
+    """Return what a key may be, in words."""
+    if "anyOf" in one:
+        return " or ".join(may_be(each) for each in one["anyOf"] if each.get("type") != "null")
+    if words := one.get("enum") or [one[name] for name in ("const",) if name in one]:
+        return ", ".join(f"`{word!r}`" for word in words)
+    names = {"integer": "whole number", "boolean": "true or false", "string": "text", "object": "keys"}
+    limits = {"exclusiveMinimum": "above", "minimum": "from", "maximum": "to", "exclusiveMaximum": "below"}
+    said = " ".join(f"{word} {one[limit]:g}" for limit, word in limits.items() if limit in one)
+    items = f" of: {may_be(one['items'])}" if one.get("items") else ""
+    return f"{names.get(one['type'], {'array': 'list'}.get(one['type'], one['type']))}{items} {said}".rstrip()
+
+
+def passed_on(preset: Any) -> str:
+    """Return the keywords that a preset hands to its parts and its server, with their defaults."""
+    typed = get_args(get_type_hints(preset).get("server"))
+    parts = {
+        "fastagg.Buffer": (RoundSettings, fastagg.Buffer), "fastagg.Optimizer": (SecondSettings, fastagg.AMSGrad)
+    }  # fmt: skip
+    left, lines = dict.fromkeys(typed[0].__annotations__ if typed else ()), []
+    for name, (settings, part) in parts.items():
+        own = [key for key in settings.__annotations__ if key in left]
+        lines += [f":class:`{name}` " + ", ".join(f"``{key}={getattr(part, key)!r}``" for key in own)] if own else []
+        left = dict.fromkeys(key for key in left if key not in own)
+    server = ", ".join(f"``{key}={RULES[key].default!r}``" for key in left)
+    return "Further keywords, and whose they are: " + "; ".join([*lines, f":class:`fastagg.Server` {server}"]) + "."
+
+
+def _document(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Add to a preset's documentation the keywords that its signature does not show."""
+    del app, what, options
+    if thing in PRESETS.values():
+        lines += ["", passed_on(thing), ""]
 
 
 def _read(app: object, docname: str, source: list[str]) -> None:
@@ -95,4 +202,5 @@ def _read(app: object, docname: str, source: list[str]) -> None:
 
 def setup(app: object) -> dict[str, bool]:
     app.connect("source-read", _read)  # type: ignore[attr-defined]
+    app.connect("autodoc-process-docstring", _document)  # type: ignore[attr-defined]
     return {"parallel_read_safe": True}

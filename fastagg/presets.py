@@ -11,14 +11,10 @@ All presets share these settings:
   client: ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if they do not fit into memory.
 - ``clients_per_round`` is the number of updates in a synchronous round. Each of them must start from the current
   version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-- Presets with a buffer or with rounds also take ``at_least``, ``grace``, ``overflow``, ``exact`` and ``normalize`` of
-  :class:`fastagg.Buffer`. They also take ``weight_decay``, ``decoupled_weight_decay`` and, with a second moment,
-  ``eps_root`` and ``initial`` of :class:`fastagg.Optimizer`.
-  CA2FL, FedEcho and FedAC do not: each of their steps needs an update.
 - ``staleness`` is a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 - ``weighting`` says how updates count in a mean: ``uniform``, all alike, by ``samples``, or by ``tokens``. It has no
   effect where each update is a step of its own (ASGD and its kin, AsyncFedED, AsyncDiLoCo, HeLoCo).
-- Every preset also takes :class:`fastagg.Server`'s keyword arguments: :class:`fastagg.ServerSettings`.
+- Every preset passes further keywords on, to its parts and to :class:`fastagg.Server`.
 - A setting that is out of range raises :class:`fastagg.ConfigError`. An unknown setting raises it too, and the message
   names the nearest known one.
 
@@ -189,7 +185,7 @@ def FADAS(
     Args:
         delay_threshold: tau_c. If the largest delay in the buffer exceeds it, the step shrinks. None: never.
         delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is
-            ``min(lr, 1/tau_max)`` (Eq. 4).
+            ``min(lr, 1/tau_max)`` (Eq. 4): with the default rate nothing below a delay of 1,000.
         betas, eps: the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
         bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
 

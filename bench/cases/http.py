@@ -1,4 +1,4 @@
-"""The twenty-line HTTP server of docs/integrations/own.md on loopback, per update: it and four clients are processes.
+"""The HTTP server of docs/integrations/own.md on loopback, per update: it and four clients are processes.
 
 A client fetches a model in fp32 and posts an update in fp16, repeatedly. It does not train.
 """
@@ -45,7 +45,7 @@ def train(port: int, name: int, size: int, all: Any, done: Any) -> None:
         answer = line.getresponse()
         answer.read()
         line = HTTPConnection("127.0.0.1", port)
-        line.request("POST", f"/client{name}/{answer.headers['Version']}", body=update)
+        line.request("POST", f"/client{name}/{answer.headers['Task']}", body=update)
         count += line.getresponse().status == 200
     done.put((count, watch.total))
 

@@ -78,7 +78,7 @@ class Distillation:
             _checks.number("distill.clip_norm", self.clip_norm, above=0)
         _checks.number("distill.lr", self.lr, least=0)
         _checks.number("distill.eps", self.eps, above=0)
-        if not isinstance(self.betas, (tuple, list)):
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise ConfigError(_checks.wrong("distill.betas", "two numbers", self.betas))
         for beta in self.betas:
             if not 0 <= _checks.number("distill.betas", beta) < 1:

@@ -546,7 +546,7 @@ class Server:
 
         FedAvg and similar rules, FedBuff and FADAS add a model in fp32 without writing the difference to memory. The
         same pass checks for NaN and infinity. This needs less memory and half of the traffic. The pass does not measure
-        norms, so the receipt's ``update_norm`` is NaN.
+        norms, so the receipt's ``update_norm`` is NaN then.
 
         Args:
             task: what the client was sent. Its id makes the answer count once.

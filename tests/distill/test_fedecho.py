@@ -271,7 +271,8 @@ def test_a_failure_leaves_everything_as_it_was(
 def test_settings_are_checked() -> None:
     for wrong in (
         {"alpha": (0.8, 0.2)}, {"alpha": 2.0}, {"steps": 0}, {"batch_size": 0}, {"lr": -1.0}, {"eps": 0.0},
-        {"betas": (1.0, 0.9)}, {"clip_norm": 0.0}, {"samples": 0}, {"unlabelled": None}, {"model": None},
+        {"betas": (1.0, 0.9)}, {"betas": (0.9, 0.9, 0.9)}, {"clip_norm": 0.0}, {"samples": 0},
+        {"unlabelled": None}, {"model": None},
     ):  # fmt: skip
         with pytest.raises(ConfigError):
             distillation(**wrong)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import fastagg
+from fastagg import _keywords
+from fastagg.integrations.session import Settings
+
+pytest.importorskip("pydantic")  # recipes
+from fastagg.sim.recipes import config
+from fastagg.sim.section import Section
+
+Made = tuple[dict[str, str], dict[str, str]]
 
 DOCS = Path(__file__).parents[2] / "docs"
 # In a process of its own, because docs/conf.py gives the classes other modules.
@@ -18,16 +30,57 @@ PAGES = """
 import json, runpy, sys
 from pathlib import Path
 docs = Path(sys.argv[1])
-listed = runpy.run_path(str(docs / "conf.py"))["listed"]
-print(json.dumps({page.stem: listed(f"api/{page.stem}", page.read_text()) for page in (docs / "api").glob("*.md")}))
+conf = runpy.run_path(str(docs / "conf.py"))
+pages = {page.stem: conf["listed"](f"api/{page.stem}", page.read_text()) for page in (docs / "api").glob("*.md")}
+print(json.dumps([pages, {name: conf["passed_on"](preset) for name, preset in conf["PRESETS"].items()}]))
 """
 
 
-def test_every_public_name_has_one_entry() -> None:
+@pytest.fixture(scope="module")
+def made() -> tuple[dict[str, str], dict[str, str]]:
+    """The pages in docs/api, and what is added to each preset's documentation."""
     done = subprocess.run(
         [sys.executable, "-c", PAGES, str(DOCS)], cwd=DOCS.parent, capture_output=True, text=True, check=True
     )
-    pages: dict[str, str] = json.loads(done.stdout)
+    pages, presets = json.loads(done.stdout)
+    return pages, presets
+
+
+def test_every_key_of_a_recipe_is_on_a_page_which_says_what_it_does(made: Made) -> None:
+    sections = dict(re.findall(r"^## (.+)\n\n((?:(?!## ).*\n?)*)", made[0]["recipes"] + "\n", re.MULTILINE))
+    delays = sections["delay, but of `version`"]
+    kinds = [kind for kinds in config._KINDS.values() for kind in kinds]
+    assert len(sections) == len(kinds) + 2
+    for kind in [config.Config, *kinds]:
+        held = [text for text in sections.values() if all(f"| `{key}` |" in text + delays for key in own(kind))]
+        assert any(all(re.search(rf"^(?!\|).*\b{key}\b", text + delays, re.M) for key in own(kind)) for text in held), (
+            kind
+        )
+
+
+def own(kind: type[Section]) -> list[str]:
+    """The keys that a section's documentation explains: not those that name it, nor the sections of a recipe."""
+    return [key for key in kind.model_fields if key not in ("name", "call", "keywords", "table", *config._KINDS)]
+
+
+def test_every_keyword_of_a_preset_is_in_its_signature_or_below_it_with_its_default(made: Made) -> None:
+    for name, preset in fastagg.registry.presets().items():
+        shown = {*inspect.signature(preset).parameters, *re.findall(r"``(\w+)=[^`]+``", made[1][name])} - {"server"}
+        assert shown == {*_keywords.of(preset).settings, "params"}
+
+
+def test_every_argument_of_an_adapter_is_explained_and_every_setting_of_a_run_is_on_the_page(made: Made) -> None:
+    for call, text in re.findall(r"```text\n(.+)\n((?:(?!```).*\n)*)", made[0]["integrations"]):
+        for name in re.findall(r"[(,*] ?(\w+): ", call):
+            assert name in ("settings", "clock") or re.search(
+                rf"^ {{4}}(?:\w+, )*{name}\b.*:|``{name}``", text, re.M
+            ), name
+    page = (DOCS / "integrations" / "index.md").read_text()
+    assert not [one.name for one in fields(Settings) if not re.search(rf"^\| .*`{one.name}[`=]", page, re.M)]
+
+
+def test_every_public_name_has_one_entry(made: Made) -> None:
+    pages = made[0]
     entries = Counter(
         name for text in pages.values() for name in re.findall(r"^\.\. auto\w+:: fastagg\.(\w+)$", text, re.MULTILINE)
     )

@@ -40,14 +40,15 @@ def url(scope: dict[str, Any], path: str) -> str:
     return f"http://127.0.0.1:{scope['http'].server_port}/{path}"
 
 
-def get(scope: dict[str, Any], client: str) -> tuple[torch.Tensor, int]:
+def get(scope: dict[str, Any], client: str) -> tuple[torch.Tensor, int, int]:
     with urlopen(url(scope, client)) as answer:
-        return torch.frombuffer(bytearray(answer.read()), dtype=torch.float32), int(answer.headers["Version"])
+        flat = torch.frombuffer(bytearray(answer.read()), dtype=torch.float32)
+        return flat, int(answer.headers["Version"]), int(answer.headers["Task"])
 
 
-def post(scope: dict[str, Any], client: str, version: int, update: Any) -> int:
+def post(scope: dict[str, Any], client: str, task: int, update: Any) -> int:
     body = np.asarray(update, np.float16).tobytes()
-    with urlopen(Request(url(scope, f"{client}/{version}"), body, method="POST")) as answer:
+    with urlopen(Request(url(scope, f"{client}/{task}"), body, method="POST")) as answer:
         return int(answer.headers["Version"])
 
 
@@ -72,20 +73,21 @@ def test_clients_in_threads_learn_the_digits(scope: dict[str, Any]) -> None:
     data = digits.load(4, alpha=10.0, seed=0)
     server, events = scope["server"], []
     start, receive = server.state_dict(), server.receive
-    recording = threading.Lock()
+    recording, sent = threading.Lock(), dict[int, int]()
 
-    def recorded(client: str, update: Any, version: int) -> Any:
+    def recorded(client: str, update: Any, task: int) -> Any:
         with recording:
-            receipt = receive(client, update, version)
-            events.append((client, version, update.copy()))
+            receipt = receive(client, update, task=task)
+            events.append((client, sent[task], update.copy()))
             return receipt
 
     server.receive = recorded
 
     def client(number: int, turns: int) -> None:
         for _ in range(turns):
-            flat, version = get(scope, f"c{number}")
-            post(scope, f"c{number}", version, train(flat, data.clients[number]))
+            flat, version, task = get(scope, f"c{number}")
+            sent[task] = version
+            post(scope, f"c{number}", task, train(flat, data.clients[number]))
 
     turns = [4, 12, 12, 12]  # one is slow and comes less often
     threads = [threading.Thread(target=client, args=(n, turns[n])) for n in range(4)]
@@ -108,37 +110,37 @@ def test_clients_in_threads_learn_the_digits(scope: dict[str, Any]) -> None:
 
 
 BAD = {
-    "shape": ("ann", 0, np.zeros(649), "expected shape [650], got [649]"),
-    "NaN": ("ann", 0, np.full(650, np.nan), "NaN or infinity"),
-    "old version": ("ann", 3, np.zeros(650), "an update from version 3 came, but it owes versions [0]"),
-    "twice": ("bob", 0, np.zeros(650), "it has answered everything it was sent"),
-    "stranger": ("eve", 0, np.zeros(650), "'eve' was never sent a model"),
+    "shape": ("ann", "ann", np.zeros(649), "expected shape [650], got [649]"),
+    "NaN": ("ann", "ann", np.full(650, np.nan), "NaN or infinity"),
+    "no task": ("ann", "none", np.zeros(650), "this server has sent no task with this id"),
+    "another's": ("ann", "gone", np.zeros(650), "it has no such task any more"),
+    "twice": ("bob", "bob", np.zeros(650), "its answer to this task was counted already"),
+    "stranger": ("eve", "ann", np.zeros(650), "it has no such task any more"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_is_refused_is_said_and_changes_nothing(what: str, scope: dict[str, Any]) -> None:
-    client, version, update, words = BAD[what]
-    for name in ("ann", "bob", "gone"):  # the last one dies, and nobody waits for it
-        get(scope, name)
-    post(scope, "bob", 0, np.ones(650))
+    client, task, update, words = BAD[what]
+    tasks = {name: get(scope, name)[2] for name in ("ann", "bob", "gone")}  # the last one dies, nobody waits for it
+    post(scope, "bob", tasks["bob"], np.ones(650))
+    get(scope, "bob")  # the same version once more
     before = scope["server"].state_dict()
     with pytest.raises(HTTPError) as caught:
-        post(scope, client, version, update)
+        post(scope, client, tasks.get(task, 1), update)
     assert caught.value.code == 409 and words in caught.value.read().decode()
     assert torch.equal(scope["server"].state_dict()["direction"]["acc"], before["direction"]["acc"])
-    assert post(scope, "ann", 0, np.ones(650)) == 1
+    assert post(scope, "ann", tasks["ann"], np.ones(650)) == 1
 
 
 def test_a_restart_while_clients_train_loses_and_repeats_nothing(scope: dict[str, Any], tmp_path: Path) -> None:
-    for name in ("ann", "bob", "cid"):
-        get(scope, name)
-    post(scope, "ann", 0, np.full(650, 0.5))
+    tasks = {name: get(scope, name)[2] for name in ("ann", "bob", "cid")}
+    post(scope, "ann", tasks["ann"], np.full(650, 0.5))
     scope["server"].save(tmp_path / "server.pt")
     scope["server"] = fastagg.load(tmp_path / "server.pt")
     with pytest.raises(HTTPError):  # ann never heard the answer and sends it again
-        post(scope, "ann", 0, np.full(650, 0.5))
-    assert post(scope, "bob", 0, np.full(650, 0.25)) == 1
-    flat, version = get(scope, "ann")
+        post(scope, "ann", tasks["ann"], np.full(650, 0.5))
+    assert post(scope, "bob", tasks["bob"], np.full(650, 0.25)) == 1
+    flat, version, _ = get(scope, "ann")
     assert version == 1 and torch.equal(flat, scope["server"].flat)
-    assert post(scope, "cid", 0, np.zeros(650)) == 1
+    assert post(scope, "cid", tasks["cid"], np.zeros(650)) == 1

@@ -138,6 +138,8 @@ def test_a_finished_run_is_read_where_its_data_is_no_more_and_one_of_before_has_
     first = run(config, tmp_path / "out")
     (folder / "data.npz").rename(tmp_path / "data.npz")
     assert run(config, tmp_path / "out", resume="go on") == first
+    with pytest.raises(ConfigError, match="resume: expected one of"):
+        run(config, tmp_path / "out", resume="gone")  # type: ignore[arg-type]
     (tmp_path / "out" / "inputs.json").unlink()
     (tmp_path / "data.npz").rename(folder / "data.npz")
     scale_data(folder)

@@ -16,6 +16,8 @@ from fastagg.sim.section import Section
 
 
 class DataSection(Section):
+    """``clients``: how many there are."""
+
     name: str
     clients: PositiveInt = 50
 
@@ -32,6 +34,8 @@ class DataSection(Section):
 
 
 class Digits(DataSection):
+    """scikit-learn's digits: Dirichlet(``alpha``) over labels, ``min_samples`` a client, ``test_share`` for tests."""
+
     name: Literal["digits"]
     alpha: PositiveFloat = 0.3
     min_samples: PositiveInt = 2

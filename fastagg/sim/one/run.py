@@ -13,6 +13,7 @@ import torch
 from fastagg import _checks
 from fastagg.errors import FastaggError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import AnyTrackers, Trackers
+from fastagg.rules.names import words
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
@@ -63,6 +64,7 @@ def run(
     CheckpointError if a checkpoint is damaged.
     """
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
+    _checks.one_of("resume", resume, words(Resume))
     config = configured(config, None, {"data": data, "model": model, "own": own})
     folder, begun, loaded = None if out is None else Folder(out, config), False, None
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:

@@ -1,9 +1,5 @@
-"""The settings of a run: the checked contents of a recipe's TOML, with all defaults written out.
-
-Sections: ``algorithm`` (a preset's name and its keywords), ``data``, ``model``, ``client`` (local
-training), ``delay``, ``dropout``, ``attack``, ``participation``, ``run`` (when to stop, how often to evaluate).
-Unknown keys are errors.
-"""
+"""The settings of a run: the checked contents of a recipe's TOML, with all defaults written out. Unknown keys are
+errors."""
 
 from __future__ import annotations
 
@@ -42,8 +38,9 @@ from fastagg.sim.section import Section
 
 
 class Config(Section):
-    """One run. ``name`` names its folder and ``label`` its line in plots and tables. ``folder``: where modules that it
-    names are looked up, beside the current folder; the recipe's own, if it is a file."""
+    """One run, all of whose random numbers come from ``seed``. ``name`` names its folder and ``label`` its line in plots
+    and tables, ``about`` is for people. ``folder``: where modules that it names are looked up, beside the current
+    folder; the recipe's own, if it is a file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     label: str = ""

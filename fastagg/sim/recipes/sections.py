@@ -73,7 +73,8 @@ class Model(Section):
 
 
 class Client(Section):
-    """Local SGD: lr is eta_l. It runs ``epochs`` passes or ``steps`` mini-batches; the default is 1 epoch.
+    """Local SGD, or another ``optimizer``: ``lr`` (eta_l), ``momentum`` and ``weight_decay`` are torch's. It runs
+    ``epochs`` passes or ``steps`` mini-batches of ``batch_size``; the default is 1 epoch.
 
     ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
     ``lr * lr_decay**n``, times what ``schedule`` says of the version that it was sent: "cosine" falls to ``lr_end``
@@ -146,7 +147,8 @@ class Unlabelled(Section):
 
 
 class Distill(Section):
-    """FedEcho's distillation, see fastagg.Distillation. ``alpha``: [least, most], or one number; ``clip_norm``: nu."""
+    """FedEcho's distillation. ``alpha``: [least, most], or one number. ``lr``, ``steps``, ``batch_size``, ``clip_norm``
+    and ``keep_moments`` are those of fastagg.Distillation."""
 
     alpha: float | list[float] = Field(default=[0.2, 0.8])
     clip_norm: PositiveFloat | Literal["none"] = 5.0
@@ -157,9 +159,8 @@ class Distill(Section):
 
 
 class Own(Section):
-    """Your own functions, each named "module:function"; see sim.own.Own. "given" stands for one passed to run().
-
-    ``keywords`` are further arguments of ``train``.
+    """Your own functions ``train``, ``loss``, ``metric``, ``change`` and ``personal``, each named "module:function"; see
+    docs/own_functions.md. "given" stands for one passed to run(). ``keywords`` are further arguments of ``train``.
     """
 
     train: Named = None
@@ -227,15 +228,13 @@ class Participation(Section):
 class Run(Section):
     """The run stops at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
 
-    Evaluates every ``evaluate_every`` versions, at the start and at the end. ``target`` is a test accuracy.
-    The time when it is first reached is reported. ``torch_threads`` is for local training and
-    evaluation: small models are fastest with one. ``device`` ("cpu", "cuda", "cuda:1") is for data, training
-    and server. With ``evaluate_time`` the first version after each multiple of this virtual time is evaluated, too.
-    ``client_test`` is the share of each client's samples that it does not train on, but is tested on by itself.
-    ``checkpoint_every`` is in wall-clock seconds; 0 means after every client update. ``fused``: clients
-    train without torch if the model allows it. Otherwise summary.json says why. Results are the same, up to rounding.
-    ``autocast`` trains in bf16 with torch.autocast. ``channels_last`` uses the layout of images
-    that convolutions on a GPU prefer. Both are for the sizes in the papers.
+    It evaluates every ``evaluate_every`` versions, at the start and at the end, and with ``evaluate_time`` the first
+    version after each multiple of this virtual time. ``target``: a test accuracy; when it is first reached is reported.
+    ``client_test``: the share of each client's samples that it does not train on, but is tested on by itself.
+    ``torch_threads`` train and evaluate. ``device`` ("cpu", "cuda", "cuda:1") has data, training and server.
+    ``checkpoint_every``: wall-clock seconds; 0: after every client update. ``fused``: clients train without torch if
+    the model allows it, with the same results up to rounding. ``autocast`` trains in bf16, ``channels_last`` uses the
+    layout of images that convolutions on a GPU prefer.
     """
 
     versions: PositiveInt | None = None
@@ -260,28 +259,30 @@ class Run(Section):
 
 
 class TimedDelay(Section):
-    """Settings of every delay in virtual time: see delays.Around.
+    """Settings of every delay in virtual time.
 
-    ``steps``: the number of local steps that the times are for. A dispatch of K steps takes K / steps as long. With
-    ``counting`` "authors" the model is sent only when the buffer is flushed, as in the FADAS authors' program, and not
-    at each arrival.
+    ``steps``: the number of local steps that the times are for; a dispatch of K steps takes K / steps as long.
+    ``speed``, ``up``: bytes a unit of time, down and up, without which the way takes no time; ``jitter``: the deviation
+    of a factor of it (mean 1). ``suspension``: the probability that a client hangs before it trains, up to the longest
+    training so far. ``counting`` "authors": the model goes out when a buffer is full, not after each answer (FADAS).
     """
 
     steps: PositiveInt | None = None
     counting: Literal["arrival", "authors"] = "arrival"
-    speed: PositiveFloat | None = None  # bytes downloaded per unit of virtual time; None: a download takes no time
-    up: PositiveFloat | None = None  # the same for uploads
-    jitter: float = Field(0.1, ge=0)  # standard deviation of the transmission factor
-    suspension: Share = 0.0  # the probability that a client hangs
+    speed: PositiveFloat | None = None
+    up: PositiveFloat | None = None
+    jitter: float = Field(0.1, ge=0)
+    suspension: Share = 0.0
 
 
 class ThreeClassDelay(TimedDelay):
-    """FADAS Table 1: table "large" (worst-case) or "mild"; see delays.ThreeClass."""
+    """FADAS Table 1, ``table`` "large" or "mild": uniform in the range of the client's class, small, medium or large. A
+    client draws its class from a Dirichlet([3g, 2g, g]) draw, g = ``gamma``, or ``counts`` are those of the classes."""
 
     name: Literal["three-class"]
     table: Literal["large", "mild"] = "large"
     gamma: PositiveFloat = 1.0
-    counts: list[Annotated[int, Field(ge=0)]] | None = None  # of small, medium and large clients, instead of a draw
+    counts: list[Annotated[int, Field(ge=0)]] | None = None
 
     @model_validator(mode="after")
     def _three_counts(self) -> ThreeClassDelay:
@@ -291,7 +292,7 @@ class ThreeClassDelay(TimedDelay):
 
 
 class SizeTiedDelay(TimedDelay):
-    """FedEcho Table 1: clients with many samples are slow, at most a tenth very slow; see delays.SizeTied."""
+    """FedEcho Table 1: clients with many samples are slow, a tenth very slow; ``gamma`` above 0 loosens this rule."""
 
     name: Literal["size-tied"]
     table: Literal["large", "mild"] = "large"
@@ -333,7 +334,7 @@ class OwnDelay(TimedDelay):
 
 
 class MeasuredDelay(TimedDelay):
-    """What tasks of a real federation took, from a CSV ``file``; see measured.Measured."""
+    """What tasks of a real federation took, from a CSV ``file``, in the file's ``order`` or drawn from it."""
 
     name: Literal["measured"]
     file: str
