@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, errors
+from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
+from fastagg.encoding.encode import Format
 from fastagg.storage import memory
 
 LATER = 408, 425, 429, 500, 502, 503, 504  # the same request may work later
@@ -27,6 +29,8 @@ TYPES = {
     torch.float32: "application/x-float32", torch.float16: "application/x-float16",
     torch.bfloat16: "application/x-bfloat16",
 }  # fmt: skip
+ENCODED = "application/x-fastagg-encoded"
+UNBIASED = "int8", "int4"  # formats that need no feedback
 LOST = errors.UnknownVersion, errors.UnknownClient  # the answer is too late, or the server has lost the task
 LONGEST = 30.0  # seconds between two tries, and seconds that the server lets a request wait
 
@@ -48,6 +52,9 @@ class HttpClient:
 
     A model in parts has a task for each of them, with a version of its own. They come and go at the same time.
 
+    With a ``format`` each part's update is encoded by itself (:func:`fastagg.encode`). What a biased format leaves out
+    is added to the part's next update, if this one counts.
+
     Args:
         url: where the server is, such as ``https://fl.example.org``. ``SSL_CERT_FILE`` in the environment names
             certificates that are trusted besides the system's.
@@ -55,13 +62,16 @@ class HttpClient:
         token: the client's token; an empty one for a server without tokens.
         names: the model's parameters by name, in the order of the vectors that come and go, such as
             ``dict(model.named_parameters())``. None: the server's order.
-        num_samples: the client's number of samples, for a server with ``weighting="samples"``.
+        num_samples: the client's number of samples, for a server with ``weighting="samples"``; with ``"tokens"``
+            tokens*tokens/steps. It may be set before each update.
+        format: how updates are encoded. None: they are sent as they are.
         patience: for how many seconds a request is repeated.
         timeout: how many seconds the server may be silent before a try counts as failed.
 
     Attributes:
         version: how many versions the parts of the last tasks had together; None before the first.
         local_steps: how many local steps the server asks for; None if it does not say.
+        feedback: what was not sent yet, by part. Whoever saves the client saves it, too.
 
     Example:
         >>> client = fastagg.clients.HttpClient("http://127.0.0.1:8000", "ann", "secret")
@@ -72,11 +82,13 @@ class HttpClient:
 
     def __init__(
         self, url: str, client: int | str, token: str = "", *, names: Iterable[str] | None = None,
-        num_samples: float | None = None, patience: float = 600.0, timeout: float = 60.0,
+        num_samples: float | None = None, format: Format | TopK | None = None, patience: float = 600.0,
+        timeout: float = 60.0,
     ) -> None:  # fmt: skip
         self._url, self._client, self._token = url.rstrip("/"), quote(str(client), safe=""), token
         self._names = None if names is None else list(names)
-        self._samples = num_samples
+        self.num_samples, self._format = num_samples, format
+        self.feedback: dict[int, ErrorFeedback] = {}
         self._patience = _checks.number("patience", patience, least=0)
         self._timeout = _checks.number("timeout", timeout, above=0)
         self._open = urllib.request.build_opener(_Stay).open
@@ -109,18 +121,19 @@ class HttpClient:
     def version(self) -> int | None:
         return sum(task.version for task in self._tasks.values()) if self._tasks else None
 
-    def task(self, part: int | None = None, *, newer: bool = False) -> Tensor:
+    def task(self, part: int | None = None, *, newer: bool = False, speed: float | None = None) -> Tensor:
         """Ask for a task. Return its model, [d], fp32.
 
         Args:
             part: of one part alone; the result is the part's vector.
             newer: wait until there is a newer version than the last task's.
+            speed: how many local steps this client makes a second, for a server with ``fastest_steps``.
 
         Raises:
             FastaggError: the server refuses, with the same error as :meth:`fastagg.Server.dispatch`.
             OSError: it refuses for another reason (the token), or does not answer for ``patience`` seconds.
         """
-        found = self._each(part, lambda one: self._pull(one, newer))
+        found = self._each(part, lambda one: self._pull(one, newer, speed))
         if part is not None:
             return found[0]
         whole = memory.empty(self.layout["size"])
@@ -130,25 +143,32 @@ class HttpClient:
                 whole[place] = array
         return whole
 
-    def send(self, update: Tensor, part: int | None = None) -> dict[str, Any]:
+    def send(self, update: Tensor | Encoded, part: int | None = None) -> dict[str, Any]:
         """Send the update of the last task. Return the receipt's ``version`` and ``applied``; of several parts the
         versions together, and whether one was applied.
 
         Args:
-            update: flat, [d], fp32, fp16 or bf16; other types are sent as fp32.
-            part: it is of this part alone.
+            update: flat, [d], fp32, fp16 or bf16; other types are sent as fp32. Or an encoded one of a part.
+            part: it is of this part alone. An encoded one cannot be cut, so it needs it.
 
         Raises:
             UnknownVersion, UnknownClient: the task does not count any more. Ask for another one. Of several parts those
                 count whose tasks do.
+            EncodingError: an encoded update without its part.
             FastaggError, OSError: as :meth:`task`; the server refuses as :meth:`fastagg.Server.receive` does.
         """
-        update = update.detach().reshape(-1).cpu()
-        if update.dtype not in TYPES:
-            update = update.float()
+        if isinstance(update, Encoded):
+            if part is None:
+                raise errors.EncodingError(
+                    "send: an encoded update cannot be cut into parts, or put in the server's order: "
+                    "encode each part's, send(encoded, part), or give HttpClient a format"
+                )
+            return self._push(part, update)
+        whole = update.detach().reshape(-1).cpu()
+        whole = whole if whole.dtype in TYPES else whole.float()
 
         def push(one: int) -> dict[str, Any]:
-            return self._push(one, torch.cat([update[p] for p in self._places(one)]) if part is None else update)
+            return self._push(one, torch.cat([whole[p] for p in self._places(one)]) if part is None else whole)
 
         found = self._each(part, push)
         return {"version": sum(said["version"] for said in found), "applied": any(said["applied"] for said in found)}
@@ -181,9 +201,10 @@ class HttpClient:
     def _places(self, part: int) -> list[slice]:
         return [slice(at, at + math.prod(shape)) for _, at, shape in self.layout["parts"][part]]
 
-    def _pull(self, part: int, newer: bool) -> Tensor:
+    def _pull(self, part: int, newer: bool, speed: float | None) -> Tensor:
         last = self._tasks.get(part)
-        asked = {"part": part} | ({"after": last.version, "wait": LONGEST} if newer and last is not None else {})
+        asked = {"part": part} | ({} if speed is None else {"speed": speed})
+        asked |= {"after": last.version, "wait": LONGEST} if newer and last is not None else {}
         until = time.monotonic() + self._patience
         while True:
             headers, body = self._repeat(f"task/{self._client}?{urlencode(asked)}")
@@ -195,16 +216,29 @@ class HttpClient:
         self.local_steps = int(headers["X-Local-Steps"]) if "X-Local-Steps" in headers else None
         return torch.frombuffer(body, dtype=torch.float32)
 
-    def _push(self, part: int, update: Tensor) -> dict[str, Any]:
+    def _push(self, part: int, update: Tensor | Encoded) -> dict[str, Any]:
         if part not in self._tasks:
             raise errors.UnknownVersion("send: there is no task; ask for one with task()")
-        asked = {"part": part} | ({} if self._samples is None else {"num_samples": self._samples})
+        asked = {"part": part} | ({} if self.num_samples is None else {"num_samples": self.num_samples})
         where = f"update/{self._client}/{self._tasks[part].id}?{urlencode(asked)}"
-        body: Any = update.contiguous().view(torch.uint8).numpy()
+        feedback = before = None
+        if self._format is not None and not isinstance(update, Encoded):
+            if self._format not in UNBIASED:
+                feedback = self.feedback.setdefault(part, ErrorFeedback())
+                before = feedback.residual
+            arrays = update.split([place.stop - place.start for place in self._places(part)])
+            update = encode(arrays, self._format, seed=int(self._tasks[part].id), feedback=feedback)
+        body: Any = (
+            update.native.bytes if isinstance(update, Encoded) else update.contiguous().view(torch.uint8).numpy()
+        )
+        kind = ENCODED if isinstance(update, Encoded) else TYPES[update.dtype]
         try:
-            found: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), TYPES[update.dtype])[1])
-        except LOST:  # whoever asks for a newer version must not wait for what only this update would have made
-            del self._tasks[part]
+            found: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), kind)[1])
+        except BaseException as error:
+            if feedback is not None:  # it did not count, as far as anybody knows
+                feedback.residual = before
+            if isinstance(error, LOST):  # whoever asks for a newer version must not wait for what only it had made
+                del self._tasks[part]
             raise
         return found
 

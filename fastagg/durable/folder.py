@@ -25,7 +25,7 @@ from fastagg.durable import trees
 from fastagg.durable.disk import Disk
 from fastagg.errors import CheckpointError
 from fastagg.storage import raw
-from fastagg.storage.pieces import DTYPES, Pieces, tensor_in
+from fastagg.storage.pieces import STREAMED, Pieces, stored_pieces, tensor_in
 
 LOCK = "lock"
 PARTIAL = ".partial"
@@ -198,6 +198,7 @@ def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]
     held = memoryview(disk.read_of(name))[:nbytes]
     if len(held) != nbytes or raw.crc32c([held]) != crc:
         raise CheckpointError(f"{disk.path / name}: the upload is damaged")
-    if not (code < len(DTYPES) and nbytes % DTYPES[code].itemsize == 0):
+    dtype = next((one for one, its in STREAMED.items() if its == code), None)
+    if dtype is None or nbytes % dtype.itemsize:
         raise CheckpointError(f"{disk.path / name}: the upload is of an unknown type")
-    return Pieces([tensor_in(held, DTYPES[code])])
+    return stored_pieces([tensor_in(held, dtype)])

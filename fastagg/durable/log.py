@@ -86,8 +86,8 @@ class Log:
         return found
 
     def upload(
-        self, size: int, dtype: torch.dtype | None, task: tuple[Client, int], finish: Callable[..., Receipt],
-        refusing: Refusing,
+        self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],
+        finish: Callable[..., Receipt], refusing: Refusing,
     ) -> Upload:  # fmt: skip
         """Return an update that will arrive in chunks, for a task. ``finish`` takes it, and the file that it is in.
 
@@ -95,9 +95,10 @@ class Log:
             NotDurable: the disk has failed.
         """
         self.journal.check()
-        if size * getattr(dtype or torch.float32, "itemsize", 1) <= SMALL:
-            return HeldUpload(size, dtype, finish, refusing)
-        return StoredUpload(size, dtype, finish, refusing, self._disk, self._uploads, task)
+        nbytes = size * getattr(dtype or torch.float32, "itemsize", 1) if encoded is None else encoded
+        if nbytes <= SMALL:
+            return HeldUpload(size, dtype, finish, refusing, encoded)
+        return StoredUpload(size, dtype, finish, refusing, encoded, self._disk, self._uploads, task)
 
     def close(self, seconds: float | None = None) -> None:
         """Write what waits and give the folder back. Wait no longer than ``seconds`` for each. Every part of this may

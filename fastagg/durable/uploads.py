@@ -19,7 +19,8 @@ from fastagg.errors import NotDurable, UnknownVersion
 from fastagg.server.dispatch import Receipt
 from fastagg.server.uploads import Refusing, Upload
 from fastagg.storage import raw
-from fastagg.storage.pieces import DTYPES, Pieces, tensor_in
+from fastagg.storage.encoded import Encoded
+from fastagg.storage.pieces import STREAMED, Pieces, tensor_in
 
 Task = tuple[int | str, int]  # client and version
 
@@ -87,10 +88,10 @@ class StoredUpload(Upload):
     """An upload in a file of the folder. The file is made with the first chunk."""
 
     def __init__(
-        self, size: int, dtype: torch.dtype | None, finish: Callable[[Pieces, Native], Receipt], refusing: Refusing,
-        disk: Disk, uploads: Uploads, task: Task,
+        self, size: int, dtype: torch.dtype | None, finish: Callable[[Pieces | Encoded, Native], Receipt],
+        refusing: Refusing, encoded: int | None, disk: Disk, uploads: Uploads, task: Task,
     ) -> None:  # fmt: skip
-        super().__init__(size, dtype, finish, refusing)
+        super().__init__(size, dtype, finish, refusing, encoded)
         self._disk, self._uploads = disk, uploads
         self._number = uploads.begin(self, task)
         self._name = upload_name(self._number)
@@ -131,19 +132,20 @@ class StoredUpload(Upload):
         self._drops.atexit = False  # the next opening removes it
         self._uploads.comes(self._number)
         made.append(native.log.Blob(
-            number=self._number, nbytes=self._nbytes, dtype=DTYPES.index(self._dtype),
+            number=self._number, nbytes=self._nbytes, dtype=STREAMED[self._dtype],
             file=self._disk.open(self._name, create=True),
         ))  # fmt: skip
         self._uploads.comes(self._number, made[0])
         self._disk.truncate(made[0].file, self._nbytes)
         self._blob = made[0]
 
-    def _whole(self) -> tuple[Pieces, Native]:
+    def _whole(self) -> tuple[Pieces | Encoded, Native]:
         with self._naming():
             held = memoryview(self._disk.read(self._blob.file, self._nbytes, 0))
             if len(held) != self._nbytes:
                 raise OSError(errno.EIO, "the file became shorter")
-        return Pieces([tensor_in(held, self._dtype)]), self._blob
+        coded = self._dtype is torch.uint8
+        return Encoded.from_bytes(held) if coded else Pieces([tensor_in(held, self._dtype)]), self._blob
 
     def _drop(self) -> None:
         if self._drops is not None:

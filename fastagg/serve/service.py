@@ -1,7 +1,8 @@
 """A model in parts over HTTP, each part a durable server. Numbers are fp32 unless said otherwise, little endian.
 
-GET  /task/{client}?part=0           the part as a task, [d]; its id and its version are in the headers
-POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16; 200 when it is on the disk
+GET  /task/{client}?part=0&speed=V   the part as a task, [d]; its id and its version are in the headers; V (may be left
+                                     out): the client's local steps a second
+POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16, or encoded; 200 when it is on the disk
 GET  /model, /model?part=0           the model, or a part of it, as safetensors; this opens no task
 GET  /parts                          which arrays of the model each part has
 POST /heartbeat/{client}             the client is there; its open tasks come back
@@ -41,10 +42,11 @@ from fastagg.serve.status import Metrics, page
 from fastagg.serve.tokens import OPERATOR, Tokens
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
+from fastagg.storage.encoded import largest
 
 TYPES = {
     "application/x-float32": torch.float32, "application/x-float16": torch.float16,
-    "application/x-bfloat16": torch.bfloat16,
+    "application/x-bfloat16": torch.bfloat16, "application/x-fastagg-encoded": torch.uint8,
 }  # fmt: skip
 CHUNK = 1 << 20  # bytes of an update that are written at once
 LONGEST = 60.0  # seconds that a request waits for a newer version
@@ -147,7 +149,8 @@ class Service:
         if not await self.is_newer(request, [served]):
             return Response(status_code=204)
         self.check_room(served)
-        found = await run_in_threadpool(_sent, served.server, _client(request, served.server))
+        speed = _number(request.query_params.get("speed"), "speed")
+        found = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed)
         self.note(request)
         self.look()  # a round was due
         headers = {"X-Task": str(found.id), "X-Version": str(found.version), "Cache-Control": "no-store"}
@@ -193,17 +196,17 @@ class Service:
         dtype = TYPES.get(request.headers.get("content-type", ""))
         if dtype is None:
             raise Refused(415, f"Content-Type: expected one of {', '.join(TYPES)}")
-        needed = served.server.layout.size * dtype.itemsize
         if "content-length" not in request.headers:
             raise Refused(411, "Content-Length is needed")
-        length = _whole(request.headers["content-length"], "Content-Length")
+        length, size = _whole(request.headers["content-length"], "Content-Length"), served.server.layout.size
+        needed = size * dtype.itemsize if dtype is not torch.uint8 else min(length, largest(size))
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
         if served.receiving >= self.uploads:
             raise Refused(429, "too many updates at a time: send it again later")
         served.receiving += 1
         try:
-            found: Receipt | errors.AlreadyCounted = await self.received(request, served, task, samples, dtype)
+            found: Receipt | errors.AlreadyCounted = await self.received(request, served, task, samples, dtype, needed)
         except errors.AlreadyCounted as error:  # the answer was lost on its way, so it is given again
             if error.version is None:  # it is not remembered
                 raise
@@ -216,12 +219,12 @@ class Service:
         return JSONResponse({"version": found.version, "applied": found.applied})
 
     async def received(
-        self, request: Request, served: Served, task: int, samples: float | None, dtype: torch.dtype
+        self, request: Request, served: Served, task: int, samples: float | None, dtype: torch.dtype, needed: int
     ) -> Receipt:
-        """Receive an update. Chunks go to the folder as they arrive; the step runs in a thread."""
-        server, needed = served.server, served.server.layout.size * dtype.itemsize
-        client = _client(request, server)
-        upload = await run_in_threadpool(server.receiving, client, None, samples, dtype=dtype, task=task)
+        """Receive an update of ``needed`` bytes. Chunks go to the folder as they arrive; the step runs in a thread."""
+        server, client = served.server, _client(request, served.server)
+        form: Plain = {"encoded": needed} if dtype is torch.uint8 else {"dtype": dtype}
+        upload = await run_in_threadpool(server.receiving, client, None, samples, task=task, **form)
         stack, held = contextlib.ExitStack(), bytearray()
         stack.enter_context(upload)
         try:
@@ -357,14 +360,14 @@ _SAFE = {
 }  # fmt: skip
 
 
-def _sent(server: Server, client: int | str) -> Dispatch:
+def _sent(server: Server, client: int | str, speed: float | None) -> Dispatch:
     """Send a task. Of a client that comes back without what it had begun, older tasks end."""
     try:
-        return server.dispatch(client)
+        return server.dispatch(client, speed)
     except errors.Busy:
         with contextlib.suppress(errors.UnknownClient):
             server.forget(client)
-            return server.dispatch(client)
+            return server.dispatch(client, speed)
         raise
 
 

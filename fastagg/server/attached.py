@@ -29,8 +29,8 @@ class Log(Protocol):
     def checkpoint(self) -> Path: ...
     def whole_state(self) -> State: ...
     def upload(
-        self, size: int, dtype: torch.dtype | None, task: tuple[Client, int], finish: Callable[..., Receipt],
-        refusing: Refusing,
+        self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],
+        finish: Callable[..., Receipt], refusing: Refusing,
     ) -> Upload: ...  # fmt: skip
     def close(self) -> None: ...
 

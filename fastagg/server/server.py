@@ -30,6 +30,7 @@ from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
 from fastagg.server.uploads import HeldUpload, Refusals, Upload
 from fastagg.storage import devices
+from fastagg.storage.pieces import Pieces
 
 Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
@@ -432,6 +433,7 @@ class Server:
         *,
         kind: Kind | None = None,
         dtype: torch.dtype | None = None,
+        encoded: int | None = None,
         incarnation: int | None = None,
         task: int | None = None,
         offset: int | None = None,
@@ -447,10 +449,11 @@ class Server:
             client, version, num_samples, kind, incarnation, task, offset: as in :meth:`receive`.
             dtype: the type of the flat update's d numbers: torch's float32 (None), float16 or bfloat16. Bytes are
                 little endian.
+            encoded: in place of such numbers come so many bytes, those of :meth:`fastagg.Encoded.to_bytes`.
 
         Raises:
-            ShapeMismatch: the number of bytes is not the model's. Other errors are those of :meth:`receive`. A missing
-                task is refused before the first chunk.
+            ShapeMismatch: the number of bytes is another one. EncodingError: they are no encoded update. Other errors
+                are those of :meth:`receive`. A missing task is refused before the first chunk.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
@@ -464,7 +467,8 @@ class Server:
 
         def finish(update: Any, blob: Native = None) -> Receipt:
             try:
-                parsed = self._admission.parse(update, None) if blob is None else Parsed(update, None, None)
+                numbers = isinstance(update, Pieces)
+                parsed = Parsed(update, None, None) if numbers else self._admission.parse(update, None)
                 answer = self._admission.of(parsed)
                 answer.blob, answer.is_private = blob, blob is not None
                 return self._take(client, answer, version, num_samples, task, offset, incarnation)
@@ -477,8 +481,8 @@ class Server:
             self._admission.refuse_other_kind(kind)
             admission.share(num_samples, self._parts.settings["weighting"])
             if self._log is None:
-                return HeldUpload(self.layout.size, dtype, finish, self._refusing)
-            return self._log.upload(self.layout.size, dtype, (client, start), finish, self._refusing)
+                return HeldUpload(self.layout.size, dtype, finish, self._refusing, encoded)
+            return self._log.upload(self.layout.size, dtype, encoded, (client, start), finish, self._refusing)
 
     def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
         """:meth:`receive` several answers, one after the other, in one call. The results have the same bits.

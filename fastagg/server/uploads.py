@@ -10,9 +10,10 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from fastagg.errors import Busy, DTypeMismatch, FastaggError, ShapeMismatch
+from fastagg.errors import Busy, DTypeMismatch, EncodingError, FastaggError, ShapeMismatch
 from fastagg.server.dispatch import Receipt
 from fastagg.storage import memory, raw
+from fastagg.storage.encoded import HEADER, Encoded, largest
 from fastagg.storage.pieces import DTYPES
 
 Refusing = Callable[[], AbstractContextManager[None]]  # what is refused in it is counted
@@ -40,8 +41,9 @@ class Refusals:
 class Upload:
     """The result of :meth:`Server.receiving`: ``with server.receiving(client) as upload: upload.write(chunk)``.
 
-    The bytes are the flat update: [d] numbers of ``dtype``, little endian. If the block ends without an error, the
-    server takes the update as :meth:`Server.receive` does. If it ends with an error, the update is dropped.
+    The bytes are the flat update: [d] numbers of ``dtype``, little endian, or those of an encoded one. If the block
+    ends without an error, the server takes the update as :meth:`Server.receive` does. If it ends with an error, the
+    update is dropped.
 
     Attributes:
         receipt: the outcome, after the block has ended.
@@ -50,14 +52,20 @@ class Upload:
     receipt: Receipt
 
     def __init__(
-        self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext
-    ) -> None:
+        self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext,
+        encoded: int | None = None,
+    ) -> None:  # fmt: skip
         self._finish: Callable[..., Receipt] | None = finish  # until the end, because it holds the server
         self._refusing = refusing
         self._dtype = torch.float32 if dtype is None else dtype
         if self._dtype not in DTYPES:
             raise DTypeMismatch(f"dtype: expected torch's float32, float16 or bfloat16, got {dtype!r:.100}")
-        self._size, self._nbytes, self._at = size, size * self._dtype.itemsize, 0
+        self._nbytes, self._at = size * self._dtype.itemsize, 0
+        self._expected = f"{self._nbytes} bytes ({size} numbers of {self._dtype})"
+        if encoded is not None:
+            if not HEADER <= encoded <= largest(size):
+                raise EncodingError(f"encoded: expected {HEADER} to {largest(size)} bytes, got {encoded}")
+            self._dtype, self._nbytes, self._expected = torch.uint8, encoded, f"{encoded} bytes"
         self._busy = threading.Lock()  # who writes; nobody waits for it
         self._done = False
 
@@ -69,7 +77,7 @@ class Upload:
         far.
 
         Raises:
-            ShapeMismatch: more bytes than the model has. NotDurable: the disk failed. Busy: another thread is writing.
+            ShapeMismatch: more bytes than were said. NotDurable: the disk failed. Busy: another thread is writing.
             UnknownVersion: a newer upload has begun for the same task.
         """
         chunk = bytes(memoryview(chunk).cast("B"))  # read once: its owner may write to it meanwhile
@@ -79,9 +87,7 @@ class Upload:
                 if self._done:
                     raise ShapeMismatch("update: more bytes after its end")
                 if self._at + len(chunk) > self._nbytes:
-                    raise ShapeMismatch(
-                        f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), got more"
-                    )
+                    raise ShapeMismatch(f"update: expected {self._expected}, got more")
                 if chunk:
                     self._put(chunk)
                 self._at += len(chunk)
@@ -106,9 +112,7 @@ class Upload:
             if not whole:
                 return
             if self._at != self._nbytes:
-                raise ShapeMismatch(
-                    f"update: expected {self._nbytes} bytes ({self._size} numbers of {self._dtype}), got {self._at}"
-                )
+                raise ShapeMismatch(f"update: expected {self._expected}, got {self._at}")
             assert self._finish is not None
             self.receipt = self._finish(*self._whole())
         finally:
@@ -134,9 +138,10 @@ class HeldUpload(Upload):
     """An upload in memory, for a server without a folder."""
 
     def __init__(
-        self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext
-    ) -> None:
-        super().__init__(size, dtype, finish, refusing)
+        self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext,
+        encoded: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(size, dtype, finish, refusing, encoded)
         self._held = self._room()
         self._bytes = raw.at(self._held.data_ptr(), self._nbytes)
 
@@ -148,4 +153,5 @@ class HeldUpload(Upload):
         self._bytes[self._at : self._at + len(chunk)] = chunk
 
     def _whole(self) -> tuple[object, ...]:
-        return (self._held.view(self._dtype),)
+        coded = self._dtype is torch.uint8
+        return (Encoded.from_bytes(self._bytes) if coded else self._held.view(self._dtype),)

@@ -14,7 +14,12 @@ from fastagg._types import Arrays, Native
 from fastagg.errors import EncodingError
 from fastagg.storage import memory
 
-_HEADER = 64  # bytes, csrc/math/wire.h
+HEADER = 64  # bytes, csrc/math/wire.h
+
+
+def largest(size: int) -> int:
+    """Return a number of bytes that no encoded update of so many elements exceeds."""
+    return 16 * size + 1024
 
 
 class Encoded:
@@ -58,7 +63,7 @@ class Encoded:
         """Return its arrays by name, read-only and not copied, for whatever sends arrays (docs/encoding.md has their
         types). The ``header`` says what they are."""
         data = self.native.bytes
-        found = {"header": data[:_HEADER]}
+        found = {"header": data[:HEADER]}
         for name, kind, count, begin in self.native.arrays():
             found[name] = data[begin : begin + count * np.dtype(kind).itemsize].view("<" + kind)
         return found
@@ -72,12 +77,12 @@ class Encoded:
         """
         if not isinstance(arrays, Mapping):
             raise EncodingError(_checks.wrong("arrays", "a mapping from names to arrays", arrays))
-        nbytes, parts = native.encoding.layout(_bytes(arrays, "header", "u1", _HEADER))
+        nbytes, parts = native.encoding.layout(_bytes(arrays, "header", "u1", HEADER))
         given = {begin: _bytes(arrays, name, kind, count) for name, kind, count, begin in parts}
         if extra := sorted(arrays.keys() - {"header", *(name for name, *_ in parts)}):
             raise EncodingError(f"encoded update: an array that its format does not have, {extra[0]!r}")
         whole = np.zeros(nbytes, np.uint8)
-        for begin, data in {0: _bytes(arrays, "header", "u1", _HEADER), **given}.items():
+        for begin, data in {0: _bytes(arrays, "header", "u1", HEADER), **given}.items():
             whole[begin : begin + data.size] = data
         return cls(native.encoding.Encoded(whole))
 

@@ -16,6 +16,7 @@ from fastagg.errors import DTypeMismatch
 from fastagg.storage.later import Lease
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by their codes in csrc/plan.h
+STREAMED = {dtype: code for code, dtype in enumerate(DTYPES)} | {torch.uint8: 7}  # by those of the log; encoded: bytes
 _TORCH_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _WHOLE = len(DTYPES)  # the code of int64
 _ENCODED = 8  # the code of an encoded update, of which there is one piece

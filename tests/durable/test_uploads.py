@@ -10,7 +10,7 @@ import torch
 from support.damaged import rewritten
 
 import fastagg
-from fastagg import DTypeMismatch, NonFiniteUpdate, ShapeMismatch
+from fastagg import DTypeMismatch, EncodingError, NonFiniteUpdate, ShapeMismatch
 from fastagg.durable import log
 
 SIZE = 1000
@@ -70,6 +70,45 @@ def test_chunks_are_the_update_to_the_bit_and_survive_a_restart(tmp_path: Path) 
     damaged.unlink()
     with pytest.raises(fastagg.CheckpointError, match="the upload is missing"):
         fastagg.open(tmp_path / "a", make)
+
+
+@pytest.mark.parametrize("rule", ["FedBuff", "ACE"])
+def test_encoded_chunks_are_that_update_to_the_bit_and_survive_a_restart(rule: str, tmp_path: Path) -> None:
+    """In a round's buffer as it came, and as a client's row."""
+    more = {"FedBuff": {"buffer_size": 3}, "ACE": {"lr": 0.1, "num_clients": 5, "cache": "int8"}}
+
+    def make() -> fastagg.Server:
+        made: fastagg.Server = getattr(fastagg, rule)(torch.zeros(SIZE), **more[rule])
+        return made
+
+    def send(server: fastagg.Server, client: int, whole: bytes) -> fastagg.Receipt:
+        server.dispatch(client)
+        with server.receiving(client, encoded=len(whole)) as upload:
+            for at in range(0, len(whole), 77):
+                upload.write(whole[at : at + 77])
+        return upload.receipt
+
+    usual, held, stored = make(), make(), fastagg.open(tmp_path, make)
+    for client, form in enumerate(["int8", "int4", fastagg.TopK(0.3, "int2"), "int8", "sign"]):
+        encoded = fastagg.encode(torch.randn(SIZE), form, seed=client)  # type: ignore[arg-type]
+        usual.dispatch(client)
+        receipt = usual.receive(client, encoded)
+        assert send(held, client, encoded.to_bytes()) == receipt == send(stored, client, encoded.to_bytes())
+        if client == 3:
+            stored.checkpoint()
+    stored.close()
+    with fastagg.open(tmp_path, make) as again:
+        assert torch.equal(again.flat, usual.flat) and torch.equal(held.flat, usual.flat)
+        assert again.version == usual.version > 0
+        whole = fastagg.encode(torch.ones(SIZE + 1), "int8", seed=0).to_bytes()
+        for bad, error, said in (
+            (whole, ShapeMismatch, f"an encoded one of {SIZE + 1}"), (whole[:-1], EncodingError, "its header tells of"),
+            (bytes(200), EncodingError, "encoded update: "), (bytes(63), EncodingError, "expected 64 to"),
+            (bytes(16 * SIZE + 1025), EncodingError, "expected 64 to"),
+        ):  # fmt: skip
+            with pytest.raises(error, match=said):
+                send(again, 0, bad)
+        assert torch.equal(again.flat, usual.flat)
 
 
 def test_a_record_of_an_upload_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
