@@ -155,6 +155,27 @@ def test_the_servers_errors_are_raised_here(begin: Begin, slept: list[float]) ->
     assert not server.script and not slept
 
 
+def test_a_client_encodes_and_keeps_what_it_has_not_sent(begin: Begin, slept: list[float]) -> None:
+    numbered = says(200, MODEL.tobytes(), X_Task="9", X_Version="7")
+    lost = says(409, b'{"error": "UnknownVersion", "says": "late"}')
+    server = begin(PARTS, numbered, lost, numbered, gone, COUNTED, numbered, COUNTED)
+    eve, update = client(server, format=fastagg.TopK(0.4, "fp32")), torch.tensor([1.0, -5.0, 2.0, 4.0, 3.0])
+    with pytest.raises(fastagg.EncodingError, match="cannot be cut"):
+        eve.send(fastagg.encode(update, "int8", seed=0))
+    eve.task(speed=2.5)
+    with pytest.raises(fastagg.UnknownVersion):
+        eve.send(update)  # it does not count, so it leaves nothing behind
+    for given in (update, torch.zeros(5)):
+        eve.task()
+        eve.send(given)
+    assert eve.feedback[0].residual.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    came = [fastagg.Encoded.from_bytes(server.seen[at][2]).decode().tolist() for at in (2, 4, 5, 7)]
+    assert came == [[0.0, -5.0, 0.0, 4.0, 0.0]] * 3 + [[0.0, 0.0, 2.0, 0.0, 3.0]]
+    assert server.seen[1][0] == "/task/eve%2F1?part=0&speed=2.5"
+    assert server.seen[2][1]["Content-Type"] == "application/x-fastagg-encoded"
+    assert not server.script and len(slept) == 1
+
+
 def test_a_token_does_not_follow_a_redirection(begin: Begin, slept: list[float]) -> None:
     other = begin()
     server = begin(PARTS, says(303, Location=f"{other.url}/9"))

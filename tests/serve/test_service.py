@@ -33,6 +33,7 @@ from fastagg.serve.tokens import Tokens
 ARRAYS = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.zeros(5), "c": torch.ones(2, 1)}
 SIZE = 19
 FLOATS = {"Content-Type": "application/x-float32"}
+ENCODED = {"Content-Type": "application/x-fastagg-encoded"}
 ANN, BOB, ALL = (letter * 16 for letter in "abo")
 
 
@@ -68,6 +69,36 @@ def test_updates_are_applied_once_and_are_durable(client: TestClient) -> None:
     done = client.post(bob, content=half, headers={"Content-Type": "application/x-bfloat16"})
     assert done.json() == {"version": 1, "applied": True}
     assert (task(client, "ann")[1] == model + 2).all()
+
+
+def test_an_encoded_update_is_the_one_it_stands_for(client: TestClient) -> None:
+    (ann, model), (bob, _) = task(client, "ann"), task(client, "bob")
+    numbers = torch.linspace(-1.0, 1.0, SIZE)
+    one, other = (fastagg.encode(numbers, form, seed=0) for form in ("int8", fastagg.TopK(0.3)))
+    for content, error in (
+        (one.to_bytes()[:-1], "EncodingError"), (bytes(300), "EncodingError"), (b"", "EncodingError"),
+        (fastagg.encode(torch.ones(SIZE + 1), "sign", seed=0).to_bytes(), "ShapeMismatch"),
+    ):  # fmt: skip
+        found = client.post(ann, content=content, headers=ENCODED)
+        assert found.status_code == 422 and found.json()["error"] == error
+    assert client.post(ann, content=bytes(17 * SIZE + 1024), headers=ENCODED).status_code == 413
+    for url, encoded in ((ann, one), (bob, other), (ann, one)):  # the last one again: it counts once
+        assert client.post(url, content=encoded.to_bytes(), headers=ENCODED).status_code == 200
+    usual = fastagg.FedBuff(torch.from_numpy(model.copy()), buffer_size=2)
+    for name, encoded in (("ann", one), ("bob", other)):
+        usual.dispatch(name)
+        usual.receive(name, encoded)
+    assert task(client, "ann")[1].tolist() == usual.flat.tolist()
+
+
+def test_a_client_that_tells_its_speed_is_told_its_steps(tmp_path: Path) -> None:
+    cut = read(write_model(tmp_path / "model.safetensors", **ARRAYS), 1)
+    servers = opened(cut, "AsyncDiLoCo", {"fastest_steps": 40, "period": 2}, 2, tmp_path)
+    with TestClient(Service(servers, cut, tmp_path).app()) as client:
+        for name, speed, steps in (("ann", 8, "40"), ("bob", 2, "10")):
+            assert client.get(f"/task/{name}?speed={speed}").headers["x-local-steps"] == steps
+        assert client.get("/task/ann?speed=fast").status_code == 400
+        assert client.get("/task/ann?speed=0").status_code == 422
 
 
 def test_a_model_is_a_safetensors_file_of_one_version_and_opens_no_task(tmp_path: Path) -> None:
