@@ -256,8 +256,8 @@ class HttpClient:
                     return answer.headers, bytearray(answer.read())
             except HTTPError as error:
                 failed: Exception = error
-                if error.code not in LATER:
-                    raise _named(error) from None
+                if error.code not in LATER and (named := _named(error)) is not None:
+                    raise named from None
                 if (asked := error.headers.get("Retry-After", "")).isdigit():
                     wait = max(wait, int(asked))
             except (OSError, http.client.HTTPException) as error:  # it is not there, or went away
@@ -275,9 +275,14 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _named(error: HTTPError) -> Exception:
-    """Return the server's own error, if it names one of ours."""
-    text = error.read(10_000)
+def _named(error: HTTPError) -> Exception | None:
+    """Return the server's own error, if it names one of ours. None: its text was cut off."""
+    try:
+        text = error.read(10_000)
+        if len(text) < min(int(error.headers.get("Content-Length", 0)), 10_000):
+            return None
+    except (OSError, http.client.HTTPException):
+        return None
     try:
         said = json.loads(text)
         kind = getattr(errors, said["error"]) if said["error"] in errors.__all__ else None

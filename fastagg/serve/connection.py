@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 
 import h11
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fastagg._types import Foreign
+from fastagg._types import Foreign, Plain
 
 PIECE = 1 << 16  # bytes of a model that wait for one client
 
@@ -43,6 +44,28 @@ class Download(StreamingResponse):
 async def _each(pieces: Iterable[memoryview]) -> AsyncIterator[memoryview]:
     for piece in pieces:  # not StreamingResponse's own way, which is a thread for every piece
         yield piece
+
+
+class Refusal(JSONResponse):
+    """An answer that may come before all of the request has. The rest is read and forgotten, for some seconds: whoever
+    still sends to a closed connection loses the answer."""
+
+    def __init__(
+        self, request: Request, says: Plain, status: int, headers: dict[str, str] | None, seconds: float
+    ) -> None:
+        super().__init__(says, status, headers)
+        self.request, self.seconds = request, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def begin(message: Message) -> None:
+            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+        await super().__call__(scope, receive, begin)
+        with contextlib.suppress(ClientDisconnect, TimeoutError, RuntimeError):  # the last one: all of it was read
+            async with asyncio.timeout(self.seconds):
+                async for _ in self.request.stream():
+                    pass
+        await send({"type": "http.response.body"})
 
 
 class Connection(H11Protocol):

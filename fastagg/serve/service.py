@@ -36,7 +36,7 @@ from fastagg import errors
 from fastagg._types import Plain
 from fastagg.durable.log import SMALL
 from fastagg.model.parts import Cut
-from fastagg.serve.connection import Download
+from fastagg.serve.connection import Download, Refusal
 from fastagg.serve.served import Client, Served
 from fastagg.serve.status import Metrics, page
 from fastagg.serve.tokens import OPERATOR, Tokens
@@ -134,13 +134,13 @@ class Service:
             try:
                 return await handler(request)
             except Refused as error:
-                return JSONResponse({"error": str(error)}, error.status, LATER if error.status in (429, 503) else None)
+                says, status = {"error": str(error)}, error.status
             except ClientDisconnect:
                 return Response(status_code=400)  # the client has gone
             except errors.FastaggError as error:
                 status = next(status for kind, status in STATUS if isinstance(error, kind))
                 says = {"error": type(error).__name__, "says": str(error)}
-                return JSONResponse(says, status, LATER if status in (429, 503) else None)
+            return Refusal(request, says, status, LATER if status in (429, 503) else None, self.seconds)
 
         return handle
 
