@@ -157,8 +157,8 @@ def test_the_servers_errors_are_raised_here(begin: Begin, slept: list[float]) ->
 
 def test_a_client_encodes_and_keeps_what_it_has_not_sent(begin: Begin, slept: list[float]) -> None:
     numbered = says(200, MODEL.tobytes(), X_Task="9", X_Version="7")
-    lost = says(409, b'{"error": "UnknownVersion", "says": "late"}')
-    server = begin(PARTS, numbered, lost, numbered, gone, COUNTED, numbered, COUNTED)
+    lost, cut = says(409, b'{"error": "UnknownVersion", "says": "late"}'), says(410, b"", Content_Length="9")
+    server = begin(PARTS, numbered, lost, numbered, cut, COUNTED, numbered, COUNTED)
     eve, update = client(server, format=fastagg.TopK(0.4, "fp32")), torch.tensor([1.0, -5.0, 2.0, 4.0, 3.0])
     with pytest.raises(fastagg.EncodingError, match="cannot be cut"):
         eve.send(fastagg.encode(update, "int8", seed=0))

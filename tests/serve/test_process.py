@@ -277,6 +277,10 @@ def test_whoever_brings_and_takes_nothing_is_cut(serve: Serve, monkeypatch: pyte
     lies = server.begin(f"{head}: {4 * LARGE}", bytes(70_000))  # says more than comes
     lies.shutdown(socket.SHUT_WR)
     rest_of(lies)
+    refused = server.begin(f"{head.replace(ann._tasks[0].id, '5')}: {4 * LARGE}", bytes(70_000))
+    assert rest_of_answer(refused).startswith(b"HTTP/1.1 410")  # at once, and who sends on can read it
+    for _ in range(60):
+        refused.sendall(bytes(250_000))
     for length, status in ((4 * LARGE + 1, b"413"), (10**18, b"413"), (4, b"400")):
         assert rest_of(server.begin(f"{head}: {length}", b"x")).startswith(b"HTTP/1.1 " + status)
     server.until(lambda: server.number("fastagg_serve_uploads") == 0)
