@@ -399,6 +399,7 @@ py::object filled(Shared& server, py::object made, py::object client, engine::Ta
   one->has_incarnation = true;
   one->id = task.id;
   one->model = std::move(task.model);
+  one->encoded = std::move(task.encoded);
   return made;
 }
 
@@ -407,12 +408,17 @@ py::object control_of(const Shared& server, const py::handle& client) {
   return server.has_control ? py::object(python_of(*server.now()->extension()).attr("sent")(client)) : py::none();
 }
 
-// dispatch(client)
+// dispatch(client, format): a place among the formats of encoded updates, or None
 PyObject* dispatch(Shared& server, PyObject* const* args) {
   const ClientId client = id_of(args[0]);
+  const int format = args[1] == Py_None ? engine::kAsItIs : py::cast<int>(py::handle(args[1]));
   close_if_due(server);
   py::object made = new_task(server), control = control_of(server, args[0]), name = plain(args[0], client);
-  engine::Task task = with_engine(server, [&](Engine& engine) { return engine.dispatch(client); });
+  engine::Task task;
+  {
+    const Released released(format != engine::kAsItIs && server.is_long());
+    task = with_engine(server, [&](Engine& engine) { return engine.dispatch(client, format); });
+  }
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
 }
 
@@ -434,7 +440,7 @@ py::object hand_on(Shared& server, py::handle from, py::handle to) {
   one->local_steps = task.local_steps;
   one->incarnation = of.incarnation, one->has_incarnation = of.has_incarnation;
   one->id = task.id;
-  one->model = of.model;
+  one->model = of.model, one->encoded = of.encoded;
   return made;
 }
 
@@ -778,7 +784,7 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("holds_lock", [](const Shared& server) { return server.now()->lock.is_mine(); })
       .def_property_readonly("callers_waiting", [](const Shared& server) { return server.now()->lock.waiting(); })
       .def("most_waiting", [](Shared& server, int64_t most) { server.now()->lock.most_waiting = most; })
-      .def_property_readonly("dispatch", quick<dispatch, 1>("dispatch"))
+      .def_property_readonly("dispatch", quick<dispatch, 2>("dispatch"))
       .def_property_readonly("receive", quick<take, 7>("receive"))
       .def_property_readonly("receive_many", quick<take_many, 2>("receive_many"))
       .def("close_round", &close_round, arg("if_due") = false)

@@ -139,12 +139,16 @@ void free_task(PyObject* self) {
   TaskObject* const one = task_at(self);
   release({one->client, one->control, one->layout, one->state, one->flat, one->params, one->views});
   one->model.~Vector();
+  one->encoded.~shared_ptr();
   free_object(self);
 }
 
 PyObject* new_task(PyTypeObject* type, PyObject*, PyObject*) {
   PyObject* const self = type->tp_alloc(type, 0);
-  if (self != nullptr) new (&task_at(self)->model) store::Vector();
+  if (self != nullptr) {
+    new (&task_at(self)->model) store::Vector();
+    new (&task_at(self)->encoded) std::shared_ptr<store::Encoded>();
+  }
   return self;
 }
 
@@ -163,6 +167,10 @@ PyObject* id_of(PyObject* self, void*) {
   return id == 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
 }
 
+PyObject* encoded_of(PyObject* self, void*) {
+  return guarded([&] { return py::cast(task_at(self)->encoded).release().ptr(); });
+}
+
 PyObject* flat_of(PyObject* self, void*) {
   TaskObject* const one = task_at(self);
   const py::scoped_critical_section alone(self);
@@ -179,13 +187,16 @@ PyObject* flat_of(PyObject* self, void*) {
   return Py_NewRef(one->flat);
 }
 
-// fill(client, version, local_steps, control, layout, flat, state, incarnation, id)
+// fill(client, version, local_steps, control, layout, flat, state, incarnation, id, encoded)
 PyObject* fill_task(PyObject* self, PyObject* args) {
   TaskObject* const one = task_at(self);
-  PyObject *client, *steps, *control, *layout, *flat, *state, *incarnation, *id;
+  PyObject *client, *steps, *control, *layout, *flat, *state, *incarnation, *id, *encoded;
   long long version;
-  if (PyArg_ParseTuple(args, "OLOOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation,
-                       &id) == 0)
+  if (PyArg_ParseTuple(args, "OLOOOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation,
+                       &id, &encoded) == 0)
+    return nullptr;
+  std::shared_ptr<store::Encoded> sent;
+  if (guarded([&] { return sent = py::cast<std::shared_ptr<store::Encoded>>(py::handle(encoded)), self; }) == nullptr)
     return nullptr;
   const long given = steps == Py_None ? 0 : PyLong_AsLong(steps);
   const unsigned long long number = incarnation == Py_None ? 0 : PyLong_AsUnsignedLongLong(incarnation);
@@ -199,6 +210,7 @@ PyObject* fill_task(PyObject* self, PyObject* args) {
   one->version = version, one->local_steps = static_cast<int32_t>(given);
   one->incarnation = number, one->has_incarnation = incarnation != Py_None;
   one->id = named;
+  one->encoded = std::move(sent);
   Py_RETURN_NONE;
 }
 
@@ -214,6 +226,7 @@ PyGetSetDef task_properties[] = {{"id", id_of, nullptr, nullptr, nullptr},
                                  {"local_steps", local_steps_of, nullptr, nullptr, nullptr},
                                  {"incarnation", incarnation_of, nullptr, nullptr, nullptr},
                                  {"flat", flat_of, nullptr, nullptr, nullptr},
+                                 {"_encoded", encoded_of, nullptr, nullptr, nullptr},
                                  {nullptr, nullptr, nullptr, nullptr, nullptr}};
 PyMethodDef task_methods[] = {{"_fill", fill_task, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyType_Slot task_slots[] = {{Py_tp_new, reinterpret_cast<void*>(new_task)},

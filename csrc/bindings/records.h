@@ -36,6 +36,7 @@ struct TaskObject {
   bool has_incarnation;
   int64_t id;  // 0: not known
   store::Vector model;
+  std::shared_ptr<store::Encoded> encoded;  // null: the model is the version itself
 };
 
 // Adds the types to the module: what fastagg's classes derive from.

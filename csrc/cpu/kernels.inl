@@ -115,6 +115,7 @@ constexpr Kernels made() {
   fill_rows(to, RowFormats{});
   to.decode_wire[kWireInt8] = decode_row_wire<Int8>;
   to.decode_wire[kWireInt4] = decode_row_wire<Int4>;
+  to.decode_wire[kWireBf16] = decode_row_wire<BFloat16>;
   to.decode_wire[kWireTensor] = decode_tensor_wire;
   to.decode_wire[kWireSign] = decode_sign_wire;
   to.decode_wire[kWireTopK] = decode_topk_wire;

@@ -37,7 +37,7 @@ const float* add_block(const Kernels& table, const std::vector<Held>& held, size
       continue;
     if (const int format = wire != nullptr && acc == out ? row_of_wire(wire->format) : -1; format >= 0) {
       const Row row{const_cast<uint8_t*>(wire->codes) + at * format_facts(format).bits / 8,
-                    const_cast<float*>(wire->scales) + at / kScaleBlock};
+                    shifted(const_cast<float*>(wire->scales), at / kScaleBlock)};
       table.add_row[format](out, row, held[k].by, n, tuning().prefetch);  // the same operations, from the codes
       continue;
     }

@@ -2,8 +2,9 @@
 
 template <typename Format>
 FASTAGG_FN Row row_in(const Wire& wire, int64_t at) {
+  float* const scales = const_cast<float*>(wire.scales);
   return {const_cast<uint8_t*>(wire.codes) + at * Format::kBits / 8,
-          const_cast<float*>(wire.scales) + at / kScaleBlock};
+          scales == nullptr ? nullptr : scales + at / kScaleBlock};
 }
 
 template <typename Format>

@@ -10,7 +10,8 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kOverdueAtATime = 8;  // limits the time of one call
+constexpr int64_t kOverdueAtATime = 8;        // limits the time of one call
+constexpr uint32_t kDownloads = kServer - 1;  // whose rounding a key is of
 
 double largest_of(const store::Vector& model, int64_t size, double most) {
   Update update;
@@ -57,18 +58,39 @@ store::Vector Engine::kept_now() const {
   return model_;
 }
 
-// What clients are sent: this version, or where it would be if the momentum went on.
-store::Vector Engine::sent_now() {
+Engine::Sent Engine::sent_now(int format) {
   const double rate = optimizer_.ahead();
-  if (rate == 0.0) return model_;
-  if (ahead_) return ahead_;
+  if (rate == 0.0 && format < 0) return {model_, nullptr};
+  if (const auto found = sent_.find(format); found != sent_.end()) return found->second;
+  constexpr double kRounded = 1.01;  // what rounding makes larger
   const auto fits = [&] {
-    return model_bound_ + std::abs(rate) * optimizer_.bounds.m <= std::min(kLargestModel, settings_.largest_model);
+    const double most = model_bound_ + std::abs(rate) * optimizer_.bounds.m;
+    return (format < 0 ? 1.0 : kRounded) * most <= std::min(kLargestModel, settings_.largest_model);
   };
   if (!fits()) measure();
   if (!fits())
-    throw Refusal(Why::kTooLarge,
-                  "look_ahead: the model that is sent could leave the range of its type; set a smaller lr");
+    throw Refusal(Why::kTooLarge, std::string(format < 0 ? "look_ahead" : "format") +
+                                      ": the model that is sent could leave the range of its type" +
+                                      (rate == 0.0 ? "" : "; set a smaller lr"));
+  if (format < 0) return sent_[format] = {ahead_now(), nullptr};
+  if (!runner_->synchronous())
+    throw Refusal(Why::kSetting, "format: this server's model is on a CUDA device, and only one on the CPU is rounded");
+  if (settings_.keeps_versions)
+    throw Refusal(Why::kSetting,
+                  "format: this rule compares an update with the version that was sent, and its client had a rounded "
+                  "one; send it as it is");
+  Sent made{memory_->vector(settings_.size),
+            store::Encoded::make(static_cast<WireFormat>(format), kValuesFp32, settings_.size, 0)};
+  Update whole;
+  whole.add(sent_now(kAsItIs).model.data, settings_.size, kFloat32);
+  cpu::encode(whole, *made.encoded, {optimizer_.seed(), static_cast<uint64_t>(ledger_.now), kDownloads});
+  cpu::accumulate(made.encoded->update(), nullptr, 1.0f, made.model.data);
+  return sent_[format] = made;
+}
+
+// Where the model would be if the momentum went on.
+store::Vector Engine::ahead_now() {
+  const double rate = optimizer_.ahead();
   const store::Vector made = memory_->vector(settings_.size);
   Update momentum;
   momentum.add(optimizer_.m(), settings_.size, kFloat32);
@@ -81,7 +103,7 @@ store::Vector Engine::sent_now() {
     runner_->prepare();
     runner_->launch();
   }
-  return ahead_ = made;
+  return made;
 }
 
 // What a direction wants to know of each tensor of the next update.
@@ -92,7 +114,7 @@ cpu::Tensors* Engine::tensors() {
 
 std::vector<store::Vector> Engine::held_before() const {
   std::vector<store::Vector> found;
-  if (ahead_) found.push_back(ahead_);
+  for (const auto& [format, sent] : sent_) found.push_back(sent.model);
   for (const Before& one : before_)
     if (store::Owner owner = one.owner.lock()) found.push_back({std::move(owner), one.data});
   return found;
@@ -115,7 +137,7 @@ int64_t Engine::apply(const log::Operation& operation) {
     case log::kRate:
       if (!std::isfinite(operation.rate)) throw Refusal(Why::kDamaged, "a learning rate that is no number");
       optimizer_.settings.lr = operation.rate;
-      ahead_ = {};
+      sent_.clear();
       break;
     case log::kIncarnation: ledger_.begin_incarnation(operation.version, operation.incarnation); break;
     default: throw Refusal(Why::kDamaged, "an operation that cannot be executed here");
@@ -124,7 +146,7 @@ int64_t Engine::apply(const log::Operation& operation) {
   return ended;
 }
 
-Task Engine::send(const log::Operation& operation) {
+Task Engine::send(const log::Operation& operation, int format) {
   records.check();
   const int64_t now = ledger_.now;
   const bool hands_on = operation.kind == log::kHandOn;
@@ -135,13 +157,14 @@ Task Engine::send(const log::Operation& operation) {
   const store::Vector kept = hands_on ? ledger_.kept(operation.version) : kept_now();
   if (hands_on && (operation.version < 0 || operation.version > now || (settings_.keeps_versions && !kept)))
     throw Refusal(Why::kDamaged, "a task of version " + std::to_string(operation.version) + ", which nobody has");
-  const store::Vector sent = hands_on ? model_ : sent_now();
+  const Sent sent = hands_on ? Sent{model_, nullptr} : sent_now(format);
   Task task{client,
             operation.version,
             ledger_.local_steps(client, settings_.local_steps),
             ledger_.incarnation_of(operation.version),
             operation.task == 0 ? ledger_.next_id(client, operation.version) : operation.task,
-            sent,
+            sent.model,
+            sent.encoded,
             state_};
   const DirectionState::Traits& is = direction_->is;
   if (is.privacy) {
@@ -155,7 +178,7 @@ Task Engine::send(const log::Operation& operation) {
   const int64_t place = ledger_.send(client, operation.version, task.local_steps, kept, task.id);
   if (is.rows) is.rows->expect(place);
   if (is.ages) is.ages->sent(place, operation.version);
-  shared_ = shared_ || sent.data == model_.data;
+  shared_ = shared_ || sent.model.data == model_.data;
   records.add(std::move(made));
   return task;
 }
@@ -175,13 +198,13 @@ int64_t Engine::end_overdue(int64_t most) {
   return ledger_.expired() - before;
 }
 
-Task Engine::dispatch(const ClientId& client) {
+Task Engine::dispatch(const ClientId& client, int format) {
   const Locked locked(lock);
   records.check();
   follow();
   ledger_.check(client);
   end_overdue(kOverdueAtATime);
-  return send(operation_of(log::kDispatch, client, ledger_.now));
+  return send(operation_of(log::kDispatch, client, ledger_.now), format);
 }
 
 Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) {

@@ -7,12 +7,14 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../refusal.h"
+#include "../store/encoded.h"
 #include "../store/row_cut.h"
 #include "direction.h"
 #include "extension.h"
@@ -42,6 +44,8 @@ struct Settings {
   Staleness staleness;
 };
 
+constexpr int kAsItIs = -1;  // a format of what is sent
+
 // What a client is sent.
 struct Task {
   ClientId client;
@@ -50,6 +54,7 @@ struct Task {
   uint64_t incarnation = 0;
   int64_t id = 0;
   store::Vector model;
+  std::shared_ptr<store::Encoded> encoded;  // that the model was read back from; null: it is the version itself
   store::Owner state;  // what the extension holds of the model besides its vector: running statistics
 };
 
@@ -63,7 +68,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& operator=(const Engine&) = delete;
 
   // -- Operations. Each takes the lock, and throws Refusal with nothing changed.
-  Task dispatch(const ClientId& client);
+  // `format`: of WireFormat, in which the model is sent; negative: as it is.
+  Task dispatch(const ClientId& client, int format = kAsItIs);
   // Gives an open task of one client to one more.
   Task hand_on(const ClientId& from, int64_t version, const ClientId& to);
   // Drops tasks that nobody will answer: one, or all of a client, which is then unknown.
@@ -132,13 +138,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // What an operation does that is no answer; how many tasks ended.
   int64_t apply(const log::Operation& operation);
-  Task send(const log::Operation& operation);
+  Task send(const log::Operation& operation, int format = kAsItIs);
   size_t take(Answer* answers, size_t count);
   void give_up(const std::vector<int64_t>& slots);
   bool steps_in_python() const { return extension_ && extension_->asks.step; }
   bool prepares(const Answer& answer) const;
   store::Vector kept_now() const;
-  store::Vector sent_now();
+  // What clients are sent of this version: made for the first of them, and the same for all.
+  struct Sent {
+    store::Vector model;
+    std::shared_ptr<store::Encoded> encoded;
+  };
+  Sent sent_now(int format);
+  store::Vector ahead_now();
   cpu::Tensors* tensors();
 
   Settings settings_;
@@ -153,13 +165,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   store::Vector model_;
   store::Owner state_;
   double model_bound_ = 0.0;
-  bool shared_ = false;  // whether somebody may hold this version
-  store::Vector ahead_;  // what is sent in place of this version, once it was
+  bool shared_ = false;       // whether somebody may hold this version
+  std::map<int, Sent> sent_;  // in place of this version, once it was: by format; as it is, a look-ahead
   struct Before {
     std::weak_ptr<void> owner;
     float* data;
   };
-  std::vector<Before> before_;  // versions that were shared; room for two more is made before a step
+  std::vector<Before> before_;  // versions that were shared; a step makes room for all that is sent of one
   double enough_since_ = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
 
   Scratch scratch_;

@@ -58,6 +58,7 @@ class OptimizerState {
   // How much of m, a vector of fp32, is added to the model that clients are sent.
   double ahead() const { return settings.look_ahead ? settings.lr * settings.beta1 : 0.0; }
   const float* m() const { return m_.data; }
+  uint64_t seed() const { return seed_; }
 
   // A copy that a step may work on while this state stays as it is.
   OptimizerState copy() const;

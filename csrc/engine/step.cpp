@@ -211,10 +211,10 @@ double Transaction::rate() const {
 // The vector of the next version, and the optimizer's struct.
 void Transaction::plan_step(Way way) {
   const int64_t size = of_.settings_.size;
-  if (auto& before = of_.before_; before.size() + 2 > before.capacity()) {
+  if (auto& before = of_.before_; before.size() + 2 + kWireFormats > before.capacity()) {
     const auto gone = [](const Engine::Before& one) { return one.owner.expired(); };
     before.erase(std::remove_if(before.begin(), before.end(), gone), before.end());
-    before.reserve(2 * before.size() + 8);
+    before.reserve(2 * before.size() + 8 + kWireFormats);
   }
   if (of_.steps_in_python()) {  // only computes the direction, as a vector
     aside_ = true;
@@ -349,8 +349,8 @@ void Transaction::commit() noexcept {
   }
   if (steps()) {
     if (next_ && of_.shared_) of_.before_.push_back({of_.model_.owner, of_.model_.data});
-    if (of_.ahead_) of_.before_.push_back({of_.ahead_.owner, of_.ahead_.data});
-    of_.ahead_ = {};
+    for (const auto& [format, sent] : of_.sent_) of_.before_.push_back({sent.model.owner, sent.model.data});
+    of_.sent_.clear();
     of_.shared_ = false;
     if (next_) std::swap(of_.model_, next_);
     if (moments_) std::swap(of_.optimizer_, *moments_);

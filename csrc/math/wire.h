@@ -4,6 +4,7 @@
 //   int8, int4  the codes and scales of a client's row (rows.h), rounded without bias
 //   tensor      int8 with one scale for each of the model's arrays: absmax/127, rounded to the nearest
 //   sign        a bit for each element, 1 is negative, and for every 256 a scale: their mean magnitude
+//   bf16        rounded to bfloat16 without bias, padded as a row
 //   topk        the k largest by rising index; all others are zero. Their values are a row of k elements in fp32, bf16
 //               or int8, or have two bits each and, for every 256, a scale: absmax*{-1, -1/3, 1/3, 1}, without bias
 #pragma once
@@ -12,8 +13,8 @@
 
 namespace fastagg {
 
-enum WireFormat : uint8_t { kWireInt8 = 0, kWireInt4, kWireTensor, kWireSign, kWireTopK, kWireFormats };
-constexpr const char* kWireNames[kWireFormats] = {"int8", "int4", "int8-tensor", "sign", "topk"};
+enum WireFormat : uint8_t { kWireInt8 = 0, kWireInt4, kWireTensor, kWireSign, kWireTopK, kWireBf16, kWireFormats };
+constexpr const char* kWireNames[kWireFormats] = {"int8", "int4", "int8-tensor", "sign", "topk", "bf16"};
 enum WireValues : uint8_t { kValuesFp32 = 0, kValuesBf16, kValuesInt8, kValuesInt2, kWireValues };
 constexpr const char* kValueNames[kWireValues] = {"fp32", "bf16", "int8", "int2"};
 
@@ -44,7 +45,12 @@ struct Wire {
 
 // The row format with the same codes; negative: none.
 constexpr int row_of_wire(WireFormat format) {
-  return format == kWireInt8 ? place_in<Int8>(RowFormats{}) : format == kWireInt4 ? place_in<Int4>(RowFormats{}) : -1;
+  switch (format) {
+    case kWireInt8: return place_in<Int8>(RowFormats{});
+    case kWireInt4: return place_in<Int4>(RowFormats{});
+    case kWireBf16: return place_in<BFloat16>(RowFormats{});
+    default: return -1;
+  }
 }
 
 // Two bits: up with probability equal to the fraction.

@@ -41,6 +41,7 @@ std::vector<Encoded::Array> arrays_of(const WireHead& head, int64_t* nbytes) {
     case kWireTensor:
       found = {{"codes", "i1", head.size, 0}, {"scales", "f4", head.count, 0}, {"ends", "i8", head.count, 0}};
       break;
+    case kWireBf16: found = {{"codes", "u2", whole, 0}}; break;
     case kWireSign: found = {{"codes", "u1", whole / 8, 0}, {"scales", "f4", whole / kScaleBlock, 0}}; break;
     default:
       found = {{"indices", "i4", head.count, 0}};

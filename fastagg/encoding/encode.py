@@ -18,7 +18,7 @@ from fastagg.ops.checks import update_of
 from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces
 
-Format = Literal["int8", "int4", "int8-tensor", "sign"]
+Format = Literal["int8", "int4", "int8-tensor", "sign", "bf16"]
 Values = Literal["fp32", "bf16", "int8", "int2"]
 
 
@@ -105,6 +105,7 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
     =============== ============================================= ================= ========
     format          what is sent                                  bytes a parameter unbiased
     =============== ============================================= ================= ========
+    ``bf16``        numbers of 16 bits                            2                 yes
     ``int8``        codes, and a scale for every 256 elements     1.016             yes
     ``int4``        the same in four bits                         0.516             yes
     ``int8-tensor`` codes, and a scale for each array: max|x|/127 1                 no

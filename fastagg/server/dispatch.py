@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._types import Arrays, State
+from fastagg._types import Arrays, Native, State
 from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
+from fastagg.storage.encoded import Encoded
 
 Client = int | str
+Download = Literal["bf16", "int8"]  # a format in which a model is sent
 Samples = float | tuple[float, float]  # a number of samples, or tokens and local steps
 
 
@@ -51,6 +54,7 @@ class Dispatch(native.Task):
         control: Tensor | dict[str, Tensor] | None
         incarnation: int | None
         _layout: Layout
+        _encoded: Native
         _params: Arrays
         _views: Arrays
 
@@ -64,9 +68,10 @@ class Dispatch(native.Task):
         model: ModelState | None,
         incarnation: int | None = None,
         id: int | None = None,
+        encoded: Encoded | None = None,
     ) -> None:
-        flat = None if model is None else model.flat
-        self._fill(client, version, local_steps, control, layout, flat, model, incarnation, id)
+        flat, sent = None if model is None else model.flat, None if encoded is None else encoded.native
+        self._fill(client, version, local_steps, control, layout, flat, model, incarnation, id, sent)
 
     def __repr__(self) -> str:
         steps = "" if self.local_steps is None else f", local_steps={self.local_steps}"
@@ -75,8 +80,14 @@ class Dispatch(native.Task):
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (
             self.client, self.version, self.local_steps, self.control, self._layout, self._model, self.incarnation,
-            self.id,
+            self.id, self.encoded,
         )  # fmt: skip
+
+    @property
+    def encoded(self) -> Encoded | None:
+        """The parameters as they are to be sent, if the task was dispatched with a ``format``; else None. The task's
+        model is what is read back from it."""
+        return None if self._encoded is None else Encoded(self._encoded)
 
     @property
     def extra(self) -> dict[str, Tensor]:
@@ -121,8 +132,9 @@ class Dispatch(native.Task):
     def for_client(self, client: Client, local_steps: int | None, id: int | None = None) -> Dispatch:
         """The same model as a task of another client, which has this id."""
         return Dispatch(
-            client, self.version, local_steps, self.control, self._layout, self._model, self.incarnation, id
-        )
+            client, self.version, local_steps, self.control, self._layout, self._model, self.incarnation, id,
+            self.encoded,
+        )  # fmt: skip
 
     def delta(self, trained: object) -> Arrays:
         """The update to send after training: ``x_i^K - x_s`` for parameters, the client's own values for buffers.
@@ -151,16 +163,17 @@ class Dispatch(native.Task):
             "control": self.control,
             "incarnation": self.incarnation,
             "model": tuple(self._model),
+            "encoded": None if self._encoded is None else torch.from_numpy(self._encoded.bytes.copy()),
         }
 
     @classmethod
     def from_state(cls, state: State, layout: Layout) -> Dispatch:
         """Inverse of :meth:`state_dict`; ``layout`` is the server's (``server.layout``)."""
         flat, buffers, counters = state["model"]
-        model = ModelState(flat, buffers, counters)
+        model, sent = ModelState(flat, buffers, counters), state.get("encoded")
         return cls(
             state["client"], state["version"], state["local_steps"], state["control"], layout, model,
-            state.get("incarnation"), state.get("id"),
+            state.get("incarnation"), state.get("id"), None if sent is None else Encoded.from_bytes(sent.numpy()),
         )  # fmt: skip
 
     def from_difference(self, difference: Arrays) -> Arrays:

@@ -17,14 +17,14 @@ from fastagg._types import Native
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
 from fastagg.model import Layout, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
-from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
+from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting, words
 from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
 from fastagg.server.admission import Admission
 from fastagg.server.attached import Log, Watch
-from fastagg.server.dispatch import Client, Dispatch, Pace, Partial, Receipt, Samples, check_task
+from fastagg.server.dispatch import Client, Dispatch, Download, Pace, Partial, Receipt, Samples, check_task
 from fastagg.server.engine import Parts
 from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
@@ -35,6 +35,7 @@ from fastagg.storage.pieces import Pieces
 Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
 Outcome = Receipt | FastaggError
+_FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
 
 
 class Server:
@@ -198,17 +199,22 @@ class Server:
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
-    def dispatch(self, client: Client, speed: float | None = None) -> Dispatch:
+    def dispatch(self, client: Client, speed: float | None = None, *, format: Download | None = None) -> Dispatch:
         """Send the current model to ``client`` (an int or a str).
 
         If the client has not answered yet, it gets a second task. At the same version it gets the same task again.
 
         Args:
             speed: how many local steps the client takes a second, > 0, as it has measured: with ``fastest_steps``.
+            format: ``bf16`` or ``int8``: what is sent is :attr:`Dispatch.encoded`, 2 or 1.016 bytes a parameter,
+                rounded without bias with random numbers that follow from the version and the ``seed``. It is made once
+                for all clients of a version. The task's model is what its client has, so deltas are taken from that.
 
         Raises:
-            ConfigError: the speed is none.
-            UpdateTooLarge: a look-ahead could leave the range of the model's type (:class:`fastagg.Nesterov`).
+            ConfigError: the speed is none. The format is unknown, the server is on a CUDA device, or its rule compares
+                updates with the version that was sent (FedAsync, AsyncFedED, FedAC).
+            UpdateTooLarge: a look-ahead (:class:`fastagg.Nesterov`) or a rounded model could leave the range of the
+                model's type.
             UnknownClient: the id is outside 0..num_clients-1, or it is neither a 64-bit integer nor a str of at most
                 256 characters.
 
@@ -217,6 +223,8 @@ class Server:
             >>> task = server.dispatch("ann")
             >>> task.version, sorted(task.params)
             (0, ['bias', 'weight'])
+            >>> server.dispatch("bob", format="bf16").encoded
+            <fastagg.Encoded bf16: 8 elements in 576 bytes>
         """
         if self._parts.defers:
             self._settle(client)
@@ -224,7 +232,8 @@ class Server:
             if self._pace is None and speed is not None:
                 raise ConfigError("speed: this server tells no local steps by it; make it with fastest_steps=")
             steps = None if self._pace is None else self._pace.steps(client, speed)
-            task: Dispatch = self._dispatch(client)
+            sent = None if format is None else _FORMATS[_checks.one_of("format", format, words(Download))]
+            task: Dispatch = self._dispatch(client, sent)
         except FastaggError as error:
             self._refused(error)
             raise

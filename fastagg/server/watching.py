@@ -157,11 +157,11 @@ class Times:
         if first not in (b"", heading):
             raise ConfigError(f"times: {path} holds something else: its first line is not {heading.decode().strip()}")
 
-    def sending(self, dispatch: Callable[[Client], Dispatch]) -> Callable[[Client], Dispatch]:
+    def sending(self, dispatch: Callable[[Client, int | None], Dispatch]) -> Callable[[Client, int | None], Dispatch]:
         """Return a dispatch that notes when each task was sent."""
 
-        def noted(client: Client) -> Dispatch:
-            task = dispatch(client)
+        def noted(client: Client, format: int | None) -> Dispatch:
+            task = dispatch(client, format)
             if task.id is not None and task.id not in self._sent and not self._ended:  # a task may be sent again
                 self._sent[task.id] = task.client, self._now()
                 if len(self._sent) > _OPEN:

@@ -28,7 +28,7 @@ class Encoded:
     A server takes it in place of an update: ``server.receive(client, encoded)``. It can be pickled.
 
     Attributes:
-        format: ``int8``, ``int4``, ``int8-tensor``, ``sign`` or ``topk``.
+        format: ``bf16``, ``int8``, ``int4``, ``int8-tensor``, ``sign`` or ``topk``.
         size: d, the number of elements that it stands for.
         nbytes: the number of bytes that are sent.
 

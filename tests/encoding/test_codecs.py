@@ -17,10 +17,10 @@ from fastagg.errors import CheckpointError, ConfigError, FastaggError, NonFinite
 
 pytestmark = pytest.mark.kernel
 
-DENSE = ("int8", "int4", "int8-tensor", "sign")
+DENSE = ("int8", "int4", "int8-tensor", "sign", "bf16")
 SPARSE = tuple(TopK(share, values) for share, values in ((0.01, "fp32"), (0.3, "bf16"), (0.2, "int8"), (1.0, "int2")))
 FORMATS = (*DENSE, *SPARSE)
-UNBIASED = ("int8", "int4", *(TopK(1.0, values) for values in ("fp32", "bf16", "int8", "int2")))
+UNBIASED = ("int8", "int4", "bf16", *(TopK(1.0, values) for values in ("fp32", "bf16", "int8", "int2")))
 SIZES = (1, 7, 255, 256, 257, 1024, 5000, 70_001)
 
 

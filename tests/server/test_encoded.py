@@ -16,11 +16,12 @@ from torch import Tensor
 import fastagg
 from fastagg import TopK, encode
 from fastagg._build import native
-from fastagg.errors import EncodingError, NonFiniteUpdate, ShapeMismatch
+from fastagg.errors import ConfigError, EncodingError, NonFiniteUpdate, ShapeMismatch, UpdateTooLarge
+from fastagg.reference import rows
 
 pytestmark = pytest.mark.kernel
 
-FORMATS: tuple[Any, ...] = ("int8", "int4", "int8-tensor", "sign", TopK(0.05), TopK(0.2, "int2"))
+FORMATS: tuple[Any, ...] = ("int8", "int4", "int8-tensor", "sign", "bf16", TopK(0.05), TopK(0.2, "int2"))
 SIZE = 5003
 
 
@@ -38,7 +39,7 @@ def bits(server: fastagg.Server) -> list[Any]:
 
 def plain_cache(name: str) -> bool:
     """Whether no row of a rule has an upload's own format."""
-    return not any(word in name for word in ("int8", "int4"))
+    return not any(word in name for word in ("int8", "int4", "bf16"))
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if plain_cache(name)])
@@ -69,7 +70,7 @@ def test_the_bits_are_those_of_what_it_stands_for(name: str) -> None:
     assert ours.version == plain.version > 0
 
 
-@pytest.mark.parametrize("cache", ["int8", "int4"])
+@pytest.mark.parametrize("cache", ["int8", "int4", "bf16"])
 @pytest.mark.parametrize("rule", ["ACE", "ACED", "CA2FL"])
 def test_an_upload_in_the_rows_format_is_the_row(rule: str, cache: str) -> None:
     more = {"ACE": {"lr": 0.1}, "ACED": {"lr": 0.1, "max_delay": 3}, "CA2FL": {"lr": 0.1, "buffer_size": 3}}[rule]
@@ -196,7 +197,7 @@ def test_rounds_in_the_order_of_clients_and_exact_sums() -> None:
         ours, plain = make(), make()
         for turn in range(4):
             for client in (turn, 1, 3):
-                encoded = encode(update(turn), FORMATS[(turn + client) % 6], seed=client)
+                encoded = encode(update(turn), FORMATS[(turn + client) % 7], seed=client)
                 for server in (ours, plain):
                     server.dispatch(client * 5 % 7)
                 found = ours.receive(client * 5 % 7, encoded)
@@ -205,3 +206,75 @@ def test_rounds_in_the_order_of_clients_and_exact_sums() -> None:
                 ours.load_state_dict(state)
             assert torch.equal(ours.flat, plain.flat)
         assert ours.version == plain.version == 4
+
+
+@pytest.mark.parametrize("look_ahead", [False, True])
+@pytest.mark.parametrize("format", ["bf16", "int8"])
+def test_a_rounded_model_is_what_its_delta_is_taken_from(format: Any, look_ahead: bool, tmp_path: Path) -> None:
+    """It follows from the version and the seed, so it is the same after saving, in a folder and in what is replayed."""
+
+    def make() -> fastagg.Server:
+        optimizer = fastagg.Nesterov(0.5, momentum=0.6, look_ahead=look_ahead)
+        return fastagg.Server(update(99), fastagg.Buffer(3), optimizer, seed=5)
+
+    chance, plain, saved, folder = random.Random(format), make(), make(), fastagg.open(tmp_path / "state", make)
+    for turn in range(30):
+        rounds, servers = chance.random() < 0.8, (plain, saved, folder)
+        tasks = [server.dispatch(turn, format=format if rounds else None) for server in servers]
+        same_version = plain.dispatch(-1, format=format)
+        assert same_version.flat.data_ptr() == plain.dispatch(-2, format=format).flat.data_ptr()
+        if turn == 20:
+            plain.lr = saved.lr = folder.lr = 0.25
+        if rounds:
+            sent = (tasks[0].flat if look_ahead else plain.flat, same_version.flat)
+            assert torch.equal(tasks[0].flat, sent[1]) and not torch.equal(plain.flat, sent[1])
+            if not look_ahead:
+                bits = rows.random_bits(5, plain.version, 2**32 - 2, SIZE)
+                assert torch.equal(sent[1], rows.decode(*rows.encode(sent[0], bits, format), format, SIZE))
+        for one in tasks:
+            assert torch.equal(one.flat, tasks[0].flat)
+            assert (one.encoded is not None) == rounds
+            if one.encoded is not None:
+                assert torch.equal(one.encoded.decode(), one.flat) and one.encoded.format == format
+        back = fastagg.Dispatch.from_state(tasks[1].state_dict(), saved.layout)
+        assert torch.equal(back.flat, tasks[1].flat) and (back.encoded is not None) == rounds
+        handed = plain.hand_on(tasks[0], f"{turn} too")
+        assert torch.equal(handed.flat, tasks[0].flat) and repr(handed.encoded) == repr(tasks[0].encoded)
+        trained = tasks[0].flat + update(turn)
+        plain.receive_model(tasks[0], trained)
+        saved.receive_model(back, trained)
+        folder.receive(turn, tasks[2].delta(trained))
+        assert torch.equal(plain.flat, saved.flat) and torch.equal(plain.flat, folder.flat)
+        if chance.random() < 0.3:
+            state, saved = saved.state_dict(), make()
+            saved.load_state_dict(state)
+            saved.lr = plain.lr
+            folder.close()
+            folder = fastagg.open(tmp_path / "state", make)
+    folder.close()
+    assert plain.version == 10 and fastagg.audit(tmp_path / "state")["same"]
+
+
+@pytest.mark.parametrize("format", ["bf16", "int8"])
+def test_a_rounded_model_is_the_model_on_average(format: Any) -> None:
+    x, turns = update(7, 600), 400
+    found = torch.stack([fastagg.ASGD(x, lr=0.1, seed=n).dispatch(0, format=format).flat for n in range(turns)])
+    error, exponent = (found.double() - x).mean(0), torch.frexp(x.double())[1]
+    # between two numbers that it may become
+    step = 2.0 ** (exponent - 8) if format == "bf16" else x.abs().max().double().expand(600) / 127
+    assert bool((error.abs() <= 5.5 * step / 2 / turns**0.5).all())
+    assert bool((found - x).abs().le(step * 1.001).all()) and not torch.equal(found[0], found[1])
+
+
+def test_a_model_that_cannot_be_rounded_is_refused_by_name() -> None:
+    half = fastagg.FedBuff({"w": torch.full((300,), 65_200.0, dtype=torch.float16)})
+    asynchronous = fastagg.FedAsync(torch.ones(3))
+    for server, format, error, says in (
+        (half, "bf16", UpdateTooLarge, "format: the model that is sent"),
+        (asynchronous, "int8", ConfigError, "format: this rule compares"),
+        (asynchronous, "int4", ConfigError, "format: expected one of"),
+    ):
+        with pytest.raises(error, match=says):
+            server.dispatch(0, format=format)  # type: ignore[arg-type]
+        assert server._engine.known == 0 and server.dispatch(0).encoded is None
+        server.forget(0)

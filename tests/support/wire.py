@@ -18,7 +18,7 @@ def decode_wire(arrays: dict[str, Tensor], format: str, size: int, values: str =
         values: the type of a top-k's values.
     """
     codes, scales = arrays["codes"], arrays.get("scales", torch.empty(0))
-    if format in ("int8", "int4"):
+    if format in ("int8", "int4", "bf16"):
         return decode(codes.view(torch.uint8), scales, format, size)
     if format == "int8-tensor":
         return codes.float() * scales.repeat_interleave(_lengths(arrays["ends"]))
@@ -46,7 +46,7 @@ def encode_wire(
         ends: where the model's arrays end, for ``int8-tensor``.
         count, values: of a top-k.
     """
-    if format in ("int8", "int4"):
+    if format in ("int8", "int4", "bf16"):
         codes, scales = encode(x, random_bits(seed, number, 0, len(x)), format)
         return {"codes": codes, "scales": scales}
     if format == "int8-tensor":
