@@ -38,8 +38,8 @@ from fastagg.sim.section import Section
 
 
 class Config(Section):
-    """One run, all of whose random numbers come from ``seed``. ``name`` names its folder and ``label`` its line in plots
-    and tables, ``about`` is for people. ``folder``: where modules that it names are looked up, beside the current
+    """One run, all of whose random numbers come from ``seed``. ``name`` names its folder and ``label`` its line in
+    plots and tables, ``about`` is for people. ``folder``: where modules that it names are looked up, beside the current
     folder; the recipe's own, if it is a file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")

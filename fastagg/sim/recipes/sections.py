@@ -159,8 +159,8 @@ class Distill(Section):
 
 
 class Own(Section):
-    """Your own functions ``train``, ``loss``, ``metric``, ``change`` and ``personal``, each named "module:function"; see
-    docs/own_functions.md. "given" stands for one passed to run(). ``keywords`` are further arguments of ``train``.
+    """Your own functions ``train``, ``loss``, ``metric``, ``change`` and ``personal``, each named "module:function";
+    see docs/own_functions.md. "given" stands for one passed to run(). ``keywords`` are further arguments of ``train``.
     """
 
     train: Named = None
