@@ -379,18 +379,6 @@ def sent(client: str, theirs: Any, ours: Aggregator) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in other.items()}
 
 
-def test_fedbuff_beside_appfls_own() -> None:
-    """The same model after every step, if no client is late."""
-    theirs, ours = fedbuffs()
-    draw = torch.Generator().manual_seed(1)
-    for version in range(1, 4):
-        uploads = {client: trained(sent(client, theirs, ours), draw) for client in "ab"}
-        for client, new in uploads.items():
-            model = theirs.aggregate(client, {name: value.clone() for name, value in new.items()})
-            mine = ours.aggregate(client, new)
-        assert close(model, mine) and ours.server.version == theirs.global_step == version
-
-
 def test_fedbuff_of_a_stale_client_is_the_papers() -> None:
     """APPFL adds the model minus the *newest* one, which undoes others' updates. fastagg adds the client's change."""
     theirs, ours = fedbuffs()
@@ -399,6 +387,7 @@ def test_fedbuff_of_a_stale_client_is_the_papers() -> None:
     for client in "bc":
         new = trained(sent(client, theirs, ours), draw)
         model, mine = theirs.aggregate(client, dict(new)), ours.aggregate(client, new)
+    assert close(model, mine), "nobody is late"
     now, late = sent("d", theirs, ours), trained(old, draw)
     fresh = trained(now, draw)
     for client, new in (("a", late), ("d", fresh)):
@@ -407,44 +396,6 @@ def test_fedbuff_of_a_stale_client_is_the_papers() -> None:
     assert torch.allclose(mine[name], now[name] + 0.5 * ((late[name] - old[name]) + (fresh[name] - now[name])))
     assert torch.allclose(model[name], now[name] + 0.5 * ((late[name] - now[name]) + (fresh[name] - now[name])))
     assert not torch.allclose(mine[name], model[name], atol=1e-3)
-
-
-def test_differences_instead_of_models(caplog: pytest.LogCaptureFixture) -> None:
-    """With APPFL's ``send_gradient`` (sent minus trained model) the model is the same, and no version is kept."""
-    torch.manual_seed(0)
-    net, draw = Net(), torch.Generator().manual_seed(1)
-    config = {"algorithm": "FedBuff", "settings": {"buffer_size": 2}}
-    whole, less = Aggregator(net, config), Aggregator(net, {**config, "gradient_based": True})
-    held = {client: whole.get_parameters(client_id=client) for client in "abc"}
-    for client in "abc":
-        less.get_parameters(client_id=client)
-    for client in "abacba":
-        start = {name: value.clone() for name, value in held[client].items()}
-        new = trained(start, draw)
-        held[client] = whole.aggregate(client, new)
-        mine = less.aggregate(client, gradient(start, new))
-        assert close(held[client], mine)
-        assert less.server.memory()["versions"] == 0
-        assert all(task.flat.numel() == 0 for task in (one.task for one in less.book))
-    assert whole.server.version == less.server.version == 3
-
-
-def test_refusals_without_end_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    aggregator = begun(caplog)
-    bad = upload(float("nan"), **{"bn.num_batches_tracked": torch.tensor(4)})
-    for client in "ab":
-        aggregator.get_parameters(client_id=client)
-    before = aggregator.server.state_dict()
-    for turn in range(5):
-        for client in "ab":
-            if (turn, client) == (4, "b"):
-                with pytest.raises(
-                    fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times.*NonFiniteUpdate"
-                ):
-                    aggregator.aggregate(client, bad)
-            else:
-                aggregator.aggregate(client, bad)
-    assert torch.equal(aggregator.server.state_dict()["flat"], before["flat"]) and aggregator.server.version == 0
 
 
 def test_what_clients_say_of_models_is_tracked_and_the_best_is_kept(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg
-from support.flower_apps import FakeGrid, reply, trained
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from support.flower_apps import FakeGrid, trained
 
 from fastagg.integrations import flower
 
@@ -81,44 +80,6 @@ def test_a_rule_without_dataclass_is_an_error() -> None:
         sync(lambda model, **settings: fastagg.Server(model, Forgotten(3))).start(grid, flower.write({}), num_rounds=1)
 
 
-def aggregated(strategy: FedAvg, arrays: dict[str, torch.Tensor], train, nodes: int) -> ArrayRecord:
-    """One round's aggregation call, for Flower's own strategies as for ours."""
-    grid = FakeGrid(train, range(1, nodes + 1))
-    messages = list(strategy.configure_train(1, flower.write(arrays), ConfigRecord(), grid))
-    for message in messages:  # Flower's own do not say
-        message.content["config"].setdefault("fastagg-version", 0)
-    ids = grid.push_messages(messages)
-    return strategy.aggregate_train(1, grid.pull_messages(ids))[0]
-
-
-def test_fedavg_is_flowers_own_within_rounding() -> None:
-    arrays = {"w": torch.randn(30, 7), "b": torch.randn(4)}
-    ours, theirs = (aggregated(strategy, arrays, trained, 4) for strategy in (sync(fastagg.FedAvg), FedAvg()))
-    torch.testing.assert_close(flower.read(ours), flower.read(theirs))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_low_precision_sums_do_not_overflow_or_drift(dtype: torch.dtype) -> None:
-    # 100 clients of 1,000 samples and values of 100: a sum in fp16 ends at 65,504.
-    def train(message):
-        noise = torch.Generator().manual_seed(message.metadata.dst_node_id)
-        return reply({"w": (100 + torch.rand(256, generator=noise)).to(dtype)}, samples=1000)
-
-    ours = flower.read(aggregated(sync(fastagg.FedAvg), {"w": torch.full((256,), 99.0, dtype=dtype)}, train, 100))["w"]
-    sent = [flower.read(train(_Addressed(node))["arrays"])["w"].double() for node in range(1, 101)]
-    exact = torch.stack(sent).mean(0)
-    assert ours.dtype == dtype
-    # Within one rounding to the model's own type (and fp32's, before it).
-    assert ((ours.double() - exact).abs() <= exact * torch.finfo(dtype).eps * 0.501).all()
-
-
-class _Addressed:
-    """The part of a message that `train` above uses."""
-
-    def __init__(self, node: int) -> None:
-        self.metadata = type("Metadata", (), {"dst_node_id": node})
-
-
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_while_replies_come_there_is_one_sum_and_not_what_was_sent(synchronous: bool) -> None:
     sent, places, alive = list[weakref.ref[ArrayRecord]](), dict[int, set[int]](), []
@@ -181,43 +142,11 @@ def test_few_replies_are_in_memory_at_once() -> None:
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(15.5)
 
 
-def test_deterministic_means_independent_of_arrival() -> None:
-    torch.manual_seed(0)
-    arrays = {"w": torch.randn(1000)}
-
-    def once(deterministic: bool, late: int) -> torch.Tensor:
-        grid = FakeGrid(trained, [1, 2, 3, 4, 5], delay=lambda node: 9 * ((node + late) % 5))
-        strategy = sync(fastagg.FedAvg, deterministic=deterministic)
-        strategy.start(grid, flower.write(arrays), num_rounds=1)
-        return strategy.server.flat
-
-    assert all(torch.equal(once(True, 0), once(True, late)) for late in range(1, 5))
-    assert not all(torch.equal(once(False, 0), once(False, late)) for late in range(1, 5)), "else this proves nothing"
-
-
 def test_replies_need_no_message_ids() -> None:
     strategy = sync(fastagg.FedAvg)
     sent = strategy.configure_train(1, flower.write(initial()), ConfigRecord(), FakeGrid(trained, [1, 2]))
     arrays, _ = strategy.aggregate_train(1, [Message(trained(message), reply_to=message) for message in sent])
     torch.testing.assert_close(flower.read(arrays)["w"], initial()["w"] + 0.15)
-
-
-def test_a_round_without_a_good_reply_changes_nothing() -> None:
-    strategy = sync(fastagg.FedAvg)
-    result = strategy.start(FakeGrid(lambda m: Error(2, "no"), [1, 2]), flower.write(initial()), num_rounds=1)
-    assert strategy.server.version == 0 and result.train_metrics_clientapp == {}
-
-
-def test_a_run_goes_on_from_its_checkpoint(tmp_path) -> None:
-    make, file = partial(fastagg.FedAdam, lr=0.1), tmp_path / "server.pt"
-    whole = sync(make, deterministic=True)
-    whole.start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=4)
-    sync(make, deterministic=True, checkpoint=file).start(
-        FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=2
-    )
-    rest = sync(fastagg.load(file), deterministic=True)
-    rest.start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=2)
-    assert rest.server.version == 4 and torch.equal(rest.server.flat, whole.server.flat)
 
 
 @pytest.mark.parametrize(

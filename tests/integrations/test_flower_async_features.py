@@ -14,7 +14,7 @@ import fastagg
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Error, MetricRecord
-from support.flower_apps import FakeGrid, node, reply, trained
+from support.flower_apps import FakeGrid, node, reply
 
 from fastagg.integrations import Best, Stop, flower
 
@@ -126,20 +126,6 @@ def test_updates_are_received_while_a_version_is_evaluated() -> None:
     assert dict(seen) == pytest.approx(models) and len(set(models.values())) == 5, "each its own model"
 
 
-def test_stop_iteration_from_an_evaluation_ends_the_run_with_its_result(tmp_path) -> None:
-    def evaluate(version, arrays):
-        if version == 3:
-            raise StopIteration(MetricRecord({"score": 9}))
-        return MetricRecord({"score": version})
-
-    strategy = asynchronous(evaluate_aside=False, checkpoint=tmp_path / "server.pt")
-    result = start(strategy, FakeGrid(node, [1, 2, 3]), 99, evaluate_fn=evaluate)
-    assert {n: row["score"] for n, row in result.evaluate_metrics_serverapp.items()} == {0: 0, 1: 1, 2: 2, 3: 9}
-    assert strategy.server.version == 3 == fastagg.load(tmp_path / "server.pt").version
-    assert flower.read(result.arrays)["w"].mean() > 0
-    assert not len(strategy.server.state_dict()["tasks"]["task_client"])
-
-
 def test_goals_trackers_and_progress(tmp_path, caplog) -> None:
     rows, models = [], {}
 
@@ -168,12 +154,6 @@ def test_goals_trackers_and_progress(tmp_path, caplog) -> None:
     for words in ("version 2: train/loss", "accuracy 0.9", "best accuracy: 0.9 at version 2"):
         assert words in caplog.text
     assert "AsyncStrategy of FedBuff, concurrency all online" in caplog.text
-
-
-def test_a_time_limit_is_no_error() -> None:
-    strategy = asynchronous(stop={"seconds": 0.3})
-    start(strategy, FakeGrid(node, [1, 2]), None)
-    assert "0.3 s are over" in strategy.session.over and strategy.server.version > 0
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------
@@ -241,43 +221,6 @@ def test_more_nodes_than_clients_are_named_once(caplog) -> None:
 
 
 # -- failures ----------------------------------------------------------------------------------------------------
-
-
-def test_plain_clients_under_a_gradient_rule_end_the_run_with_their_cause(tmp_path) -> None:
-    strategy = asynchronous(partial(fastagg.ACE, lr=0.1, num_clients=3), checkpoint=tmp_path / "server.pt")
-    grid = FakeGrid(trained, [1, 2, 3])
-    with pytest.raises(fastagg.RunFailed, match=r"3 clients.*failed 5 times.*takes updates of kind 'gradient'"):
-        start(strategy, grid)
-    assert len(grid.log) == 15 and strategy.server.version == 0
-    assert strategy.session.tally.refused == {"ConfigError": 15}
-
-
-def test_clients_that_all_crash_end_the_run_with_their_message() -> None:
-    strategy = asynchronous(max_failures=None, max_in_a_row=9)
-    grid = FakeGrid(lambda message: Error(2, "CUDA out of memory"), [1, 2, 3])
-    with pytest.raises(fastagg.RunFailed, match=r"9 failures in a row.*CUDA out of memory"):
-        start(strategy, grid)
-    assert torch.equal(strategy.server.flat, torch.zeros(17))
-
-
-def test_one_node_that_always_fails_is_left_out_and_the_rest_go_on() -> None:
-    grid = FakeGrid(lambda m: Error(2, "broken") if m.metadata.dst_node_id == 2 else node(m), [1, 2, 3])
-    strategy = asynchronous(max_failures=4)
-    start(strategy, grid, 20)
-    assert [n for n, _ in grid.log].count(2) == 4 and strategy.server.version == 20
-
-
-def test_a_node_that_fails_is_asked_again_later_and_later() -> None:
-    grid = FakeGrid(lambda m: Error(2, "broken") if m.metadata.dst_node_id == 2 else node(m), [1, 2])
-    strategy = asynchronous(max_failures=None, retry_after=0.02, stop={"seconds": 1.0}, poll=0.002)
-    start(strategy, grid, None)
-    # 0.02 + 0.04 + ... doubles: six or seven tries in a second, where a fixed delay would have fifty.
-    assert 3 <= [n for n, _ in grid.log].count(2) <= 7
-
-
-def test_no_node_for_too_long_ends_the_run() -> None:
-    with pytest.raises(fastagg.RunFailed, match=r"no update was taken in 0.1 s; no client is there"):
-        start(asynchronous(max_seconds=0.1), FakeGrid(node, []))
 
 
 def test_what_a_failed_run_learnt_is_in_its_checkpoint(tmp_path) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 from flwr.app import Context, Message, RecordDict
 from flwr.client import mod as mods
 from flwr.client.mod import make_ffn
-from flwr.common import Code, FitIns, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.compat.common import recorddict_compat as compat
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server import strategy as theirs
@@ -199,19 +199,6 @@ class Nothing:
     pass
 
 
-class Looks:
-    def aggregate_fit(self, number, results, failures):
-        self.seen = sum(result.num_examples for _, result in results)
-        return super().aggregate_fit(number, results, failures)
-
-
-class Saves:
-    def aggregate_fit(self, number, results, failures):
-        arrays, metrics = super().aggregate_fit(number, results, failures)
-        self.saved = parameters_to_ndarrays(arrays)
-        return arrays, metrics
-
-
 class Filters:
     def aggregate_fit(self, number, results, failures):
         return super().aggregate_fit(number, [pair for pair in results if pair[1].num_examples > 30], failures)
@@ -225,31 +212,10 @@ class Clips:
         return super().aggregate_fit(number, results, failures)
 
 
-class Weighs:
-    def aggregate_fit(self, number, results, failures):
-        for _, result in results:
-            result.num_examples = 1
-        return super().aggregate_fit(number, results, failures)
-
-
 class Makes:
     def aggregate_fit(self, number, results, failures):
         made = [(proxy, FitRes(r.status, r.parameters, r.num_examples, {})) for proxy, r in results]
         return super().aggregate_fit(number, made, failures)
-
-
-class Noise:
-    def aggregate_fit(self, number, results, failures):
-        arrays, metrics = super().aggregate_fit(number, results, failures)
-        noise = np.random.default_rng(number)
-        noisy = [(a + noise.normal(0, 0.1, a.shape)).astype(np.float32) for a in parameters_to_ndarrays(arrays)]
-        return ndarrays_to_parameters(noisy), metrics
-
-
-class Median:
-    def aggregate_fit(self, number, results, failures):
-        sent = [parameters_to_ndarrays(result.parameters) for _, result in results]
-        return ndarrays_to_parameters([np.median(arrays, axis=0) for arrays in zip(*sent, strict=True)]), {}
 
 
 class Clusters:
@@ -267,12 +233,6 @@ class Configures:
         return chosen
 
 
-class Asks:
-    def configure_fit(self, server_round, parameters, client_manager):
-        clients = client_manager.sample(num_clients=3, min_num_clients=3)
-        return [(client, FitIns(parameters, {"round": server_round})) for client in clients]
-
-
 class Fades:
     def configure_fit(self, server_round, parameters, client_manager):
         faded = [array * np.float32(0.9) for array in parameters_to_ndarrays(parameters)]
@@ -284,7 +244,7 @@ class Skips:
         return (None, {}) if number == 2 else super().aggregate_fit(number, results, failures)
 
 
-SHAPES = [Nothing, Looks, Saves, Filters, Clips, Weighs, Makes, Noise, Median, Clusters, Configures, Asks, Fades, Skips]
+SHAPES = [Nothing, Filters, Clips, Makes, Clusters, Configures, Fades, Skips]
 
 
 @pytest.mark.parametrize("mixin", SHAPES)

@@ -97,20 +97,6 @@ class _:
         return super().aggregate_train(number, replies)
 
 
-@shape("list() first, and the list to super()")
-class _:
-    def aggregate_train(self, number, replies):
-        replies = list(replies)
-        self.seen.append(len(replies))
-        return super().aggregate_train(number, replies)
-
-
-@shape("list() first, and an iterator to super()")
-class _:
-    def aggregate_train(self, number, replies):
-        return super().aggregate_train(number, iter(list(replies)))
-
-
 @shape("the list is read after super()")
 class _:
     def aggregate_train(self, number, replies):
@@ -144,29 +130,6 @@ class _:
         return super().aggregate_train(number, replies)
 
 
-@shape("if not replies: return")
-class _:
-    def aggregate_train(self, number, replies):
-        if not replies:
-            return None, None
-        return super().aggregate_train(number, replies)
-
-
-@shape("errors are counted")
-class _:
-    def aggregate_train(self, number, replies):
-        self.seen += sorted(r.metadata.src_node_id for r in replies if r.has_error())
-        return super().aggregate_train(number, replies)
-
-
-@shape("the properties of the records are used")
-class _:
-    def aggregate_train(self, number, replies):
-        for r in good(replies):
-            self.seen.append(len(r.content.array_records) + len(r.content.metric_records["metrics"]))
-        return super().aggregate_train(number, replies)
-
-
 @shape("replies are kept for later rounds")
 class _:
     def aggregate_train(self, number, replies):
@@ -184,26 +147,12 @@ class _:
         return super().aggregate_train(number, [r for r in good(replies) if not r.content["metrics"]["bad"]])
 
 
-@shape("only one is kept")
-class _:
-    def aggregate_train(self, number, replies):
-        return super().aggregate_train(number, [min(good(replies), key=lambda r: r.content["metrics"]["loss"])])
-
-
 @shape("replies are removed in place")
 class _:
     def aggregate_train(self, number, replies):
         for r in list(replies):
             if r.has_error() or r.content["metrics"]["bad"]:
                 replies.remove(r)
-        return super().aggregate_train(number, replies)
-
-
-@shape("replies are sorted in place")
-class _:
-    def aggregate_train(self, number, replies):
-        replies.sort(key=lambda r: r.metadata.src_node_id)
-        self.seen += [r.metadata.src_node_id for r in replies]
         return super().aggregate_train(number, replies)
 
 
@@ -220,14 +169,6 @@ class _:
     def _check_and_log_replies(self, replies, is_train, validate=True):
         valid, errors = super()._check_and_log_replies(replies, is_train, validate)
         return [r for r in valid if not r.content["metrics"]["bad"]], errors
-
-
-@shape("arrays are clipped in the reply")
-class _:
-    def aggregate_train(self, number, replies):
-        for r in good(replies):
-            r.content["arrays"] = record({n: np.clip(a, -0.5, 0.5) for n, a in numpy(r.content["arrays"]).items()})
-        return super().aggregate_train(number, replies)
 
 
 @shape("one array of the record is replaced")
@@ -289,22 +230,7 @@ class _:
         return super().aggregate_train(number, replies)
 
 
-@shape("arrays of other shapes", error="no reply of this round could be used; ShapeMismatch")
-class _:
-    def aggregate_train(self, number, replies):
-        for r in good(replies):
-            r.content["arrays"]["b"] = Array(np.zeros(3, np.float32))
-        return super().aggregate_train(number, replies)
-
-
 # -- doing it all, or something more -----------------------------------------------------------------------------
-
-
-@shape("its own mean, without super()")
-class _:
-    def aggregate_train(self, number, replies):
-        replies = good(replies)
-        return mean(replies), MetricRecord({"replies": len(replies)})
 
 
 @shape("its own median, with Flower's metrics")
@@ -316,41 +242,10 @@ class _:
         return arrays, self.train_metrics_aggr_fn([r.content for r in valid], self.weighted_by_key)
 
 
-@shape("its own mean in odd rounds only")
-class _:
-    def aggregate_train(self, number, replies):
-        return (mean(good(replies)), None) if number % 2 else super().aggregate_train(number, replies)
-
-
 @shape("a round is skipped")
 class _:
     def aggregate_train(self, number, replies):
         return (None, None) if number == 2 else super().aggregate_train(number, replies)
-
-
-@shape("super() for each cluster, and the mean of both")
-class _:
-    def aggregate_train(self, number, replies):
-        halves = [[r for r in good(replies) if r.metadata.src_node_id % 2 == odd] for odd in (0, 1)]
-        super_ = super().aggregate_train
-        (a, _), (b, metrics) = (super_(number, half) for half in halves)
-        return record({n: (x + numpy(b)[n]) / 2 for n, x in numpy(a).items()}), metrics
-
-
-@shape("the model is saved")
-class _:
-    def aggregate_train(self, number, replies):
-        arrays, metrics = super().aggregate_train(number, replies)
-        self.seen += [a.sum() for a in arrays.to_torch_state_dict().values()]
-        return arrays, metrics
-
-
-@shape("noise is added to the mean")
-class _:
-    def aggregate_train(self, number, replies):
-        arrays, metrics = super().aggregate_train(number, replies)
-        noise = np.random.default_rng(number)
-        return record({n: a + noise.normal(0, 0.1, a.shape) for n, a in numpy(arrays).items()}), metrics
 
 
 @shape("momentum of its own on the server")
@@ -378,14 +273,6 @@ class _:
     def aggregate_train(self, number, replies):
         arrays, metrics = super().aggregate_train(number, replies)
         arrays["b"] = self.before["b"]
-        return arrays, metrics
-
-
-@shape("metrics are added")
-class _:
-    def aggregate_train(self, number, replies):
-        arrays, metrics = super().aggregate_train(number, replies)
-        metrics["round"] = number
         return arrays, metrics
 
 
@@ -424,24 +311,10 @@ class _:
         return messages
 
 
-@shape("some messages are left out after super()")
-class _:
-    def configure_train(self, *given):
-        return [m for m in super().configure_train(*given) if m.metadata.dst_node_id != 8]
-
-
 @shape("a generator of messages")
 class _:
     def configure_train(self, *given):
         yield from super().configure_train(*given)
-
-
-@shape("messages without super()")
-class _:
-    def configure_train(self, number, arrays, config, grid):
-        told = ConfigRecord({"server-round": number})
-        content = RecordDict({"arrays": arrays, "config": told})
-        return [Message(content, node, MessageType.TRAIN) for node in grid.get_node_ids()[: 1 + number]]
 
 
 @shape("each node is sent a model of its own")
@@ -465,20 +338,6 @@ class _:
         return mean(good(replies)), None
 
 
-@shape("another model is sent than the last one")
-class _:
-    def configure_train(self, number, arrays, config, grid):
-        faded = record({n: a * np.float32(0.9) for n, a in numpy(arrays).items()})
-        return super().configure_train(number, faded, config, grid)
-
-
-@shape("the grid is asked for its nodes")
-class _:
-    def configure_train(self, number, arrays, config, grid):
-        self.seen += sorted(grid.get_node_ids())
-        return super().configure_train(number, arrays, config, grid)
-
-
 @shape("sampled nodes", fraction_train=0.5, min_train_nodes=2)
 class _:
     def configure_train(self, *given):
@@ -495,25 +354,6 @@ class _:
     def aggregate_evaluate(self, number, replies):
         self.seen += sorted(r.content["metrics"]["score"] for r in replies)
         return super().aggregate_evaluate(number, replies)
-
-
-@shape("evaluation's own mean")
-class _:
-    def aggregate_evaluate(self, number, replies):
-        found = [r.content["metrics"]["loss"] for r in replies]
-        return MetricRecord({"worst": max(found), "count": len(replies)})
-
-
-@shape("evaluation in some rounds")
-class _:
-    def configure_evaluate(self, number, *given):
-        return [] if number == 1 else super().configure_evaluate(number, *given)
-
-
-@shape("evaluation by some nodes")
-class _:
-    def configure_evaluate(self, *given):
-        return [m for m in super().configure_evaluate(*given) if m.metadata.dst_node_id > 4]
 
 
 def _spread(contents, key):

@@ -48,7 +48,6 @@ from support.replay import play
 import fastagg
 from fastagg._build import native
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
-from fastagg.integrations.session import Settings
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent
@@ -217,19 +216,6 @@ def test_replies_from_many_threads_and_from_the_disk(tmp_path: Path) -> None:
     result = aggregator.aggregate_model().params
     assert all(torch.allclose(result[name], torch.tensor(11.5)) for name in model)
     assert len(aggregator._traffic.session.tally.by_client) == 24 and not list(tmp_path.glob("[0-9]/"))
-
-
-def test_metrics_and_torch_tensors_come_back() -> None:
-    aggregator = Aggregator("FedAMS", {"lr": 1.0})
-    model = {"w": torch.zeros(4, dtype=torch.bfloat16)}
-    for client in ("a", "b"):
-        aggregator.sent(client, FLModel(ParamsType.FULL, model, current_round=3))
-    for client, value in (("a", 0.25), ("b", 0.75)):
-        answer = FLModel(ParamsType.FULL, {"w": model["w"] + 1}, current_round=3, metrics={"accuracy": value})
-        answer.meta["client_name"] = client
-        aggregator.accept_model(answer)
-    result = aggregator.aggregate_model()
-    assert result.params["w"].dtype == torch.bfloat16 and result.metrics == {"accuracy": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -491,17 +477,6 @@ def test_a_controller_that_evaluates_and_ends_the_run() -> None:
     assert "it ended because three are enough" in said[-1] and traffic.is_done() and traffic.server.version == 3
 
 
-def test_a_goal_that_no_client_reports_is_an_error() -> None:
-    run = Settings(stop={"metric": "clients/accuracy", "target": 0.9})
-    traffic = Traffic("FedBuff", {"buffer_size": 1}, run=run)
-    traffic.start({"w": np.zeros(4, np.float32)})
-    answer = FLModel(ParamsType.DIFF, {"w": np.ones(4, np.float32)}, current_round=0, metrics={"dice": 0.3})
-    traffic.send("a")
-    traffic.take("a", answer)
-    with pytest.raises(fastagg.ConfigError, match=r"expected one of \['clients/dice'\], got 'clients/accuracy'"):
-        traffic.end_window(1)
-
-
 def test_rules_that_know_their_clients() -> None:
     traffic = Traffic("ACE", {"lr": 0.5, "num_clients": 2, "warmup": "partial"}, clients=["a", "b"])
     traffic.start({"w": np.zeros(3, np.float32)})
@@ -578,21 +553,6 @@ def test_a_server_beside_flares_own_fedbuff_for_edge_devices(stale: bool, monkey
         for name, value in server.parameters().items():
             assert np.allclose(value, other[name], atol=1e-6)
     assert server.version == 4
-
-
-def test_collabs_fedbuff_is_a_round_of_the_same_rule() -> None:
-    """FLARE's Collab example steps by ``server_lr`` times the mean of model less base over a round's answers."""
-    draw, base = torch.Generator().manual_seed(0), {"w": torch.ones(7)}
-    traffic = Traffic("FedBuff", {"lr": 0.7, "buffer_size": 3})
-    traffic.start(base)
-    for _ in range(3):
-        tasks = {client: traffic.send(client) for client in "abc"}
-        answers = {client: base["w"] + torch.rand(7, generator=draw) for client in "abc"}
-        for client, task in tasks.items():
-            answer = FLModel(ParamsType.FULL, {"w": answers[client]}, current_round=task.current_round)
-            receipt = traffic.take(client, answer)
-        base = {"w": base["w"] + 0.7 * sum(answer - base["w"] for answer in answers.values()) / 3}
-        assert receipt.applied and torch.allclose(traffic.model()["w"], base["w"], atol=1e-6)
 
 
 @contextmanager

@@ -197,12 +197,3 @@ def test_what_no_filter_makes_is_refused(params: Any, error: type[Exception]) ->
         ours.aggregator.accept_model(answer)
     after = ours.aggregator._traffic.server.state_dict()
     assert torch.equal(before["flat"], after["flat"]) and after["direction"]["acc"] is None
-
-
-def test_torch_tensors_and_types_converted_on_the_way() -> None:
-    """float64 on the wire, as filters that compute in it send, is rounded once to the model's own type."""
-    model = {"w": torch.zeros(6), "count": torch.tensor(2)}
-    ours = Ours(model, weighting="uniform")
-    replies = {site: {"w": torch.full((6,), 0.1, dtype=torch.float64), "count": torch.tensor(1.4)} for site in SITES}
-    ours.round(0, replies, DataKind.WEIGHT_DIFF)
-    assert torch.allclose(ours.params["w"], torch.full((6,), 0.1), rtol=2e-7, atol=0) and ours.params["count"] == 3

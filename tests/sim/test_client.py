@@ -54,16 +54,6 @@ def equal(a: dict, b: dict) -> bool:
     return all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_one_full_batch_step_is_one_sgd_step(samples):
-    params = snapshot()
-    update = trainer(batch_size=100, steps=1, lr=0.5, weight_decay=0.01).train(Sent(params), samples, 0, 0)
-    model = build("mlp", (6,), 2, [5], seed=0)
-    nn.functional.cross_entropy(model(samples.x), samples.y).backward()
-    for name, parameter in model.named_parameters():
-        expected = -0.5 * (parameter.grad + 0.01 * parameter.detach())
-        torch.testing.assert_close(update[name], expected, rtol=1e-5, atol=1e-6)
-
-
 def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     return x + torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
 
@@ -230,20 +220,3 @@ def test_training_sees_the_augmented_batch():
     x = crop_and_flip(samples.x[order], generator(2, "augment", 1, 4)).flatten(1)
     error = torch.full((6, 2), 0.5) - torch.nn.functional.one_hot(samples.y[order], 2)
     assert torch.allclose(delta["1.weight"], -0.5 * error.T @ x / 6, atol=1e-5)
-
-
-def test_the_learning_rate_decays_with_the_clients_dispatches():
-    module = torch.nn.Linear(3, 2)
-    samples = Samples(torch.randn(8, 3), torch.tensor([0, 1] * 4))
-    sent = Sent(snapshot(module))
-    trainer = LocalTrainer(module, LocalWork(lr=0.1, batch_size=8, steps=1, lr_decay=0.5), seed=0)
-    first, third = (trainer.train(sent, samples, 0, n)["weight"] for n in (0, 2))
-    assert torch.allclose(first, 4 * third, rtol=1e-3, atol=1e-7)  # the full batch is the same batch every time
-
-
-def test_adamw_first_step_has_the_size_of_the_learning_rate():
-    module = torch.nn.Linear(3, 2)
-    samples = Samples(torch.randn(8, 3), torch.tensor([0, 1] * 4))
-    sent = Sent(snapshot(module))
-    trainer = LocalTrainer(module, LocalWork(lr=0.01, batch_size=8, steps=1, optimizer="adamw"), seed=0)
-    assert np.allclose(trainer.train(sent, samples, 0, 0)["weight"].abs(), 0.01, rtol=1e-3)

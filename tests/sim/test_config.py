@@ -31,28 +31,11 @@ def test_a_config_survives_the_trip_through_toml(tiny, changes):
 
 
 def test_written_toml_holds_every_default(tiny):
-    written = tomllib.loads(to_toml(tiny()))
-    assert written["client"] == {
-        "lr": 0.1,
-        "batch_size": 32,
-        "epochs": 1,
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-        "mu": 0.0,
-        "lr_decay": 1.0,
-        "schedule": "constant",
-        "lr_end": 0.0,
-        "lr_factor": 0.1,
-        "optimizer": "sgd",
-    }
-    assert written["delay"] == {
-        "name": "three-class",
-        "table": "large",
-        "gamma": 1.0,
-        "counting": "arrival",
-        "jitter": 0.1,
-        "suspension": 0.0,
-    }
+    config = tiny()
+    written = tomllib.loads(to_toml(config))
+    for section in ("client", "delay", "run", "data"):
+        defaults = getattr(config, section).model_dump(exclude_none=True)
+        assert written[section].keys() == defaults.keys(), section
 
 
 def test_keywords_of_the_algorithm_are_passed_on_with_none(tiny):

@@ -8,7 +8,7 @@ from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show.plots import curves
 from fastagg.sim.show.series import time_scale
-from fastagg.sim.show.style import look, marks, save
+from fastagg.sim.show.style import save
 
 
 @pytest.fixture
@@ -58,13 +58,3 @@ def test_accuracy_begins_at_zero_and_ends_above_every_point(drawn):
 )  # fmt: skip
 def test_virtual_time_has_a_unit_that_fits(longest, unit, factor, name):
     assert time_scale(longest, unit) == (f"virtual time ({name})", pytest.approx(factor))
-
-
-def test_many_lines_differ_in_grey_too():
-    grey = [(str(look(n)["linestyle"]), look(n)["marker"]) for n in range(28)]
-    assert len(set(grey)) == 28
-
-
-def test_neighbours_have_their_markers_at_different_places():
-    starts, every = zip(*(marks(n) for n in range(4)), strict=True)
-    assert len({*starts}) == 4 and {*every} == {0.12} and max(starts) < 0.12

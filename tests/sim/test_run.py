@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg.errors import ConfigError, DataError, UpdateTooLarge
+from fastagg.errors import DataError, UpdateTooLarge
 from fastagg.sim.clients.client import rated
 from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.output import rows_csv
@@ -282,18 +282,6 @@ def test_trackers_are_told_every_row_once(tiny, tmp_path):
         "bytes_up",
         "bytes_down",
     }
-
-
-def test_trackers_from_plain_data(tiny, tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    result = run(tiny(), trackers={"tensorboard": str(tmp_path / "events")})
-    written = EventAccumulator(str(tmp_path / "events")).Reload().Scalars("accuracy")
-    assert [event.step for event in written] == [row.version for row in result.rows]
-    with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
-        run(tiny(), tmp_path / "none", trackers={"tensorbord": "x"})
-    assert not (tmp_path / "none").exists(), "nothing was begun"
 
 
 @pytest.mark.parametrize("every", [1.0, 0.1])
