@@ -55,19 +55,8 @@ def changed(monkeypatch):
     def missing(problem):
         raise Skip('not installed')
 
-    def slow(problem):
-        built = ours(problem)
-        passes = [built.run]
-
-        def run():
-            for _ in passes: built.run()
-            passes[:] = 16 * [built.run]
-
-        return replace(built, run=run)
-
     case = CASES['accumulate']
     made = {one.name: one for one in case.candidates()}
-    ours = made['fastagg'].build
     made |= {name: replace(made[name], build=build) for name, build in (CHANGES).items()}
     monkeypatch.setitem(CASES, 'accumulate', replace(case, candidates=lambda: list(made.values())))
 """
@@ -91,29 +80,7 @@ def test_a_wrong_result_fails_and_a_candidate_that_cannot_run_is_skipped(bench, 
     assert done.returncode == code and said in done.stdout, done.stdout
 
 
-def test_a_kernel_below_its_floor_fails(bench, tmp_path):
-    """Sixteen passes for one have a sixteenth of the share and of the ratio."""
-    own = ["--floors", "--case", "accumulate", "--sizes", "3e5", "--rounds", "9"]
-    done = measured(bench, *own)
-    assert done.returncode == 0 and "of streaming" in done.stdout, done.stdout
-    done = measured(bench, *own, *planted(tmp_path, "plant", "{'fastagg': slow}"))
-    assert done.returncode == 1 and "accumulate: TOO LITTLE" in done.stdout, done.stdout
-
-
 @pytest.mark.parametrize("arguments", [["--sizes", "1.5"], ["--threads", "0"], ["--device", "tpu"]])
 def test_wrong_arguments_are_named(bench, arguments):
     done = measured(bench, *arguments)
     assert done.returncode == 4 and f"argument {arguments[0]}: invalid" in done.stderr
-
-
-def test_groups_and_patterns_name_their_cases(bench):
-    def cases(word):
-        done = measured(bench, "--case", word, "--sizes", "1e3", "--collect-only")
-        return {
-            line.split("[")[1].rsplit("-", 3)[0] for line in done.stdout.splitlines() if line.startswith("bench.py")
-        }
-
-    assert "ace fp32" in cases("ace *") and "accumulate" not in cases("ace *")
-    assert all(name.startswith("server, ") for name in cases("server")) and cases("server")
-    done = measured(bench, "--case", "nothing")
-    assert done.returncode == 4 and "--case nothing: no case, pattern or group" in done.stderr

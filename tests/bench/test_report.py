@@ -105,19 +105,3 @@ def test_rows_of_a_changed_tree_are_refused(tmp_path, capsys):
     (tmp_path / "a.json").write_text(run(benchmark(), dirty=True))
     assert report("--results", str(tmp_path), "--out", str(tmp_path)) == 2
     assert "commit first" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "processor", "level2", "expected"),
-    [
-        ("AMD EPYC 9354P", ("AuthenticAMD", "25", "17"), "1024K", "AMD EPYC 9354P (Zen 4)"),
-        ("Intel(R) Xeon(R) Processor", ("GenuineIntel", "6", "167"), "2048K", "Intel Xeon (model 167)"),
-        ("Intel(R) Xeon(R) CPU @ 2.1GHz", ("GenuineIntel", "6", "143"), "2048K", "Intel Xeon (Sapphire Rapids)"),
-        ("Neoverse-N1", ("", "", ""), "1024K", "Neoverse-N1"),
-    ],
-)
-def test_processors_have_readable_names(name, processor, level2, expected):
-    import machine
-
-    said = dict(zip(("vendor_id", "cpu family", "model"), processor, strict=True))
-    assert machine.label({"model name": name, **said}, level2) == expected

@@ -128,27 +128,6 @@ def test_only_fastaggs_rows_are_compared_and_only_on_one_processor(compare):
     assert status == 2 and "old.json" in output
 
 
-def test_commits_are_compared(tmp_path, monkeypatch, capsys):
-    import compare as script
-
-    def git(*arguments):
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-
-    monkeypatch.chdir(tmp_path)
-    kept = tmp_path / "bench" / "results" / "a.json"
-    kept.parent.mkdir(parents=True)
-    git("init", "-q")
-    for median in (1.0, 2.0):
-        kept.write_text(run(benchmark(median=median)))
-        git("add", ".")
-        git("commit", "-qm", "results")
-    assert script.main(["HEAD~1", "HEAD"]) == 1
-    assert script.main(["HEAD", "HEAD"]) == 0
-    assert script.main(["HEAD", "nowhere"]) == 2
-    assert "nowhere: neither a file nor a commit" in capsys.readouterr().err
-
-
 def test_the_command_line_hands_on_the_exit_code(tmp_path):
     for name, median in (("old", 1.0), ("new", 2.0)):
         (tmp_path / name).write_text(run(benchmark(median=median)))

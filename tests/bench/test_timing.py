@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import timing
 import torch
@@ -83,30 +81,3 @@ def test_a_short_call_is_repeated_and_a_prepared_one_is_not():
     assert found.calls["fastagg"] > 1
     assert found.calls["prepared"] == 1
     assert done == ["before", "run"] * 2
-
-
-def test_a_devices_clock_measures_between_its_events_and_keeps_the_hosts_time_apart(monkeypatch):
-    """The device is replaced by a fake. This checks the order of the calls to it."""
-    asked = []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            asked.append("event")
-
-        def elapsed_time(self, end):
-            return 4.0  # ms
-
-    past = SimpleNamespace(zero_=lambda: asked.append("past the L2"))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50 << 20))
-    monkeypatch.setattr(torch, "empty", lambda size, **_: past if size == 100 << 20 else None)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda clocks: asked.append("busy"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("wait"))
-    clock = timing.clock_of(torch.device("cuda"))
-    assert clock.sample("fastagg", lambda: asked.append("run"), 2) == pytest.approx(2e-3)
-    assert asked == ["past the L2", "busy", "event", "run", "run", "event", "wait"]
-    assert len(clock.host["fastagg"]) == 1
-    assert not clock.settles

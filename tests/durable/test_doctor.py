@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import damaged
 
 import fastagg
 from fastagg.durable.disk import Disk
@@ -49,7 +50,7 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
 
     segment = next((tmp_path / "a").glob("journal-*"))
     whole = bytearray(segment.read_bytes())
-    at = [k for k in range(0, len(whole), 8) if whole[k : k + 4] == b"FAGR"]
+    at = [begin for begin, _ in damaged.records(whole)]
     whole[at[11] + 50] ^= 1  # record 12, behind the newest checkpoint, with another one behind it
     segment.write_bytes(whole)
     for replay in (False, True):
@@ -78,11 +79,11 @@ def test_it_reads_what_only_the_older_checkpoint_needs(tmp_path: Path) -> None:
     assert found["healthy"] and len(found["checkpoints"]) == 2 and not found["recovery"]["replays"]
     segment = next((tmp_path / "a").glob("journal-*"))
     whole = bytearray(segment.read_bytes())
-    at = [k for k in range(0, len(whole), 8) if whole[k : k + 4] == b"FAGR"]
+    at = [begin for begin, _ in damaged.records(whole)]
     for record, healthy in ((3, True), (15, False)):
-        damaged = bytearray(whole)
-        damaged[at[record - 1] + 50] ^= 1
-        segment.write_bytes(damaged)
+        changed = bytearray(whole)
+        changed[at[record - 1] + 50] ^= 1
+        segment.write_bytes(changed)
         told = examine(tmp_path / "a")
         assert told["healthy"] == healthy and told["recovery"]["would"] == "go on"
     assert (
@@ -138,8 +139,8 @@ def at_record(path: Path, number: int) -> tuple[Path, int]:
     """The segment and the place of a record."""
     for segment in sorted(path.glob("journal-*")):
         data = segment.read_bytes()
-        for at in range(0, len(data), 8):
-            if data[at : at + 4] == b"FAGR" and int.from_bytes(data[at + 16 : at + 24], "little") == number:
+        for at, _ in damaged.records(data):
+            if int.from_bytes(data[at + 16 : at + 24], "little") == number:
                 return segment, at
     raise AssertionError(number)
 

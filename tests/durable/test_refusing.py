@@ -17,21 +17,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return refusing.built(tmp_path_factory.mktemp("refusing"))
 
 
+# What Python reads, what the engine reads, and rows on a disk.
 @pytest.mark.parametrize(
-    ("kind", "whose", "where", "share"),
+    ("kind", "whose", "where", "names", "share"),
     [
-        ("memory", "mine", "plain", 0.002),
-        ("memory", "mine", "stored", 0.002),
-        ("memory", "others", "stored", 0.02),
-        ("thread", "mine", "stored", 0.5),
-        ("file", "mine", "stored", 0.02),
-        ("file", "others", "stored", 0.05),
+        ("memory", "mine", "plain", "AsyncFedED", 0.002),
+        ("memory", "mine", "stored", "FedBuff;" + refusing.ON_A_DISK, 0.002),
+        ("memory", "others", "stored", "FedBuff", 0.02),
+        ("thread", "mine", "stored", "FedBuff", 0.5),
+        ("file", "mine", "stored", refusing.ON_A_DISK, 0.02),
+        ("file", "others", "stored", "FedBuff", 0.05),
     ],
 )
 def test_what_is_refused_is_said_and_changes_nothing(
-    kind: str, whose: str, where: str, share: float, library: Path
+    kind: str, whose: str, where: str, names: str, share: float, library: Path
 ) -> None:
-    said = refusing.run(library, kind, whose, where, "FedBuff;AsyncFedED", share, 1, 60)
+    said = refusing.run(library, kind, whose, where, names, share, 1, 60)
     assert "'raised'" in said or "'the same'" in said
 
 

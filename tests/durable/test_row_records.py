@@ -266,30 +266,6 @@ def test_an_update_that_is_dropped_leaves_no_row(tmp_path: Path) -> None:
     assert equal(without_lives(found), without_lives(server))
 
 
-def test_memory_that_runs_out_leaves_no_record(tmp_path: Path) -> None:
-    server = opened(tmp_path / "a", maker("partial"), "none")
-    server.dispatch(0)
-    server.receive(0, update(0, SIZE))
-    server.dispatch(0)
-    server.flush()  # the journal's thread asks for no memory meanwhile
-    before, last, failed = without_lives(server), inside.journal(server).last, 0
-    for at in range(100):
-        native.memory.fail_after(at)
-        try:
-            server.receive(0, update(1, SIZE))
-        except MemoryError:
-            failed += 1
-        else:
-            break
-        finally:
-            native.memory.fail_after(-1)
-        assert inside.journal(server).last == last
-        assert equal(without_lives(server), before)
-    assert failed >= 2, "a new version, and the record's row"
-    found = again(server, tmp_path / "b", maker("partial"))
-    assert equal(without_lives(found), without_lives(server))
-
-
 def at(place: int, *values: int) -> Callable[[bytearray], None]:
     """Sets bytes of a record's body; a negative place counts from its end."""
 

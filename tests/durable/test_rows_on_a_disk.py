@@ -331,31 +331,6 @@ def test_after_a_failed_sync_rows_are_written_again(tmp_path: Path) -> None:
     assert [after - before for before, after in itertools.pairwise(written)] == [0, again, 0]
 
 
-def test_memory_that_runs_out(tmp_path: Path) -> None:
-    """Wherever it does, the call changes nothing and can be repeated."""
-    make, calls = maker(tmp_path / "rows"), 0
-    with fastagg.open(tmp_path / "state", make, "none") as server:
-        play(server, 0, 9)
-        server.flush()  # the journal's thread asks for no memory meanwhile
-        server.dispatch(1)
-        before = seen(server)
-        for at in range(100):
-            native.memory.fail_after(at)
-            try:
-                server.receive(1, update(1, SIZE))
-            except MemoryError:
-                calls += 1
-            else:
-                break
-            finally:
-                native.memory.fail_after(-1)
-            assert seen(server) == before
-        assert 1 <= calls < 99  # the record; there is no copy of the update
-        state = seen(server)
-    with fastagg.open(tmp_path / "state", make) as server:
-        assert seen(server) == state
-
-
 def test_a_closed_server_is_not_kept_alive(tmp_path: Path) -> None:
     with fastagg.open(tmp_path / "state", maker(tmp_path / "rows")) as server:
         play(server, 0, 5)

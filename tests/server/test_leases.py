@@ -17,7 +17,7 @@ from support.ledgers import known, open_tasks
 from support.models import same
 
 import fastagg
-from fastagg import Busy, ConfigError, StaleIncarnation, UnknownClient, UnknownVersion
+from fastagg import Busy, ConfigError, UnknownClient, UnknownVersion
 
 D = 8
 
@@ -29,24 +29,6 @@ def later(server: fastagg.Server, seconds: float) -> None:
 
 def ones(size: int = D) -> torch.Tensor:
     return torch.ones(size)
-
-
-def test_a_task_that_nobody_answers_ends_and_frees_its_version() -> None:
-    server = fastagg.FedAsync(torch.zeros(D), lease=60.0)
-    server.dispatch("silent")
-    server.dispatch("busy")
-    server.receive("busy", ones())
-    held = server.memory()["versions"]
-    later(server, 59.0)
-    assert server.expire() == 0 and server.memory()["versions"] == held == 4 * D
-    later(server, 2.0)
-    with pytest.raises(UnknownVersion, match=r"'silent'.*version 0 has expired"):
-        server.receive("silent", ones())
-    assert server.expire() == 1
-    assert server.memory()["versions"] == 0
-    with pytest.raises(UnknownClient, match=r"'silent'.*last task of version 0 has expired.*\(lease\)"):
-        server.receive("silent", ones())
-    assert server.version == 1
 
 
 def _steps(server: fastagg.Server, busy: int | str) -> None:
@@ -244,50 +226,6 @@ def _owed(server: fastagg.Server, client: int) -> list[int]:
 
 
 # -- answers to another life -------------------------------------------------------------------------------------------
-
-
-def test_an_answer_to_a_version_that_a_restart_lost_is_refused(tmp_path: Path) -> None:
-    server = fastagg.FedAsync(torch.zeros(D))
-    kept = server.dispatch("kept")
-    server.dispatch("ann")
-    server.save(tmp_path / "state")
-    server.receive("ann", ones())
-    lost = server.dispatch("bob")  # of version 1, which is in no file
-    again = fastagg.load(tmp_path / "state")
-    assert again.incarnation != server.incarnation
-    again.dispatch("eve")
-    again.receive("eve", -ones())
-    fresh = again.dispatch("bob")
-    assert (lost.version, fresh.version) == (1, 1) and lost.incarnation != fresh.incarnation == again.incarnation
-    before = again.state_dict()
-    with pytest.raises(
-        StaleIncarnation,
-        match=r"'bob': its task \(version 1, .*before the server was restarted.*server\.dispatch\('bob'\)$",
-    ):
-        again.receive("bob", ones(), 1, incarnation=lost.incarnation)
-    with pytest.raises(StaleIncarnation):
-        again.receive_model(lost, ones())
-    assert isinstance(again.receive_models([(lost, ones(), None)])[0], StaleIncarnation)
-    assert same(again.state_dict(), before) and again.state_dict()["lives"] == before["lives"]
-    # What was saved is the same version in both lives.
-    assert kept.incarnation == server.incarnation
-    assert again.receive("kept", ones(), 0, incarnation=kept.incarnation).delay == 1
-    assert again.receive("bob", ones(), 1, incarnation=fresh.incarnation).delay == 1
-
-
-def test_a_buffered_server_folds_no_model_of_another_life() -> None:
-    server = fastagg.FedBuff(torch.zeros(D), buffer_size=2)
-    state = server.state_dict()
-    for client in ("ann", "bob"):
-        server.receive(client, ones(), server.dispatch(client).version)
-    lost = server.dispatch("ann")
-    server.load_state_dict(state)
-    for client in ("ann", "bob"):
-        server.receive(client, ones(), server.dispatch(client).version)
-    fresh = [server.dispatch(client) for client in ("ann", "bob")]
-    found = server.receive_models([(lost, lost.flat + 1, None), (fresh[1], fresh[1].flat + 1, None)])
-    assert isinstance(found[0], StaleIncarnation) and isinstance(found[1], fastagg.Receipt)
-    assert server.receive_model(fresh[0], fresh[0].flat + 1).applied
 
 
 def test_lives_are_told_apart_for_many_restarts() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,6 @@ import torch
 from support import inside, oracle
 
 import fastagg
-from fastagg.registry import describe
-from fastagg.registry import part as made_from
 from fastagg.rules.directions.buffer import Cohort
 
 SIZE = 70_001
@@ -51,23 +47,6 @@ def test_one_leaf_with_a_whole_buffer_gives_the_bits_of_a_server_without_leaves(
         assert (receipt.applied, receipt.version, receipt.step_size) == (one.applied, one.version, one.step_size)
         assert torch.equal(root.flat, alone.flat)
     assert root.version == 3
-
-
-def test_the_same_order_of_leaves_gives_the_same_bits_and_the_mean() -> None:
-    found = []
-    for _ in range(2):
-        root = MAKES["FedBuff"]()
-        for name, first in (("a", 0), ("b", 2), ("c", 5)):
-            root.dispatch(name)
-            leaf = fastagg.Leaf(torch.zeros(SIZE))
-            for update in updates(6)[first : {0: 2, 2: 5, 5: 6}[first]]:
-                leaf.fold(update)
-            receipt = root.receive_partial(name, leaf.take())
-        assert receipt.applied
-        found.append(root.flat.clone())
-    assert torch.equal(*found)
-    mean = torch.stack([update.double() for update in updates(6)]).mean(0)
-    torch.testing.assert_close(found[0].double(), mean, rtol=0, atol=1e-6)
 
 
 def test_every_update_of_a_partial_has_the_delay_of_its_version() -> None:
@@ -136,13 +115,6 @@ def test_a_sum_that_is_refused_does_not_close_the_buffer() -> None:
     assert root.version == 1 and root.state_dict()["direction"]["versions"] == [0] * 4
     with pytest.raises(fastagg.ConfigError, match="overflow"):
         fastagg.Server(torch.zeros(2), Cohort(4, overflow="close"))
-
-
-def test_settings_of_an_old_folder_are_those_of_now() -> None:
-    """`overflow` is new: what was saved before has none, and means its default."""
-    for overflow in ("take", "close"):
-        server = fastagg.Server(torch.zeros(2), fastagg.Buffer(3, overflow=overflow))
-        assert made_from("direction", describe(server.direction)) == server.direction
 
 
 @pytest.mark.parametrize(
@@ -231,28 +203,6 @@ def test_a_server_with_a_folder_has_the_sums_in_its_journal(name: str, weighting
         assert torch.equal(again.flat, plain.flat)
         was, now = plain.state_dict()["direction"], again.state_dict()["direction"]
         assert was.keys() == now.keys() and repr(was) == repr(now)
-
-
-def _work(seed: int) -> tuple[Any, int, float]:
-    leaf = fastagg.Leaf(torch.zeros(SIZE))
-    for update in updates(3, seed):
-        leaf.fold(update)
-    partial = leaf.take()
-    return partial.total.numpy(), partial.updates, partial.weight
-
-
-def test_leaves_in_processes_of_their_own_give_the_same_bits() -> None:
-    spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=spawned) as pool:  # which raises where a process dies
-        there = list(pool.map(_work, [1, 2], timeout=240))
-    roots = []
-    for parts in (there, [_work(1), _work(2)]):
-        root = MAKES["FADAS"]()
-        for name, part in zip("ab", parts, strict=True):
-            root.dispatch(name)
-            root.receive_partial(name, fastagg.Partial(*part))
-        roots.append(root)
-    assert torch.equal(roots[0].flat, roots[1].flat) and roots[0].version == 1
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])

@@ -179,16 +179,6 @@ def test_a_state_of_ordered_rounds_is_no_plain_servers() -> None:
         plain.load_state_dict(ordered.state_dict())
 
 
-def test_a_half_full_buffer_can_step_too() -> None:
-    server = fastagg.FedBuff(torch.zeros(D), buffer_size=10)
-    round_of(server, {0: torch.full((D,), 1.0), 1: torch.full((D,), 3.0)})
-    task = server.dispatch(2)
-    assert server.close_round() == 1.0 and torch.equal(server.flat, torch.full((D,), 2.0))
-    assert torch.equal(task.flat, torch.zeros(D))  # what a client was sent does not change
-    for other in (fastagg.FedAsync(torch.zeros(D)), fastagg.FedAC(torch.zeros(D), lr=0.1)):
-        assert other.close_round() is None
-
-
 def test_numpy_halves_and_deltas_of_half_models() -> None:
     """A difference of half-precision models is fp32: it holds what the half type itself would round away."""
     model = {"w": torch.full((64,), 1.0, dtype=torch.bfloat16)}

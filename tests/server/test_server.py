@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -34,26 +33,6 @@ def test_memory_is_what_it_says() -> None:
         "buffers": 0,
         "total": 16000 + rows + 4000 + 40 + 40,
     }  # fmt: skip
-
-
-def test_many_threads_lose_nothing() -> None:
-    size, workers, turns = 20_000, 8, 30
-    server = fastagg.FedBuff(torch.zeros(size), buffer_size=4)
-
-    def work(worker: int) -> None:
-        for turn in range(turns):
-            task = server.dispatch(f"{worker}")
-            assert float(task.flat[0]) == float(task.flat[-1])  # never half a step
-            server.receive(f"{worker}", torch.full((size,), float(4 * (worker + turn))))
-
-    threads = [threading.Thread(target=work, args=(w,)) for w in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert server.version == workers * turns // 4
-    total = sum(w + t for w in range(workers) for t in range(turns))  # small whole numbers: exact in fp32
-    assert torch.equal(server.flat, torch.full((size,), float(total)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -332,7 +332,7 @@ def test_an_interrupt_of_handing_on_forgetting_and_loading() -> None:
     act(server)
     other = server.state_dict()
     server.dispatch(2)
-    cut_everywhere(Moment(server, lambda s: s.load_state_dict(other)))
+    cut_everywhere(Moment(server, lambda s: s.load_state_dict(other)), stride=5)
 
 
 @pytest.mark.parametrize("name", ["FedBuff, one", "ACE, fp32"])

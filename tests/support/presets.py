@@ -135,10 +135,6 @@ SYNCHRONOUS = (
     "DiLoCo", "FedAvg", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedAMS", "FedMedian", "FedTrimmedAvg", "Krum",
     "MultiKrum",
 )  # fmt: skip
-# Their steps depend on norms of whole updates, or compare these.
-OF_THE_WHOLE = (
-    "AsyncFedED", "FedAC", "FedBuff, clipped", "HeLoCo", "Krum", "MultiKrum", "Robust, geometric", "Robust, centered",
-)  # fmt: skip
 
 
 @lru_cache(maxsize=256)
