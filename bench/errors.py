@@ -83,7 +83,7 @@ def drift() -> None:
             client = turn * 7919 % CLIENTS
             server.dispatch(client)
             server.receive(client, pool[turn % 7])
-            fresh = cache.row(client).float()
+            fresh = fastagg.ops.read_row(cache, client).float()
             plain += (fresh - held[client]) / CLIENTS
             held[client] = fresh
         exact = sum(row.double() for row in held.values()) / CLIENTS

@@ -7,7 +7,6 @@ torch is imported only when the first public name is used, so that ``fastagg --h
 """
 
 import sys
-import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -43,25 +42,7 @@ def _import_everything() -> None:
     globals().update({name: getattr(public, name) for name in (*names, "__version__")}, __all__=names)
 
 
-# Old names of classes, and where what they did is now.
-_RENAMED = {
-    "OtherLife": ("StaleIncarnation", "it has this name now"),
-    "DurableServer": ("Server", "a server of fastagg.open is a fastagg.Server that has a folder"),
-}
-
-
-# Names that are gone, and what to use instead.
-_SIGN = "receipt.digest is a plain hash: sign and compare it with a library of your choice (docs/audit.md)"
-_LEFT = dict.fromkeys(("sign", "verify", "prove", "Proof", "ProofError"), _SIGN)
-
-
-def _renamed(name: str) -> object:
-    now, why = _RENAMED[name]
-    warnings.warn(f"fastagg.{name} is deprecated: {why}; write fastagg.{now}", DeprecationWarning, stacklevel=3)
-    return globals()[now]
-
-
-registry.filled_by(_import_everything)
+registry.fill = _import_everything
 
 if not TYPE_CHECKING:  # a type checker that sees this function would accept every misspelt name
 
@@ -74,10 +55,6 @@ if not TYPE_CHECKING:  # a type checker that sees this function would accept eve
             _import_everything()
             if name in globals():
                 return globals()[name]
-            if name in _RENAMED:
-                return _renamed(name)
-            if name in _LEFT:
-                raise AttributeError(f"fastagg.{name} is gone: {_LEFT[name]}")
         raise _checks.no_attribute(sys.modules[__name__], name)
 
     def __dir__() -> list[str]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 _Job = tuple[int, int, int, int]  # block, first slot, last slot, address of the shadow
 _Piece = tuple[int, int, int]  # address, elements, dtype code
 _Batch = tuple[int, int]  # of logits: rows, classes
@@ -153,29 +155,31 @@ class memory:
 class Task:
     client: int | str
     version: int
-    control: Any
+    id: int | None
+    local_steps: int | None
+    control: Tensor | dict[str, Tensor] | None
+    incarnation: int | None
+    flat: Tensor
     _layout: Any
+    _encoded: Any
     _state: Any
     _params: Any
     _views: Any
-    @property
-    def id(self) -> int | None: ...
-    @property
-    def local_steps(self) -> int | None: ...
-    @property
-    def incarnation(self) -> int | None: ...
-    @property
-    def flat(self) -> Any: ...
     def _fill(self, *given: Any) -> None: ...
 
 class Receipt:
     client: int | str
+    applied: bool
     version: int
     delay: int
-    @property
-    def task(self) -> int | None: ...
-    @property
-    def durable(self) -> bool: ...
+    step_size: float | None
+    update_norm: float
+    weight: float
+    kept: bool
+    task: int | None
+    durable: bool
+    digest: str | None
+    sequence: int
     def _fill(self, *given: Any) -> None: ...
 
 # What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in

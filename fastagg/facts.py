@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 from fastagg._types import Plain
 
 
 def facts() -> Plain:
     """Return package, Python, torch, system, processor, threads and tuning, as plain data for JSON."""
+    import numpy as np
     import torch
 
     from fastagg._build import build_info, usable_cores
@@ -20,7 +20,7 @@ def facts() -> Plain:
         "fastagg": built.pop("version"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "numpy": _installed("numpy"),
+        "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()}",
         "libc": " ".join(platform.libc_ver()),
         "machine": platform.machine(),
@@ -33,10 +33,3 @@ def facts() -> Plain:
         "tuned_by": built.pop("tuned_by"),
         **built,
     }
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

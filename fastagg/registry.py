@@ -30,13 +30,10 @@ T = TypeVar("T", bound=Part)
 _bases: dict[str, type] = {}  # kind -> the base class of all parts of this kind
 _parts: dict[tuple[str, str], type] = {}  # (kind, name) -> class
 _presets: dict[str, Callable[..., Any]] = {}
-# functions that import the package's own parts and presets, which register themselves
-_fill: list[Callable[[], None]] = []
 
 
-def filled_by(fill: Callable[[], None]) -> None:
-    """Call ``fill`` before names are listed, because the package's own may not be imported yet."""
-    _fill[:] = [fill]
+def fill() -> None:
+    """Import the package's own parts and presets, which register themselves. ``import fastagg`` replaces it."""
 
 
 def add_kind(kind: str, base: type) -> None:
@@ -98,7 +95,7 @@ def register(part: type[T]) -> type[T]:
 
 def parts(kind: str) -> Mapping[str, type]:
     """Return all parts of a kind (``direction``, ``optimizer`` or ``staleness``) as name to class."""
-    _filled()
+    fill()
     return {name: part for (of, name), part in _parts.items() if of == kind}
 
 
@@ -178,13 +175,8 @@ def _place(key: str) -> str:
 
 def presets() -> Mapping[str, Callable[..., Any]]:
     """Return all algorithms, name to function. Recipes and other frameworks' configurations may use these names."""
-    _filled()
+    fill()
     return MappingProxyType(_presets)
-
-
-def _filled() -> None:
-    for fill in _fill:
-        fill()
 
 
 def _kind(part: object) -> str:

@@ -26,6 +26,7 @@ _ENGINE = (
     "clients train in threads of the run's process (--workers N, workers=N), and `fastagg compare -j N` (jobs=N) has N "
     "runs side by side"
 )
+_SIGN = "receipt.digest is a plain hash: sign and compare it with a library of your choice (docs/audit.md)"
 _STEPS = "sgd", "momentum", "adam", "amsgrad", "yogi", "adagrad"
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
@@ -51,6 +52,9 @@ REMOVED: dict[str, str] = {
     'name = "resnet18"': 'write name = "resnet:resnet18"' + _PAPERS,
     'name = "shakespeare"': 'write name = "shakespeare:load"' + _PAPERS,
     'name = "transformer"': 'write name = "transformer:classifier"' + _PAPERS,
+    **{f"fastagg.{name}": _SIGN for name in ("sign", "verify", "prove", "Proof", "ProofError")},
+    "fastagg.DurableServer": "a server of fastagg.open is a fastagg.Server that has a folder",
+    "fastagg.OtherLife": "it is fastagg.StaleIncarnation now",
     "fastagg.NotDelivered": _PARTS,
     "fastagg.NotSharded": _PARTS,
     "fastagg.RankLost": _PARTS,
@@ -65,6 +69,7 @@ REMOVED: dict[str, str] = {
     "fastagg.SharedVector": "numpy.memmap is memory that all processes of a host see, and server.receive() takes it",
     "fastagg.Slice": _PARTS,
     "fastagg.sharded": _PARTS,
+    "fastagg.ClientCache.row": "fastagg.ops.read_row(cache, slot)",
     "fastagg.ops.GROUP": _PARTS,
     **{f"fastagg.ops.{name}_": f'fastagg.ops.step_(x, update, optimizer="{name}", lr=...)' for name in _STEPS},
     "fastagg.ops.crc32c": "zlib.crc32, or a package that has Castagnoli's",

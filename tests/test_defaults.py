@@ -129,6 +129,7 @@ def model() -> dict[str, torch.Tensor]:
 
 def of_presets(folder: Path) -> Iterator[tuple[str, Any]]:
     """A run of every preset: tasks, answers of every kind, saved and loaded."""
+    from support import inside
     from support.presets import CLIENTS, PRESETS, calls
 
     counted: Any
@@ -156,7 +157,7 @@ def of_presets(folder: Path) -> Iterator[tuple[str, Any]]:
     tiered = fastagg.ACE(model(), lr=0.1, num_clients=2, cache=fastagg.Tiered("int8", path=path), warmup="partial")
     tiered.dispatch(0)
     tiered.receive(0, {"w": model()["w"] * 0.5, "b": model()["b"]})
-    yield "tiered", tiered.direction.cache and tiered._running.extension.state.rows.row(0)
+    yield "tiered", inside.row(tiered, 0)
     tiered.close()
     adapters = {"l.lora_A.weight": vector(1)[:20].view(2, 10), "l.lora_B.weight": vector(2)[:8].view(4, 2)}
     yield "lora", fastagg.lora.products(adapters, {"l.weight": (4, 10), "rest": (3, 2)})

@@ -25,11 +25,10 @@ ORDER = (
     ("page",),
     ("_build", "_checks", "_extras", "_keywords", "tuning", "rules.names"),
     ("registry",),
-    # What numbers lie in. The cache reads its rows with an op, and tiers lie where ops run, so both stand above.
+    # What numbers lie in.
     ("storage", "lora"),
     ("reference",),
     ("ops",),
-    ("storage.cache", "storage.tiered"),
     ("model",),
     ("encoding",),
     ("clients",),
@@ -175,9 +174,3 @@ def test_circles_through_functions_and_types_are_found(tmp_path: Path) -> None:
 def test_a_module_without_a_room_is_said() -> None:
     with pytest.raises(AssertionError, match=r"fastagg\.attic\.box: no line of the table"):
         upward({"fastagg.attic.box": {"fastagg.errors"}, "fastagg.errors": set()})
-
-
-@pytest.mark.parametrize("name", ["sign", "verify", "prove", "Proof", "ProofError"])
-def test_a_name_that_is_gone_says_what_to_use(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"fastagg.{name} is gone: .*docs/audit.md"):
-        getattr(fastagg, name)

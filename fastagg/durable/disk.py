@@ -79,17 +79,29 @@ class Disk:
         """Close a file."""
         os.close(file)
 
+    @contextlib.contextmanager
+    def opened(self, name: str, *, create: bool = False, write: bool = True) -> Iterator[int]:
+        """Open a file, and close it."""
+        file = self.open(name, create=create, write=write)
+        try:
+            yield file
+        finally:
+            self.close(file)
+
+    def put(self, name: str, buffers: Sequence[Bytes]) -> None:
+        """Write a file that nothing longer was in, and wait until it is on the disk."""
+        with self.opened(name, create=True) as file:
+            self.write(file, buffers, 0)
+            self.sync(file)
+
     def size(self, file: int) -> int:
         """Return the file's size in bytes."""
         return os.fstat(file).st_size
 
     def size_of(self, name: str) -> int:
         """Return a file's size in bytes, by its name."""
-        file = self.open(name, write=False)
-        try:
+        with self.opened(name, write=False) as file:
             return self.size(file)
-        finally:
-            self.close(file)
 
     def allocate(self, file: int, size: int) -> None:
         """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata."""
@@ -123,11 +135,8 @@ class Disk:
 
     def read_of(self, name: str) -> bytearray:
         """Read a whole file, by its name."""
-        file = self.open(name, write=False)
-        try:
+        with self.opened(name, write=False) as file:
             return self.read(file, self.size(file), 0)
-        finally:
-            self.close(file)
 
     def sync(self, file: int) -> None:
         """Wait until what was written to the file is on the disk."""

@@ -210,13 +210,9 @@ def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Serv
 
 def _size(disk: Disk, name: str) -> int:
     try:
-        file = disk.open(name, write=False)
+        return disk.size_of(name)
     except OSError:
         return 0
-    try:
-        return disk.size(file)
-    finally:
-        disk.close(file)
 
 
 def _rows(state: dict[str, Any], check: bool) -> list[str]:

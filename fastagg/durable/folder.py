@@ -147,12 +147,7 @@ def say_end(disk: Disk, sequence: int) -> None:
     """Write down that records up to ``sequence`` are on the disk, in another file than theirs: who finds fewer knows
     that some are lost. A disk that refuses is no error, since the records are there."""
     with contextlib.suppress(OSError):
-        file = disk.open(LOCK, create=True)
-        try:
-            disk.write(file, [struct.pack("<QQ", sequence, sequence ^ _ALL)], 0)
-            disk.sync(file)
-        finally:
-            disk.close(file)
+        disk.put(LOCK, [struct.pack("<QQ", sequence, sequence ^ _ALL)])
 
 
 def said_end(disk: Disk) -> int:
@@ -174,11 +169,8 @@ def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
     names = list(found.segments.values())
     files = []
     for number, name in found.segments.items():
-        file = disk.open(name, write=False)
-        try:
+        with disk.opened(name, write=False) as file:
             files.append((str(disk.path / name), number, disk.size(file), disk.read(file, BLOCK, 0)))
-        finally:
-            disk.close(file)
     return native.log.Reader(
         files=files, load=lambda index: disk.read_of(names[index]), sequence=after.sequence, folder=after.folder_id,
         chain=after.chain, end=max(after.log_end, said_end(disk), *found.checkpoints), old="log" not in after.manifest,

@@ -335,11 +335,8 @@ class Keeper:
         for name in {*there}.difference(wanted):
             self.disk.remove(name)
         for name in wanted:
-            file = self.disk.open(name, create=True)
-            try:
+            with self.disk.opened(name, create=True) as file:
                 self._allocate(file, size)
-            finally:
-                self.disk.close(file)
 
     def _allocate(self, file: int, size: int) -> None:
         while True:

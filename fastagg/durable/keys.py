@@ -38,20 +38,11 @@ def take_key(disk: Disk, server: Server, state: State | None) -> None:
         server._draw_with(key)
     elif state is None:
         with named(disk.path / KEY):
-            _write(disk, server._parts.key)
+            disk.remove(KEY + PARTIAL)
+            disk.put(KEY + PARTIAL, [server._parts.key])
+            disk.rename(KEY + PARTIAL, KEY)
+            disk.sync_folder()
     else:
         raise CheckpointError(f"{disk.path / KEY}: it is missing: without it the log's steps cannot be made again")
     if state is not None and state["direction"].get("noise_key") != server._running.extension.state.native.key_id:
         raise CheckpointError(f"{disk.path / KEY}: it is not the key of this folder's noise")
-
-
-def _write(disk: Disk, key: NoiseKey) -> None:
-    file = disk.open(KEY + PARTIAL, create=True)
-    try:
-        disk.truncate(file, 0)
-        disk.write(file, [key], 0)
-        disk.sync(file)
-    finally:
-        disk.close(file)
-    disk.rename(KEY + PARTIAL, KEY)
-    disk.sync_folder()

@@ -287,13 +287,10 @@ def _make_durable(disk: Disk, names: set[str], unsure: dict[str, tuple[int, int]
     place."""
     for name in names:
         at, end = unsure.get(name, (0, 0))
-        file = disk.open(name)
-        try:
+        with disk.opened(name) as file:
             while at < end:
                 at = disk.write(file, [disk.read(file, min(end - at, _CHUNK), at)], at)
             disk.sync(file)
-        finally:
-            disk.close(file)
 
 
 def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -121,12 +121,7 @@ class Writer:
         found = {"format": FORMAT, **more, "parts": self._parts, "checksums": self.sums, "state": tree}
         text = json.dumps(found, separators=(",", ":")).encode()
         said = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode()
-        manifest = self.disk.open(f"{self.folder}/{MANIFEST}", create=True)
-        try:
-            self.disk.write(manifest, [said, b"\n", text], 0)
-            self.disk.sync(manifest)
-        finally:
-            self.disk.close(manifest)
+        self.disk.put(f"{self.folder}/{MANIFEST}", [said, b"\n", text])
         self.disk.sync_folder(self.folder)
         self.nbytes += len(said) + 1 + len(text)
 
@@ -150,12 +145,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
     """
     path = disk.path / folder / MANIFEST
     try:
-        file = disk.open(f"{folder}/{MANIFEST}", write=False)
-        try:
-            whole = disk.read(file, disk.size(file), 0)
-        finally:
-            disk.close(file)
-        head, _, text = whole.partition(b"\n")
+        head, _, text = disk.read_of(f"{folder}/{MANIFEST}").partition(b"\n")
         said = json.loads(head)
         if said["crc32c"] != raw.crc32c([text]) or said["bytes"] != len(text):
             raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
@@ -167,7 +157,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
     return found
 
 
-def read(disk: Disk, folder: str, manifest: Plain, on_read: Callable[[str], None] | None = None) -> State:
+def read(disk: Disk, folder: str, manifest: Plain) -> State:
     """Return the state that a manifest describes.
 
     Raises:
@@ -176,12 +166,8 @@ def read(disk: Disk, folder: str, manifest: Plain, on_read: Callable[[str], None
     """
     path = disk.path / folder / TENSORS
     try:
-        file = disk.open(f"{folder}/{TENSORS}", write=False)
-        try:
-            tensors = dict(_tensors(disk, file, manifest, on_read))
-        finally:
-            disk.close(file)
-        return restored(manifest["state"], tensors)
+        with disk.opened(f"{folder}/{TENSORS}", write=False) as file:
+            return restored(manifest["state"], dict(_tensors(disk, file, manifest)))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
     except (
@@ -196,9 +182,7 @@ def read(disk: Disk, folder: str, manifest: Plain, on_read: Callable[[str], None
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
 
-def _tensors(
-    disk: Disk, file: int, manifest: Plain, on_read: Callable[[str], None] | None
-) -> Iterator[tuple[str, Tensor]]:
+def _tensors(disk: Disk, file: int, manifest: Plain) -> Iterator[tuple[str, Tensor]]:
     length = disk.size(file)
     size = int.from_bytes(disk.read(file, 8, 0), "little")
     if size > length - 8:
@@ -217,8 +201,6 @@ def _tensors(
         sums = [raw.crc32c([held[at : at + part]]) for at in range(0, len(held), part)]
         if sums != manifest["checksums"][name]:
             raise CheckpointError(f"wrong checksum of {name}")
-        if on_read is not None:
-            on_read(name)
         if not len(held):
             yield name, torch.empty(shape, dtype=dtype, device="cpu")
             continue

@@ -15,8 +15,8 @@ from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.ops.checks import Update, address, apart, apart_from, key, optimizer_of, pair, vector
 from fastagg.ops.place import CPU, place, run, where
 from fastagg.storage import memory
+from fastagg.storage.cache import ClientCache
 from fastagg.storage.pieces import as_pieces
-from fastagg.storage.rows import Rows
 from fastagg.storage.staging import send
 
 _BLOCK = native.block  # elements that are recomputed together
@@ -27,7 +27,7 @@ def cached_step_(
     x: Tensor | None,
     update: Update,
     *,
-    cache: Rows | None,
+    cache: ClientCache | None,
     write: int = -1,
     read: int = -1,
     client: int = 0,
@@ -44,7 +44,7 @@ def cached_step_(
     acc_scale: float = 1.0,
     out: Tensor | None = None,
     verdict: Tensor | None = None,
-    write_cache: Rows | None = None,
+    write_cache: ClientCache | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
     """Store an update as a client's row and step the model along the sum of rows, in one pass over memory.
@@ -109,7 +109,9 @@ def cached_step_(
     return x if out is None else out
 
 
-def _check_rows(size: int, cache: Rows, write: int, read: int, terms: Sequence[tuple[int, float]], into: Rows) -> None:
+def _check_rows(
+    size: int, cache: ClientCache, write: int, read: int, terms: Sequence[tuple[int, float]], into: ClientCache
+) -> None:
     """Check the slots of a step: ``write`` is one of ``into``, all others of ``cache``."""
     if cache.size != size:
         raise ShapeMismatch(f"update: expected {cache.size} elements, as the cache's rows have, got {size}")
@@ -121,7 +123,7 @@ def _check_rows(size: int, cache: Rows, write: int, read: int, terms: Sequence[t
 
 
 def recompute_sum_(
-    sum: Tensor, cache: Rows, weights: Tensor, first: int = 0, last: int | None = None, stride: int = 1
+    sum: Tensor, cache: ClientCache, weights: Tensor, first: int = 0, last: int | None = None, stride: int = 1
 ) -> Tensor:
     """``sum = sum over slots of weights[slot]*deq(row slot)``, added in float64 and rounded once.
 
@@ -160,7 +162,7 @@ def recompute_sum_(
 
 def add_rows_(
     shadow: Tensor,
-    cache: Rows,
+    cache: ClientCache,
     jobs: Sequence[tuple[int, int, int, int]],
     weights: Tensor | None = None,
     weight: float = 1.0,
@@ -277,8 +279,8 @@ def _upload(jobs: list[tuple[int, int, int, int]], device: torch.device) -> Tens
     return send(torch.tensor([(*job, 0, 0) for job in jobs], dtype=torch.int64, device="cpu"), device)
 
 
-def read_row(cache: Rows, slot: int) -> Tensor:
-    """Row ``slot`` of the cache, dequantised: [d] fp32.
+def read_row(cache: ClientCache, slot: int) -> Tensor:
+    """Row ``slot`` of the cache as it is used everywhere, dequantised: [d] fp32. Only written rows mean anything.
 
     Raises:
         ConfigError: the slot does not exist.

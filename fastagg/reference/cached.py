@@ -10,18 +10,18 @@ from torch import Tensor
 
 from fastagg.reference.rows import decode, encode, random_bits
 from fastagg.reference.step import step_
+from fastagg.storage.cache import ClientCache
 from fastagg.storage.pieces import Pieces, as_pieces
-from fastagg.storage.rows import Rows
 
 _F64 = torch.float64
 
 
-def read_row(cache: Rows, slot: int) -> Tensor:
+def read_row(cache: ClientCache, slot: int) -> Tensor:
     """Return row ``slot``, decoded."""
     return decode(cache.data[slot], cache.scales[slot], cache.format, cache.size)
 
 
-def recompute_sum_(sum: Tensor, cache: Rows, weights: Tensor, first: int, last: int, stride: int = 1) -> Tensor:
+def recompute_sum_(sum: Tensor, cache: ClientCache, weights: Tensor, first: int, last: int, stride: int = 1) -> Tensor:
     """Compute the exact sum of the rows with a nonzero weight, for some blocks."""
     for block in range(first, last, stride):
         part = slice(block * 1024, (block + 1) * 1024)
@@ -34,7 +34,7 @@ def recompute_sum_(sum: Tensor, cache: Rows, weights: Tensor, first: int, last: 
 
 def add_rows_(
     shadow: Tensor,
-    cache: Rows,
+    cache: ClientCache,
     jobs: Sequence[tuple[int, int, int, int]],
     weights: Tensor | None = None,
     weight: float = 1.0,
@@ -62,7 +62,7 @@ def cached_step_(
     x: Tensor | None,
     update: Tensor | list[Tensor] | Pieces,
     *,
-    cache: Rows | None,
+    cache: ClientCache | None,
     write: int = -1,
     read: int = -1,
     client: int = 0,
@@ -78,7 +78,7 @@ def cached_step_(
     weight: float = 1.0,
     acc_scale: float = 1.0,
     out: Tensor | None = None,
-    write_cache: Rows | None = None,
+    write_cache: ClientCache | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
     """See :func:`fastagg.ops.cached_step_`."""

@@ -7,8 +7,9 @@ import pickle
 import stat
 import tempfile
 import zipfile
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,48 +20,45 @@ from fastagg._types import Plain, State, Tree
 from fastagg.errors import CheckpointError, ConfigError
 from fastagg.model import Layout
 from fastagg.removed import remaining
+from fastagg.storage import files
 
 FORMAT = 3
 _BYTES_PER_CLIENT = 32  # bytes per client of the ledger and a book, for clients that were never heard of
 _ALWAYS = 64 << 20  # a state may need so many bytes in memory whatever the file's size
 
 
+def mapped(value: Tree, change: Callable[[Any], Any]) -> Tree:
+    """Return nested dicts, lists and tuples with everything else in them changed."""
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(item, change) for item in value)
+    return change(value)
+
+
 def cloned(value: Tree) -> Tree:
-    """Return a copy of nested dicts, lists and tuples in which every tensor is cloned."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: cloned(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(cloned(item) for item in value)
-    return value
+    """Return a copy in which every tensor is cloned."""
+    return mapped(value, lambda one: one.detach().clone() if isinstance(one, Tensor) else one)
 
 
-def on_device(value: Tree, device: torch.device, _moved: dict[Hashable, Tensor] | None = None) -> Tree:
-    """Move every tensor in nested dicts, lists and tuples to ``device``. A tensor that occurs twice stays one
-    tensor."""
-    moved = {} if _moved is None else _moved
-    if isinstance(value, Tensor):
-        key = (value.data_ptr(), value.shape, value.dtype)
+def on_device(value: Tree, device: torch.device) -> Tree:
+    """Move every tensor to ``device``. A tensor that occurs twice stays one tensor."""
+    moved: dict[object, Tensor] = {}
+
+    def move(one: Any) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        key = (one.data_ptr(), one.shape, one.dtype)
         if key not in moved:
-            moved[key] = value.to(device)
+            moved[key] = one.to(device)
         return moved[key]
-    if isinstance(value, dict):
-        return {key: on_device(item, device, moved) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(on_device(item, device, moved) for item in value)
-    return value
+
+    return mapped(value, move)
 
 
 def plain(value: Tree) -> Tree:
     """Return settings for a checkpoint: NumPy's scalars, which loaders do not trust, become Python's numbers."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(plain(item) for item in value)
-    return value
+    return mapped(value, lambda one: one.item() if isinstance(one, np.generic) else one)
 
 
 def open_tasks(state: State) -> list[tuple[int | str, int]]:
@@ -161,11 +159,7 @@ def write(state: State, path: Path) -> None:
             os.fsync(f.fileno())
         os.replace(temporary, path)
         temporary = None
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # syncs the rename itself
-        finally:
-            os.close(folder)
+        files.sync_folder(path.parent)  # syncs the rename itself
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: the checkpoint could not be written: {_cause(error)}") from error
     finally:

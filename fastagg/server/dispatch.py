@@ -34,6 +34,7 @@ class Dispatch(native.Task):
         incarnation: the number of the server's incarnation in which this version was made
             (:attr:`fastagg.Server.incarnation`). If the client sends it back, the server refuses the answer to a
             version that a restart has lost, even though new versions use the same numbers.
+        flat: the trainable parameters as one fp32 vector [d], shared with the server. Do not write to it.
 
     Example:
         >>> server = fastagg.FedBuff({"weight": torch.zeros(2)}, buffer_size=1)
@@ -45,18 +46,6 @@ class Dispatch(native.Task):
 
     # The engine makes one for every task that goes out (csrc/bindings/records.h). Nothing is worked out ahead.
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        client: Client
-        version: int
-        id: int | None
-        local_steps: int | None
-        control: Tensor | dict[str, Tensor] | None
-        incarnation: int | None
-        _layout: Layout
-        _encoded: Native
-        _params: Arrays
-        _views: Arrays
 
     def __init__(
         self,
@@ -122,12 +111,6 @@ class Dispatch(native.Task):
         if self._views is None:
             self._views = self._layout.as_given(self._layout.views(*self._model))
         return self._views
-
-    if TYPE_CHECKING:
-
-        @property
-        def flat(self) -> Tensor:
-            """The trainable parameters as one fp32 vector [d], shared with the server. Do not write to it."""
 
     def for_client(self, client: Client, local_steps: int | None, id: int | None = None) -> Dispatch:
         """The same model as a task of another client, which has this id."""
@@ -248,20 +231,6 @@ class Receipt(native.Receipt):
 
     # The engine makes one for every answer and writes its numbers into it (csrc/bindings/records.h).
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        client: Client
-        applied: bool
-        version: int
-        delay: int
-        step_size: float | None
-        update_norm: float
-        weight: float
-        kept: bool
-        task: int | None
-        durable: bool
-        digest: str | None
-        sequence: int
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -88,7 +89,12 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     """Return a new server with this model. The engine owns ``flat`` from now on."""
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
     seed = settings["seed"]
-    runner, held = _on_host() if parts.on_host else _on_device(parts.device, layout.size)
+    if parts.on_host:
+        runner, held = native.engine.on_cpu(), native.engine.host_memory()
+    else:
+        runner, held = native.engine.on_device(
+            place(parts.device).device, layout.size, lambda nbytes: memory.empty_bytes(nbytes, parts.device)
+        )
     state = direction.start(
         Material(layout.size, parts.device, seed, layout.buffer_size, held, parts.key, layout.ends())
     )
@@ -114,7 +120,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,
             "control": extension.sends or extension.control is not None,
             "reader": None if extension.always else _reader(layout),
-            "device": -1 if parts.on_host else _index(parts.device),
+            "device": -1 if parts.on_host else place(parts.device).device,
         },
     )  # fmt: skip
     limit(engine, settings)
@@ -352,24 +358,19 @@ def _reader(layout: Layout) -> Native:
     )  # fmt: skip
 
 
+# The weights that the engine knows, by its names, and which settings are its a and b.
+_WEIGHTS: dict[Callable[..., float | None], tuple[str, tuple[str, ...]]] = {
+    Hinge.weight: ("hinge", ("a", "b")), Polynomial.weight: ("polynomial", ("a",)),
+    CosineGate.weight: ("cosine", ("alpha", "cutoff")), Cutoff.weight: ("cutoff", ("delay",)),
+}  # fmt: skip
+
+
 def _native_staleness(staleness: Staleness) -> Native:
     """The rule as the engine's, which asks Python for a user's own."""
-    weight, rate = type(staleness).weight, type(staleness).rate
-    settings: Plain = {}
-    if weight is Hinge.weight:
-        assert isinstance(staleness, Hinge)
-        settings |= {"weight": "hinge", "a": float(staleness.a), "b": float(staleness.b)}
-    elif weight is Polynomial.weight:
-        assert isinstance(staleness, Polynomial)
-        settings |= {"weight": "polynomial", "a": float(staleness.a)}
-    elif weight is CosineGate.weight:
-        assert isinstance(staleness, CosineGate)
-        settings |= {"weight": "cosine", "a": float(staleness.alpha), "b": float(staleness.cutoff)}
-    elif weight is Cutoff.weight:
-        assert isinstance(staleness, Cutoff)
-        settings |= {"weight": "cutoff", "a": float(staleness.delay)}
-    elif weight is not Staleness.weight:
-        settings["weight"] = "ask"
+    rate, settings = type(staleness).rate, Plain()
+    if type(staleness).weight is not Staleness.weight:
+        settings["weight"], names = _WEIGHTS.get(type(staleness).weight, ("ask", ()))
+        settings |= {place: float(getattr(staleness, name)) for place, name in zip("ab", names, strict=False)}
     if rate is DelayAdaptive.rate:
         assert isinstance(staleness, DelayAdaptive)
         settings |= {"rate": staleness.rule, "threshold": float(staleness.threshold)}
@@ -383,21 +384,3 @@ def _native_optimizer(optimizer: Optimizer) -> Native:
     hyper = {} if optimizer.has_own_step else optimizer.hyper()
     coded = optimizer.moment_format == "8bit"
     return native.engine.Optimizer(optimizer.kernel or "sgd", lr=optimizer.lr, coded=coded, **hyper)
-
-
-def _on_host() -> tuple[Native, Native]:
-    return native.engine.on_cpu(), native.engine.host_memory()
-
-
-def _on_device(device: torch.device, size: int) -> tuple[Native, Native]:
-    """The runner and the memory of a CUDA device, for a model of so many parameters."""
-    made: tuple[Native, Native] = native.engine.on_device(
-        _index(device), size, lambda nbytes: memory.empty_bytes(nbytes, device)
-    )
-    return made
-
-
-def _index(device: torch.device) -> int:
-    on = place(device)
-    assert on is not None
-    return on.device

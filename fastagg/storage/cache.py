@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import State
 from fastagg.errors import ConfigError
-from fastagg.ops.cached import read_row
 from fastagg.storage import memory
 
 SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/math/rows.h
@@ -30,7 +29,7 @@ class ClientCache:
     Formats: ``fp32``; ``bf16``; ``int8`` and ``int4`` with one fp32 scale for every 256 elements (1.6% and 3.1% of the
     row). All but fp32 are rounded stochastically and without bias, from a counter-based generator keyed by seed,
     client, arrival and element (the ACE paper, F.3.3, for 8 bits). Rows are written by :func:`fastagg.ops.cached_step_`
-    and read with :meth:`row`.
+    and read with :func:`fastagg.ops.read_row`.
 
     Args:
         size: d, elements of a row.
@@ -69,12 +68,10 @@ class ClientCache:
         """Bytes of all rows and scales."""
         return self.slots * (self.row_bytes + 4 * self.row_scales)
 
-    def row(self, slot: int) -> Tensor:
-        """Row ``slot`` as it is used everywhere, dequantised: [d] fp32, a copy.
+    if not TYPE_CHECKING:  # so that a misspelt attribute is still found
 
-        Only rows that were written mean anything.
-        """
-        return read_row(self, slot)
+        def __getattr__(self, name: str) -> object:
+            raise _checks.no_attribute(self, name)
 
     def state_dict(self, slots: list[int], *, data: bool = True) -> State:
         """The rows in ``slots``, which are those in use; where that is all of them, not copied. ``data``: False leaves

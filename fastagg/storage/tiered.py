@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
 from fastagg._types import Plain, State
 from fastagg.errors import CacheError, CheckpointError, ConfigError
 from fastagg.rules.names import Cache, words
-from fastagg.storage import files, memory
+from fastagg.storage import files
 
 ROWS, OLD = "rows.bin", "rows.json"
 _SLOTS = re.compile(r"slots-([0-9a-f]{16})-(\d+)(\.begun)?")
@@ -138,21 +137,6 @@ class TieredRows:
         # Called when rows were given up. It is a method of what holds this server, and must not hold that alive.
         self.after_loss: Callable[[], Callable[[], object] | None] = lambda: None
         self._id = ""
-
-    def row(self, client: int) -> Tensor | None:
-        """The row of ``client`` as it is used everywhere, dequantised: [d] fp32. None if it has none."""
-        found = self.native.row(client)
-        if found is None:
-            return None
-        held = np.frombuffer(bytearray(found), dtype=np.uint8)
-        out = memory.empty(self.size)
-        scaled = native.row_formats[self.setting.format][1]
-        rows = native.Rows(
-            format=self.setting.format, size=self.size, slots=1, data=held.ctypes.data,
-            scales=held.ctypes.data + self.native.scales_at if scaled else 0,
-        )  # fmt: skip
-        native.read_row(rows, slot=0, out=out.data_ptr())
-        return out
 
     def counts(self) -> dict[str, int]:
         """What happened to rows since the folder was opened, and what they take."""

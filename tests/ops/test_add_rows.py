@@ -57,7 +57,7 @@ def spelled_out(shadow: Tensor, cache: ClientCache, jobs: Any, weights: Tensor) 
         for slot in range(first, last):
             factor = weights.numpy()[slot]
             if factor != 0:
-                part = cache.row(slot).numpy()[block * BLOCK : (block + 1) * BLOCK]
+                part = ops.read_row(cache, slot).numpy()[block * BLOCK : (block + 1) * BLOCK]
                 found[row, : len(part)] += (np.float32(factor) * part).astype(np.float64)
     return torch.from_numpy(found)
 
@@ -86,7 +86,7 @@ def test_the_sum_is_near_the_exact_one() -> None:
     cache, weights = filled(size, slots, "int8"), weights_of(slots, 5)
     shadow = torch.zeros(3, BLOCK, dtype=torch.float64)
     ops.add_rows_(shadow, cache, [(block, block, 0, slots) for block in range(3)], weights)
-    rows = torch.stack([cache.row(slot) for slot in range(slots)]).double()
+    rows = torch.stack([ops.read_row(cache, slot) for slot in range(slots)]).double()
     exact = (weights.double()[:, None] * rows).sum(0)
     most = (weights.double().abs()[:, None] * rows.abs()).sum(0)
     assert float(((shadow.view(-1)[:size] - exact).abs() / most).max()) < 2.0**-24 + slots * 2.0**-53

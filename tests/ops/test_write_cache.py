@@ -58,15 +58,15 @@ def test_a_row_written_elsewhere_is_the_row_written_in_place(format: str, kind: 
         (here, total), (read, other_total) = filled(size, format), filled(size, format)
         there = ClientCache(size, 2, format, seed=99)
         there.data.fill_(0xA5), there.scales.fill_(7.0)
-        before, beside = bytes_of(read), there.row(1)
-        old = here.row(1)
+        before, beside = bytes_of(read), ops.read_row(there, 1)
+        old = ops.read_row(here, 1)
         expected = arrive(kind, here, total, read=1, write=1)
         got = arrive(kind, read, other_total, read=1, write=0, write_cache=there)
         assert all(same_bits(a, b) for a, b in zip(got, expected, strict=True)), size
         assert torch.equal(there.data[0], here.data[1]) and same_bits(there.scales[0], here.scales[1])
-        assert not same_bits(here.row(1), old)  # a new row, indeed
+        assert not same_bits(ops.read_row(here, 1), old)  # a new row, indeed
         assert bytes_of(read) == before
-        assert same_bits(there.row(1), beside) and bool((there.data[1] == 0xA5).all())
+        assert same_bits(ops.read_row(there, 1), beside) and bool((there.data[1] == 0xA5).all())
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -94,5 +94,5 @@ def test_the_rounding_is_keyed_by_the_cache_that_is_read() -> None:
     for seed in (1, 2):
         there = ClientCache(size, 1, "int4", seed=seed)
         ops.cached_step_(None, vector(size, 4), cache=cache, write_cache=there, write=0, sum=torch.zeros(size))
-        rows.append(there.row(0))
+        rows.append(ops.read_row(there, 0))
     assert same_bits(*rows)

@@ -57,7 +57,7 @@ class Trace:
 def rows_of(server: fastagg.Server, clients: int = 12) -> list[Tensor]:
     state = inside.direction(server)
     assert isinstance(state, TieredState)
-    found = [state.rows.row(client) for client in range(clients)]
+    found = [inside.row_on_disk(state.rows, client) for client in range(clients)]
     assert all(row is not None for row in found)
     return [row for row in found if row is not None]
 

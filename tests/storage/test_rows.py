@@ -49,7 +49,7 @@ def test_rows_are_the_reference_to_the_bit(format: str, isa: str) -> None:
             used = cache.row_bytes if format in ("int8", "int4") else size * FORMATS[format] // 8
             assert torch.equal(cache.data[1][:used], data[:used]), f"size {size}"
             assert same_bits(cache.scales[1], scales)
-            assert same_bits(cache.row(1), reference.decode(data, scales, format, size))
+            assert same_bits(ops.read_row(cache, 1), reference.decode(data, scales, format, size))
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_error_is_below_one_scale(format: str, seed: int, size: int) -> None:
     values = extreme(size, seed)
     cache = store(values, format, seed=seed)
     scale = cache.scales[1].double().repeat_interleave(SCALE_BLOCK)[:size]
-    error = (cache.row(1).double() - values.double()).abs()
+    error = (ops.read_row(cache, 1).double() - values.double()).abs()
     assert (error <= scale * (1 + 1e-6)).all()
     levels = 127 if format == "int8" else 7
     for block in range(len(cache.scales[1])):
@@ -173,7 +173,7 @@ def test_one_pass_over_whole_blocks_is_the_stages_to_the_bit(
                 x, vector(768, arrival)[:size], cache=cache, write=write, read=read, sum=total, sum_scale=-0.3,
                 entering=weights[0], leaving=weights[1], terms=terms, client=1, arrival=arrival, optimizer="sgd", lr=1,
             )  # fmt: skip
-        rows = [cache.row(slot)[:512] for slot in range(4)]
+        rows = [ops.read_row(cache, slot)[:512] for slot in range(4)]
         results.append([x[:512], total[:512], *rows])
     for whole, staged in zip(*results, strict=True):
         assert same_bits(whole, staged)
@@ -186,7 +186,7 @@ def test_recompute_is_exact(isa: str) -> None:
     total = torch.zeros(size)
     for slot in range(n):
         ops.cached_step_(None, vector(size, slot), cache=cache, write=slot, sum=total, arrival=slot, client=slot)
-    rows = [cache.row(slot) * weights[slot] for slot in range(n)]
+    rows = [ops.read_row(cache, slot) * weights[slot] for slot in range(n)]
     exact = sum(row.double() for row in rows)
     ops.recompute_sum_(total, cache, weights)
     assert torch.equal(total, exact.float())

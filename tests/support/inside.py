@@ -8,6 +8,8 @@ import numpy as np
 from torch import Tensor
 
 import fastagg
+from fastagg._build import native
+from fastagg.storage import memory
 
 
 def engine(server: fastagg.Server) -> Any:
@@ -32,8 +34,19 @@ def weights(server: fastagg.Server) -> np.ndarray:
 def row(server: fastagg.Server, client: int) -> Tensor | None:
     """A client's cached update, [d], in memory or on a disk; on a disk None if it has none."""
     state = direction(server)
-    found: Tensor | None = (state.rows if hasattr(state, "rows") else state.cache).row(client)
-    return found
+    return row_on_disk(state.rows, client) if hasattr(state, "rows") else fastagg.ops.read_row(state.cache, client)
+
+
+def row_on_disk(rows: Any, client: int) -> Tensor | None:
+    """A client's row, [d], of a TieredRows; None if it has none."""
+    held = rows.native.row(client)
+    if held is None:
+        return None
+    data, out = np.frombuffer(bytearray(held), np.uint8), memory.empty(rows.size)
+    scales = data.ctypes.data + rows.native.scales_at if native.row_formats[rows.setting.format][1] else 0
+    there = native.Rows(format=rows.setting.format, size=rows.size, slots=1, data=data.ctypes.data, scales=scales)
+    native.read_row(there, slot=0, out=out.data_ptr())
+    return out
 
 
 def owed(server: fastagg.Server, client: int | str) -> list[int]:

@@ -102,7 +102,7 @@ class Scene:
         state = without_lives(self.server)
         if self.name == ON_A_DISK:  # a restart may find rows at other places of the file
             rows = state["direction"].pop("cache")
-            state["rows"] = [inside.direction(self.server).rows.row(client) for client in range(CLIENTS)]
+            state["rows"] = [inside.row(self.server, client) for client in range(CLIENTS)]
             state["sums"] = sorted(rows["sums"].tolist())
         return state
 

@@ -254,6 +254,13 @@ class PerClient(Direction):
         return self.num_clients
 
 
+class CountedState(DirectionState):
+    """All that it knows lies in the engine."""
+
+    def memory(self) -> dict[str, int]:
+        return {"direction": self.native.nbytes()}
+
+
 class SumState(DirectionState):
     """A sum over clients, and what the engine knows of each of them. ``sum`` is the vector, [d]."""
 

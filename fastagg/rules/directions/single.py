@@ -9,7 +9,7 @@ from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.ops.place import CPU, place
-from fastagg.rules.directions.base import Direction, DirectionState, Material
+from fastagg.rules.directions.base import CountedState, Direction, DirectionState, Material
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,7 @@ class Aligned(Single):
         if place(material.device) is not CPU:
             raise ConfigError(f"direction: Aligned turns tensors on the CPU, got device {material.device}")
         setting = (self.rho, self.c_ok, self.k_s, self.k_d, self.kappa, self.beta_max, self.eps)
-        return AlignedState(native.engine.Aligned(sign=self.sign, setting=setting, ends=material.ends))
-
-
-class AlignedState(DirectionState):
-    """Of each tensor what was found out about the update and the momentum."""
-
-    def memory(self) -> dict[str, int]:
-        return {"direction": self.native.nbytes()}
+        return CountedState(native.engine.Aligned(sign=self.sign, setting=setting, ends=material.ends))
 
 
 @dataclass(frozen=True)
