@@ -47,7 +47,7 @@ def rows_finite(server: fastagg.Server) -> bool:
     if cache is None:
         return True
     assert isinstance(cache, ClientCache)
-    return all(bool(torch.isfinite(fastagg.ops.read_row(cache, slot)).all()) for slot in state["cache"]["slots"])
+    return all(bool(torch.isfinite(inside.row_in(cache, slot)).all()) for slot in state["cache"]["slots"])
 
 
 def push(server: fastagg.Server, name: str, updates: Callable[[int], torch.Tensor], samples: float, turns: int) -> int:

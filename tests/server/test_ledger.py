@@ -304,7 +304,7 @@ def distance_from_its_rows(server: fastagg.Server) -> float:
         weights = {slot: 1.0 for _, slot in held["slots"]}
     total = torch.zeros(cache.size, dtype=torch.float64)
     for slot, weight in weights.items():
-        total += weight * fastagg.ops.read_row(cache, slot).double()
+        total += weight * inside.row_in(cache, slot).double()
     return float((state.sum.double() - total).abs().max() / total.abs().max())
 
 

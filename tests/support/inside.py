@@ -34,7 +34,12 @@ def weights(server: fastagg.Server) -> np.ndarray:
 def row(server: fastagg.Server, client: int) -> Tensor | None:
     """A client's cached update, [d], in memory or on a disk; on a disk None if it has none."""
     state = direction(server)
-    return row_on_disk(state.rows, client) if hasattr(state, "rows") else fastagg.ops.read_row(state.cache, client)
+    return row_on_disk(state.rows, client) if hasattr(state, "rows") else row_in(state.cache, client)
+
+
+def row_in(cache: fastagg.ClientCache, slot: int) -> Tensor:
+    """A row of a cache in memory, [d]."""
+    return fastagg.ops.read_row(cache, slot)
 
 
 def row_on_disk(rows: Any, client: int) -> Tensor | None:
