@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._types import Arrays, Native, State
+from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.storage.encoded import Encoded
