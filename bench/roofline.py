@@ -38,7 +38,7 @@ def streams(problem: Problem) -> dict[str, Stream]:
     a, b, c = (huge(problem.size, problem.device).fill_(value) for value in (0.0, 1.0, 2.0))
     found = {
         "copy: torch copy_": Stream("copy", lambda: a.copy_(b), 8),
-        "copy: past the caches": Stream("copy", lambda: ops.accumulate_(b, a, fresh=True), 8),
+        "copy: past the caches": Stream("copy", lambda: ops.accumulate_(a, b, fresh=True), 8),
         "triad: torch add(out=)": Stream("triad", lambda: torch.add(b, c, alpha=0.5, out=a), 12),
         "triad: past the caches": Stream("triad", lambda: ops.step_(b, c, optimizer="sgd", lr=0.5, out=a), 12),
         "read: torch sum": Stream("read", b.sum, 4),

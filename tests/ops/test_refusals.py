@@ -170,6 +170,8 @@ REFUSED: list[tuple[Callable[[World], Any], type[Exception] | tuple[type[Excepti
     (lambda w: w.coded_step(m=w.coded[0][:D]), SHAPE, r"m: expected shape \[3072\]"),
     (lambda w: w.coded_step(v=w.v), DTYPE, "v: expected torch.uint8"),
     (lambda w: w.coded_step(optimizer="sgd", m=None, v=None), CONFIG, "sgd has no moments"),
+    (lambda w: w.coded_step(optimizer="delayed"), CONFIG, "delayed has no moments in 8 bits"),
+    (lambda w: w.coded_step(units=None), DTYPE, "m: expected torch.float32"),
     (lambda w: w.coded_step(rounding=(-1, 0)), CONFIG, "rounding: expected 0 to"),
     (lambda w: w.coded_step(rounding=(0, 2**64)), CONFIG, "rounding: expected 0 to"),
     (lambda w: w.coded_step(rounding=3), CONFIG, "rounding: expected two numbers"),

@@ -180,13 +180,16 @@ def test_misaligned_vectors(offset: int, isa: str) -> None:
 
 @pytest.mark.parametrize("size", [1000, 1 << 20, (1 << 20) + 17])  # below and above the streaming threshold
 @pytest.mark.parametrize("offset", [0, 1])
-def test_writing_beside_the_model_leaves_it_alone(size: int, offset: int) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adam in 8 bits"])
+def test_writing_beside_the_model_leaves_it_alone(optimizer: str, size: int, offset: int) -> None:
     x, update = vector(size, 1), vector(size, 2, 1e-2)
     before, out = x.clone(), torch.empty(size + offset)[offset:]
-    assert ops.step_(x, update, optimizer="sgd", lr=0.5, out=out) is out
+    kind, _, coded = optimizer.partition(" ")
+    aside, inside = (fastagg.rules.moments.zeros(kind, "8bit", size) if coded else {} for _ in range(2))
+    assert ops.step_(x, update, optimizer=kind, lr=0.5, out=out, **aside) is out
     assert same_bits(x, before)
-    ops.step_(x, update, optimizer="sgd", lr=0.5)
-    assert same_bits(out, x)
+    ops.step_(x, update, optimizer=kind, lr=0.5, **inside)
+    assert same_bits(out, x) and all(torch.equal(aside[name], inside[name]) for name in aside)
 
 
 def test_thread_count_changes_no_bit(threads: None) -> None:

@@ -11,11 +11,9 @@ import sys
 import pytest
 from support.stderr import said
 
-from fastagg.server import checkpoint
-from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import to_toml
 
-from .test_resume import EVERY, Killed, Stop, same
+from .test_resume import EVERY
 
 resource = pytest.importorskip("resource")
 
@@ -68,32 +66,6 @@ def test_a_new_run(tiny, tmp_path, changes, limit, part, left):
     (tmp_path / "mine.toml").write_text(to_toml(tiny(changes)))
     check_refusal(fastagg(tmp_path, "run", "mine.toml", "--out", "out", limit=limit), part)
     assert names(tmp_path / "out") == left
-
-
-def test_a_run_that_goes_on_keeps_its_checkpoint(tiny, tmp_path):
-    config = tiny(EVERY)
-    run(config, tmp_path / "whole")
-    with pytest.raises(Killed):
-        run(config, tmp_path / "cut", Stop(9))
-    kept = (tmp_path / "cut" / "checkpoint.pt").read_bytes()
-    check_refusal(fastagg(tmp_path, "run", "cut", "--resume", limit=len(kept) // 2), "checkpoint.pt")
-    assert (tmp_path / "cut" / "checkpoint.pt").read_bytes() == kept
-    assert names(tmp_path / "cut") == ["checkpoint.pt", "config.toml", "metrics.csv"]
-    checkpoint.read(tmp_path / "cut" / "checkpoint.pt")
-    done = fastagg(tmp_path, "run", "cut", "--resume")
-    assert done.returncode == 0, done.stderr
-    same(tmp_path / "whole", tmp_path / "cut")
-
-
-def test_the_picture_at_the_end(tiny, tmp_path):
-    config = tiny({"run.uploads": 3})
-    run(config, tmp_path / "whole")
-    size = (tmp_path / "whole" / "accuracy.png").stat().st_size
-    (tmp_path / "mine.toml").write_text(to_toml(config))
-    check_refusal(fastagg(tmp_path, "run", "mine.toml", "--out", "cut", limit=size - 1), "cannot write results to cut")
-    assert names(tmp_path / "cut") == ["checkpoint.pt", "clients.csv", "config.toml", "delays.csv", "metrics.csv"]
-    run(config, tmp_path / "cut", resume="go on")
-    same(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.slow

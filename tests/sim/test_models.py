@@ -4,11 +4,8 @@ import resnet
 import shakespeare
 import torch
 
-from fastagg import FedBuff
 from fastagg.errors import ConfigError
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, rated
-from fastagg.sim.data.federated import Samples
-from fastagg.sim.models import build, seeded
+from fastagg.sim.models import build
 from fastagg.sim.recipes.sections import WIDTHS, Model
 
 
@@ -45,16 +42,6 @@ def test_femnists_network_has_its_size():
         leaf.cnn((1, 28, 28), 62, [4])
 
 
-def test_resnet_halves_the_image_three_times_and_keeps_it_at_first():
-    model = resnet.resnet18((3, 32, 32), 10)
-    sizes = []
-    for layer in list(model)[:-3]:
-        layer.register_forward_hook(lambda _, __, out: sizes.append(tuple(out.shape[1:])))
-    model(torch.zeros(1, 3, 32, 32))
-    assert sizes[:3] == [(64, 32, 32)] * 3
-    assert sizes[3::2] == [(64, 32, 32), (128, 16, 16), (256, 8, 8), (512, 4, 4)]
-
-
 def test_the_lstm_predicts_from_the_whole_text_and_has_its_size():
     model = shakespeare.NextCharacter((80,), 80)
     first, second = (4 * 256 * (before + 256) + 2 * 4 * 256 for before in (8, 256))
@@ -66,23 +53,6 @@ def test_the_lstm_predicts_from_the_whole_text_and_has_its_size():
     assert logits.shape == (3, 80)
     assert not torch.equal(logits[0], logits[1])
     assert not torch.allclose(logits[0], logits[2])
-
-
-def test_the_lstm_learns_the_next_character():
-    text = "abcd" * 30
-    alphabet = shakespeare.Alphabet(set(text))
-    tokens = torch.from_numpy(alphabet.encode(text)).unfold(0, 9, 1)
-    samples = Samples(tokens[:, :-1], tokens[:, -1].long())
-    with seeded(0):
-        module = shakespeare.NextCharacter((8,), alphabet.size, [4, 16])
-    server = FedBuff(module, buffer_size=1)
-    trainer = LocalTrainer(module, LocalWork(lr=1.0, batch_size=16, epochs=10, momentum=0.5), seed=0)
-    task = server.dispatch(0)
-    server.receive(0, trainer.train(task, samples, 0, 0), version=task.version)
-    module.load_state_dict(server.parameters())
-    accuracy, loss = rated(module, samples)
-    assert accuracy == 1.0
-    assert loss < 0.1
 
 
 def test_the_weights_depend_on_the_seed_alone_and_torch_is_left_as_it_was():

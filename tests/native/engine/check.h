@@ -14,7 +14,6 @@
 
 void traces();
 void ledgers();
-void participations();
 void allocations();
 void threads();
 void bytes();
