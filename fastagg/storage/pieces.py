@@ -151,6 +151,12 @@ def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
     return None if found is None or found[2] >= _WHOLE or tensor.requires_grad else found
 
 
+def is_plain_fp32(tensor: Tensor) -> bool:
+    """Whether a tensor is of torch's own classes, fp32, on the CPU, contiguous and whole."""
+    found = _look(tensor)
+    return found is not None and found[2] == 0
+
+
 def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
     """Return a tensor of torch's own class as pieces, if it is a contiguous vector of ``size`` fp32 elements on the
     CPU. This is the usual update, with as few checks as possible. Otherwise None."""

@@ -28,8 +28,9 @@ class Sent:
     control: torch.Tensor | None = None
     extra: tuple = ()
 
-    def delta(self, trained: nn.Module) -> dict:
-        return {name: value.detach() - self.views[name] for name, value in trained.state_dict().items()}
+    def delta(self, trained: nn.Module | dict) -> dict:
+        arrays = trained.state_dict() if isinstance(trained, nn.Module) else trained
+        return {name: value.detach() - self.views[name] for name, value in arrays.items()}
 
 
 @pytest.fixture
@@ -52,6 +53,22 @@ def trainer(**work) -> LocalTrainer:
 
 def equal(a: dict, b: dict) -> bool:
     return all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_plain_sgd_has_torchs_bits(weight_decay, samples):
+    ours, theirs = (build("mlp", (6,), 2, [5], seed=9) for _ in range(2))
+    own = LocalWork(lr=0.3, batch_size=8, weight_decay=weight_decay).build_optimizer(ours)
+    torchs = torch.optim.SGD(theirs.parameters(), lr=0.3, weight_decay=weight_decay)
+    own.param_groups[0]["lr"] = 0.3
+    for step in range(4):
+        for module, optimizer in ((ours, own), (theirs, torchs)):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(module(samples.x), samples.y).backward()
+            if step == 2:  # an array without a gradient stays
+                next(module.parameters()).grad = None
+            optimizer.step()
+    assert equal(ours.state_dict(), theirs.state_dict())
 
 
 def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
