@@ -21,7 +21,6 @@ RowFile::RowFile(const Setting& setting, std::string path)
 
 void RowFile::close() noexcept {
   closed_ = true;
-  behind_.wait(UINT64_MAX);
   file_.close();
 }
 
@@ -31,28 +30,31 @@ void RowFile::use() {
   if (!file_.is_open()) claim();
 }
 
-// The last new row is in the file then.
-void RowFile::finish() {
-  if (slot_ < 0) return;
-  behind_.wait(put_);
-  if (refused_) file_.write(slot_, new_.get());
-  for (int64_t window = 0; window < windows_.count(); ++window)
-    places_.set_sum(slot_, window, sums_[static_cast<size_t>(window)]);
-  refused_ = false;
-  slot_ = -1;
+// Calls `act`, which may throw, with every window of a row, in several threads.
+template <typename Act>
+void RowFile::in_windows(Act act) const {
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
+  auto one = [&](int64_t window) noexcept {
+    try {
+      act(window);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  };
+  cpu::parallel(windows_.count(), 2 * windows_.stride(), one);
+  if (error) std::rethrow_exception(error);
 }
 
-// What the thread does meanwhile: the checksums of the new row, the row, and what the next arrival will read.
-void RowFile::write_new() noexcept {
-  const Row row = place(0);
-  for (int64_t window = 0; window < windows_.count(); ++window)
-    sums_[static_cast<size_t>(window)] = windows_.sum(windows_.part(row, window), window);
-  try {
-    file_.write(slot_, new_.get());
-  } catch (const std::exception&) {  // whoever needs it tries again, and says so
-    refused_ = true;
-  }
-  for (const auto& [slot, window] : ahead_) windows_.ask_ahead(file_, slot, window);
+// The last new row is in the file then.
+void RowFile::finish() {
+  if (pending_ < 0) return;
+  in_windows([&](int64_t window) {
+    const Row part = windows_.part(place(client_), window);
+    windows_.write(file_, pending_, window, part);
+    places_.set_sum(pending_, window, windows_.sum(part, window));
+  });
+  pending_ = -1;
 }
 
 // -- what is read
@@ -65,27 +67,19 @@ void RowFile::check(const Row& part, int64_t window, int64_t client) const {
 }
 
 Row RowFile::read_row(int64_t client, const Block& into) {
-  if (places_.of(client) == slot_) finish();
+  if (places_.of(client) == pending_) finish();
   const Row row = windows_.row_at(bytes(into));
-  std::atomic<bool> failed{false};
-  std::exception_ptr error;
-  auto one = [&](int64_t window) noexcept {
-    try {
-      const Row part = windows_.part(row, window);
-      windows_.read_to(file_, places_.of(client), window, part);
-      check(part, window, client);
-    } catch (...) {
-      if (!failed.exchange(true)) error = std::current_exception();
-    }
-  };
-  cpu::parallel(windows_.count(), 2 * windows_.stride(), one);
-  if (error) std::rethrow_exception(error);
+  in_windows([&](int64_t window) {
+    const Row part = windows_.part(row, window);
+    windows_.read_to(file_, places_.of(client), window, part);
+    check(part, window, client);
+  });
   counts_.read += windows_.stride();
   return row;
 }
 
 Row RowFile::read_window(int64_t client, int64_t window, char* into) {
-  if (places_.of(client) == slot_) finish();
+  if (places_.of(client) == pending_) finish();
   const Row part = windows_.read(file_, places_.of(client), window, into);
   counts_.read += windows_.read_bytes();
   check(part, window, client);
@@ -112,7 +106,7 @@ void RowFile::expect(int64_t client) noexcept {
   if (slot < 0 || asked >= 0 || (asked_count_ + 1) * windows_.stride() > setting_.memory) return;
   asked = sweep_.arrivals();
   ++asked_count_;
-  behind_.begin([this, slot] { file_.ask_ahead(slot, 0, windows_.stride()); });
+  file_.ask_ahead(slot, 0, windows_.stride());
 }
 
 void RowFile::forget_ask(int64_t client) noexcept {
@@ -185,18 +179,21 @@ void RowFile::advance(Runner& runner, const float*, float* sum) {
 }
 
 void RowFile::put() noexcept {
+  const Blocking out;
   if (places_.of(client_) >= 0) ++(asked_[static_cast<size_t>(client_)] >= 0 ? counts_.ahead : counts_.cold);
-  slot_ = places_.move(client_);
+  pending_ = places_.move(client_);
   counts_.written += windows_.stride();
+  try {
+    finish();
+  } catch (const std::exception&) {  // whoever needs it tries again, and says so
+  }
   sweep_.commit();
   forget_ask(client_);
   const int64_t other = sweep_.arrivals() % setting_.clients, asked = asked_[static_cast<size_t>(other)];
   if (asked >= 0 && sweep_.arrivals() - asked > setting_.clients) forget_ask(other);
-  ahead_.clear();
-  for (int64_t turn = sweep_.next(); turn < sweep_.next(1); ++turn)
+  for (int64_t turn = sweep_.done(); turn < sweep_.next(); ++turn)
     if (const int64_t slot = places_.of(sweep_.client_of(turn)); slot >= 0)
-      ahead_.emplace_back(slot, sweep_.window_of(turn));
-  put_ = behind_.begin([this] { write_new(); });
+      windows_.ask_ahead(file_, slot, sweep_.window_of(turn));
 }
 
 int64_t RowFile::nbytes() const {
@@ -213,7 +210,7 @@ void RowFile::write_again() {
   for (int64_t client = 0; client < setting_.clients; ++client) {
     if (!places_.is_new(client)) continue;
     read_row(client, row);
-    file_.write(places_.of(client), row.get());
+    file_.write(places_.of(client), 0, windows_.stride(), row.get());
     counts_.written += windows_.stride();
   }
 }
@@ -262,8 +259,6 @@ void RowFile::take_file(SlotFile::Use use, const std::function<void()>& load) {
   const auto stride = static_cast<size_t>(windows_.stride());
   old_ = block_of(stride);
   new_ = block_of(stride);
-  sums_.resize(static_cast<size_t>(windows_.count()));
-  ahead_.reserve(static_cast<size_t>(windows_.count()));
   std::memset(new_.get(), 0, stride);  // the ends of its pages are never written to
   file_.open(path_, windows_.stride(), use);
   try {

@@ -2,7 +2,7 @@
 //
 // A row lies in a slot of the file (slot_file.h), and its windows have checksums (windows.h). When a client is sent a
 // model the system is asked for its row, so that it is in the page cache when the client answers. An arrival reads its
-// client's row into memory, and the new one is written to a free slot behind its back: it waits for the one before it.
+// client's row into memory, and writes the new one to a free slot, which the page cache takes.
 // A slot that a checkpoint refers to is not written over (places.h): the checkpoint is the list of the slots, and the
 // rows stay where they are. The sum is added up again window by window (sweep.h). Kernels run on the CPU.
 #pragma once
@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "behind.h"
 #include "blocks.h"
 #include "places.h"
 #include "row_store.h"
@@ -110,8 +109,9 @@ class RowFile : public RowStore {
   };
   static char* bytes(const Block& block) { return static_cast<char*>(block.get()); }
   void use();
+  template <typename Act>
+  void in_windows(Act act) const;
   void finish();
-  void write_new() noexcept;
   void take_file(SlotFile::Use use, const std::function<void()>& load);
   void write_again();
   void sync_file();
@@ -132,11 +132,7 @@ class RowFile : public RowStore {
   Places places_;
   Sweep sweep_;
   Counts counts_;
-  int64_t slot_ = -1;                               // of the last new row; negative: it is in the file
-  uint64_t put_ = 0;                                // the job that writes it,
-  bool refused_ = false;                            // which failed
-  std::vector<uint32_t> sums_;                      // of its windows
-  std::vector<std::pair<int64_t, int64_t>> ahead_;  // slots and windows that the next arrival reads
+  int64_t pending_ = -1;        // the slot of a new row that the file has refused; negative: there is none
   std::vector<int64_t> asked_;  // by client: after how many arrivals its row was asked for; negative: it was not
   int64_t asked_count_ = 0;
 
@@ -146,7 +142,6 @@ class RowFile : public RowStore {
   Terms terms_;
   std::vector<Block> window_rows_;
   std::vector<Due> due_;
-  Behind behind_;  // the last member: its jobs use the others
 };
 
 }  // namespace fastagg::store

@@ -91,10 +91,10 @@ void SlotFile::read(int64_t slot, int64_t offset, int64_t size, void* into) cons
   }
 }
 
-void SlotFile::write(int64_t slot, const void* from) const {
-  for (int64_t done = 0; done < stride_;) {
-    const ssize_t count = pwrite(file_, static_cast<const char*>(from) + done, static_cast<size_t>(stride_ - done),
-                                 static_cast<off_t>(slot * stride_ + done));
+void SlotFile::write(int64_t slot, int64_t offset, int64_t size, const void* from) const {
+  for (int64_t done = 0; done < size;) {
+    const ssize_t count = pwrite(file_, static_cast<const char*>(from) + done, static_cast<size_t>(size - done),
+                                 static_cast<off_t>(slot * stride_ + offset + done));
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) fail(path_, "a row cannot be written", count == 0 ? EIO : errno);
     done += count;

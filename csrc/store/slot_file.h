@@ -30,7 +30,7 @@ class SlotFile {
 
   void ask_ahead(int64_t slot, int64_t offset, int64_t size) const noexcept;  // it is read soon
   void read(int64_t slot, int64_t offset, int64_t size, void* into) const;
-  void write(int64_t slot, const void* from) const;
+  void write(int64_t slot, int64_t offset, int64_t size, const void* from) const;
   void sync() const;
 
  private:

@@ -16,9 +16,9 @@ class Sweep {
  public:
   Sweep(const Windows& windows, int64_t clients);
 
-  // Turns before `done` are over. An arrival takes those up to `next`; the one after it those up to `next(1)`.
+  // Turns before `done` are over. An arrival takes those up to `next`.
   int64_t done() const { return turns_after(arrivals_); }
-  int64_t next(int64_t later = 0) const { return turns_after(arrivals_ + 1 + later); }
+  int64_t next() const { return turns_after(arrivals_ + 1); }
   int64_t client_of(int64_t turn) const { return turn % clients_; }
   int64_t window_of(int64_t turn) const { return turn / clients_ % windows_.count(); }
 

@@ -54,6 +54,12 @@ struct Windows {
     file.read(slot, window * data_bytes(kSize), data_bytes(count), into.data);
     if (scaled()) file.read(slot, scales_at() + scales(window * kSize) * 4, scales(count) * 4, into.scales);
   }
+  // From where it is in a whole row. Pages are written whole, and so the scales with the last window: a part of a page
+  // that is not in the cache would be read first.
+  void write(const SlotFile& file, int64_t slot, int64_t window, const Row& from) const {
+    const int64_t begin = window * data_bytes(kSize), end = begin + data_bytes(kSize);
+    file.write(slot, begin, (window + 1 < count() ? end : stride()) - begin, from.data);
+  }
   void ask_ahead(const SlotFile& file, int64_t slot, int64_t window) const noexcept {
     file.ask_ahead(slot, window * data_bytes(kSize), data_bytes(elements(window)));
     if (scaled()) file.ask_ahead(slot, scales_at() + scales(window * kSize) * 4, scales(elements(window)) * 4);
