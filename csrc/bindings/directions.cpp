@@ -105,9 +105,7 @@ std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& s
 
 Robust robust(const std::string& rule, double trim, int64_t f, int64_t keep, double radius, int64_t iterations,
               double smoothing) {
-  const auto* const found = std::find(std::begin(kRobustNames), std::end(kRobustNames), rule);
-  if (found == std::end(kRobustNames)) throw Refused("rule: unknown '" + rule + "'");
-  const auto place = static_cast<RobustRule>(found - std::begin(kRobustNames));
+  const auto place = static_cast<RobustRule>(named(rule, kRobustNames, "rule"));
   return Robust({place, trim, f, keep, iterations, smoothing, radius});
 }
 
@@ -298,10 +296,8 @@ void bind_directions(py::module_& m) {
            }),
            by_name, arg("noise"), arg("clip"), arg("adapts"), arg("past"), arg("separation"), arg("most"));
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
-      .def(py::init([](double sign, const Buffered::Setting& setting, std::shared_ptr<store::Memory> memory,
-                       const std::optional<Privacy::Setting>& privacy) {
-             return std::make_shared<Buffered>(sign, setting, std::move(memory), privacy);
-           }),
+      .def(py::init<double, const Buffered::Setting&, std::shared_ptr<store::Memory>,
+                    const std::optional<Privacy::Setting>&>(),
            by_name, arg("sign"), arg("setting"), arg("memory"), arg("privacy") = py::none())
       .def("set_key",
            [](Buffered& one, const std::string& bytes) {

@@ -10,19 +10,12 @@ namespace {
 using py::arg;
 using store::Encoded;
 
-template <size_t Count>
-int place_of(const char* const (&names)[Count], const std::string& name, const char* what) {
-  for (size_t i = 0; i < Count; ++i)
-    if (name == names[i]) return static_cast<int>(i);
-  throw Refused(std::string(what) + ": unknown '" + name + "'");
-}
-
 std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
                                 int64_t count, const std::vector<int64_t>& ends, std::pair<uint64_t, uint64_t> key) {
   const Released released;
   if (!std::isfinite(cpu::sum_squares(update))) throw Refusal(Why::kNotFinite, "encode: NaN or infinity in the update");
-  const auto made = Encoded::make(static_cast<WireFormat>(place_of(kWireNames, format, "format")),
-                                  static_cast<WireValues>(place_of(kValueNames, values, "values")), update.size, count);
+  const auto made = Encoded::make(static_cast<WireFormat>(named(format, kWireNames, "format")),
+                                  static_cast<WireValues>(named(values, kValueNames, "values")), update.size, count);
   if (made->ends != nullptr) std::copy(ends.begin(), ends.end(), const_cast<int64_t*>(made->ends));
   cpu::encode(update, *made, {key.first, key.second, 0});
   made->check();

@@ -595,14 +595,8 @@ void execute(Shared& server, const log::Operation& operation, const py::object& 
 engine::Staleness staleness_of(const std::string& weight, const std::string& rate, double a, double b, double threshold,
                                double lipschitz) {
   using S = engine::Staleness;
-  const std::map<std::string, S::Weight> weights{
-      {"one", S::kOne},       {"hinge", S::kHinge},   {"polynomial", S::kPolynomial},
-      {"cosine", S::kCosine}, {"cutoff", S::kCutoff}, {"ask", S::kAskWeight}};
-  const std::map<std::string, S::Rate> rates{
-      {"same", S::kSame},           {"scaled", S::kScaled},       {"reciprocal", S::kReciprocal},
-      {"threshold", S::kThreshold}, {"lipschitz", S::kLipschitz}, {"drop", S::kDrop},
-      {"ask", S::kAskRate}};
-  return {weights.at(weight), a, b, rates.at(rate), threshold, lipschitz};
+  return {static_cast<S::Weight>(named(weight, S::kWeights, "weight")), a,         b,
+          static_cast<S::Rate>(named(rate, S::kRates, "rate")),         threshold, lipschitz};
 }
 
 std::shared_ptr<Shared> make_server(const engine::Settings& settings, std::shared_ptr<engine::DirectionState> direction,
@@ -879,8 +873,13 @@ void bind_engine(py::module_& m) {
       .def("owed", [ledger](Shared& server, py::handle client) { return ledger(server).owed(id_of(client)); })
       .def("tell_next", [ledger](Shared& server, py::handle client,
                                  int32_t steps) { ledger(server).tell_next_to(id_of(client), steps); })
-      .def_property_readonly(
-          "kept", [](const Shared& server) { return tensors_of(server, server.engine->ledger().all_kept()); })
+      .def_property_readonly("kept",
+                             [](const Shared& server) {
+                               std::vector<store::Vector> kept;
+                               for (const auto& [version, data] : server.engine->ledger().all_kept())
+                                 kept.push_back(data);
+                               return tensors_of(server, kept);
+                             })
       .def_property_readonly("held_before",
                              [](const Shared& server) { return tensors_of(server, server.engine->held_before()); })
       .def_property_readonly("known", [ledger](Shared& server) { return ledger(server).known(); })

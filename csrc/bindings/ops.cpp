@@ -1,9 +1,7 @@
 // The kernels of whole steps, for fastagg/ops, which checks the tensors. Addresses and numbers go by name, so that none
 // can be mixed up with another one. These are calls without pybind11: for small vectors its structs and keywords take
 // three times as long as all else.
-#include <algorithm>
 #include <array>
-#include <iterator>
 #include <optional>
 #include <string_view>
 #include <variant>
@@ -100,12 +98,6 @@ void add_rows(Direction& direction, const Rows& rows, const Rows& into, int64_t 
   }
 }
 
-DirectionKind kind_of(const std::string& name) {
-  const auto* const found = std::find(std::begin(kDirectionNames), std::end(kDirectionNames), name);
-  if (found == std::end(kDirectionNames)) throw Refused("direction: unknown '" + name + "'");
-  return static_cast<DirectionKind>(found - std::begin(kDirectionNames));
-}
-
 void step(const Fields& given) {
   const Update& update = given.update;
   Direction direction;
@@ -154,7 +146,7 @@ void step(const Fields& given) {
               {"eps_root", &settings.eps_root},
               {"weight_decay", &settings.weight_decay},
               {"decoupled", &settings.decoupled}});
-  direction.kind = kind_of(py::cast<std::string>(kind));
+  direction.kind = static_cast<DirectionKind>(named(py::cast<std::string>(kind), kDirectionNames, "direction"));
   direction.base = at(base), direction.sum.values = at(sum);
   direction.buffer.acc = at(acc), direction.buffer.out = at(acc_out);
   direction.row.key.client = static_cast<uint32_t>(client);

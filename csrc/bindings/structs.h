@@ -1,6 +1,8 @@
 // Converts Python values, given by keyword, to the structs of plan.h. Each struct is checked when it is made.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -34,6 +36,14 @@ int named(const std::string& name, List<Each...>, const char* what) {
   std::string known;
   ((known += (known.empty() ? "" : ", ") + std::string(Each::kName)), ...);
   throw Refused(std::string(what) + ": unknown '" + name + "'; known: " + known);
+}
+
+// The same of an array of names.
+template <size_t Count>
+int named(const std::string& name, const char* const (&names)[Count], const char* what) {
+  const auto* const found = std::find(std::begin(names), std::end(names), name);
+  if (found == std::end(names)) throw Refused(std::string(what) + ": unknown '" + name + "'");
+  return static_cast<int>(found - std::begin(names));
 }
 
 int optimizer_named(const std::string& name);                   // its place in Optimizers

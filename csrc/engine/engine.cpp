@@ -354,7 +354,7 @@ void Engine::measure() {
   };
   Bounds found = of(model_);
   if (direction_->is.blends)
-    for (const store::Vector& kept : ledger_.all_kept()) found.model = std::max(found.model, of(kept).model);
+    for (const auto& [version, kept] : ledger_.all_kept()) found.model = std::max(found.model, of(kept).model);
   model_bound_ = direction_->model_bound = found.model;
   optimizer_.bounds = found.moments;
 }

@@ -45,10 +45,11 @@ void Ledger::check(const ClientId& id) const {
 
 void Ledger::check_alone(const ClientId& id, int64_t version) const {
   const int64_t place = place_of(id);
-  for (int32_t t = place < 0 ? -1 : first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next)
-    if (tasks_[static_cast<size_t>(t)].version != version)
+  if (place < 0) return;
+  for (const OpenTask& one : tasks_.of(place))
+    if (one.version != version)
       refuse(Why::kTooSoon, id,
-             " has not answered its task of version " + std::to_string(tasks_[static_cast<size_t>(t)].version) +
+             " has not answered its task of version " + std::to_string(one.version) +
                  ", and a private server waits for that; or call server.forget(" + shown(id) + ")");
 }
 
@@ -64,26 +65,24 @@ int64_t Ledger::place_for(const ClientId& id) {
   const int64_t found = place_of(id);
   if (found >= 0) return found;
   // Reserved now, so that forgetting cannot fail.
-  if (free_records_.capacity() <= records_.size()) free_records_.reserve(2 * records_.size() + 16);
+  const auto places = static_cast<size_t>(tasks_.places());
+  if (free_records_.capacity() <= places) free_records_.reserve(2 * places + 16);
   if (!free_records_.empty()) {
     const int64_t place = clients_.add(id, free_records_.back());
     free_records_.pop_back();
     return place;
   }
-  const auto room = [](auto& column) {
-    if (column.capacity() == column.size()) column.reserve(2 * column.size() + 16);
-  };
-  room(records_);
-  if (!next_steps_.empty()) room(next_steps_);
+  tasks_.reserve_place();
+  if (!next_steps_.empty() && next_steps_.capacity() == places) next_steps_.reserve(2 * places + 16);
   const int64_t place = clients_.add(id, -1);
-  records_.push_back(kUnknown);
+  tasks_.add_place();
   if (!next_steps_.empty()) next_steps_.push_back(0);
   return place;
 }
 
 int64_t Ledger::known_place(const ClientId& id) const {
   const int64_t place = place_of(id);
-  if (place < 0 || !is_known(place))
+  if (place < 0 || !tasks_.is_known(place))
     refuse(Why::kUnknownClient, id, gone(id) + "; call server.dispatch(" + shown(id) + ") first");
   return place;
 }
@@ -94,12 +93,6 @@ std::string Ledger::gone(const ClientId& id) const {
   if (last == nullptr) return " was never sent a model, or was forgotten long ago";
   return " is not known any more: its last task " +
          (last->counted() ? "was answered" : end_of(last->sent(), last->why()));
-}
-
-const Ledger::Task* Ledger::task_of(int64_t place, int64_t version) const {
-  for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next)
-    if (tasks_[static_cast<size_t>(t)].version == version) return &tasks_[static_cast<size_t>(t)];
-  return nullptr;
 }
 
 // Refuses an answer to a task that its client does not have any more.
@@ -122,25 +115,27 @@ void Ledger::refuse_ended(const ClientId& id, int64_t task) const {
 Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) const {
   const int64_t place = asked == kNoTask ? known_place(id) : place_of(id);
   if (asked != kNoTask) {
-    int32_t t = place < 0 ? -1 : first_task(place);
-    while (t >= 0 && tasks_[static_cast<size_t>(t)].id != asked) t = tasks_[static_cast<size_t>(t)].next;
-    if (t < 0) refuse_ended(id, asked);
-    const int64_t its = tasks_[static_cast<size_t>(t)].version;
+    if (place < 0) refuse_ended(id, asked);
+    const auto own = tasks_.of(place);
+    auto task = own.begin();
+    while (task != own.end() && (*task).id != asked) ++task;
+    if (!(task != own.end())) refuse_ended(id, asked);
+    const int64_t its = (*task).version;
     if (version != kLast && version != its)
       refuse(Why::kUnknownVersion, id,
              ": an update from version " + std::to_string(version) + " came, but this task is of version " +
                  std::to_string(its) + "; leave out version, or give the task's");
     version = its;
   }
-  const int64_t wanted = version == kLast ? last_sent(place) : version;
-  if (const Task* task = task_of(place, wanted)) {
+  const int64_t wanted = version == kLast ? tasks_.last_sent(place) : version;
+  if (const OpenTask* task = tasks_.find(place, wanted)) {
     if (due_.empty() || !over(*task, clock())) return {place, wanted, task->local_steps, task->id};
     refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, why_over(wanted)) + "; " + kAgain);
   }
   const Ids::Ended* const ended = ids_.last(Clients::mark(id), wanted);
   if (ended != nullptr && !ended->counted())
     refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, ended->why()) + "; " + kAgain);
-  const std::vector<int64_t> held = owed(id);
+  const std::vector<int64_t> held = versions_of(place);
   refuse(Why::kUnknownVersion, id,
          ": an update from version " + std::to_string(wanted) + " came, but " +
              (held.empty() ? "it has answered everything it was sent; " + kAgain
@@ -149,24 +144,11 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) c
 
 void Ledger::open(int64_t place, int64_t version, int32_t local_steps, const store::Vector& kept, double ends,
                   int64_t id) {
-  ids_.reserve(static_cast<size_t>(open_));
+  ids_.reserve(static_cast<size_t>(tasks_.count()));
   if (local_steps != 0) tells_steps();
-  if (free_task_ < 0) {
-    tasks_.push_back({0, 0, 0, -1, 0.0, 0});
-    free_task_ = static_cast<int32_t>(tasks_.size()) - 1;
-  }
-  if (keeps_) {
-    KeptVersion& one = kept_[version];
-    if (one.count == 0) one.data = kept;
-    ++one.count;
-  }
-  const int32_t free = free_task_;
-  Task& task = tasks_[static_cast<size_t>(free)];
-  free_task_ = task.next;
-  const int64_t last = last_sent(place);
-  task = {version, id, local_steps, first_task(place), ends, last};
-  set(place, free, last);
-  ++open_;
+  tasks_.reserve();
+  if (keeps_) kept_.hold(version, kept);
+  tasks_.open(place, version, id, local_steps, ends);
   ids_.use(id);
 }
 
@@ -184,14 +166,14 @@ void Ledger::tell_next_to(const ClientId& id, int32_t local_steps) {
 
 // Checks the limits that must hold before `id` gets another task.
 void Ledger::check_limits(const ClientId& id, int64_t place) const {
-  const bool is_new = place < 0 || !is_known(place);
+  const bool is_new = place < 0 || !tasks_.is_known(place);
   if (is_new && known_ >= limits.clients)
     refuse(Why::kBusy, id,
            " is one more than the " + std::to_string(limits.clients) +
                " that the server may know at a time (max_clients)");
   int64_t owes = 0;
   if (!is_new)
-    for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next) ++owes;
+    for ([[maybe_unused]] const OpenTask& one : tasks_.of(place)) ++owes;
   if (owes >= limits.open_per_client)
     refuse(
         Why::kBusy, id,
@@ -200,15 +182,15 @@ void Ledger::check_limits(const ClientId& id, int64_t place) const {
 
 int64_t Ledger::next_id(const ClientId& id, int64_t version) const {
   const int64_t place = place_of(id);
-  const Task* const again = place < 0 ? nullptr : task_of(place, version);
+  const OpenTask* const again = place < 0 ? nullptr : tasks_.find(place, version);
   return again == nullptr ? ids_.next() : again->id;
 }
 
 int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& kept,
                      int64_t task) {
   int64_t place = place_of(id);
-  Task* again = nullptr;
-  if (place >= 0) again = const_cast<Task*>(task_of(place, version));
+  OpenTask* again = nullptr;
+  if (place >= 0) again = const_cast<OpenTask*>(tasks_.find(place, version));
   if (again == nullptr) check_limits(id, place);
   if (place < 0) place = place_for(id);
   double ends = limits.lease;
@@ -227,8 +209,8 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
     again->ends = ends;
     again->local_steps = local_steps;
   }
-  known_ += last_sent(place) < 0;
-  set(place, first_task(place), version);
+  known_ += !tasks_.is_known(place);
+  tasks_.sent(place, version);
   return place;
 }
 
@@ -248,11 +230,11 @@ std::optional<Ledger::Overdue> Ledger::overdue() const {
   if (one.ends > time && one.version >= now - limits.max_delay) return std::nullopt;
   Overdue found{{}, one.version, false, false};
   if (!is_there(one)) return found;  // it was forgotten
-  const int32_t first = first_task(one.place);
-  const Task* task = task_of(one.place, one.version);
+  const auto open = std::as_const(tasks_).of(one.place);
+  const OpenTask* task = tasks_.find(one.place, one.version);
   found.ends = task != nullptr && over(*task, time);
-  const bool others = found.ends ? &tasks_[static_cast<size_t>(first)] != task || task->next >= 0 : first >= 0;
-  found.forgets = numbered_ < 0 && !others && last_sent(one.place) == one.version;
+  const bool others = found.ends ? &*open.begin() != task || task->next >= 0 : !open.empty();
+  found.forgets = numbered_ < 0 && !others && tasks_.last_sent(one.place) == one.version;
   if (found.ends || found.forgets) found.client = id_at(one.place);
   return found;
 }
@@ -266,12 +248,9 @@ void Ledger::pass(const Overdue& one) noexcept {
 
 int64_t Ledger::expire_before(int64_t version) {
   int64_t ended = 0;
-  for (int64_t place = 0; place < static_cast<int64_t>(records_.size()); ++place)
-    for (int32_t t = first_task(place); t >= 0;) {
-      const Task one = tasks_[static_cast<size_t>(t)];
-      if (one.version < version) close(place, one.version), ++ended;
-      t = one.next;
-    }
+  for (int64_t place = 0; place < tasks_.places(); ++place)
+    for (const int64_t one : versions_of(place))
+      if (one < version) close(place, one), ++ended;
   expired_ += ended;
   return ended;
 }
@@ -281,35 +260,22 @@ double Ledger::oldest_task() const {
 }
 
 void Ledger::close(int64_t client, int64_t version, int64_t outcome) noexcept {
-  int32_t before = -1, place = first_task(client);
-  while (place >= 0 && tasks_[static_cast<size_t>(place)].version != version)
-    before = place, place = tasks_[static_cast<size_t>(place)].next;
-  if (place < 0) return;
-  Task& task = tasks_[static_cast<size_t>(place)];
-  if (before >= 0) {
-    tasks_[static_cast<size_t>(before)].next = task.next;
-  } else {
-    set(client, task.next, task.last);
-  }
-  task.next = free_task_;
-  free_task_ = place;
-  --open_;
-  Ids::Ended end{task.id, outcome, numbered_ >= 0 ? Clients::mark(ClientId::of(client)) : clients_.mark(client)};
-  if (end.counted()) end.age = static_cast<uint32_t>(std::min<int64_t>(end.version() - task.version, UINT32_MAX));
+  const int64_t id = tasks_.close(client, version);
+  if (id == kNoTask) return;
+  Ids::Ended end{id, outcome, numbered_ >= 0 ? Clients::mark(ClientId::of(client)) : clients_.mark(client)};
+  if (end.counted()) end.age = static_cast<uint32_t>(std::min<int64_t>(end.version() - version, UINT32_MAX));
   ids_.end(end);
-  if (!keeps_) return;
-  const auto kept = kept_.find(version);
-  if (kept != kept_.end() && --kept->second.count == 0) kept_.erase(kept);
+  if (keeps_) kept_.release(version);
 }
 
 void Ledger::forget(const ClientId& id) {
   const int64_t place = known_place(id);
-  for (int32_t t; (t = first_task(place)) >= 0;) close(place, tasks_[static_cast<size_t>(t)].version);
+  while (!tasks_.of(place).empty()) close(place, (*tasks_.of(place).begin()).version);
   drop(place);
 }
 
 void Ledger::drop(int64_t place) noexcept {
-  records_[static_cast<size_t>(place)] = kUnknown;
+  tasks_.drop(place);
   if (!next_steps_.empty()) next_steps_[static_cast<size_t>(place)] = 0;
   --known_;
   if (numbered_ >= 0) return;
@@ -320,15 +286,17 @@ void Ledger::drop(int64_t place) noexcept {
 
 // Gives the memory of many forgotten clients back: the others get new places.
 void Ledger::shrink() noexcept {
-  if (records_.size() < kManyPlaces || static_cast<size_t>(known_) * kFewUsed > records_.size()) return;
+  const auto places = static_cast<size_t>(tasks_.places());
+  if (places < kManyPlaces || static_cast<size_t>(known_) * kFewUsed > places) return;
   try {
     Clients clients;
     std::vector<int64_t> records;
-    std::vector<int32_t> next_steps, moved(records_.size(), -1), free;
-    for (size_t place = 0; place < records_.size(); ++place) {
-      if (records_[place] == kUnknown) continue;
-      moved[place] = static_cast<int32_t>(clients.add(clients_.at(static_cast<int64_t>(place)), -1));
-      records.push_back(records_[place]);
+    std::vector<int32_t> next_steps, moved(places, -1), free;
+    for (size_t place = 0; place < places; ++place) {
+      const auto at = static_cast<int64_t>(place);
+      if (tasks_.record(at) == OpenTasks::kUnknown) continue;
+      moved[place] = static_cast<int32_t>(clients.add(clients_.at(at), -1));
+      records.push_back(tasks_.record(at));
       if (!next_steps_.empty()) next_steps.push_back(next_steps_[place]);
     }
     free.reserve(records.size() + 1);
@@ -336,7 +304,7 @@ void Ledger::shrink() noexcept {
       one.place = is_there(one) ? moved[static_cast<size_t>(one.place)] : -1;
       if (one.place >= 0) one.token = clients.token(one.place);
     }
-    records_.swap(records);
+    tasks_.swap_places(records);
     next_steps_.swap(next_steps);
     free_records_.swap(free);
     std::swap(clients_, clients);
@@ -344,32 +312,20 @@ void Ledger::shrink() noexcept {
   }
 }
 
-std::vector<int64_t> Ledger::owed(const ClientId& id) const {
+std::vector<int64_t> Ledger::versions_of(int64_t place) const {
   std::vector<int64_t> found;
-  for (int32_t t = first_task(known_place(id)); t >= 0; t = tasks_[static_cast<size_t>(t)].next)
-    found.push_back(tasks_[static_cast<size_t>(t)].version);
+  for (const OpenTask& one : tasks_.of(place)) found.push_back(one.version);
   return found;
 }
 
 bool Ledger::owes(const ClientId& id, int64_t version) const {
   const int64_t place = place_of(id);
-  return place >= 0 && task_of(place, version) != nullptr;
-}
-
-store::Vector Ledger::kept(int64_t version) const {
-  const auto found = kept_.find(version);
-  return found == kept_.end() ? store::Vector{} : found->second.data;
-}
-
-std::vector<store::Vector> Ledger::all_kept() const {
-  std::vector<store::Vector> found;
-  for (const auto& [version, one] : kept_) found.push_back(one.data);
-  return found;
+  return place >= 0 && tasks_.find(place, version) != nullptr;
 }
 
 int64_t Ledger::nbytes() const {
-  return static_cast<int64_t>(records_.size() * sizeof(int64_t) + next_steps_.size() * sizeof(int32_t) +
-                              tasks_.size() * sizeof(Task) + due_.size() * sizeof(Due) + ids_.nbytes()) +
+  return static_cast<int64_t>(tasks_.nbytes() + next_steps_.size() * sizeof(int32_t) + due_.size() * sizeof(Due) +
+                              ids_.nbytes()) +
          clients_.nbytes() + participation.nbytes();
 }
 
@@ -378,12 +334,11 @@ void Ledger::renew() {
   if (!limits.expires()) return;
   const double ends = clock() + limits.lease;
   std::vector<Due> due;
-  for (int64_t place = 0; place < static_cast<int64_t>(records_.size()); ++place) {
-    const int64_t last = last_sent(place), token = last < 0 ? 0 : token_of(place);
+  for (int64_t place = 0; place < tasks_.places(); ++place) {
+    const int64_t last = tasks_.last_sent(place), token = last < 0 ? 0 : token_of(place);
     if (last < 0) continue;
     due.push_back({ends, last, token, static_cast<int32_t>(place)});
-    for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
-      Task& task = tasks_[static_cast<size_t>(t)];
+    for (OpenTask& task : tasks_.of(place)) {
       task.ends = ends;
       if (task.version != last) due.push_back({ends, task.version, token, static_cast<int32_t>(place)});
     }
@@ -399,9 +354,8 @@ void Ledger::begin_incarnation(int64_t version, uint64_t number) {
   if (!incarnations_.empty() && incarnations_.back().second == number) return;  // the same one goes on
   incarnations_.emplace_back(version, number);
   int64_t oldest = std::min(version, now);  // the present version is still sent, and belongs to the one before
-  for (int64_t place = 0; place < static_cast<int64_t>(records_.size()); ++place)
-    for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next)
-      oldest = std::min(oldest, tasks_[static_cast<size_t>(t)].version);
+  for (int64_t place = 0; place < tasks_.places(); ++place)
+    for (const OpenTask& one : tasks_.of(place)) oldest = std::min(oldest, one.version);
   while (incarnations_.size() > 1 && incarnations_[1].first <= oldest) incarnations_.erase(incarnations_.begin());
 }
 
@@ -415,22 +369,21 @@ Ledger::State Ledger::state() const {
   State state;
   state.version = now;
   state.steps = steps;
-  for (int64_t place = 0; place < static_cast<int64_t>(records_.size()); ++place) {
-    const int64_t last = last_sent(place);
+  for (int64_t place = 0; place < tasks_.places(); ++place) {
+    const int64_t last = tasks_.last_sent(place);
     if (last < 0) continue;
     const auto row = static_cast<int64_t>(state.clients.size());
     state.clients.push_back(id_at(place));
     state.last_sent.push_back(last);
     state.next_steps.push_back(next_steps_.empty() ? 0 : next_steps_[static_cast<size_t>(place)]);
-    for (int32_t t = first_task(place); t >= 0; t = tasks_[static_cast<size_t>(t)].next) {
-      const Task& task = tasks_[static_cast<size_t>(t)];
+    for (const OpenTask& task : tasks_.of(place)) {
       state.task_client.push_back(row);
       state.task_version.push_back(task.version);
       state.task_steps.push_back(task.local_steps);
       state.task_id.push_back(task.id);
     }
   }
-  for (const auto& [version, one] : kept_) state.versions.emplace_back(version, one.data);
+  state.versions = kept_.all();
   state.ids = ids_.state();
   state.participation = participation.state();
   state.offset = offset;
@@ -458,9 +411,9 @@ void Ledger::load(const State& state) {
   std::vector<int64_t> places;
   for (size_t i = 0; i < clients; ++i) {
     const int64_t last = state.last_sent[i], next = state.next_steps[i], place = place_for(state.clients[i]);
-    require(!is_known(place) && last >= 0 && last <= now, "a client twice, or one that was never sent a model");
+    require(!tasks_.is_known(place) && last >= 0 && last <= now, "a client twice, or one that was never sent a model");
     require(next >= 0 && next <= INT32_MAX, "local steps out of range");
-    set(place, -1, last);
+    tasks_.sent(place, last);
     if (next != 0) tells_steps();
     tell_next(place, static_cast<int32_t>(next));
     places.push_back(place);
@@ -470,7 +423,7 @@ void Ledger::load(const State& state) {
     const int64_t owner = state.task_client[t], version = state.task_version[t], local_steps = state.task_steps[t];
     require(owner >= 0 && owner < static_cast<int64_t>(clients), "a task of nobody");
     const int64_t place = places[static_cast<size_t>(owner)];
-    require(version >= 0 && version <= now && task_of(place, version) == nullptr, "a task's version");
+    require(version >= 0 && version <= now && tasks_.find(place, version) == nullptr, "a task's version");
     require(local_steps >= 0 && local_steps <= INT32_MAX, "local steps out of range");
     store::Vector kept;
     if (keeps_) {

@@ -7,12 +7,12 @@
 // All that may fail happens before anything changes. `close` and `tell_next` cannot fail.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <limits>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,6 +20,7 @@
 #include "../store/vector.h"
 #include "clients.h"
 #include "ids.h"
+#include "open_tasks.h"
 #include "participation.h"
 
 namespace fastagg::engine {
@@ -40,9 +41,7 @@ class Ledger {
 
   // `clients` >= 0: the ids are the whole numbers 0..clients-1. Negative: every id is accepted.
   // `keeps`: whether the data of a version is kept for as long as a client may answer it.
-  Ledger(int64_t clients, bool keeps) : numbered_(clients), keeps_(keeps) {
-    if (clients > 0) records_.resize(static_cast<size_t>(clients), kUnknown);
-  }
+  Ledger(int64_t clients, bool keeps) : numbered_(clients), keeps_(keeps), tasks_(std::max<int64_t>(clients, 0)) {}
 
   Limits limits;
   Participation participation;
@@ -108,14 +107,14 @@ class Ledger {
   void renew();
 
   int64_t expired() const { return expired_; }  // tasks that have expired so far
-  int64_t open_tasks() const { return open_; }
+  int64_t open_tasks() const { return tasks_.count(); }
   // The seconds since the oldest task with a lease was sent, answered or not. 0 if there is none.
   double oldest_task() const;
 
-  std::vector<int64_t> owed(const ClientId& id) const;
+  std::vector<int64_t> owed(const ClientId& id) const { return versions_of(known_place(id)); }
   bool owes(const ClientId& id, int64_t version) const;
-  store::Vector kept(int64_t version) const;  // none if nothing is kept
-  std::vector<store::Vector> all_kept() const;
+  store::Vector kept(int64_t version) const { return kept_.of(version); }  // none if nothing is kept
+  std::vector<std::pair<int64_t, store::Vector>> all_kept() const { return kept_.all(); }
   int64_t nbytes() const;
   int64_t known() const { return known_; }
 
@@ -142,13 +141,6 @@ class Ledger {
   void load(const State& state);
 
  private:
-  struct Task {
-    int64_t version, id;
-    int32_t local_steps;
-    int32_t next;
-    double ends;   // the end of its lease
-    int64_t last;  // of a client's first open task: the version that the client was sent last
-  };
   // A task that was sent. The queue has them in the order in which they were sent.
   struct Due {
     double ends;
@@ -156,38 +148,21 @@ class Ledger {
     int64_t token;  // of the place (clients.h): another one means that the client was forgotten meanwhile
     int32_t place;  // negative: it was forgotten
   };
-  struct KeptVersion {
-    int64_t count = 0;
-    store::Vector data;
-  };
-
-  static constexpr int64_t kUnknown = -1;
 
   ClientId id_at(int64_t place) const { return numbered_ >= 0 ? ClientId::of(place) : clients_.at(place); }
   int64_t token_of(int64_t place) const { return numbered_ >= 0 ? place : clients_.token(place); }
-  int32_t first_task(int64_t place) const {  // negative: none
-    const int64_t record = records_[static_cast<size_t>(place)];
-    return record < kUnknown ? static_cast<int32_t>(-2 - record) : -1;
-  }
-  int64_t last_sent(int64_t place) const {  // negative: it is unknown
-    const int32_t first = first_task(place);
-    return first < 0 ? records_[static_cast<size_t>(place)] : tasks_[static_cast<size_t>(first)].last;
-  }
-  void set(int64_t place, int32_t first, int64_t last) noexcept {
-    records_[static_cast<size_t>(place)] = first < 0 ? last : -2 - static_cast<int64_t>(first);
-    if (first >= 0) tasks_[static_cast<size_t>(first)].last = last;
-  }
-  bool is_known(int64_t place) const { return last_sent(place) >= 0; }
   // Whether the client of that lease still has its place. A place without a client has no token, so it is asked first.
   bool is_there(const Due& one) const {
-    return one.place >= 0 && is_known(one.place) && token_of(one.place) == one.token;
+    return one.place >= 0 && tasks_.is_known(one.place) && token_of(one.place) == one.token;
   }
   int64_t place_of(const ClientId& id) const;  // -1: unknown
   int64_t place_for(const ClientId& id);       // creates the place for a new client
   int64_t known_place(const ClientId& id) const;
-  const Task* task_of(int64_t place, int64_t version) const;
+  std::vector<int64_t> versions_of(int64_t place) const;  // of its open tasks
   double clock() const;
-  bool over(const Task& task, double time) const { return task.ends <= time || why_over(task.version) == Ids::kDelay; }
+  bool over(const OpenTask& task, double time) const {
+    return task.ends <= time || why_over(task.version) == Ids::kDelay;
+  }
   Ids::Why why_over(int64_t version) const { return version < now - limits.max_delay ? Ids::kDelay : Ids::kLease; }
   void drop(int64_t place) noexcept;  // removes its record; it has no open task
   void shrink() noexcept;
@@ -196,22 +171,18 @@ class Ledger {
   [[noreturn]] void refuse_ended(const ClientId& id, int64_t task) const;
   void check_limits(const ClientId& id, int64_t place) const;
   void tells_steps() {
-    if (next_steps_.empty()) next_steps_.resize(records_.size(), 0);
+    if (next_steps_.empty()) next_steps_.resize(static_cast<size_t>(tasks_.places()), 0);
   }
 
   int64_t numbered_;
   bool keeps_;
-  // By place: the version that a client was sent last, if it has no open task; -2 minus its first open task, if it has
-  // one; or kUnknown.
-  std::vector<int64_t> records_;
+  OpenTasks tasks_;
   std::vector<int32_t> next_steps_;  // by place; empty if no client was told any
-  std::vector<Task> tasks_;
-  int32_t free_task_ = -1;
-  Clients clients_;  // whose records they are, if ids are not numbered
+  Clients clients_;                  // whose records they are, if ids are not numbered
   std::vector<int32_t> free_records_;
-  std::unordered_map<int64_t, KeptVersion> kept_;
+  KeptVersions kept_;
   std::deque<Due> due_;  // empty if nothing expires
-  int64_t known_ = 0, open_ = 0, expired_ = 0;
+  int64_t known_ = 0, expired_ = 0;
   Incarnations incarnations_;
   Ids ids_;
 };

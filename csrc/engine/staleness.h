@@ -13,6 +13,8 @@ struct Staleness {
   static constexpr double kPi = 3.14159265358979323846;
   enum Weight { kOne, kHinge, kPolynomial, kCosine, kCutoff, kAskWeight };
   enum Rate { kSame, kScaled, kReciprocal, kThreshold, kLipschitz, kDrop, kAskRate };
+  static constexpr const char* kWeights[] = {"one", "hinge", "polynomial", "cosine", "cutoff", "ask"};
+  static constexpr const char* kRates[] = {"same", "scaled", "reciprocal", "threshold", "lipschitz", "drop", "ask"};
   Weight weight = kOne;
   double a = 0.0, b = 0.0;
   Rate rate = kSame;

@@ -1,0 +1,152 @@
+// The tasks that are open, by the place of their client: 8 bytes a place and 40 an open task. And what is kept for
+// them: the data of the versions that they are of.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "../store/vector.h"
+
+namespace fastagg::engine {
+
+struct OpenTask {
+  int64_t version, id;
+  int32_t local_steps;
+  int32_t next;
+  double ends;   // the end of its lease
+  int64_t last;  // of a client's first open task: the version that the client was sent last
+};
+
+class OpenTasks {
+ public:
+  static constexpr int64_t kUnknown = -1;  // as a record: the client was never sent a model
+
+  explicit OpenTasks(int64_t places) : records_(static_cast<size_t>(places), kUnknown) {}
+
+  // Of a place, its last task first.
+  template <typename Task>
+  struct Walk {
+    Task* tasks;
+    int32_t at;
+    Task& operator*() const { return tasks[at]; }
+    Walk& operator++() { return at = tasks[at].next, *this; }
+    bool operator!=(const Walk& other) const { return at != other.at; }
+  };
+  template <typename Task>
+  struct Of {
+    Walk<Task> first;
+    Walk<Task> begin() const { return first; }
+    Walk<Task> end() const { return {first.tasks, -1}; }
+    bool empty() const { return first.at < 0; }
+  };
+  Of<const OpenTask> of(int64_t place) const { return {{tasks_.data(), first(place)}}; }
+  Of<OpenTask> of(int64_t place) { return {{tasks_.data(), first(place)}}; }
+  const OpenTask* find(int64_t place, int64_t version) const {
+    for (const OpenTask& one : of(place))
+      if (one.version == version) return &one;
+    return nullptr;
+  }
+
+  // The version that its client was sent last; negative: none.
+  int64_t last_sent(int64_t place) const {
+    const int32_t task = first(place);
+    return task < 0 ? records_[static_cast<size_t>(place)] : tasks_[static_cast<size_t>(task)].last;
+  }
+  bool is_known(int64_t place) const { return last_sent(place) >= 0; }
+  void sent(int64_t place, int64_t version) noexcept { set(place, first(place), version); }
+
+  void reserve() {  // room for one more
+    if (free_ >= 0) return;
+    tasks_.push_back({0, 0, 0, -1, 0.0, 0});
+    free_ = static_cast<int32_t>(tasks_.size()) - 1;
+  }
+  void open(int64_t place, int64_t version, int64_t id, int32_t local_steps, double ends) noexcept {
+    const int32_t at = free_;
+    OpenTask& task = tasks_[static_cast<size_t>(at)];
+    free_ = task.next;
+    const int64_t last = last_sent(place);
+    task = {version, id, local_steps, first(place), ends, last};
+    set(place, at, last);
+    ++count_;
+  }
+  // The id of the task that this has ended; 0: there was none.
+  int64_t close(int64_t place, int64_t version) noexcept {
+    int32_t before = -1, at = first(place);
+    while (at >= 0 && tasks_[static_cast<size_t>(at)].version != version)
+      before = at, at = tasks_[static_cast<size_t>(at)].next;
+    if (at < 0) return 0;
+    OpenTask& task = tasks_[static_cast<size_t>(at)];
+    if (before >= 0) {
+      tasks_[static_cast<size_t>(before)].next = task.next;
+    } else {
+      set(place, task.next, task.last);
+    }
+    task.next = free_;
+    free_ = at;
+    --count_;
+    return task.id;
+  }
+
+  int64_t places() const { return static_cast<int64_t>(records_.size()); }
+  void reserve_place() {
+    if (records_.capacity() == records_.size()) records_.reserve(2 * records_.size() + 16);
+  }
+  void add_place() noexcept { records_.push_back(kUnknown); }
+  void drop(int64_t place) noexcept { records_[static_cast<size_t>(place)] = kUnknown; }  // it has no open task
+  // A copy of what is known of places, for places in another order.
+  int64_t record(int64_t place) const { return records_[static_cast<size_t>(place)]; }
+  void swap_places(std::vector<int64_t>& records) noexcept { records_.swap(records); }
+
+  int64_t count() const { return count_; }
+  size_t nbytes() const { return records_.size() * sizeof(int64_t) + tasks_.size() * sizeof(OpenTask); }
+
+ private:
+  int32_t first(int64_t place) const {  // negative: none
+    const int64_t record = records_[static_cast<size_t>(place)];
+    return record < kUnknown ? static_cast<int32_t>(-2 - record) : -1;
+  }
+  void set(int64_t place, int32_t first, int64_t last) noexcept {
+    records_[static_cast<size_t>(place)] = first < 0 ? last : -2 - static_cast<int64_t>(first);
+    if (first >= 0) tasks_[static_cast<size_t>(first)].last = last;
+  }
+
+  // The version that a client was sent last, if it has no open task; -2 minus its first open task, if it has one; or
+  // kUnknown.
+  std::vector<int64_t> records_;
+  std::vector<OpenTask> tasks_;
+  int32_t free_ = -1;
+  int64_t count_ = 0;
+};
+
+// Versions that are kept as long as a task is of them.
+class KeptVersions {
+ public:
+  void hold(int64_t version, const store::Vector& data) {
+    One& one = kept_[version];
+    if (one.count == 0) one.data = data;
+    ++one.count;
+  }
+  void release(int64_t version) noexcept {
+    const auto found = kept_.find(version);
+    if (found != kept_.end() && --found->second.count == 0) kept_.erase(found);
+  }
+  store::Vector of(int64_t version) const {  // none if nothing is kept
+    const auto found = kept_.find(version);
+    return found == kept_.end() ? store::Vector{} : found->second.data;
+  }
+  std::vector<std::pair<int64_t, store::Vector>> all() const {
+    std::vector<std::pair<int64_t, store::Vector>> found;
+    for (const auto& [version, one] : kept_) found.emplace_back(version, one.data);
+    return found;
+  }
+
+ private:
+  struct One {
+    int64_t count = 0;
+    store::Vector data;
+  };
+  std::unordered_map<int64_t, One> kept_;
+};
+
+}  // namespace fastagg::engine
