@@ -151,6 +151,10 @@ struct Trained {
 void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<int32_t>>& largest);
 
+// acc_out = acc + weight_0*update_0 + ..., with the bits of one `accumulate_once` for each, which returns squares[k].
+// No update has a base. acc_out is not acc.
+void fold_once(const std::vector<Trained>& updates, const float* acc, float* acc_out, std::vector<double>& squares);
+
 // CRC-32C (Castagnoli, as in RFC 3720) of `count` bytes. `before` is the checksum of the bytes before them (0: none).
 // It uses the processor's instruction if there is one, otherwise a table. `in_software` forces the table.
 uint32_t crc32c(const void* data, int64_t count, uint32_t before, bool in_software);

@@ -34,6 +34,10 @@ const float* strand_of(const Update& update, const Kernels& table, int64_t at, i
   const auto piece = piece_at(update, at);
   if (piece->dtype == kFloat32 && at + count <= piece->begin + piece->size)
     return static_cast<const float*>(piece->data) + (at - piece->begin);
+  if (piece->dtype == kEncoded) {
+    decode(table, *static_cast<const Wire*>(piece->data), at, scratch.values, count);
+    return scratch.values;
+  }
   for_each_run(update, table, at, at + count, [&](const float* values, int64_t from, int64_t n) {
     std::memcpy(scratch.values + (from - at), values, static_cast<size_t>(n) * sizeof(float));
   });
@@ -102,22 +106,41 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
   kernels().squares(padded.padded(values, count, n), n, tuning().prefetch, out);
 }
 
-// Of a strand of an update of few numbers: zeros add nothing, so their lanes' sums are of what is there.
-bool squares_of_sparse(const Wire& wire, int64_t at, int64_t count, double* out) {
-  const int32_t* const end = wire.indices + wire.count;
-  const int32_t* next = std::lower_bound(wire.indices, end, static_cast<int32_t>(at));
-  double lanes[kLanes] = {};
-  for (; next != end && *next < at + count; ++next) {
-    const double value = value_of(wire, next - wire.indices);
-    lanes[(*next - at) % kLanes] += value * value;
+// Of a group of an update of few numbers: zeros add nothing, so their lanes' sums are of what is there.
+double squares_of_sparse(const Wire& wire, int64_t begin) {
+  const int32_t *const indices = wire.indices, *const end = indices + wire.count;
+  int64_t k = std::lower_bound(indices, end, begin, [](int32_t a, int64_t b) { return a < b; }) - indices;
+  double total = 0.0;
+  for (int64_t at = begin + kStrand; at <= begin + kGroup; at += kStrand) {
+    double lanes[kLanes] = {}, quads[kQuads];
+    for (; k < wire.count && indices[k] < at; ++k) {
+      const double value = value_of(wire, k);
+      lanes[indices[k] % kLanes] += value * value;
+    }
+    for (int64_t q = 0; q < kQuads; ++q)
+      quads[q] = fold_quad(lanes[4 * q], lanes[4 * q + 1], lanes[4 * q + 2], lanes[4 * q + 3]);
+    for (int64_t half = kQuads / 2; half > 0; half /= 2)
+      for (int64_t q = 0; q < half; ++q) quads[q] += quads[q + half];
+    total += quads[0];
   }
-  double quads[kQuads];
-  for (int64_t q = 0; q < kQuads; ++q)
-    quads[q] = fold_quad(lanes[4 * q], lanes[4 * q + 1], lanes[4 * q + 2], lanes[4 * q + 3]);
-  for (int64_t half = kQuads / 2; half > 0; half /= 2)
-    for (int64_t q = 0; q < half; ++q) quads[q] += quads[q + half];
-  out[0] = quads[0];
-  return true;
+  return total;
+}
+
+// Reads a strand once, into `copy`. Returns its sum of squares.
+double copied(const Update& update, int64_t at, int64_t count, Strand& copy) {
+  const int64_t ahead = tuning().prefetch, whole = whole_rows(count);
+  const float* const from = plain_at(update, at, count);
+  double found[kSums];
+  if (from != nullptr && whole == count) {
+    kernels().copy_squares(from, copy.values, count, ahead, found);
+    return found[0];
+  }
+  for_each_run(update, kernels(), at, at + count, [&](const float* values, int64_t start, int64_t n) {
+    std::memcpy(copy.values + (start - at), values, static_cast<size_t>(n) * sizeof(float));
+  });
+  std::memset(copy.values + count, 0, static_cast<size_t>(whole - count) * sizeof(float));
+  kernels().squares(copy.values, whole, ahead, found);
+  return found[0];
 }
 
 auto squares_and(Tensors* tensors) {
@@ -165,9 +188,12 @@ Tensors::Sums Tensors::of(size_t tensor) const {
 double sum_squares(const Update& update, Tensors* tensors) {
   const Piece* const only = update.pieces.size() == 1 ? update.pieces.data() : nullptr;
   const Wire* const wire = only != nullptr && only->dtype == kEncoded ? static_cast<const Wire*>(only->data) : nullptr;
-  const auto sparse = [&](int64_t at, int64_t count, double* out) { return squares_of_sparse(*wire, at, count, out); };
-  if (tensors == nullptr && wire != nullptr && wire->format == kWireTopK)
-    return total_of_groups(group_sums(update, 1, 1, squares_of_strand, sparse), 0);
+  if (tensors == nullptr && wire != nullptr && wire->format == kWireTopK) {
+    std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup));
+    auto group = [&](int64_t g) { groups[static_cast<size_t>(g)][0] = squares_of_sparse(*wire, g * kGroup); };
+    parallel(static_cast<int64_t>(groups.size()), std::max(8 * wire->count, kWorthSharing), group);
+    return total_of_groups(groups, 0);
+  }
   return total_of_groups(group_sums(update, 1, tensors == nullptr ? 4 : 8, squares_and(tensors)), 0);
 }
 
@@ -188,22 +214,55 @@ double absorb(const Update& update, const Update& copy, Tensors* tensors) {
 
 double read_once(const Update& update, const Visit& visit) {
   const auto take = [&](int64_t at, int64_t count, double* out) {
-    const int64_t ahead = tuning().prefetch, whole = whole_rows(count);
     Strand copy;
-    const float* const from = plain_at(update, at, count);
-    if (from != nullptr && whole == count) {
-      kernels().copy_squares(from, copy.values, count, ahead, out);
-    } else {
-      for_each_run(update, kernels(), at, at + count, [&](const float* values, int64_t start, int64_t n) {
-        std::memcpy(copy.values + (start - at), values, static_cast<size_t>(n) * sizeof(float));
-      });
-      std::memset(copy.values + count, 0, static_cast<size_t>(whole - count) * sizeof(float));
-      kernels().squares(copy.values, whole, ahead, out);
-    }
+    *out = copied(update, at, count, copy);
     visit(copy.values, at, count);
     return true;
   };
   return total_of_groups(group_sums(update, 1, 8, squares_of_strand, take), 0);
+}
+
+void fold_once(const std::vector<Trained>& updates, const float* acc, float* acc_out, std::vector<double>& squares) {
+  const Kernels& table = kernels();
+  const int64_t size = updates.front().model.size, ahead = tuning().prefetch;
+  const size_t count = updates.size(), groups = static_cast<size_t>((size + kGroup - 1) / kGroup);
+  const bool past = streams(size) && acc_out != acc && aligned(acc_out);
+  std::vector<double> sums(groups * count);  // of each group
+  auto group = [&](int64_t index) {
+    double* const found = sums.data() + static_cast<size_t>(index) * count;
+    Strand copies[kFolds], total;  // all but the last are added here
+    for (int64_t at = index * kGroup, end = std::min(size, at + kGroup); at < end; at += kStrand) {
+      const int64_t n = std::min(kStrand, end - at);
+      const float* before = shifted(acc, at);
+      for (size_t first = 0, some = 0; first < count; first += some) {
+        // Nothing is added to the first of a sum, not even zero: it would change the sign of one.
+        some = before == nullptr ? 1 : std::min<size_t>(kFolds, count - first);
+        some = some == 3 ? 2 : some;
+        Fold fold{};
+        for (size_t k = 0; k < some; ++k) {
+          found[first + k] += copied(updates[first + k].model, at, n, copies[k]);
+          fold.in[k] = copies[k].values, fold.weight[k] = updates[first + k].weight;
+        }
+        const bool last = first + some == count;
+        float* const out = last ? acc_out + at : total.values;
+        if (before == nullptr) {
+          Run run{};
+          run.update = copies[0].values, run.gain = updates[first].weight, run.weight = run.scale = 1.0f;
+          run.out = out, run.n = n;
+          table.fused[kAlongSingle][kGives](run);
+        } else {
+          fold.count = static_cast<int>(some), fold.acc = before, fold.out = out;
+          fold.n = n, fold.ahead = before == total.values ? 0 : ahead, fold.stream_out = last && past;
+          int32_t most[kFolds];
+          table.fold(fold, most);
+        }
+        before = out;
+      }
+    }
+  };
+  parallel(static_cast<int64_t>(groups), std::max(size * static_cast<int64_t>(4 * count), kWorthSharing), group);
+  for (size_t k = 0; k < count; ++k)
+    squares[k] = fastagg::total_of_groups(groups, [&](size_t g) { return sums[g * count + k]; });
 }
 
 void copy(const Update& update, const Update& to) {

@@ -102,7 +102,7 @@ void Buffered::plan_memory(Way way) {
   beside_ = {};
   models_.clear(), sum_ = {};
   if (waits_ || (setting_.combine && outcome_ == Outcome::kStep)) return;
-  const bool moves = outcome_ == Outcome::kStep, models = way == Way::kModels || way == Way::kStillModels;
+  const bool moves = outcome_ == Outcome::kStep, models = way >= Way::kUpdates;
   const bool one_alone = moves && fresh() && given_.size() == 1 && !models;
   if (exact() || !one_alone) begin_sum();
   // In place, the memory of a second sum is saved, and each model is read twice.
@@ -262,7 +262,12 @@ store::Vector Buffered::along() const {
 }
 
 // In place, this pass only checks them. The old sum is only read, so a model that is unfit leaves it as it was.
-size_t Buffered::fold() {
+size_t Buffered::fold(std::vector<double>* squares) {
+  if (squares != nullptr) {
+    cpu::fold_once(models_, held_.empty() ? nullptr : acc_.data, into().data, *squares);
+    const auto is_finite = [](double one) { return std::isfinite(one); };
+    return static_cast<size_t>(std::find_if_not(squares->begin(), squares->end(), is_finite) - squares->begin());
+  }
   cpu::fold(models_, held_.empty() ? nullptr : acc_.data, in_place_ ? nullptr : into().data, largest_);
   const auto fit = [](const std::atomic<int32_t>& bits) { return bits <= kLargestElementBits; };
   return static_cast<size_t>(std::find_if_not(largest_.begin(), largest_.end(), fit) - largest_.begin());

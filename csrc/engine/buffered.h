@@ -44,7 +44,7 @@ class Buffered : public DirectionState, public Sums {
   double grace(int64_t waiting) const override;
   bool closes_before(int64_t count) const override { return setting_.closes_first && !held_.empty() && count > room(); }
 
-  size_t fold() override;
+  size_t fold(std::vector<double>* squares) override;
   store::Vector along() const override;
   void hand_over() noexcept override { acc_ = {}; }
 
@@ -95,8 +95,8 @@ class Buffered : public DirectionState, public Sums {
   bool waits_ = false;       // the update is kept as it came
   std::vector<Held> terms_;  // what is read as it came, besides the last one of a step
   std::unique_ptr<Desks> desks_;
-  bool in_place_ = false;  // models are checked in a pass of their own, and then added where the sum is
-  std::vector<cpu::Trained> models_;
+  bool in_place_ = false;             // models are checked in a pass of their own, and then added where the sum is
+  std::vector<cpu::Trained> models_;  // or updates, without a base
   std::vector<std::atomic<int32_t>> largest_;  // of their elements
   double total_next_ = 0.0, acc_bound_next_ = 0.0;
 };

@@ -31,7 +31,7 @@ struct RowsLost {  // rows on a disk are damaged, and must be given up first
 class Sums {
  public:
   double unit = 0.0;   // of sums of whole numbers (math/fixed.h); 0: sums are of floats
-  bool folds = false;  // trained models are added several in one pass
+  bool folds = false;  // several are added in one pass
 
   // How many more updates make a step; a sum of several clients may have more.
   virtual int64_t room() const = 0;
@@ -46,9 +46,9 @@ class Sums {
   // version's: then `hand_over` comes after `commit`.
   virtual store::Vector along() const { return {}; }
   virtual void hand_over() noexcept {}
-  // Adds trained models to memory that nobody reads. Returns how many of them, from the first on, are fit (largest
-  // element). If all are, `run` and `commit` may follow.
-  virtual size_t fold() { return 0; }
+  // Adds trained models, or updates, of which it finds the squares, to memory that nobody reads. Returns how many of
+  // them, from the first on, are fit (largest element; finite). If all are, `run` and `commit` may follow.
+  virtual size_t fold(std::vector<double>*) { return 0; }
 
  protected:
   ~Sums() = default;

@@ -93,15 +93,20 @@ void OneAnswer::read_once(Given& given) {
   check_bounds();
 }
 
-// -- several trained models
+// -- several in one pass
 
 size_t Several::together(const Engine& of, const Answer* answers, size_t count) {
   const Sums* const sums = of.direction_->is.sums;
   if (!of.settings_.folds || of.records || !sums || !sums->folds) return 0;
   const auto most = std::min(count, static_cast<size_t>(sums->room()));
+  const bool models = answers->kind == Answer::kModel;
+  const auto fits = [&](const Answer& one) {
+    const bool updates = one.kind == Answer::kUpdate && !one.is_private && !store::is_encoded(one.update);
+    return (models ? one.kind == Answer::kModel : updates) && !of.prepares(one);
+  };
   size_t found = 0;
   int64_t offset = of.ledger_.offset;
-  while (found < most && answers[found].kind == Answer::kModel && !of.prepares(answers[found])) {
+  while (found < most && fits(answers[found])) {
     const int64_t next = answers[found].offset;
     if (next >= 0 && next <= offset) break;  // an answer that came twice
     offset = std::max(offset, next);
@@ -110,10 +115,11 @@ size_t Several::together(const Engine& of, const Answer* answers, size_t count) 
     if (std::any_of(answers, answers + found, is_its)) break;
     ++found;
   }
-  return found;
+  return models || found > 1 ? found : 0;
 }
 
 size_t Several::take(Answer* answers, size_t count) {
+  const bool models = answers->kind == Answer::kModel;
   bool still = true;
   for (size_t i = 0; i < count; ++i) {
     Given& one = add(answers[i]);
@@ -125,20 +131,24 @@ size_t Several::take(Answer* answers, size_t count) {
       given_.pop_back();
       break;
     }
-    one.brings.norm = kLargestElement;  // the pass finds larger elements
+    if (models) one.brings.norm = kLargestElement;  // the pass finds larger elements; of updates it finds the norm
     one.brings.base = answers[i].base;
     still = still && answers[i].still;
   }
   Sums& sums = *of_.direction_->is.sums;
   try {
-    plan(false, still ? Way::kStillModels : Way::kModels);
+    plan(false, !models ? Way::kUpdates : still ? Way::kStillModels : Way::kModels);
+    std::vector<double> squares(models ? 0 : given_.size());
+    fit_ = sums.fold(models ? nullptr : &squares);
+    if (fit_ < given_.size()) return 0;
+    for (size_t i = 0; i < given_.size(); ++i)
+      given_[i].norm = models ? std::nan("") : of_.scratch_.contributions[i].norm = std::sqrt(squares[i]);
+    if (!models) of_.direction_->measured(of_.scratch_.contributions), check_bounds();
   } catch (const Refusal& refused) {
-    if (refused.why == Why::kTooLarge) return 0;  // the bounds assume the largest elements
-    throw;
+    if (refused.why != Why::kTooLarge) throw;
+    return fit_ = 0;  // one alone may fit; bounds of models assume the largest elements
   }
-  fit_ = sums.fold();
-  if (fit_ < given_.size()) return 0;
-  for (Given& one : given_) decide(one, outcome_ != Outcome::kKept && &one == &given_.back(), std::nan(""));
+  for (Given& one : given_) decide(one, outcome_ != Outcome::kKept && &one == &given_.back(), one.norm);
   conclude();
   run();
   commit();

@@ -1,5 +1,5 @@
-// A change of a server by answers, or by the end of a round. There are three kinds: one answer, several trained models
-// in one pass, and the end of a round. Each is a short function over the same stages:
+// A change of a server by answers, or by the end of a round. There are three kinds: one answer, several in one
+// pass, and the end of a round. Each is a short function over the same stages:
 //
 //     find       the task, its share and weight
 //     inspect    the update's bytes are read once: finite, norm; the log's record is made
@@ -109,7 +109,7 @@ class OneAnswer : public Transaction {
   void read_once(Given& given);
 };
 
-// Trained models, as many as fit the buffer, in one pass.
+// Trained models, or updates, as many as fit the buffer, in one pass.
 class Several : public Transaction {
  public:
   explicit Several(Engine& of) : Transaction(of) {}

@@ -94,7 +94,9 @@ std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes)
     refuse("its header tells of " + std::to_string(expected) + " bytes, and it has " + std::to_string(count_of_bytes));
   auto made = std::make_shared<Encoded>();
   Owner memory = new_memory(expected, false);
-  std::memcpy(memory.get(), from, static_cast<size_t>(expected));
+  Update bytes;
+  bytes.add(from, expected, kFloat32);
+  cpu::copy(bytes, 0, expected, 1, memory.get());
   std::memcpy(memory.get(), &head, sizeof head);  // what was checked, if its owner has written to it meanwhile
   made->take(head, std::move(memory));
   made->check();
