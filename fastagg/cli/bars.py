@@ -37,7 +37,7 @@ class _Bar(rich.Progress):
             speed_estimate_period=600,
         )
         self.add_task(words, total=total)
-        self._drawn = self._told = time.monotonic()
+        self._drawn = self._printed = time.monotonic()
 
     def show(self, completed: float, words: str, *, now: bool = False) -> None:
         """Draw what is done, ten times a second at most; with ``now`` at once.
@@ -49,8 +49,8 @@ class _Bar(rich.Progress):
             return
         self._drawn = clock
         self.update(task.id, completed=completed, description=words)
-        if not self.console.is_terminal and clock - self._told >= EVERY:
-            self._told = clock
+        if not self.console.is_terminal and clock - self._printed >= EVERY:
+            self._printed = clock
             left = "" if task.time_remaining is None else f", {duration(task.time_remaining, '1 s')} left"
             self.console.print(f"{words}: {task.percentage:.0f}% after {duration(task.elapsed or 0, '1 s')}{left}")
 

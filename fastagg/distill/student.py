@@ -69,12 +69,7 @@ class Student:
                 statistics[entry.name].copy_(view)
 
     def logits(self, index: Tensor | slice) -> Tensor:
-        """Return the logits of the samples in ``index``, [rows, C]. They are differentiable unless gradients are off.
-
-        Raises:
-            ConfigError: the module does not return logits.
-            ShapeMismatch: the number of classes or rows differs from before.
-        """
+        """Return the logits of the samples in ``index``, [rows, C]. They are differentiable, if gradients are on."""
         inputs = take(self.inputs, index)
         found = self._run(inputs)
         expected = (length(inputs) * self.rows_per_sample, self.classes)

@@ -160,12 +160,7 @@ def said_end(disk: Disk) -> int:
 
 
 def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
-    """Return a reader of the log's records after a checkpoint (csrc/log/segment.h).
-
-    Raises:
-        CheckpointError: the log begins too late, ends too early, or a segment is damaged, or belongs to another folder
-            or another past of this one. OSError: the system refuses to read.
-    """
+    """Return a reader of the log's records after a checkpoint (csrc/log/segment.h)."""
     names = list(found.segments.values())
     files = []
     for number, name in found.segments.items():
@@ -178,11 +173,7 @@ def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
 
 
 def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]) -> Pieces:
-    """Return an update that was streamed into a file: its number, bytes, checksum and type are in the record.
-
-    Raises:
-        CheckpointError: the file is missing or damaged. OSError: the system refuses to read it.
-    """
+    """Return an update that was streamed into a file: its number, bytes, checksum and type are in the record."""
     number, nbytes, crc, code = streamed
     name = found.uploads.get(number)
     if name is None:

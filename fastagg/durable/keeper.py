@@ -136,11 +136,7 @@ class Keeper:
 
     def checkpoint(self) -> int:
         """Let the thread write a checkpoint, wait for it, and return its number. The caller holds nothing meanwhile, so
-        others go on, and a signal handler may call this while it interrupts such a call.
-
-        Raises:
-            CheckpointError, NotDurable: it could not be written. Reentered: the caller is in the middle of a step.
-        """
+        others go on, and a signal handler may call this while it interrupts such a call."""
         self.refuse_with_lock("checkpoint()")
         request = self.request()
         request.done.wait()
@@ -245,11 +241,7 @@ class Keeper:
         return False
 
     def write(self) -> int:
-        """Write a checkpoint, and return its number. Only one thread at a time calls this.
-
-        Raises:
-            CheckpointError: it could not be written. NotDurable: the log could not be.
-        """
+        """Write a checkpoint, and return its number. Only one thread at a time calls this."""
         watch, engine = Stopwatch(["held"]), self.running.engine
         self.running.extension.state.sync()
         with watch.timing("held"), engine.locked:

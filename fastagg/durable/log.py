@@ -52,28 +52,16 @@ class Log:
         return int(self.journal.pending)
 
     def wait(self, applied: bool = True) -> None:
-        """Wait for the disk, if answers do that make a step (``applied``), or that make none.
-
-        Raises:
-            NotDurable: it refuses.
-        """
+        """Wait for the disk, if answers do that make a step (``applied``), or that make none."""
         if self.durability == "arrival" or (self.durability == "step" and applied):
             self.flush()
 
     def flush(self) -> None:
-        """Wait until all that has happened so far is on the disk.
-
-        Raises:
-            NotDurable: it cannot be.
-        """
+        """Wait until all that has happened so far is on the disk."""
         self.journal.wait(self.journal.last)
 
     def checkpoint(self) -> Path:
-        """Write a checkpoint now, and wait for it. Return its folder.
-
-        Raises:
-            CheckpointError, NotDurable, Reentered: as in :meth:`fastagg.Server.checkpoint`.
-        """
+        """Write a checkpoint now, and wait for it. Return its folder."""
         return self.folder / checkpoint_name(self.keeper.checkpoint())
 
     def whole_state(self) -> State:
@@ -89,11 +77,7 @@ class Log:
         self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],
         finish: Callable[..., Receipt], refusing: Refusing,
     ) -> Upload:  # fmt: skip
-        """Return an update that will arrive in chunks, for a task. ``finish`` takes it, and the file that it is in.
-
-        Raises:
-            NotDurable: the disk has failed.
-        """
+        """Return an update that will arrive in chunks, for a task. ``finish`` takes it, and the file that it is in."""
         self.journal.check()
         nbytes = size * getattr(dtype or torch.float32, "itemsize", 1) if encoded is None else encoded
         if nbytes <= SMALL:
@@ -102,11 +86,7 @@ class Log:
 
     def close(self, seconds: float | None = None) -> None:
         """Write what waits and give the folder back. Wait no longer than ``seconds`` for each. Every part of this may
-        be done twice, so a signal handler may call it while it interrupts such a call.
-
-        Raises:
-            NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
-        """
+        be done twice, so a signal handler may call it while it interrupts such a call."""
         if not self._is_open or os.getpid() != self._process:  # a fork has neither the threads nor the lock
             return
         if seconds is None:

@@ -101,11 +101,7 @@ def open(
 
 
 def lock(disk: Disk) -> None:
-    """Lock a folder, which ``disk`` unlocks.
-
-    Raises:
-        Busy: somebody else has the folder open. CheckpointError: the disk refuses.
-    """
+    """Lock a folder, which ``disk`` unlocks."""
     with named(disk.path):
         is_mine = disk.lock(LOCK)
     if not is_mine:

@@ -61,9 +61,6 @@ class Snapshot:
             more: returns what the manifest says besides. It is called when all else is written.
             going_on: called now and then. What it raises ends the writing.
             room: a file that has kept room for it, and becomes a part of it.
-
-        Raises:
-            OSError: the disk refused.
         """
         disk.remove(folder)
         disk.make_folder(folder)

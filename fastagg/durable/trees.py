@@ -138,11 +138,7 @@ def nbytes(disk: Disk, folder: str) -> int:
 
 
 def read_manifest(disk: Disk, folder: str) -> Plain:
-    """Read what :meth:`Writer.finish` wrote in addition to the tensors.
-
-    Raises:
-        CheckpointError: it is damaged, or has another format. OSError: the system refuses to read it.
-    """
+    """Read what :meth:`Writer.finish` wrote in addition to the tensors."""
     path = disk.path / folder / MANIFEST
     try:
         head, _, text = disk.read_of(f"{folder}/{MANIFEST}").partition(b"\n")
@@ -158,12 +154,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
 
 
 def read(disk: Disk, folder: str, manifest: Plain) -> State:
-    """Return the state that a manifest describes.
-
-    Raises:
-        CheckpointError: a checksum is wrong, or the file does not match the manifest. OSError: the system refuses to
-            read it.
-    """
+    """Return the state that a manifest describes."""
     path = disk.path / folder / TENSORS
     try:
         with disk.opened(f"{folder}/{TENSORS}", write=False) as file:

@@ -58,11 +58,7 @@ class Failures:
         self._row: Counter[str] = Counter()  # causes since an update was taken
 
     def failed(self, client: Hashable, cause: str) -> float:
-        """Note a failure. Return for how many seconds ``client`` gets no task; infinity if never again.
-
-        Raises:
-            RunFailed: that was one too many.
-        """
+        """Note a failure. Return for how many seconds ``client`` gets no task; infinity if never again."""
         one = self._clients.setdefault(client, _Client())
         one.failures += 1
         self._row[cause] += 1
@@ -92,11 +88,7 @@ class Failures:
         return one is not None and one.until == math.inf
 
     def check(self, here: Iterable[Hashable]) -> None:
-        """Check that the run can continue with the clients that are ``here``.
-
-        Raises:
-            RunFailed: all of them are excluded, or no update was taken for too long.
-        """
+        """Check that the run can continue with the clients that are ``here``."""
         present = list(here)
         if present and all(self.is_out(client) for client in present):
             self._end(f"each of the {len(present)} clients that are there failed {self.max_failures} times in a row")

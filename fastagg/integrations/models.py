@@ -20,11 +20,7 @@ def holds(server: Server, arrays: Arrays) -> bool:
 
 
 def put(server: Server, arrays: Arrays) -> None:
-    """Replace the server's model by ``arrays``. Moments and the version stay. There must be no open task.
-
-    Raises:
-        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the arrays do not fit the model. Nothing has changed.
-    """
+    """Replace the server's model by ``arrays``. Moments and the version stay. There must be no open task."""
     mine, theirs = _named(server.parameters()), _named(arrays)
     for name, own in mine.items():
         shape = tuple(getattr(theirs.get(name), "shape", own.shape))
@@ -40,9 +36,6 @@ def resume(server: Server, state: State) -> int:
 
     Returns:
         The number of these tasks.
-
-    Raises:
-        CheckpointError: the state belongs to another model or algorithm, or is damaged. Nothing has changed.
     """
     server.load_state_dict(state)
     out = checkpoint.open_tasks(state)

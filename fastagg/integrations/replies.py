@@ -117,11 +117,11 @@ def take(
         found = list(some)
         if way in ("model", "delta"):
             models = [(task, reply.arrays, reply.samples) for task, reply in found]  # type: ignore[union-attr]
-            outcomes += map(_told, server._receive_models(models, way == "delta", still=still))
+            outcomes += map(_outcome, server._receive_models(models, way == "delta", still=still))
         elif way == "refused":
             outcomes += [bare(error) for _, error in found]  # type: ignore[arg-type]
         else:
-            outcomes += [_told(_received(server, task, reply)) for task, reply in found]  # type: ignore[arg-type]
+            outcomes += [_outcome(_received(server, task, reply)) for task, reply in found]  # type: ignore[arg-type]
     return outcomes
 
 
@@ -142,7 +142,7 @@ def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
         return error
 
 
-def _told(outcome: Outcome) -> Outcome:
+def _outcome(outcome: Outcome) -> Outcome:
     """What the server says of an adapter's own task. That it does not have it any more is an event."""
     if isinstance(outcome, Receipt):
         return outcome

@@ -254,11 +254,7 @@ class Session:
     # -- replies -------------------------------------------------------------------------------------------------
 
     def note(self, clients: Sequence[Hashable], outcomes: Sequence[Outcome]) -> None:
-        """Note what became of the clients' replies.
-
-        Raises:
-            RunFailed: too many replies were refused.
-        """
+        """Note what became of the clients' replies."""
         for client, outcome in zip(clients, outcomes, strict=True):
             if isinstance(outcome, Receipt):
                 self.taken(client, outcome)
@@ -275,21 +271,13 @@ class Session:
         self.tally.longest = max(self.tally.longest, receipt.delay)
 
     def refused(self, client: Hashable, error: FastaggError) -> None:
-        """Note that a reply was refused. One whose task the server had ended is no failure of its client.
-
-        Raises:
-            RunFailed: that was one too many.
-        """
+        """Note that a reply was refused. One whose task the server had ended is no failure of its client."""
         self.tally.refused[type(error).__name__] += 1
         if not isinstance(error, Over):
             self.failures.failed(client, f"{type(error).__name__}: {error}")
 
     def failed(self, client: Hashable, cause: str) -> None:
-        """Note that no reply came, or an error.
-
-        Raises:
-            RunFailed: that was one too many.
-        """
+        """Note that no reply came, or an error."""
         self.tally.failed += 1
         self.failures.failed(client, cause)
 
@@ -335,11 +323,7 @@ class Session:
         self._evaluation.skip(version)
 
     def settle(self, wait: bool = False) -> list[Row]:
-        """Return, in order, versions whose metrics became complete since the last call. With ``wait``, wait for all.
-
-        Raises:
-            Exception: an error of an evaluation or of ``on_version``.
-        """
+        """Return, in order, versions whose metrics became complete since the last call. With ``wait``, wait for all."""
         rows = []
         for version, model, found, ended in self._evaluation.finished(wait):
             metrics = {**self._rows.pop(version), **numeric(found or {})}

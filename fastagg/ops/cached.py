@@ -190,7 +190,7 @@ def add_rows_(
     if weights is not None:
         vector("weights", weights, cache.slots, torch.device("cpu"))
     weight = _checks.number("weight", weight)
-    given = _whole(jobs, 4)
+    given = _whole(jobs, 4, 1, "row of the shadow")
     blocks, slots, rows = -(-cache.size // _BLOCK), cache.slots, shadow.shape[0]
     for block, row, first, last in given:
         if not (0 <= block < blocks and 0 <= row < rows and 0 <= first <= last <= slots):
@@ -198,8 +198,6 @@ def add_rows_(
                 f"jobs: expected blocks below {blocks}, rows below {rows} and slots first <= last <= {slots}, got "
                 f"{(block, row, first, last)}"
             )
-    if len({row for _, row, _, _ in given}) < len(given):
-        raise ConfigError("jobs: expected a row of the shadow for each, got two jobs for the same one")
     if not given:
         return shadow
     on = place(cache.device)
@@ -233,13 +231,11 @@ def settle_rows_(sum: Tensor, shadow: Tensor, jobs: Sequence[tuple[int, int]]) -
     vector("sum", sum, sum.numel(), sum.device)
     _check_shadow(shadow, sum.device)
     apart("sum", sum, "shadow", shadow)
-    given = _whole(jobs, 2)
+    given = _whole(jobs, 2, 0, "block of the sum")
     blocks, rows = -(-sum.numel() // _BLOCK), shadow.shape[0]
     for block, row in given:
         if not (0 <= block < blocks and 0 <= row < rows):
             raise ConfigError(f"jobs: expected blocks below {blocks} and rows below {rows}, got {(block, row)}")
-    if len({block for block, _ in given}) < len(given):
-        raise ConfigError("jobs: expected a block of the sum for each, got two jobs for the same one")
     if not given:
         return sum
     on = place(sum.device)
@@ -261,16 +257,16 @@ def _check_shadow(shadow: Tensor, device: torch.device) -> None:
         raise ShapeMismatch(f"shadow: expected a contiguous [k, {_BLOCK}], got {list(shadow.shape)}")
 
 
-def _whole(jobs: Sequence[tuple[int, ...]], count: int) -> list[Any]:
-    """Jobs of ``count`` whole numbers each."""
+def _whole(jobs: Sequence[tuple[int, ...]], count: int, place: int, what: str) -> list[Any]:
+    """Jobs of ``count`` whole numbers each, which say at ``place`` what they write, each something else."""
     try:
         found = [tuple(index(number) for number in job) for job in jobs]
     except TypeError as error:
         raise ConfigError(f"jobs: expected tuples of {count} whole numbers: {error}") from None
-    if any(len(job) != count for job in found):
-        raise ConfigError(
-            f"jobs: expected tuples of {count} whole numbers, got {next(j for j in found if len(j) != count)}"
-        )
+    if wrong := [job for job in found if len(job) != count]:
+        raise ConfigError(f"jobs: expected tuples of {count} whole numbers, got {wrong[0]}")
+    if len({job[place] for job in found}) < len(found):
+        raise ConfigError(f"jobs: expected a {what} for each, got two jobs for the same one")
     return found
 
 

@@ -48,6 +48,12 @@ def place(device: torch.device) -> Cuda:
     raise DeviceError(f"{device}: this build of fastagg has no kernels for it; move the vectors to the CPU")
 
 
+def on_host_only(what: str, device: torch.device) -> None:
+    """Refuse a server's device that has no kernels for something."""
+    if place(device) is not CPU:
+        raise ConfigError(f"{what}, got device {device}; use device='cpu'")
+
+
 def on_cuda(device: torch.device) -> bool:
     """Whether ops on tensors of ``device`` run CUDA kernels."""
     return place(device) is not CPU

@@ -174,7 +174,7 @@ class Dispatch(native.Task):
 
 
 class Pace:
-    """How many local steps clients are told, by their speeds: ``H_i = floor(H*v_i/v_max)``.
+    """How many local steps clients take, by their speeds: ``H_i = floor(H*v_i/v_max)``.
 
     Args:
         fastest: H, of the fastest.
@@ -183,17 +183,17 @@ class Pace:
 
     def __init__(self, fastest: int, lease: float | None) -> None:
         self.fastest, self.lease = fastest, math.inf if lease is None else lease
-        self.told: dict[Client, tuple[float, float]] = {}  # steps a second, and when it was told
+        self.speeds: dict[Client, tuple[float, float]] = {}  # steps a second, and when it said so
 
     def steps(self, client: Client, speed: float | None) -> int:
         """Return how many steps a client is to take, which takes as many a second, if it tells."""
         now = time.monotonic()
         if speed is not None:
-            self.told[client] = _checks.number("speed", speed, above=0), now
-        mine = self.told.get(client)
+            self.speeds[client] = _checks.number("speed", speed, above=0), now
+        mine = self.speeds.get(client)
         if mine is None:
             return self.fastest
-        counted = [one for one, when in list(self.told.values()) if now - when <= self.lease]
+        counted = [one for one, when in list(self.speeds.values()) if now - when <= self.lease]
         return max(1, math.floor(self.fastest * mine[0] / max(counted, default=mine[0])))
 
 

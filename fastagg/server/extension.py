@@ -169,11 +169,7 @@ class Extension:
     # -- an update -------------------------------------------------------------------------------------------------
 
     def prepare(self, asked: Native) -> Native:
-        """Return the findings about an update.
-
-        Raises:
-            NonFiniteUpdate, ConfigError and others: the update is refused; nothing has changed.
-        """
+        """Return the findings about an update."""
         extra = self._extra(asked.control)
         found = native.engine.findings()
         update: Native = _pieces(asked.update) if self.reads_update else None

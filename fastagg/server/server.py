@@ -271,7 +271,7 @@ class Server:
         with self._refusing():
             self._engine.forget(client, version)
             if self._pace is not None and version is None:
-                self._pace.told.pop(client, None)
+                self._pace.speeds.pop(client, None)
 
     def expire(self, before: int | None = None) -> int:
         """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.

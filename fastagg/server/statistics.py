@@ -149,11 +149,7 @@ class Statistics:
         }  # fmt: skip
 
     def loaded(self, state: State) -> Statistics:
-        """Return the statistics from :meth:`state_dict`. Tensors are copied.
-
-        Raises:
-            ValueError: their shapes are not this model's.
-        """
+        """Return the statistics from :meth:`state_dict`. Tensors are copied."""
         total = None if state["sum"] is None else _like(self.values, state["sum"])
         most: Tensor | list[int] | None = None
         if state["most"] is not None:

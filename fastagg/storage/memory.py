@@ -25,11 +25,7 @@ def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = to
     """Return a 1-D tensor of ``size`` uninitialised elements on ``device``.
 
     All memory that native code writes to is made here. A type or device that a program has made torch's default is not
-    native code's.
-
-    Raises:
-        MemoryError, DeviceError: there is not enough memory.
-    """
+    native code's."""
     if device in _HOST and dtype is torch.float32:
         made: Tensor = native.memory.vector(size)
         return made
@@ -39,11 +35,7 @@ def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = to
 def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: bool = True) -> Tensor:
     """Return a 1-D uint8 tensor of ``nbytes`` uninitialised bytes on ``device``.
 
-    Without ``recycle`` its memory goes back to the operating system when the last view is gone.
-
-    Raises:
-        MemoryError, DeviceError: there is not enough memory.
-    """
+    Without ``recycle`` its memory goes back to the operating system when the last view is gone."""
     if torch.device(device).type == "cpu":
         made: Tensor = native.memory.bytes(nbytes, recycle)
         return made

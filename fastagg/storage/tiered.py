@@ -144,11 +144,7 @@ class TieredRows:
 
     def state_dict(self) -> State:
         """Where the rows are. When this returns they are on the disk, and stay there until :meth:`saved` of a later
-        one.
-
-        Raises:
-            CacheError: the disk refuses.
-        """
+        one."""
         cut = self.native.cut()
         with _named(self.folder):
             files.write(self.folder / f"{self._name(cut['number'])}.begun", _packed(cut["slots"]))
@@ -199,11 +195,7 @@ class TieredRows:
         return lost
 
     def look(self, *, all: bool) -> list[int]:
-        """Return the clients whose rows are damaged now, as :meth:`damaged` does.
-
-        Raises:
-            CheckpointError: none is whole. CacheError: the disk refuses.
-        """
+        """Return the clients whose rows are damaged now, as :meth:`damaged` does."""
         cut = self.native.cut()
         lost: list[int] = self.native.damaged(cut, 1 << 62 if all else SAMPLE)
         if lost and len(lost) == np.count_nonzero(cut["slots"] >= 0):
@@ -260,11 +252,7 @@ class TieredRows:
 
     def _claim(self) -> None:
         """Make the folder this server's, which has no rows yet. What a server began to save and did not, before it was
-        killed, is nobody's.
-
-        Raises:
-            ConfigError: checkpoints refer to what is in it. CacheError: it is in use, or the disk refuses.
-        """
+        killed, is nobody's."""
         if any(not one.begun for one in self._listed()):
             raise ConfigError(
                 f"{self.folder}: checkpoints of another server refer to what is in it: load one of them, name "

@@ -246,11 +246,7 @@ class _Run:
     # -- out -----------------------------------------------------------------------------------------------------
 
     def send(self) -> bool:
-        """Send the current model to free nodes. Return whether any got it.
-
-        Raises:
-            RunFailed: no node can get a task any more.
-        """
+        """Send the current model to free nodes. Return whether any got it."""
         self.online = online = list(self.grid.get_node_ids())
         busy = self.book.busy
         self.session.failures.check(online)

@@ -172,11 +172,7 @@ def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
     """The average of the clients' metrics. A function of the user's is called as Flower does, and its errors end the
-    run. Flower's own adds up what there is: here each metric's mean is over those who reported it, by their samples.
-
-    Raises:
-        ConfigError: the function reads arrays that are not there any more.
-    """
+    run. Flower's own adds up what there is: here each metric's mean is over those who reported it, by their samples."""
     if not replies:
         return None
     return _means(replies, samples) if average is aggregate_metricrecords else average(replies, samples)

@@ -29,10 +29,6 @@ def completed(
 
     Returns:
         The arrays, and the names of those that were missing.
-
-    Raises:
-        ShapeMismatch: the reply has none of the model's arrays.
-        DTypeMismatch: an entry is not an array, or its numbers do not fit the model's types.
     """
     if not isinstance(arrays, Mapping) or not any(name in arrays for name in sent):
         found = sorted(arrays)[:4] if isinstance(arrays, Mapping) else type(arrays).__name__

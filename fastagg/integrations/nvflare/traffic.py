@@ -84,7 +84,7 @@ class Traffic:
         self.book: Book[tuple[str, int], str]  # by client and round
         self._held: list[tuple[Open[str], Reply]] = []
         self._window = Window()
-        self._told: set[tuple[str, str]] = set()  # client, and what the log says of it once
+        self._logged: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.RLock()
 
     def start(self, params: dict[str, Arrays]) -> bool:
@@ -299,8 +299,8 @@ class Traffic:
         return weight
 
     def _once(self, client: str, message: str) -> None:
-        if (client, message) not in self._told:
-            self._told.add((client, message))
+        if (client, message) not in self._logged:
+            self._logged.add((client, message))
             self.log(f"fastagg: client {client}: {message}")
 
 

@@ -10,7 +10,7 @@ import torch
 from fastagg import _checks, ops
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.ops.place import CPU, place
+from fastagg.ops.place import on_host_only
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.names import Overflow, words
 from fastagg.rules.privacy import Gaussian, privacy_of
@@ -176,8 +176,7 @@ class BufferState(DirectionState):
     def __init__(self, setting: Buffer, material: Material) -> None:
         exact = (0.0, 0.0)
         if setting.exact is not None:
-            if place(material.device) is not CPU:
-                raise ConfigError(f"exact: sums of whole numbers are added on the CPU, got device {material.device}")
+            on_host_only("exact: sums of whole numbers are added on the CPU", material.device)
             exact = (setting.exact, ops.exact_unit(setting.exact))
         native_setting = native.engine.BufferedSetting(
             capacity=-1 if setting.size is None else setting.size, synchronous=setting.synchronous,
@@ -187,8 +186,7 @@ class BufferState(DirectionState):
         )  # fmt: skip
         private = None
         if setting.privacy is not None:
-            if place(material.device) is not CPU:
-                raise ConfigError(f"privacy: noise is drawn on the CPU, got device {material.device}")
+            on_host_only("privacy: noise is drawn on the CPU", material.device)
             private = setting.privacy.native(setting.size)
         made = native.engine.Buffered(
             sign=setting.sign, setting=native_setting, memory=material.memory, privacy=private

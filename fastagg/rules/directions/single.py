@@ -8,7 +8,7 @@ from typing import ClassVar
 from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.ops.place import CPU, place
+from fastagg.ops.place import on_host_only
 from fastagg.rules.directions.base import CountedState, Direction, DirectionState, Material
 
 
@@ -80,8 +80,7 @@ class Aligned(Single):
             raise ConfigError(f"c_ok: expected a cosine in [0, 1], got {self.c_ok!r}")
 
     def start(self, material: Material) -> DirectionState:
-        if place(material.device) is not CPU:
-            raise ConfigError(f"direction: Aligned turns tensors on the CPU, got device {material.device}")
+        on_host_only("direction: Aligned turns tensors on the CPU", material.device)
         setting = (self.rho, self.c_ok, self.k_s, self.k_d, self.kappa, self.beta_max, self.eps)
         return CountedState(native.engine.Aligned(sign=self.sign, setting=setting, ends=material.ends))
 
