@@ -23,8 +23,7 @@ class Distillation:
         model: an nn.Module with the server's parameters, in the server's order. It is copied. It returns logits,
             [batch, C] or [batch, ..., C], or an object with an attribute ``logits``.
         unlabelled: the inputs without labels: a tensor [N, ...]; a mapping of tensors, passed as keywords; a Dataset
-            (of inputs, or of tuples that begin with them); or the path of a folder of images or of an .npy, .npz
-            or .pt file.
+            (of inputs, or of tuples that begin with them); or the path of an .npy, .npz or .pt file.
         samples: how many of them to use, drawn once with the server's seed; None: all.
         alpha: the weight of the KL term. ``(alpha_min, alpha_max)``: the teachers' entropy chooses a value in this
             range (Eq. 4). Or one number.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from fastagg.errors import DataError
 
 Inputs = Tensor | dict[str, Tensor]
 
-_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
-
 
 def load(source: object, samples: int | None, shape: Sequence[int] | None, seed: int) -> Inputs:
     """Read :class:`fastagg.distill.Distillation`'s ``unlabelled`` and draw ``samples`` of it (all if there are fewer).
@@ -28,7 +25,7 @@ def load(source: object, samples: int | None, shape: Sequence[int] | None, seed:
         shape: images are resized to this (channels, height, width); None: no resizing.
         seed: the seed of the draw.
     """
-    inputs = _read(source, shape)
+    inputs = _read(source)
     count = length(inputs)
     if count == 0:
         raise DataError("distill.unlabelled: there are no samples")
@@ -77,9 +74,9 @@ def resize(images: Tensor, shape: Sequence[int]) -> Tensor:
     return images.to(torch.float32).contiguous()
 
 
-def _read(source: object, shape: Sequence[int] | None) -> Inputs:
+def _read(source: object) -> Inputs:
     if isinstance(source, (str, os.PathLike)):
-        return _from_path(Path(source), shape)
+        return _from_path(Path(source))
     if isinstance(source, Tensor):
         return source.detach()
     if isinstance(source, np.ndarray):
@@ -115,11 +112,12 @@ def _stack(items: Sequence[object]) -> Tensor:
         raise DataError(f"distill.unlabelled: the samples are not arrays of one shape: {error}") from error
 
 
-def _from_path(path: Path, shape: Sequence[int] | None) -> Inputs:
+def _from_path(path: Path) -> Inputs:
     if path.is_dir():
-        return _from_images(sorted(p for p in path.rglob("*") if p.suffix.lower() in _IMAGES), path, shape)
+        do = "for images give a Dataset of tensors, such as torchvision.datasets.ImageFolder(path, transform)"
+        raise DataError(f"distill.unlabelled: {path}: expected a file, got a folder; {do}")
     if not path.exists():
-        raise DataError(f"distill.unlabelled: {path}: no such file or folder")
+        raise DataError(f"distill.unlabelled: {path}: no such file")
     try:
         if path.suffix == ".npz":
             with np.load(path) as arrays:
@@ -130,29 +128,7 @@ def _from_path(path: Path, shape: Sequence[int] | None) -> Inputs:
         if path.suffix == ".pt":
             loaded = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(loaded, (Tensor, dict)):
-                return _read(loaded, shape)
-    except (OSError, ValueError, KeyError, IndexError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile) as error:
-        raise DataError(f"distill.unlabelled: {path}: cannot be read: {error}") from error
+                return _read(loaded)
     except Exception as error:  # unpickling has its own errors
         raise DataError(f"distill.unlabelled: {path}: cannot be read: {error}") from error
-    raise DataError(f"distill.unlabelled: {path}: expected a folder of images or an .npy, .npz or .pt file")
-
-
-def _from_images(files: Sequence[Path], folder: Path, shape: Sequence[int] | None) -> Tensor:
-    if not files:
-        raise DataError(f"distill.unlabelled: {folder}: there are no images ({', '.join(sorted(_IMAGES))})")
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError("distill.unlabelled: reading images needs Pillow: pip install pillow") from error
-    images = []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                pixels = np.asarray(image.convert("L" if shape is not None and shape[0] == 1 else "RGB"))
-        except OSError as error:
-            raise DataError(f"distill.unlabelled: {file}: not an image: {error}") from error
-        tensor = torch.from_numpy(pixels.copy())
-        tensor = tensor.unsqueeze(0) if tensor.dim() == 2 else tensor.permute(2, 0, 1)
-        images.append(tensor.float() / 255 if shape is None else resize(tensor.unsqueeze(0), shape)[0])
-    return _stack(images)
+    raise DataError(f"distill.unlabelled: {path}: expected an .npy, .npz or .pt file")

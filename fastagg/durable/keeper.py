@@ -81,14 +81,8 @@ class Keeper:
         base: int, kept: list[int], keep: int, every: int,
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
-        self.made, self.folder_id, self.base, self.kept, self.keep, self.every = (
-            made,
-            folder_id,
-            base,
-            kept,
-            keep,
-            every,
-        )
+        self.made, self.folder_id, self.base = made, folder_id, base
+        self.kept, self.keep, self.every = kept, keep, every
         self.history = 0  # of the oldest checkpoints, which stay with all of the log behind them
         self.journal: Any = None
         self.has_lost = False  # rows on a disk turned out to be damaged while the folder was opened
@@ -285,11 +279,8 @@ class Keeper:
             self.clear()
         _log.info(
             "checkpoint of version %d: %d bytes in %.2f s, calls held up %.4f s",
-            cut.state["version"],
-            nbytes,
-            watch.total,
-            watch.seconds["held"],
-        )
+            cut.state["version"], nbytes, watch.total, watch.seconds["held"],
+        )  # fmt: skip
         return int(sequence)
 
     def go_on(self) -> None:

@@ -21,12 +21,12 @@ from fastagg.storage import raw
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
 _PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
-_DTYPES = {
+DTYPES = {  # torch's types as safetensors names them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",
     torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
+_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Apart(NamedTuple):
@@ -85,7 +85,7 @@ class Writer:
         # so that all are aligned
         for name, (dtype, shape) in sorted(shapes.items(), key=lambda one: -one[1][0].itemsize):
             size = dtype.itemsize * math.prod(shape)
-            header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
+            header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
             self._begins[name] = (end, size)
             end += size
         text = json.dumps(header, separators=(",", ":")).encode()

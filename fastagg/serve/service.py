@@ -35,6 +35,7 @@ from starlette.routing import Route
 from fastagg import errors
 from fastagg._types import Plain
 from fastagg.durable.log import SMALL
+from fastagg.durable.trees import DTYPES
 from fastagg.model.parts import Cut
 from fastagg.serve.connection import Download, Refusal
 from fastagg.serve.served import Client, Served
@@ -174,7 +175,7 @@ class Service:
                 arrays = served.server.layout.views(flat, more.values, more.counters, fp32=True)
                 for name, array in arrays.items():
                     entries[name] = {
-                        "dtype": _SAFE[array.dtype], "shape": list(array.shape),
+                        "dtype": DTYPES[array.dtype], "shape": list(array.shape),
                         "data_offsets": [at, at := at + array.nbytes],
                     }  # fmt: skip
                     held.append(array)
@@ -352,12 +353,6 @@ class Service:
             raise Refused(503, "too many models are being sent: ask again later")
         if served.server.version not in served.sending and len(served.sending) >= self.versions:
             raise Refused(503, f"{self.versions} older versions are still being sent: ask again later")
-
-
-_SAFE = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 
 def _sent(server: Server, client: int | str, speed: float | None) -> Dispatch:
