@@ -39,8 +39,8 @@ def test_a_step_past_two_to_the_31() -> None:
     m = torch.zeros(LONG, device="cuda")
     end = LONG - 100_000
     alone = [tensor[end:].clone() for tensor in (x, g, m)]
-    ops.momentum_(x, g, m, lr=0.5)
-    ops.momentum_(alone[0], alone[1], alone[2], lr=0.5)
+    ops.step_(x, g, optimizer="momentum", m=m, lr=0.5)
+    ops.step_(alone[0], alone[1], optimizer="momentum", m=alone[2], lr=0.5)
     assert same(x[end:], alone[0]) and same(m[end:], alone[2])
     assert int(x.count_nonzero()) == int(g.count_nonzero())
 
