@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from fastagg import _extras
 from fastagg.cli.base import command
 from fastagg.cli.screen import VALUE, fail, show
 from fastagg.removed import REMOVED
@@ -69,11 +68,14 @@ def bench(
 
     Further arguments go to pytest: --case NAME, --sizes, --threads, --benchmark-json FILE; --collect-only lists cases.
     """
+    from importlib.util import find_spec
+
     if quick:
         raise typer.Exit(_python(str(_benchmarks() / "quick.py")))
     if compare is not None:
         raise typer.Exit(_python(str(_benchmarks() / "compare.py"), *compare))
-    _extras.require("the benchmark", "bench", ("pytest", "pytest_benchmark"))
+    if find_spec("pytest") is None or find_spec("pytest_benchmark") is None:
+        fail('the benchmarks need pytest-benchmark: pip install "fastagg[bench]"')
     code = _python("-P", "-m", "pytest", str(_benchmarks()), "-p", "no:cacheprovider", *context.args)
     raise typer.Exit(1 if code else 0)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support import inside
 from support.presets import numbers, update
 
 import fastagg
@@ -42,7 +43,7 @@ def found(server: fastagg.Server) -> dict[str, Any]:
     """What a user can see of a server; of numbers, the digests."""
     state: Any = server._running.extension.state
     assert isinstance(state, TieredState)
-    rows = [state.rows.row(client) for client in range(CLIENTS)]
+    rows = [inside.row_on_disk(state.rows, client) for client in range(CLIENTS)]
     said = {"flat": server.flat, "sum": state.sum, **{str(k): row for k, row in enumerate(rows) if row is not None}}
     return {
         "version": server.version,
