@@ -176,6 +176,7 @@ def flower(session: nox.Session) -> None:
     """Test with real Flower, and with one run of its simulation engine."""
     install_flower(session)
     session.run(*PYTEST, *FLOWER)
+    session.run(*PYTEST, "tests/ops/test_combine.py", "-k", "flower")
     session.run(*PYTEST, "-m", "slow", *FLOWER, "-k", "simulation_engine and FADAS")
 
 
@@ -184,6 +185,7 @@ def flower_processes(session: nox.Session) -> None:
     """Test with Flower's own processes on loopback, with some of them killed, and its simulation engine."""
     install_flower(session)
     session.run(*PYTEST, "-m", "slow", "--durations=8", *FLOWER)
+    session.run(*PYTEST, "tests/sim/test_data_text.py")  # peft brings transformers
 
 
 @target("commit", "wheel")
@@ -258,13 +260,15 @@ def cuda(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def extras(session: nox.Session) -> None:
-    """Test what needs extras that README's lines do not install: HTTP, the queue, callbacks, trackers, Ray."""
+    """Test what needs extras that README's lines do not install: HTTP, queues, callbacks, trackers, Ray, searches."""
     debian(session, "nats-server", "nats-server")
-    install(session, "httpx", "transformers", "accelerate", wheel="test,serve,queue,lightning,tensorboard,ray")
+    extras = "test,serve,queue,lightning,tensorboard,ray,search,privacy"
+    install(session, "httpx", "transformers", "accelerate", wheel=extras)
     servers = [f"tests/server/test_{name}.py" for name in ("queue_example", "watching")]
     session.run(*PYTEST, *servers, "tests/clients", "tests/serve")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
     session.run(*PYTEST, "tests/integrations/test_ray.py")
+    session.run(*PYTEST, "tests/sim/test_search.py", "tests/rules/test_privacy.py", "-k", "test_search or spent")
 
 
 @target("nightly")

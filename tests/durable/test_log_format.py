@@ -27,7 +27,6 @@ from fastagg.durable.doctor import examine
 from fastagg.durable.folder import contents, read_checkpoint, read_log
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.opening import open_on
-from fastagg.durable.recovery import Replay
 
 SIZE = 60
 BLOCK = 4096
@@ -213,29 +212,3 @@ def test_a_checkpoint_that_cannot_be_read_now_stays_and_an_older_one_does(
         with opened(tmp_path / "a", buffered) as server:
             assert equal(without_lives(server), state)
     assert (tmp_path / "a" / newest).is_dir() and not list((tmp_path / "a").glob("*.damaged"))
-
-
-def test_a_row_that_cannot_be_written_now_ends_the_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make() -> fastagg.Server:
-        return fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=4, warmup="partial")
-
-    with opened(tmp_path / "a", make) as server:
-        for client in range(4):
-            server.dispatch(client)
-            server.receive(client, update(client, SIZE))
-        state = without_lives(server)
-    usual = Replay._execute
-
-    def refused(self: Replay, operation: Any, record: Any, given: Any) -> None:
-        if record.sequence == 6:
-            raise fastagg.CacheError("rows.bin: Input/output error")
-        usual(self, operation, record, given)
-
-    before = held(tmp_path / "a")
-    with monkeypatch.context() as patch:
-        patch.setattr(Replay, "_execute", refused)
-        with pytest.raises(fastagg.CacheError, match="Input/output"):
-            opened(tmp_path / "a", make)
-    assert held(tmp_path / "a") == before
-    with opened(tmp_path / "a", make) as server:
-        assert equal(without_lives(server), state)

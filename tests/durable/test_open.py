@@ -118,44 +118,6 @@ def test_a_fresh_server_begins_from_what_was_made_the_first_time(tmp_path: Path)
         assert set(server.parameters()) == {"weight", "bias"}
 
 
-def test_a_round_that_is_closed_and_models_with_statistics_come_back(tmp_path: Path) -> None:
-    def make() -> fastagg.Server:
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).half()
-        return fastagg.FedAvg(net, clients_per_round=3, deterministic=True, weighting="uniform")
-
-    server = opened(tmp_path / "a", make)
-    for client in (2, 1):
-        task = server.dispatch(client)
-        trained = {name: value + client for name, value in task.params.items()}
-        server.receive_model(task, trained)
-    half = again(server, tmp_path / "b", make)
-    assert equal(without_lives(server), without_lives(half))
-    assert half.close_round() == server.close_round() == 1.0
-    assert equal(without_lives(server), without_lives(half))
-    found = again(half, tmp_path / "c", make)
-    assert equal(without_lives(server), without_lives(found))
-
-
-def test_tasks_that_ended_stay_ended(tmp_path: Path) -> None:
-    def make() -> fastagg.Server:
-        return fastagg.FedAsync(torch.zeros(5), lease=10.0, max_clients=3)
-
-    server = opened(tmp_path / "a", make)
-    for client in "abc":
-        server.dispatch(client)
-    server.receive("a", torch.ones(5))
-    inside.pass_time(server, 11.0)
-    server.dispatch("d")  # there is room for it, since the others are forgotten
-    server.dispatch("a")
-    found = again(server, tmp_path / "b", make)
-    assert equal(without_lives(server), without_lives(found))
-    with pytest.raises(fastagg.UnknownClient):
-        found.receive("b", torch.ones(5))
-    inside.pass_time(found, 11.0)  # leases begin anew, and end
-    assert found.expire() == 2 and found.memory()["versions"] == 0
-
-
 def test_durability_says_who_waits(tmp_path: Path) -> None:
     for durability, waits in (("none", (False, False)), ("step", (False, True)), ("arrival", (True, True))):
         server = fastagg.open(tmp_path / durability, lambda: fastagg.FedBuff(torch.zeros(5), buffer_size=2), durability)

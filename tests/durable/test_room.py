@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
@@ -22,7 +21,7 @@ from support import inside
 from support.lossy import LossyDisk
 
 import fastagg
-from fastagg.durable import audit, doctor, log
+from fastagg.durable import doctor, log
 from fastagg.durable.opening import open_on
 
 SIZE = 60
@@ -118,27 +117,6 @@ def test_a_disk_that_the_server_itself_has_filled_is_freed(way: str, tiny: Path)
 
 
 # -- errors of the system ------------------------------------------------------------------------------------------
-
-
-def test_no_descriptor_is_free_at_the_end_of_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(log, "SMALL", 0)
-
-    def refuse(*_: Any) -> Any:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with fastagg.open(tmp_path, make) as server:
-        disk = inside.log(server)._disk
-        with monkeypatch.context() as patch:
-            patch.setattr(disk, "read", refuse)
-            with pytest.raises(fastagg.NotDurable, match="Too many open files"):
-                send(server, 1)
-        assert not list(tmp_path.glob("upload-*")) and send(server, 1).durable
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", refuse)
-        calls = (lambda: fastagg.open(tmp_path, make), lambda: doctor.examine(tmp_path), lambda: audit.audit(tmp_path))
-        for call in calls:
-            with pytest.raises(fastagg.CheckpointError, match="Too many open files"):
-                call()
 
 
 def test_a_chunk_that_was_refused_may_be_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

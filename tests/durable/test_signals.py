@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
@@ -181,45 +178,3 @@ def test_who_is_interrupted_while_waiting_may_use_the_memory_again(form: str) ->
     server.close()
     with open_on(disk, make_large, "arrival") as again:
         assert torch.equal(again.flat, state)
-
-
-def closed_on_line(server: fastagg.Server, name: str, line: int) -> bool:
-    """Call a method that waits, and close the server on a line of it, as a handler does. Return whether it came there.
-
-    Lines of Python's own modules count: the thread that is waited for may need a lock that such a line holds.
-    """
-    left, ended = line, threading.Event()
-
-    def step(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if Path(frame.f_code.co_filename).name not in ("keeper.py", "threading.py", "log.py"):
-            return None
-        left -= event == "line"
-        if left == -1:
-            sys.settrace(None)
-            server.close()
-        return step
-
-    def call() -> None:
-        sys.settrace(step)
-        with suppress(fastagg.FastaggError):  # it is closed
-            getattr(server, name)()
-        sys.settrace(None)
-        ended.set()
-
-    threading.Thread(target=call, daemon=True).start()
-    assert ended.wait(30), f"{name}() hangs if a handler closes the server on its line {line}"
-    return left < 0
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "close"])
-def test_a_handler_may_close_the_server_on_any_line_of_a_call_that_waits(tmp_path: Path, name: str) -> None:
-    line = 0
-    while True:
-        server = fastagg.open(tmp_path / f"{line}", make)
-        came = closed_on_line(server, name, line)
-        server.close()
-        if not came:
-            break
-        line += 1
-    assert line > 10

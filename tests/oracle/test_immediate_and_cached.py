@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.oracle import (
+    ACE,
     ACED,
     AsyncFedED,
     DelayAdaptiveASGD,
@@ -36,6 +37,14 @@ def test_hinge_table(a: float, b: float, table: dict[int, float]) -> None:
         assert out["step_size"] == pytest.approx(0.6 * s)
 
 
+def test_fedasync_polynomial() -> None:
+    server = FedAsync([0.0], alpha=0.5, policy="polynomial", a=0.5)
+    server.dispatch(9)
+    for client in range(3):
+        turn(server, client, [1.0])
+    assert server.receive(9, [0.0])["step_size"] == pytest.approx(0.25)
+
+
 def test_delay_adaptive_asgd_options() -> None:
     """eta = 1, tau_C = 2, one gradient of delay 4."""
     for stale, lipschitz, step in (("drop", None, 0.0), ("scaled", None, 0.5), ("lipschitz", 0.25, 0.25)):
@@ -61,6 +70,20 @@ def test_a_dropped_update_leaves_the_model_buffers() -> None:
     turn(server, 0, [0.0], buffers={"mean": [5.0]})
     server.receive(9, [1.0], buffers={"mean": [7.0]})
     assert server.buffers["mean"][0] == 5.0
+
+
+def test_asyncfeded_by_hand() -> None:
+    """lambda = 1, eps = 1, gamma_bar = 3, kappa = 1/2, K = 10."""
+    server = AsyncFedED([0.0, 0.0], lam=1.0, eps=1.0, gamma_bar=3.0, kappa=0.5, local_steps=10)
+    server.dispatch(0)
+    server.dispatch(1)
+    out = server.receive(0, [6.0, 8.0])  # gamma = 0: eta = 1, K = 10 + floor(1.5)
+    assert out["step_size"] == 1.0 and list(server.x) == [6.0, 8.0]
+    assert server.local_steps(0) == 11 and server.local_steps(1) == 10
+    out = server.receive(1, [2.5, 0.0])  # gamma = 10/2.5: eta = 1/5, K = 10 + floor(-1/2)
+    assert out["step_size"] == pytest.approx(1 / 5)
+    assert list(server.x) == pytest.approx([6.5, 8.0])
+    assert server.local_steps(1) == 9
 
 
 def test_asyncfeded_keeps_k_in_its_bounds() -> None:
@@ -98,6 +121,14 @@ def test_asyncfeded_update_of_zero_and_gamma_max() -> None:
 
 
 # ── caches ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ace_partial_warmup_by_hand() -> None:
+    server = ACE([0.0], lr=1.0, num_clients=2, warmup="partial")
+    turn(server, 1, [4.0])
+    turn(server, 1, [2.0])
+    turn(server, 0, [4.0])
+    assert (server.x[0], server.t) == (-9.0, 3)  # 4 + 2 + (2+4)/2
 
 
 def test_aced_mass_expiry_at_tau_algo_plus_2() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.oracle import (
     ASGD,
+    CA2FL,
     SGD,
     Adagrad,
     Adam,
@@ -129,6 +130,26 @@ def test_delay_rules_of_fadas(rule: Any, lr: float, expected: dict[int, float]) 
     policy = DelayAdaptive(2, rule)
     assert {tau: policy.learning_rate(lr, tau) for tau in expected} == pytest.approx(expected)
     assert DelayAdaptive(None, rule).learning_rate(lr, 1000) == lr
+
+
+def test_ca2fl_by_hand() -> None:
+    """n = 3, M = 2, two rounds; client 0 repeats within the second."""
+    expected = {
+        # round 1: h = 0, D = (2 + 4)/2 = 3, then h = (2 + 4 + 0)/3 = 2
+        # round 2, paper: acc = (5-2) + (8-2) = 9, |S| = 1: D = 2 + 9 = 11, then h = (8 + 4)/3 = 4
+        # round 3: acc = (1-8) + (7-0) = 0: D = 4
+        "start": [3.0, 14.0, 18.0],
+        # round 2, latest: acc = (5-2) + (8-5) = 6, over M: D = 2 + 3 = 5
+        "latest": [3.0, 8.0, 12.0],
+    }
+    for repeat in ("start", "latest"):
+        server = CA2FL([0.0], num_clients=3, buffer_size=2, repeat=repeat)
+        models = []
+        for first, second in (((0, 2.0), (1, 4.0)), ((0, 5.0), (0, 8.0)), ((0, 1.0), (2, 7.0))):
+            turn(server, first[0], [first[1]])
+            turn(server, second[0], [second[1]])
+            models.append(server.x[0])
+        assert models == expected[repeat]
 
 
 def test_fedac_by_hand() -> None:

@@ -163,9 +163,3 @@ def test_after_a_restart_the_window_begins_again(way: str, tmp_path: Path) -> No
     wait(again, 1.0)
     assert again.dispatch(5).version == 1
     again.close()
-
-
-def test_the_window_is_saved(tmp_path: Path) -> None:
-    server = make()
-    server.save(tmp_path / "server.pt")
-    assert fastagg.load(tmp_path / "server.pt").direction == server.direction

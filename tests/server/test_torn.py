@@ -1,5 +1,5 @@
-"""Whatever cuts a call short - Ctrl-C at any line, no memory, Python of a user's own that raises - leaves
-the state of before or the state of after, to the bit."""
+"""Whatever cuts a call short - Ctrl-C at any line, Python of a user's own that raises - leaves the state of before or
+the state of after, to the bit. Memory that is not there: native/engine/allocations.cpp, durable/test_refusing.py."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from support.presets import PRESETS, SYNCHRONOUS, Call, calls, model, update
 from torch import nn
 
 import fastagg
-from fastagg._build import native
 from fastagg.errors import NonFiniteUpdate, UnknownVersion
-from fastagg.storage import memory
 
 pytestmark = pytest.mark.kernel
 
@@ -107,15 +105,13 @@ class Calls(Cut):
 class Moment:
     """A server at one moment of a run, and the call that comes next."""
 
-    def __init__(self, server: fastagg.Server, act: Act, sent: bool = False) -> None:
-        self.server, self.act, self.sent = server, act, sent
+    def __init__(self, server: fastagg.Server, act: Act) -> None:
+        self.server, self.act = server, act
         server.load_state_dict(server.state_dict())  # which writes what waits as vectors
         self.old = server.state_dict()
 
     def restore(self) -> None:
         self.server.load_state_dict(self.old)
-        if self.sent:  # otherwise nobody holds the loaded version, and the step is in place
-            _ = self.server.flat
 
     def play(self) -> State:
         self.restore()
@@ -304,13 +300,11 @@ MOMENTS: list[tuple[Callable[..., tuple[fastagg.Server, Act]], tuple[Any, ...]]]
 
 
 @pytest.mark.parametrize(("make", "given"), MOMENTS)
-def test_an_interrupt_and_an_allocation_that_fails_with_models_statistics_and_the_end_of_a_round(
+def test_an_interrupt_with_models_statistics_and_the_end_of_a_round(
     make: Callable[..., tuple[fastagg.Server, Act]], given: tuple[Any, ...]
 ) -> None:
     server, act = make(*given)
     cut_everywhere(Moment(server, act), again=None if make is an_end else act)
-    failed = starve_everywhere(Moment(server, act))
-    assert failed or make is an_end or given == ("FedBuff, one", True)  # its step is in place
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -358,127 +352,6 @@ def test_what_was_handed_out_stays_through_an_interrupt(name: str) -> None:
         assert torch.equal(server.flat, server.state_dict()["flat"])
         assert torch.equal(flat, before)
         assert torch.equal(torch.cat([view.reshape(-1) for view in views.values()]), before)
-
-
-# -- memory that is not there ------------------------------------------------------------------------------------
-
-
-class Allocations:
-    """Counts what asks for memory by name; the ``at``-th gets MemoryError."""
-
-    NAMES = ("empty", "zeros", "empty_bytes")
-
-    def __init__(self, patch: pytest.MonkeyPatch, at: int | None) -> None:
-        self.at, self.count = at, 0
-        for where in (memory, torch):
-            for name in (*self.NAMES, "empty_like", "zeros_like", "from_numpy", "stack", "cat"):
-                if hasattr(where, name):
-                    patch.setattr(where, name, self._counted(getattr(where, name)))
-        for name in ("clone", "double", "new_empty"):
-            patch.setattr(torch.Tensor, name, self._counted(getattr(torch.Tensor, name)))
-
-    def _counted(self, make: Any) -> Any:
-        def counted(*given: Any, **named: Any) -> Any:
-            self.count += 1
-            if self.count - 1 == self.at:
-                raise MemoryError
-            return make(*given, **named)
-
-        return counted
-
-
-def starve_everywhere(moment: Moment) -> int:
-    """The call with an allocation that fails at each place in turn changes nothing; returns how many there are."""
-    return _starve_in_python(moment) + _starve_in_native_code(moment)
-
-
-def _starve_in_native_code(moment: Moment) -> int:
-    """Vectors everywhere, and all that C++ asks for in a build that emulates CUDA."""
-    new, failed = moment.play(), 0
-    for at in range(10_000):
-        moment.restore()
-        native.memory.fail_after(at)
-        try:
-            moment.act(moment.server)
-        except MemoryError:
-            failed += 1
-        else:
-            if native.memory.left_to_fail() >= 0:
-                break
-            # What failed was done without (a spare vector): the state is the new one all the same.
-            assert same(moment.server.state_dict(), new), f"native allocation {at}"
-            continue
-        finally:
-            left = native.memory.left_to_fail()
-            native.memory.fail_after(-1)
-        assert left < 0
-        assert same(moment.server.state_dict(), moment.old), f"native allocation {at}"
-        moment.act(moment.server)
-        assert same(moment.server.state_dict(), new), f"native allocation {at}"
-    moment.restore()
-    return failed
-
-
-def _starve_in_python(moment: Moment) -> int:
-    new, failed = moment.play(), 0
-    for at in range(10_000):
-        moment.restore()
-        with pytest.MonkeyPatch.context() as patch:
-            allocations = Allocations(patch, at)
-            try:
-                moment.act(moment.server)
-            except MemoryError:
-                failed += 1
-            else:
-                assert allocations.count <= at
-                break
-        assert same(moment.server.state_dict(), moment.old), f"allocation {at}"
-        moment.act(moment.server)
-        assert same(moment.server.state_dict(), new), f"allocation {at}"
-    moment.restore()
-    return failed
-
-
-@pytest.mark.parametrize("sent", [False, True])
-@pytest.mark.parametrize("name", PRESETS)
-def test_an_allocation_that_fails_in_receive(name: str, sent: bool) -> None:
-    server, act = stepping(name)
-    failed = starve_everywhere(Moment(server, act, sent))
-    assert failed or not sent  # a version that was sent is not stepped in place
-
-
-@pytest.mark.parametrize("name", ["ACE, fp32", "ACED, int8", "CA2FL, fp32"])
-def test_an_allocation_that_fails_wherever_the_scrub_is(name: str) -> None:
-    """A block whose turn would have come has not begun: over a whole cycle, and with several blocks under way."""
-    size = 5000
-    server, plain = PRESETS[name](model(size)), PRESETS[name](model(size))
-    for client in range(3):
-        server.dispatch(client), plain.dispatch(client)
-    failed = 0
-    for number in range(30):
-        before = server.state_dict()
-        _ = server.flat
-        native.memory.fail_after(0)
-        try:
-            server.receive(number % 3, update(number, size))
-        except MemoryError:
-            failed += 1
-            assert same(server.state_dict(), before), number
-            native.memory.fail_after(-1)
-            server.receive(number % 3, update(number, size))
-        finally:
-            native.memory.fail_after(-1)
-        plain.receive(number % 3, update(number, size))
-        server.dispatch(number % 3), plain.dispatch(number % 3)
-        assert same(server.state_dict(), plain.state_dict())
-    assert failed
-
-
-def test_an_allocation_that_fails_while_it_distils() -> None:
-    """Native code is excluded: there pybind11 ends the process when it cannot make a kernel's structs for Python."""
-    for keep_moments in (False, True):
-        server, act = echo_stepping(keep_moments=keep_moments)
-        assert _starve_in_python(Moment(server, act)) > 8
 
 
 # -- Python of others that raises --------------------------------------------------------------------------------
@@ -562,7 +435,6 @@ def test_rules_of_ones_own_that_raise(name: str, monkeypatch: pytest.MonkeyPatch
     new = moment.play()
     cut_everywhere(moment, again=act)
     cut_everywhere(moment, again=act, by=Calls)
-    starve_everywhere(moment)
     hooks = {"optimizer": [(Own, "step")], "direction": [(Pairs, "combine")],
              "both": [(Own, "step"), (Pairs, "combine"), (Late, "weight"), (Late, "rate")],
              "staleness": [(Late, "weight"), (Late, "rate")]}[name]  # fmt: skip

@@ -25,8 +25,6 @@ from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import load, to_toml
 from fastagg.sim.show.progress import Progress
 
-from .fake_data import save_pretrained, write_rte
-
 EVERY = {"run.checkpoint_every": 0.0}
 TORCH = {"run.fused": False}
 ALL = {"participation": {"rule": "all"}}
@@ -198,28 +196,6 @@ def test_stopped_anywhere_in_any_way_it_ends_bit_identical_and_repeats_nothing_t
         done += kept
     assert ended(config, out, last if threads else 1) == done / UPLOADS
     same(unbroken, out)
-
-
-@pytest.mark.parametrize("lora_rank", [None, 1])
-def test_killed_while_a_transformer_trains(tiny, tmp_path, lora_rank):
-    pytest.importorskip("peft")
-    save_pretrained(tmp_path / "data" / "bert-base-uncased")
-    write_rte(tmp_path / "data")
-    changes = {
-        **CASES["FADAS"],
-        **EVERY,
-        "data": {"name": "texts:glue", "task": "rte", "dir": str(tmp_path / "data"), "clients": 6, "max_length": 16},
-        "model": {"name": "transformer:classifier", **({} if lora_rank is None else {"lora_rank": lora_rank})},
-        "client": {"lr": 1e-3, "batch_size": 2, "optimizer": "adamw"},
-        "participation.concurrency": 3,
-        "run.uploads": 12,
-    }
-    config = tiny(changes)
-    run(config, tmp_path / "whole")
-    for updates in (3, 2):
-        stopped(config, tmp_path / "cut", "killed", updates)
-    ended(config, tmp_path / "cut")
-    same(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_killed_by_the_operating_system(tiny, tmp_path):

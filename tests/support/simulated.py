@@ -519,6 +519,8 @@ class Life:
             raise Wrong(f"an older checkpoint is there, and the folder cannot be opened: {server}")
         if fingerprint(server) != self.states[-1]:
             raise Wrong("the log of the older checkpoint is not whole")
+        if not any(name.endswith(".damaged") for name in disk.names()):
+            raise Wrong("nobody sees that a checkpoint was damaged")
         server.close()
 
     def foreign(self) -> None:
