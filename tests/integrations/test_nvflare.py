@@ -295,7 +295,7 @@ def test_without_a_persistor_the_error_names_it() -> None:
 )
 def test_the_end_waits_for_those_who_are_out(timeout: float | None, aborted: bool, waits: bool) -> None:
     """``timeout``: of the one who is out, which may be over; None: nobody is."""
-    controller = AsyncController("FedBuff", end_timeout=0.4)
+    controller = AsyncController("FedBuff", end_timeout=0.4 if waits else 60.0)
     controller._traffic.start(dict(MODEL))
     controller.abort_signal = SimpleNamespace(triggered=aborted)
     if timeout is not None:
@@ -303,12 +303,12 @@ def test_the_end_waits_for_those_who_are_out(timeout: float | None, aborted: boo
     begun_at = time.monotonic()
     controller._traffic.end()
     controller._wait_for_the_last()
-    assert (time.monotonic() - begun_at > 0.35) == waits
+    assert time.monotonic() - begun_at > 0.35 if waits else time.monotonic() - begun_at < 50
     if waits:
         controller.end_timeout = 60.0
         threading.Timer(0.2, lambda: controller._traffic.book.back("a")).start()
         controller._wait_for_the_last()
-        assert time.monotonic() - begun_at < 30
+        assert time.monotonic() - begun_at < 50
 
 
 class Heard(FLComponent):

@@ -468,7 +468,7 @@ def test_an_answer_for_which_there_is_no_room_is_refused_and_its_client_goes_on(
                 while thread.is_alive() and engine.callers_waiting == before:
                     pass
         for thread in threads:
-            thread.join(10.0)
+            thread.join()
         assert one.refused == {"Busy": 1}
         for client in CLIENTS[1:]:
             one.answer(client, Row(), moved(models[client]))

@@ -278,7 +278,7 @@ def test_answers_that_counted_have_their_receipts_whatever_comes_at_the_gate(
     def hold() -> None:
         with server._engine.locked:
             inside.set()
-            over.wait(20)
+            over.wait(120)
 
     threads = [threading.Thread(target=hold)]
 
@@ -293,7 +293,7 @@ def test_answers_that_counted_have_their_receipts_whatever_comes_at_the_gate(
             if inside.is_set():
                 return
             threads[0].start()
-            inside.wait(20)
+            inside.wait(120)
             if how == "busy":
                 threads.append(threading.Thread(target=lambda: server.dispatch("waits")))
             else:

@@ -490,7 +490,7 @@ class Life:
             while keeper._due == due and time.monotonic() < until:
                 time.sleep(0.0005)
         self.disk.refuses = ((), 0)
-        for _ in range(400):
+        for _ in range(3000):
             self.do(lambda server, _: server.dispatch(0), waits=False)  # wakes the log, which tries again
             if not isinstance(end_of(self.server.flush), FastaggError):
                 self.note()
