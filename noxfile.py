@@ -326,7 +326,7 @@ def limits(session: nox.Session) -> None:
 def threads(session: nox.Session) -> None:
     """Run the tests with threads, for a Python without a global lock: they need few packages."""
     install(session, "pytest", "hypothesis", wheel="")
-    names = ("dispatch", "exit", "ids", "leases", "reads_once", "reentry", "threads")
+    names = ("dispatch", "exit", "ids", "leases", "reentry", "threads")
     session.run(*PYTEST, *(f"tests/server/test_{name}.py" for name in names))
 
 
