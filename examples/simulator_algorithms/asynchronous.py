@@ -1,7 +1,7 @@
 """Asynchronous rules of the literature as directions and policies of one's own. `algorithm.name` names the functions.
 
 FedASMU and FedPSA adapt a weight, FedFa averages a window, AREA averages exactly, Fair counts who takes part.
-Each follows its paper's idea and not its listing: it shows what a rule can see, and is no reproduction of the paper.
+The formulas are those of the papers as public programs of them have them; each rule says what it leaves out.
 """
 
 import math
@@ -16,68 +16,89 @@ import fastagg
 @fastagg.register
 @dataclass(frozen=True)
 class FedASMU(fastagg.Direction):
-    """x <- (1 - a) x + a x_i, where a falls with the delay and with how far x_i is from x (Liu et al. 2024)."""
+    """x <- (1 - a) x + a x_i with a = mu xi / (1 + mu xi) and xi = scale / (sqrt(t) (t - o + 1)^power) + least, o the
+    version that the client started from (Liu et al. 2024, arXiv 2312.05770, Eqs. 1 and 2). The paper moves lambda,
+    sigma and iota, here ``scale``, ``power`` and ``least``, by the gradient of the loss, and its clients mix in a newer
+    model on their way: here they are constants, and clients do not."""
 
-    mix: float = 0.6
-    nearness: float = 0.1
+    mu: float = 1.0
+    scale: float = 1.0
+    power: float = 0.5
+    least: float = 0.1
     needs_base = True
 
     def combine(self, update, facts, state):
-        towards = facts.base + update - facts.model
-        size = float(towards.norm() / (facts.model.norm() + 1e-12))
-        return self.mix / math.sqrt(1 + facts.delay) / (1 + self.nearness * size) * towards, state
+        t = facts.version + facts.delay + 1
+        xi = self.scale / (math.sqrt(t) * (facts.delay + 1) ** self.power) + self.least
+        return self.mu * xi / (1 + self.mu * xi) * (facts.base + update - facts.model), state
 
 
 @fastagg.register
 @dataclass(frozen=True)
 class FedPSA(fastagg.Direction):
-    """A buffer whose updates are weighed by the softmax of how alike the sensitivities are that clients send with them:
-    each to the mean of the buffer (after FedPSA, behavioural staleness)."""
+    """x <- x + sum_i w_i Delta_i over a buffer, w = softmax(k / T). k_i is the cosine of the sketches of what the
+    client's model and the server's are sensitive to; T = g M / M_0 + d, M the mean |Delta|^2 of the last ``queue``
+    updates and M_0 the first such mean; until then w is even (Lu et al. 2026, arXiv 2602.15337, Algorithm 1, Eqs. 9 and
+    13). The paper's server takes its own sketch; here it is the newest client's, of the model that it was sent."""
 
-    size: int = 4
-    temperature: float = 0.5
-    takes: ClassVar = {"sensitivity": 16}
+    size: int = 5
+    queue: int = 50
+    g: float = 1.0
+    d: float = 0.1
+    takes: ClassVar = {"sketch": 16, "of_sent": 16}
 
     def combine(self, update, facts, state):
-        held = {
-            **state,
-            f"update {len(state)}": update.clone(),
-            f"sense {len(state)}": facts.extra["sensitivity"].clone(),
-        }
-        updates, senses = ([t for name, t in held.items() if name.startswith(kind)] for kind in ("update", "sense"))
+        now = facts.version + torch.zeros(1)
+        norms = torch.cat([state.get("norms", torch.zeros(0)), update.square().sum().view(1)])[-self.queue :]
+        held = {**state, f"update {len(state)}": update.clone(), f"sketch {len(state)}": facts.extra["sketch"].clone()}
+        held["norms"] = norms
+        if now >= held.get("newest", now):
+            held |= {"newest": now, "server": facts.extra["of_sent"].clone()}
+        if "first" not in held and len(norms) == self.queue:
+            held["first"] = norms.mean().view(1)
+        updates, sketches = ([t for name, t in held.items() if name.startswith(kind)] for kind in ("update", "sketch"))
         if len(updates) < self.size:
             return None, held
-        like = torch.cosine_similarity(torch.stack(senses), torch.stack(senses).mean(0), dim=1)
-        return torch.softmax(like / self.temperature, 0) @ torch.stack(updates), {}
+        like = torch.cosine_similarity(torch.stack(sketches), held["server"], dim=1)
+        warm = self.g * norms.mean() / held["first"] + self.d if "first" in held else math.inf
+        left = {name: held[name] for name in ("norms", "newest", "server", "first") if name in held}
+        return torch.softmax(like / warm, 0) @ torch.stack(updates), left
 
 
 @fastagg.register
 @dataclass(frozen=True)
 class FedFa(fastagg.Direction):
-    """The mean of the last ``window`` trained models becomes the model, at every update (Xu et al. 2024)."""
+    """The mean of the last ``window`` trained models becomes the model, at every update once there are as many (Xu et
+    al. 2024, arXiv 2404.11015: FedFa that sends parameters)."""
 
     window: int = 5
     needs_base = True
 
     def combine(self, update, facts, state):
         last = [*state.values(), facts.base + update][-self.window :]
-        return torch.stack(last).mean(0) - facts.model, {str(place): model for place, model in enumerate(last)}
+        queue = {str(place): model for place, model in enumerate(last)}
+        return None if len(last) < self.window else torch.stack(last).mean(0) - facts.model, queue
 
 
 @fastagg.register
 @dataclass(frozen=True)
 class AREA(fastagg.Direction):
-    """x <- x + (x_i - y_i) / n, with y_i the model that client i sent last: x stays the exact mean of all clients'
-    models, however often each answers (Iakovidou and Kim 2024)."""
+    """x <- x + 1/n sum (x_i - y_i) after ``size`` updates, with y_i the model that client i sent last: x stays the
+    exact mean of all clients' models, however often each answers. In the manner of AREA (Iakovidou and Kim 2024, arXiv
+    2405.10123): its clients keep y_i and send the difference; here the server keeps it."""
 
     clients_in_all: int = 12
+    size: int = 1
     needs_base = True
 
     def combine(self, update, facts, state):
         name, trained = f"client {facts.client}", facts.base + update
-        before = state.get(name, state.get("first", facts.base))
-        kept = {"first": facts.base.clone(), **state, name: trained}
-        return (trained - before) / self.clients_in_all, kept
+        state = {"first": facts.base.clone(), "sum": torch.zeros_like(update), "count": torch.zeros(1), **state}
+        summed, count = state["sum"] + trained - state.get(name, state["first"]), state["count"] + 1
+        kept = {**state, name: trained, "sum": summed, "count": count}
+        if int(count) < self.size:
+            return None, kept
+        return summed / self.clients_in_all, {**kept, "sum": torch.zeros_like(update), "count": torch.zeros(1)}
 
 
 @fastagg.register
@@ -121,11 +142,18 @@ def with_loss(model, data, task, state):
     return task.delta(model), state, {"loss": loss.reshape(1)}
 
 
-def with_sensitivity(model, data, task, state):
-    """A client that sends a sketch of its gradient at the model that it was sent: 16 sums of blocks."""
+def sketch(model, data, task):
+    """16 random sums of |g w - F w^2 / 2| (FedPSA, Eq. 9), g and F = g^2 of a batch that all clients have."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(32, *data.x.shape[1:], generator=draw)
+    y = torch.randint(model(x).shape[1], (32,), generator=draw)
+    gradients = torch.autograd.grad(task.loss(model, x, y), list(model.parameters()))
+    g, w = (torch.cat([array.detach().flatten() for array in arrays]) for arrays in (gradients, model.parameters()))
+    return torch.randn(16, len(w), generator=draw) @ (g * w - 0.5 * (g * w) ** 2).abs() / 4
+
+
+def with_sketch(model, data, task, state):
+    """A client that sends what the model that it was sent, and its own, are sensitive to."""
+    of_sent = sketch(model, data, task)
     task.descend(model, data)
-    update = task.delta(model)
-    model.load_state_dict(task.sent, strict=False)
-    gradients = torch.autograd.grad(task.loss(model, data.x, data.y), list(model.parameters()))
-    flat = torch.cat([g.flatten() for g in gradients])
-    return update, state, {"sensitivity": torch.stack([block.sum() for block in flat.tensor_split(16)])}
+    return task.delta(model), state, {"sketch": sketch(model, data, task), "of_sent": of_sent}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
+import fastagg
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.own import Own
 from fastagg.sim.one.result import Folder
@@ -22,7 +24,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "simulator_algorithms"
 PERSONAL = ("fedper", "fedrep", "ditto", "pfedme", "apfl")
 PLAIN = ("fedprox", "scaffold", "feddyn", "fednova", "fedsam", "ef_topk")
 KEPT = ("scaffold", "feddyn", "fednova")  # what clients keep is with the server, whose rule takes it
-ASYNCHRONOUS = {"asmu": None, "psa": "with_sensitivity", "fa": None, "area": None, "fair": "with_loss"}
+ASYNCHRONOUS = {"asmu": None, "psa": "with_sketch", "fa": None, "area": None, "fair": "with_loss"}
 SMALL = {"run.versions": 3, "run.evaluate_every": 1, "client.epochs": 1, "run.checkpoint_every": 0.0}
 
 
@@ -84,6 +86,29 @@ def test_scaffold_s_control_variate_is_the_mean_of_the_clients():
     own = torch.stack([array for name, array in held.items() if name.startswith("c ")])
     assert own.abs().max() > 0
     torch.testing.assert_close(held["c"], own.sum(0) / 20, rtol=1e-4, atol=1e-6)
+
+
+def test_fedasmu_and_fedfa_are_their_formulas(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    rules, draw = import_module("asynchronous"), torch.Generator().manual_seed(0)
+    changes = torch.randn(9, 4, generator=draw, dtype=torch.float64)
+    for rule in (rules.FedASMU(), rules.FedFa()):
+        x, trained = torch.zeros(4).double(), []
+        server, sent = fastagg.Server(torch.zeros(4), rule, fastagg.SGD(1.0)), {0: x, 1: x}
+        for client in sent:
+            server.dispatch(client)
+        for count, change in enumerate(changes):  # in turn, so that each update but the first is one version old
+            client = count % 2
+            receipt = server.receive(client, change.float())
+            trained.append(sent[client] + change)
+            if isinstance(rule, rules.FedASMU):
+                xi = 1 / (receipt.version * (receipt.delay + 1)) ** 0.5 + 0.1
+                x = x + xi / (1 + xi) * (trained[-1] - x)
+            elif count >= 4:
+                x = torch.stack(trained[-5:]).mean(0)
+            server.dispatch(client)
+            sent[client] = x
+            torch.testing.assert_close(server.flat.double(), x, rtol=1e-5, atol=1e-6)
 
 
 def test_area_keeps_the_exact_mean_of_what_clients_sent_last():
