@@ -136,6 +136,7 @@ def test_a_table_for_latex_has_every_number_and_no_sign_that_breaks_it(compariso
 def test_a_figure_has_the_size_and_the_type_of_a_column(comparison):
     figure = comparison.figure("accuracy", over="time", width=3.3, font_size=7, font="serif")
     assert figure.get_size_inches()[0] == pytest.approx(3.3) and len(figure.axes) == 1
+    assert not figure.get_suptitle()  # which a paper has as a caption
     figure.draw_without_rendering()
     edge = figure.bbox.expanded(1.01, 1.01)
     low, high = figure.axes[0].get_xlim()

@@ -81,7 +81,8 @@ class Comparison:
 
         Args:
             name: which. A comparison of many lines has one "accuracy,SETTING" for each setting.
-            width, height: in inches, such as 3.3, a column of a paper. None: those of the picture in the folder.
+            width, height: in inches, such as 3.3, a column of a paper. None: those of the picture in the folder. With a
+                width there is no heading, which a paper has as a caption.
             font_size: in points. font: a family that matplotlib knows, such as "serif".
             over: of "accuracy": one axis alone, "time", "version" or "uploads".
 

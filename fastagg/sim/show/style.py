@@ -66,9 +66,11 @@ def sized(
 ) -> Figure:
     """Give ``figure`` a size in inches, and all its text a size in points and a family; None: as it is.
 
-    A legend below the axes gets as many lines as its width asks for.
+    A legend below the axes gets as many lines as its width asks for. With a width there is no heading: it is a caption.
     """
     before, lines = figure.get_size_inches(), 0
+    if width is not None:
+        figure.suptitle("")
     width = float(before[0]) if width is None else width
     for text in figure.findobj(Text):
         if font_size is not None:
