@@ -132,7 +132,7 @@ def _simulators(rows: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Return a line for each rule: the best peer's time over fastagg's at 10 M, and why a loss is one."""
-    lines = [f"| | {' | '.join(names)} | a loss is because |", f"|---|{'---:|' * len(names)}---|"]
+    lines = [f"| | {' | '.join(names)} | if slower, why |", f"|---|{'---:|' * len(names)}---|"]
     for case in ROWS:
         cells, reasons = [], []
         for name in names:
@@ -197,7 +197,7 @@ def name_of(case: str) -> str:
 
 
 def full(rows: Sequence[Row]) -> str:
-    """Return the page with every case and number of threads, and of each the fastest peers."""
+    """Return the page: whole updates at their sizes, the rest at the largest, each with its fastest peer."""
     names = sorted({row.processor for row in rows})
     lines = [
         "# All figures\n",
@@ -213,7 +213,7 @@ def full(rows: Sequence[Row]) -> str:
         places.setdefault((row.case, row.size, row.threads), []).append(row)
     for (case, size, threads), found in sorted(places.items()):
         sizes = [one for name, one, where in places if (name, where) == (case, threads)]
-        if size in BETWEEN or (not threads and min(sizes) < size < max(sizes)):
+        if size in BETWEEN or (size < max(sizes) / NEAR and not (threads and case.startswith("arrival"))):
             continue
         cells = [_cell([row for row in found if row.processor == name]) for name in names]
         lines.append(f"| {name_of(case)} | {size:,} | {threads or 'card'} | {' | '.join(cells)} |")
