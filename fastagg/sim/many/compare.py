@@ -17,7 +17,7 @@ from fastagg.sim.many.groups import Group, grouped, judged
 from fastagg.sim.one import output
 from fastagg.sim.one.result import COMPARISON, Result, begun
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show import findings, plots, style
+from fastagg.sim.show import findings, plots, series, style
 from fastagg.sim.show.findings import RUN_NUMBERS
 from fastagg.sim.show.progress import Watcher
 
@@ -84,12 +84,12 @@ class Comparison:
             width, height: in inches, such as 3.3, a column of a paper. None: those of the picture in the folder. With a
                 width there is no heading, which a paper has as a caption.
             font_size: in points. font: a family that matplotlib knows, such as "serif".
-            over: of "accuracy": one axis alone, "time", "version" or "uploads".
+            over: of "accuracy": one axis alone, "time", "version" or "uploads"; "bytes_up" where formats differ.
 
         Raises:
             ConfigError: there is no such picture of these runs; the message has those that there are.
         """
-        fields = [] if over is None else [_checks.one_of("over", over, ("time", "version", "uploads"))]
+        fields = [] if over is None else [_checks.one_of("over", over, tuple(series.x_axes(self.groups)))]
         drawn = dict(plots.pictures(self.groups, self.title, self.baseline, fields)) if self.groups else {}
         _checks.one_of("figure", name, tuple(drawn))
         return style.sized(drawn[name], width, height, font_size, font)

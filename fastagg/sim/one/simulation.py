@@ -17,6 +17,7 @@ from fastagg.server.checkpoint import on_device
 from fastagg.sim.clients.ahead import Ahead, Key
 from fastagg.sim.clients.attack import Liars
 from fastagg.sim.clients.client import DifferenceSender, Update, rated
+from fastagg.sim.clients.encoder import Encoder
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import OwnTrainer, Way, chosen
 from fastagg.sim.clock.schedule import Job
@@ -75,6 +76,7 @@ class Simulation:
             self._way = Way(self.module, self.server.layout, build.build_work(config), config.seed, self.own)
             trained = [name for name, parameter in names.items() if parameter.requires_grad]
             self._liars = Liars(config.attack, count, config.seed, trained)
+            self._encoder = Encoder(config.encoding, self.server.layout, config.seed)
             self._model_bytes = sum(array.nbytes for array in self.server.parameters().values())
             sizes = [len(samples) for samples in self.data.clients]
             # An update whose size takes time, and is not known before, is made when its task is sent.
@@ -129,13 +131,13 @@ class Simulation:
             update = self.differences.difference(job.client, update)
         extra = getattr(self.trainer, "extra", None)
         update, size = self._way(update, job.task, job.client, job.number)
-        return self._liars(job.client, update), size + _nbytes(extra), extra
+        return self._liars(job.client, update), self._encoder.size(size) + _nbytes(extra), extra
 
     def _bytes(self, job: Job) -> tuple[int, int]:
         """Return the bytes of a job's model and of its update."""
         down = self._model_bytes + _nbytes(job.task.control)
         if not self._early:
-            return down, self._way.whole
+            return down, self._encoder.size(self._way.whole)
         update, size, extra = self._make(job)
         assert isinstance(update, dict)
         self._made[job.client, job.number] = {name: array.clone() for name, array in update.items()}, size, extra
@@ -152,9 +154,10 @@ class Simulation:
         with self.stopwatch.timing("training"):
             key = job.client, job.number
             made = self._made.pop(key) if key in self._made else self._make(job)
+            sent = self._encoder(job.client, job.number, made[0])
         with self.stopwatch.timing("server"):
             receipt = self.server.receive(
-                job.client, made[0], version=job.task.version, num_samples=len(samples), extra=made[2]
+                job.client, sent, version=job.task.version, num_samples=len(samples), extra=made[2]
             )
             if not self._early:
                 self.schedule.arrived(job)
@@ -297,6 +300,7 @@ class Simulation:
             "delays": {name: dict(part) for name, part in self.statistics.items()},
             "differences": None if self.differences is None else self.differences.state_dict(),
             "liars": self._liars.state_dict(),
+            "encoder": self._encoder.state_dict(),
             "distillation": None if distillation is None else asdict(distillation),
             "schedule": self.schedule.state_dict(),
             "wall_seconds": self.stopwatch.split(),
@@ -316,6 +320,7 @@ class Simulation:
         if self.differences is not None:
             self.differences.load_state_dict(run["differences"])
         self._liars.load_state_dict(run.get("liars", {"known": []}))
+        self._encoder.load_state_dict(run.get("encoder", {}))
         for name, value in (run["distillation"] or {}).items():
             setattr(self.server.distillation, name, value)
         self.schedule.load_state_dict(run["schedule"])

@@ -27,6 +27,7 @@ from fastagg.sim.recipes.sections import (
     Client,
     Distill,
     Dropout,
+    Encoding,
     Model,
     Own,
     OwnDelay,
@@ -54,6 +55,7 @@ class Config(Section):
     delay: AnyDelay
     dropout: Dropout = Dropout()
     attack: Attack = Attack()
+    encoding: Encoding = Encoding()
     participation: Participation = Participation()
     unlabelled: Unlabelled = Unlabelled()
     distill: Distill = Distill()

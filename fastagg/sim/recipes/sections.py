@@ -192,6 +192,18 @@ class Attack(Section):
     strength: PositiveFloat | None = None
 
 
+class Encoding(Section):
+    """``format``: how updates are encoded on their way (docs/encoding.md), "bf16", "int8", "int4", "int8-tensor",
+    "sign", or "topk", of which ``share`` of the elements are sent as ``values``. ``feedback``: clients add what they
+    have not sent yet to their next update.
+    """
+
+    format: Literal["none", "bf16", "int8", "int4", "int8-tensor", "sign", "topk"] = "none"
+    share: Annotated[float, Field(gt=0, le=1)] = 0.01
+    values: Literal["fp32", "bf16", "int8", "int2"] = "bf16"
+    feedback: bool = False
+
+
 class Participation(Section):
     """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
 

@@ -25,12 +25,13 @@ def time_scale(longest: float, unit: str) -> tuple[str, float]:
 def x_axes(groups: Sequence[Group]) -> dict[str, tuple[str, float]]:
     """Return what accuracy is drawn over: fields of a row, each with a label and a factor.
 
-    There is no axis of time if runs have different units of it.
+    There is no axis of time if runs have different units of it, and one of bytes if updates are of different sizes.
     """
     runs = [result for group in groups for result in group.results]
     units = {result.unit for result in runs}
     times = {} if len(units) > 1 else {"time": time_scale(max(row.time for r in runs for row in r.rows), units.pop())}
-    return {**times, "version": ("server versions", 1.0), "uploads": ("client updates received", 1.0)}
+    sent = {} if len({run.config.encoding for run in runs}) < 2 else {"bytes_up": ("megabytes from clients", 1e-6)}
+    return {**times, "version": ("server versions", 1.0), "uploads": ("client updates received", 1.0), **sent}
 
 
 def far_apart(xs: Sequence[Sequence[float] | np.ndarray]) -> bool:

@@ -1,0 +1,58 @@
+"""What clients send, in fewer bytes: every update is encoded on its way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+from fastagg._types import State
+from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
+from fastagg.errors import ConfigError
+from fastagg.model import Layout, ModelState
+from fastagg.sim.clients.client import Update
+from fastagg.sim.recipes.sections import Encoding
+from fastagg.sim.seeds import integer
+
+
+class Encoder:
+    """Encodes updates, each with a seed of its own. With error feedback every client has what it has not sent yet."""
+
+    def __init__(self, encoding: Encoding, layout: Layout, seed: int) -> None:
+        """ConfigError if the model has running statistics, which no encoded update holds."""
+        self._setting, self._layout, self._seed = encoding, layout, seed
+        self._feedback: defaultdict[int, ErrorFeedback] = defaultdict(ErrorFeedback)
+        self._nbytes: int | None = None
+        if encoding.format == "none":
+            return
+        if layout.has_buffers:
+            raise ConfigError(
+                "encoding.format: an encoded update holds no running statistics, and this model has some; set "
+                'model.norm = "group", or another model'
+            )
+        self._nbytes = self._encoded(torch.zeros(layout.size), 0, None).nbytes  # the same for every update
+
+    def _encoded(self, update: Update | torch.Tensor, seed: int, feedback: ErrorFeedback | None) -> Encoded:
+        one, flat = self._setting, update.flat if isinstance(update, ModelState) else update
+        given = self._layout.views(flat, torch.empty(0), [], fp32=True) if isinstance(flat, torch.Tensor) else flat
+        format = TopK(one.share, one.values) if one.format == "topk" else one.format
+        return encode(given, format, seed=seed, feedback=feedback)  # type: ignore[arg-type]  # not "none"
+
+    def size(self, plain: int) -> int:
+        """Return the bytes of an update that has so many as it is."""
+        return plain if self._nbytes is None else self._nbytes
+
+    def __call__(self, client: int, number: int, update: Update) -> Update | Encoded:
+        """Return what a client sends."""
+        if self._nbytes is None:
+            return update
+        feedback = self._feedback[client] if self._setting.feedback else None
+        return self._encoded(update, integer(self._seed, "encoding", client, number), feedback)
+
+    def state_dict(self) -> dict[int, State]:
+        return {client: feedback.state_dict() for client, feedback in self._feedback.items()}
+
+    def load_state_dict(self, state: dict[int, State]) -> None:
+        self._feedback.clear()
+        for client, kept in state.items():
+            self._feedback[client].load_state_dict(kept)

@@ -1,0 +1,114 @@
+"""Runs whose clients encode their updates: what is counted, what is not sent yet, and a run that is resumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fastagg.errors import ConfigError
+from fastagg.model import Layout, ModelState
+from fastagg.sim import run
+from fastagg.sim.clients.encoder import Encoder
+from fastagg.sim.many.groups import grouped
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.config import Config, from_dict
+from fastagg.sim.recipes.sections import Encoding
+from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.show import series
+
+SIZE = 650  # parameters of the logistic model on digits
+
+
+def config(model: dict[str, Any] | None = None, delay: dict[str, Any] | None = None, **encoding: Any) -> Config:
+    return from_dict(
+        {
+            "name": "encoded",
+            "seed": 3,
+            "algorithm": {"name": "FedBuff", "buffer_size": 5},
+            "data": {"name": "digits", "clients": 10, "alpha": 1.0},
+            "model": model or {"name": "logistic"},
+            "client": {"lr": 0.1, "steps": 2},
+            "delay": delay or {"name": "exponential"},
+            "encoding": encoding,
+            "run": {"uploads": 40, "evaluate_every": 4},
+        },
+        "test",
+    )
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize(
+    ("format", "nbytes"),
+    [
+        ("bf16", 64 + 2 * 768),
+        ("int8", 64 + 768 + 12),
+        ("int8-tensor", 848),
+        ("sign", 64 + 128 + 12),
+        ("topk", 128 + 512),
+    ],
+)
+def test_a_run_that_is_resumed_is_the_same_run(format: str, nbytes: int, feedback: bool) -> None:
+    given = config(format=format, feedback=feedback)
+    whole, first, rest = Simulation(given), Simulation(given), Simulation(given)
+    for _ in range(40):
+        whole.step()
+    for _ in range(23):
+        first.step()
+    assert len(first._encoder._feedback) == (len(first.client_uploads) if feedback else 0)
+    rest.load_state_dict(first.state_dict())
+    for _ in range(17):
+        rest.step()
+    assert torch.equal(rest.server.flat, whole.server.flat)
+    assert whole.bytes_up == rest.bytes_up == 40 * nbytes
+    plain = Simulation(config())
+    for _ in range(40):
+        plain.step()
+    assert plain.bytes_up == 40 * 4 * SIZE and not torch.equal(plain.server.flat, whole.server.flat)
+
+
+@pytest.mark.parametrize("form", ["vector", "by name"])
+def test_what_is_not_sent_comes_later(form: str) -> None:
+    model = {"a": torch.zeros(30, 10), "b": torch.zeros(7)}
+    layout = Layout.of(model)
+    encoder = Encoder(Encoding(format="topk", share=0.1, values="int2", feedback=True), layout, 5)
+    given, sent = torch.zeros(2, 307), torch.zeros(2, 307)
+    for number in range(6):
+        for client in range(2):
+            update = torch.randn(307, generator=torch.Generator().manual_seed(10 * number + client))
+            named = {"a": update[:300].view(30, 10), "b": update[300:]}
+            found = encoder(client, number, ModelState(update, torch.zeros(0), []) if form == "vector" else named)
+            given[client] += update
+            sent[client] += found.decode()  # type: ignore[union-attr]
+    kept = torch.stack([encoder.state_dict()[client]["residual"] for client in range(2)])
+    assert torch.allclose(sent + kept, given, atol=1e-5) and bool((kept != 0).any())
+
+
+def test_bytes_take_time_on_their_way() -> None:
+    """Where uploads take time, encoded ones take less."""
+    delay = {"name": "exponential", "speed": 1e9, "up": 100.0}
+    slow, fast = (Simulation(config(delay=delay, **more)) for more in ({}, {"format": "int8"}))
+    for simulation in (slow, fast):
+        for _ in range(40):
+            simulation.step()
+    assert fast.schedule.now < 0.5 * slow.schedule.now
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"format": "int3"}, "encoding.format"),
+        ({"format": "topk", "share": 0.0}, "encoding.share"),
+        ({"format": "int8", "model": {"name": "cnn", "norm": "batch"}}, "running statistics"),
+    ],
+)
+def test_a_wrong_key_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Simulation(config(**wrong))
+
+
+def test_accuracy_is_drawn_over_bytes_where_formats_differ() -> None:
+    both = [run(config(format=format)) for format in ("none", "int8")]
+    for results, drawn in ((both, True), (both[:1], False)):
+        assert ("bytes_up" in series.x_axes(grouped([(Cell(one.config), one) for one in results]))) == drawn
