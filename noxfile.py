@@ -223,6 +223,13 @@ def theirs(session: nox.Session, framework: str) -> None:
 
 
 @target("nightly", "wheel")
+def byzfl(session: nox.Session) -> None:
+    """Compare robust rules with byzfl's."""
+    install(session, "torch", "byzfl", wheel="test")
+    session.run(*PYTEST, "tests/ops/test_combine.py", "-k", "byzfl")
+
+
+@target("nightly", "wheel")
 @nox.parametrize("pip", ["22.3", ""])
 def constraints(session: nox.Session, pip: str) -> None:
     """Resolve every extra from nothing with constraints.txt, by the oldest pip of Python 3.11 and by the newest."""

@@ -131,6 +131,24 @@ def test_equals_flower() -> None:
             near(ops.combine(rows, name, **how), torch.from_numpy(np.asarray(want[0])), rows)  # type: ignore[arg-type]
 
 
+def test_equals_byzfl() -> None:
+    """Its Krum counts one neighbour more, so its f is one more."""
+    byzfl = pytest.importorskip("byzfl")
+    for count in (8, 11, 20):
+        rows, f = updates(count, 3000), (count - 4) // 2
+        stacked = np.stack([row.numpy() for row in rows]).astype(np.float64)
+        for name, how, theirs in (
+            ("median", {}, byzfl.Median()),
+            ("trimmed", {"trim": (f + 0.5) / count}, byzfl.TrMean(f)),
+            ("mean_around_median", {"f": f}, byzfl.Meamed(f)),
+            ("krum", {"f": f}, byzfl.Krum(f + 1)),
+            ("multi_krum", {"f": f, "keep": count - f - 1}, byzfl.MultiKrum(f + 1)),
+            ("geometric_median", {"smoothing": 0.1, "iterations": 3}, byzfl.GeometricMedian()),
+            ("centered_clip", {"radius": 50.0, "iterations": 2}, byzfl.CenteredClipping(None, 2, 50.0)),
+        ):
+            near(ops.combine(rows, name, **how), torch.from_numpy(theirs(stacked)), rows)  # type: ignore[arg-type]
+
+
 REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
     ("mode", 3, {}, "rule: expected one of"),
     ("median", 3, {"f": 1}, "f: a setting of mean_around_median and krum and multi_krum, not of median"),
