@@ -144,9 +144,8 @@ size_t Several::take(Answer* answers, size_t count) {
     for (size_t i = 0; i < given_.size(); ++i)
       given_[i].norm = models ? std::nan("") : of_.scratch_.contributions[i].norm = std::sqrt(squares[i]);
     if (!models) of_.direction_->measured(of_.scratch_.contributions), check_bounds();
-  } catch (const Refusal& refused) {
-    if (refused.why != Why::kTooLarge) throw;
-    return fit_ = 0;  // one alone may fit; bounds of models assume the largest elements
+  } catch (const Refusal&) {  // whose fault it is turns out one by one; bounds of models assume the largest elements
+    return fit_ = 0;
   }
   for (Given& one : given_) decide(one, outcome_ != Outcome::kKept && &one == &given_.back(), one.norm);
   conclude();
