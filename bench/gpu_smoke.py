@@ -13,6 +13,7 @@ import torch
 import fastagg
 from fastagg import _build
 from fastagg.ops import place
+from fastagg.rules.privacy import NoiseKey
 
 SIZE = 10_007  # no multiple of a vector or a warp
 RULES = {
@@ -21,20 +22,26 @@ RULES = {
     "FADAS": lambda x: fastagg.FADAS(x, lr=0.01, buffer_size=2),
     "FedAsync": lambda x: fastagg.FedAsync(x, policy="polynomial"),
     "AsyncFedED": lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0),
-    "ACE, int8": lambda x: fastagg.ACE(x, lr=0.1, num_clients=2, cache="int8"),
-    "ACE, fp32": lambda x: fastagg.ACE(x, lr=0.1, num_clients=2),
+    "ACE, int8": lambda x: fastagg.ACE(x, lr=0.1, num_clients=3, cache="int8"),
+    "ACE, fp32": lambda x: fastagg.ACE(x, lr=0.1, num_clients=3),
+    "FedBuff, private": lambda x: fastagg.FedBuff(x, buffer_size=3, privacy=fastagg.Gaussian(1.0, 0.5)),
 }
+FORMATS = ("int8", "int4", "int8-tensor", "sign", fastagg.TopK(0.01, "int2"))
 
 
-def played(make: object, device: str) -> tuple[torch.Tensor, float]:
-    """Return the model after three answers, and the seconds of the last."""
+def played(make: object, device: str, form: object = None) -> tuple[torch.Tensor, float]:
+    """Return the model after three answers, in a format or as they are, and the seconds of the last."""
     generator = torch.Generator().manual_seed(1)
     server = make(torch.randn(SIZE, generator=generator).to(device))  # type: ignore[operator]
+    server._engine.begin_incarnation(0, 7)  # the same noise, and the same key
+    if getattr(server.direction, "privacy", None) is not None:
+        server._draw_with(NoiseKey(range(32)))
     for turn in range(3):
-        server.dispatch(turn % 2)
-        update = torch.randn(SIZE, generator=generator).to(device)
+        server.dispatch(turn)
+        update = torch.randn(SIZE, generator=generator)
+        update = update.to(device) if form is None else fastagg.encode(update, form, seed=turn)  # type: ignore[arg-type]
         begun = time.perf_counter()
-        server.receive(turn % 2, update)
+        server.receive(turn, update)
         took = time.perf_counter() - begun
     return server.parameters().cpu(), took
 
@@ -45,10 +52,11 @@ def main() -> None:
     device = "cpu" if emulated else "cuda"
     name = "emulated" if emulated else torch.cuda.get_device_name()
     print(f"{name}; CUDA {torch.version.cuda}; compiled for {info['cuda_architectures']}")
-    for rule, make in RULES.items():
-        expected, _ = played(make, "cpu")
+    encoded = [(f"FedBuff, {form}", RULES["FedBuff"], form) for form in FORMATS]
+    for rule, make, form in [*((rule, make, None) for rule, make in RULES.items()), *encoded]:
+        expected, _ = played(make, "cpu", form)
         with place.emulated() if emulated else contextlib.nullcontext():
-            found, took = played(make, device)
+            found, took = played(make, device, form)
         assert torch.equal(found, expected), f"{rule}: {(found != expected).sum()} of {SIZE} elements differ"
         print(f"{rule}: the CPU's bits, the third answer in {1e6 * took:.0f} us")
 

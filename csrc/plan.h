@@ -21,8 +21,12 @@ constexpr const char* kDtypeNames[kDtypes] = {"float32", "float16", "bfloat16"};
 // Whole numbers of 64 bits, in units: only a leaf's exact sum is of this type, and only buffers with exact sums take
 // it.
 constexpr Dtype kWholeNumbers = static_cast<Dtype>(3);
-// A whole update as it was encoded: `data` is its Wire. Only kernels on the CPU read it.
-constexpr Dtype kEncoded = static_cast<Dtype>(8);
+// A whole update as it was encoded: `data` is its Wire. And on a device: `data` is its WireThere, in the host's memory,
+// with the device's addresses.
+constexpr Dtype kEncoded = static_cast<Dtype>(8), kEncodedThere = static_cast<Dtype>(9);
+struct WireThere : Wire {
+  const float* numbers = nullptr;  // that it stands for
+};
 
 // An update as it arrived: consecutive pieces of the flat vector, each contiguous, read where they lie.
 struct Piece {
@@ -128,7 +132,7 @@ struct Buffer {
 };
 
 // Which row is replaced, and where the new one goes: another place or the same. The key is that of its rounding; its
-// step is the arrival's number, which the sum's dither follows too. The last is for coded rows on the CPU only.
+// step is the arrival's number, which the sum's dither follows too. The last is for coded rows only.
 struct Exchange {
   int format = kPlainRows;
   Row read, write;
@@ -145,7 +149,7 @@ struct Sum {
 };
 
 // Noise that a step adds to its direction (math/noise.h): `scale` times normal numbers of a standard deviation of
-// `deviation`, or that much of correlated noise: n <- n - sum of omega*past; each past <- theta*past + n. On the CPU.
+// `deviation`, or that much of correlated noise: n <- n - sum of omega*past; each past <- theta*past + n.
 constexpr int kMostPast = 8;
 struct Past {
   float* values;

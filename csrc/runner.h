@@ -33,9 +33,12 @@ class Runner {
   virtual void follow() {}
   // Keeps memory until the arrival's work is done.
   virtual void hold(const store::Owner&) {}
-  // Gets the kernels of this optimizer, and of rows in this format, ready, so that the first arrival need not.
-  // Negative: there are no rows.
-  virtual void load(const Optimizer&, int) {}
+  // Gets the kernels of this optimizer, and of what else a rule needs, ready, so that the first arrival need not.
+  struct Needs {
+    int format = -1;  // of rows; negative: there are none
+    bool noise = false;
+  };
+  virtual void load(const Optimizer&, const Needs&) {}
 
   // An update that the host does not read. Judging it brings it to the device, if it lies in host memory, and asks for
   // its norm.

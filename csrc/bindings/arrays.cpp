@@ -247,9 +247,12 @@ py::list tensors_in(const store::Owner& owner, const Update& update, bool stored
   // not the owner itself, which may be Python's object of all pieces
   const store::Owner all = std::make_shared<store::Owner>(owner);
   py::list found;
-  for (const Piece& piece : update.pieces)
+  for (Piece piece : update.pieces) {
+    if (piece.dtype == kEncodedThere)
+      piece = {static_cast<const WireThere*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
     found.append(
         tensor_of(all, const_cast<void*>(piece.data), piece.size, static_cast<Element>(static_cast<int>(piece.dtype))));
+  }
   return found;
 }
 

@@ -48,6 +48,7 @@ class DeviceMemory : public store::Memory {
     in_order([&](const cuda::Where& where) { cuda::copy_now(to, host, nbytes, where); });
   }
   void get(void* host, const void* from, int64_t nbytes) override { put(host, from, nbytes); }
+  bool is_host() const override { return false; }
 
   const std::shared_ptr<cuda::Queue> queue;
 

@@ -231,6 +231,12 @@ double samples_of(py::handle given, bool* usual) {
   return count;
 }
 
+// Its numbers are in the host's memory, and the engine sends them to the device.
+void stay_in_host(Answer& answer) {
+  answer.in_host = true;
+  answer.on_host = answer.update, answer.on_host_owner = answer.owner;
+}
+
 // Reads an answer's numbers. False: only Python can.
 bool read_update(Shared& server, py::handle given, Arrays& arrays, Answer& answer) {
   if (const Answer* const pieces = answer_in(given)) {  // Python has read it
@@ -572,6 +578,8 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
 
 // Sends an answer of the log to the device, as when it came.
 void bring(const Shared& server, Answer& answer) {
+  if (store::is_encoded(answer.update) && !answer.reported && !server.engine->extension()->asks.prepare)
+    return stay_in_host(answer);
   const py::list pieces = tensors_in(answer.owner, answer.update);
   const py::object reported = answer.reported ? py::cast(answer.reported) : py::none();
   const py::tuple found = python_of(*server.engine->extension()).attr("brought")(pieces, reported);
@@ -753,9 +761,11 @@ void bind_engine(py::module_& m) {
              answer.control_size = py::cast<int64_t>(control.attr("numel")());
            })
       .def("with_extra", [](Answer& answer, py::object extra) { answer.extra = owner_of(std::move(extra)); })
-      .def("with_copy", [](Answer& answer, const py::object& pieces) {
-        answer.on_host = update_of(pieces.attr("native")), answer.on_host_owner = owner_of(pieces);
-      });
+      .def("with_copy",
+           [](Answer& answer, const py::object& pieces) {
+             answer.on_host = update_of(pieces.attr("native")), answer.on_host_owner = owner_of(pieces);
+           })
+      .def("from_host", &stay_in_host);
   // a function, because of memory that runs out (extension.cpp)
   m.def(
       "answer",

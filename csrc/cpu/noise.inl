@@ -14,7 +14,7 @@ struct NoiseLanes : Simd {
 void noise_block(const NoiseBlock& run) {
   constexpr int64_t kLines = kBlock / kLine, kTurns = kNoiseCalls / kFloats * 8;
   static_assert(kBlock == 16 * kNoiseCalls && (kLines % kTurns == 0 || kTurns % kLines == 0));
-  const F scale = F{} + run.scale;
+  const float scale = run.scale;
   U lanes;
   for (int64_t lane = 0; lane < kFloats; ++lane) lanes[lane] = static_cast<uint32_t>(lane);
   int64_t line = 0, turn = 0;
@@ -32,8 +32,8 @@ void noise_block(const NoiseBlock& run) {
       normal_pair<NoiseLanes>(words[w], words[w + 8], one, other);
       float* const at = run.out + w * kNoiseCalls + call;
       float* const beside = at + 8 * kNoiseCalls;
-      NoiseLanes::store(NoiseLanes::load(at) + scale * one, at);
-      NoiseLanes::store(NoiseLanes::load(beside) + scale * other, beside);
+      NoiseLanes::store(with_noise(NoiseLanes::load(at), scale, one), at);
+      NoiseLanes::store(with_noise(NoiseLanes::load(beside), scale, other), beside);
     }
   }
 }

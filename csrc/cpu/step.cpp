@@ -2,6 +2,7 @@
 // L1 cache.
 #include <utility>
 
+#include "../math/noise.h"
 #include "blocks.h"
 #include "combine.h"
 #include "cpu.h"
@@ -243,15 +244,18 @@ class Step {
     for (int k = 0; k < noise.count; ++k) {
       const Past& one = noise.past[k];
       FASTAGG_NO_CARRY
-      for (int64_t i = 0; i < run.n; ++i) fresh.values[i] -= one.omega * one.values[at + i];
+      for (int64_t i = 0; i < run.n; ++i)
+        fresh.values[i] = without_past(fresh.values[i], one.omega, one.values[at + i]);
     }
     for (int k = 0; k < noise.count; ++k) {
       const Past& one = noise.past[k];
       FASTAGG_NO_CARRY
-      for (int64_t i = 0; i < run.n; ++i) one.values[at + i] = one.theta * one.values[at + i] + fresh.values[i];
+      for (int64_t i = 0; i < run.n; ++i)
+        one.values[at + i] = next_past(one.values[at + i], one.theta, fresh.values[i]);
     }
     FASTAGG_NO_CARRY
-    for (int64_t i = 0; i < run.n; ++i) direction.values[i] += noise.scale * fresh.values[i];
+    for (int64_t i = 0; i < run.n; ++i)
+      direction.values[i] = with_noise(direction.values[i], noise.scale, fresh.values[i]);
   }
 
   // Runs an optimizer with 8-bit moments. They need whole scale blocks, so the vector's last one is padded with zeros.

@@ -12,20 +12,6 @@ void decode_row_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64_
   decode_block<Format>(row_in<Format>(wire, at), out, n, ahead);
 }
 
-// The first place whose value is above `limit`.
-template <typename T>
-FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
-  int64_t low = 0;
-  for (int64_t high = count; low < high;) {
-    const int64_t middle = low + (high - low) / 2;
-    if (static_cast<int64_t>(values[middle]) > limit)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  return low;
-}
-
 void decode_tensor_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64_t) {
   const int8_t* const codes = reinterpret_cast<const int8_t*>(wire.codes) + at;
   int64_t array = first_above(wire.ends, wire.count, at);

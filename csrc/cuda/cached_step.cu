@@ -1,6 +1,5 @@
 // The directions that use rows, mean and calibrated: the client's row, the sum over clients and the model in one pass.
-#include "moments.cuh"
-#include "optimizer.cuh"
+#include "advance.cuh"
 #include "rows.cuh"
 #include "source.cuh"
 
@@ -19,7 +18,7 @@ struct Along {
   DirectionKind kind;
   bool takes_update;  // false: only terms are added
   double gain;
-  Row read, write;
+  Row read, write, coded;
   RandomKey key;
   float* sum;
   float entering, leaving, dither, sum_scale;
@@ -28,31 +27,6 @@ struct Along {
   float weight, acc_scale;
 };
 
-// A thread's moments of a scale block in fp32.
-struct PlainMoments {
-  Held half[2];
-};
-
-template <bool Whole>
-__device__ __forceinline__ PlainMoments load_plain(const Moments& from, int64_t begin, int64_t size) {
-  PlainMoments found;
-  each_half(begin, size,
-            [&](int h, int64_t at, int64_t left) { found.half[h] = load_moments<Whole>(has(from), from, at, left); });
-  return found;
-}
-
-__device__ __forceinline__ void optimize_plain(const Optimizer& o, PlainMoments& held, bool whole, int64_t begin,
-                                               int64_t size, const Halves& d, const Halves& x) {
-  Halves out;
-  visit_at(o.kind, Optimizers{}, [&](auto kind) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) out.half[h] = stepped<decltype(kind)>(o.hyper, d.half[h], x.half[h], held.half[h]);
-  });
-  each_half(begin, size, [&](int h, int64_t at, int64_t left) {
-    store_step(whole, has(o.moments), o, at, left, out.half[h], held.half[h]);
-  });
-}
-
 // One warp processes one scale block, the j-th of its block.
 template <typename Format, bool Coded, typename Reader>
 __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, bool whole, int64_t size, int64_t begin,
@@ -60,24 +34,24 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
                                              float gain, bool keep) {
   const int64_t index = begin / kScaleBlock;
   const bool reads = c.read.data != nullptr, steps = optimizer.kind >= 0;
+  const bool as_row = c.coded.data != nullptr && gain == 1.0f;  // it came as the row that it becomes
   // All loads start before anything is computed. The number of loads in flight determines the memory throughput.
   Halves given{}, old{}, x{}, acc{}, sum{};
-  std::conditional_t<Coded, CodedMoments, PlainMoments> held{};
+  MomentsIn<Coded> held{};
   loading(whole, [&](auto w) {
     constexpr bool kWhole = decltype(w)::value;
     if (steps) {
       x = load_halves<kWhole>(optimizer.x, begin, size);
-      if constexpr (Coded)
-        held = load_coded<kWhole>(optimizer.moments, begin);
-      else
-        held = load_plain<kWhole>(optimizer.moments, begin, size);
+      held = load_moments_in<Coded, kWhole>(optimizer.moments, begin, size);
     }
     if (c.sum != nullptr) sum = load_halves<kWhole>(c.sum, begin, size);
     if (c.acc != nullptr) acc = load_halves<kWhole>(c.acc, begin, size);
-    if (keep && c.takes_update) given = read_halves<kWhole>(reader, begin, size);
+    if (keep && c.takes_update && !as_row) given = read_halves<kWhole>(reader, begin, size);
   });
   if (reads) old = decode<Format>(c.read, index);
-  if (keep && c.takes_update) {
+  if (keep && as_row) {
+    given = decode<Format>(c.coded, index);
+  } else if (keep && c.takes_update) {
     each([&](int h, int e) { given.half[h].v[e] *= gain; });
   } else if (reads) {
     given = old;  // a dropped update: the client's row stays as it was, zero if there was none
@@ -85,7 +59,9 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
   Halves entering = given;
   if (c.write.data != nullptr) {
     __syncwarp();  // every lane has read the old row, which may be the one written now
-    if (keep || !reads)
+    if (keep && as_row)
+      copy_block<Format>(c.coded, c.write, index);
+    else if (keep || !reads)
       entering = encode<Format>(c.write, index, given, dice, j);
     else if (c.write.data != c.read.data)
       copy_block<Format>(c.read, c.write, index);
@@ -118,11 +94,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
     if (!steps) store_halves(whole, c.out, begin, size, d);
     if (terms.count > 0) finish_sum();
   }
-  if (!steps) return;
-  if constexpr (Coded)
-    optimize_coded(optimizer, held, whole, begin, size, index, d, x);
-  else
-    optimize_plain(optimizer, held, whole, begin, size, d, x);
+  if (steps) advance<Coded>(optimizer, held, whole, begin, size, d, x);
 }
 
 template <typename Format, bool Coded, typename Reader>
@@ -164,6 +136,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
   along.gain = direction.gain;
   along.read = row.read;
   along.write = row.write;
+  along.coded = row.coded;
   along.key = row.key;
   along.sum = sum.values;
   along.entering = sum.entering;
@@ -195,7 +168,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
     });
     along.kind = kMean;  // the remaining terms
     along.takes_update = steps_first = false;
-    along.read = along.write = {};
+    along.read = along.write = along.coded = {};
     along.acc = nullptr;
   } while (next < sum.terms.size());
 }

@@ -48,6 +48,9 @@ constexpr int kMostPieces = 200;
 // All five directions. Only the mean and the calibrated direction may be without an optimizer.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
+// out = the numbers that an encoded update stands for. Its arrays are on the device.
+void decode(const Wire& wire, float* out, const Where& where);
+
 // out = acc + weight*update. If acc is null, a new sum begins.
 void accumulate(const Update& update, const float* acc, double weight, float* out, const Where& where);
 

@@ -9,6 +9,8 @@ namespace fastagg::cuda {
 
 // For directions that use rows (cached_step.cu). step() calls it for them.
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
+// The same for directions with noise (noisy_step.cu).
+void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
 __device__ __forceinline__ bool kept(const Verdict* verdict) {
   if (verdict == nullptr) return true;
@@ -19,6 +21,36 @@ __device__ __forceinline__ bool kept(const Verdict* verdict) {
 // An update's factor, if gain and weight are one factor.
 __device__ __forceinline__ float judged(double factor, const Verdict* verdict) {
   return static_cast<float>(verdict == nullptr ? factor : factor * verdict->gain * verdict->weight);
+}
+
+// The part of a Direction without rows that kernels read.
+struct Summed {
+  const float *acc, *base;
+  double gain, weight;
+  float scale;
+};
+
+inline Summed summed_of(const Direction& direction) {
+  return {direction.buffer.acc, direction.base, direction.gain, direction.weight, direction.buffer.scale};
+}
+
+struct Factors {
+  float gain, weight, both;
+};
+
+__device__ __forceinline__ Factors factors_of(const Summed& along, const Verdict* verdict) {
+  const float gain = static_cast<float>(verdict == nullptr ? along.gain : along.gain * verdict->gain);
+  const float weight = static_cast<float>(verdict == nullptr ? along.weight : along.weight * verdict->weight);
+  return {gain, weight, gain * weight};
+}
+
+// One element of D, computed from the elements of the update, the model, and the buffer or base.
+template <DirectionKind Direct>
+__device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale,
+                                              bool keep) {
+  if constexpr (Direct == kSingle) return by.both * u;
+  if constexpr (Direct == kFlush) return keep ? flush_of(other, u, by.both, scale) : other * scale;
+  if constexpr (Direct == kBlend) return keep ? blend_of(other, x, u, by.gain, by.weight) : 0.0f;
 }
 
 // A thread's moments.

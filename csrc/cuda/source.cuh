@@ -26,10 +26,17 @@ struct Source {
   __device__ __forceinline__ int dtype_of(int piece) const { return static_cast<int>(end[piece] & 3); }
 };
 
+// An encoded update is read as the numbers that were made of it.
+inline Piece as_numbers(Piece piece) {
+  if (piece.dtype != kEncodedThere) return piece;
+  return {static_cast<const WireThere*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
+}
+
 inline Source source_of(const Update& update) {
   Source source{};
   source.size = update.size;
-  for (const Piece& piece : update.pieces) {
+  for (const Piece& each : update.pieces) {
+    const Piece piece = as_numbers(each);
     source.data[source.count] = piece.data;
     source.end[source.count++] = (piece.begin + piece.size) * 4 + piece.dtype;
   }
@@ -120,9 +127,9 @@ struct With {
 // Calls launch(With<reader>, source) with the reader that suits the update.
 template <typename Launch>
 void read_with(const Update& update, Launch launch) {
-  const bool one = update.pieces.size() == 1 && update.pieces[0].dtype == kFloat32;
-  if (one && all_aligned(update.pieces[0].data))
-    launch(With<Flat>{}, WholeVector{static_cast<const float*>(update.pieces[0].data), update.size});
+  const Piece first = update.pieces.size() == 1 ? as_numbers(update.pieces[0]) : Piece{};
+  if (first.data != nullptr && first.dtype == kFloat32 && all_aligned(first.data))
+    launch(With<Flat>{}, WholeVector{static_cast<const float*>(first.data), update.size});
   else
     launch(With<Cursor>{}, source_of(update));
 }

@@ -27,35 +27,9 @@ __device__ __forceinline__ void for_each_row(const typename Reader::From& source
   }
 }
 
-// The part of Direction that these kernels read.
-struct Along {
-  const float *acc, *base;
-  double gain, weight;
-  float scale;
-};
-
-struct Factors {
-  float gain, weight, both;
-};
-
-__device__ __forceinline__ Factors factors_of(const Along& along, const Verdict* verdict) {
-  const float gain = static_cast<float>(verdict == nullptr ? along.gain : along.gain * verdict->gain);
-  const float weight = static_cast<float>(verdict == nullptr ? along.weight : along.weight * verdict->weight);
-  return {gain, weight, gain * weight};
-}
-
-// One element of D, computed from the elements of the update, the model, and the buffer or base.
-template <DirectionKind Direct>
-__device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale,
-                                              bool keep) {
-  if constexpr (Direct == kSingle) return by.both * u;
-  if constexpr (Direct == kFlush) return keep ? flush_of(other, u, by.both, scale) : other * scale;
-  if constexpr (Direct == kBlend) return keep ? blend_of(other, x, u, by.gain, by.weight) : 0.0f;
-}
-
 // `N` rows: two of a full block, or one that may end early.
 template <typename Kind, DirectionKind Direct, int N, typename Reader>
-__device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const Along& along,
+__device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const Summed& along,
                                           const Factors& by, const Optimizer& optimizer, bool keep) {
   constexpr bool kWhole = N > 1;
   constexpr Has kHas{Kind::kM, Kind::kV, Kind::kVhat};
@@ -82,7 +56,7 @@ __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t le
 
 template <typename Kind, DirectionKind Direct, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    step_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Along along, Optimizer optimizer,
+    step_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Summed along, Optimizer optimizer,
                 const Verdict* verdict) {
   const bool keep = kept(verdict);
   const Factors by = factors_of(along, verdict);
@@ -93,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // The same with 8-bit moments. The elements of a scale block share a unit.
 template <DirectionKind Direct, typename Reader>
-__device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t begin, int64_t size, const Along& along,
+__device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t begin, int64_t size, const Summed& along,
                                            const Factors& by, const Optimizer& optimizer, int64_t index, bool keep) {
   CodedMoments held;
   Halves x, d{}, other{};
@@ -113,7 +87,7 @@ __device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t b
 
 template <DirectionKind Direct, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    coded_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Along along, Optimizer optimizer,
+    coded_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Summed along, Optimizer optimizer,
                  const Verdict* verdict) {
   const bool keep = kept(verdict);
   const Factors by = factors_of(along, verdict);
@@ -158,9 +132,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 template <typename Reader>
-using StepKernel = void (*)(typename Reader::From, bool, Along, Optimizer, const Verdict*);
+using StepKernel = void (*)(typename Reader::From, bool, Summed, Optimizer, const Verdict*);
 template <typename Reader>
-using CodedKernel = void (*)(typename Reader::From, bool, Along, Optimizer, const Verdict*);
+using CodedKernel = void (*)(typename Reader::From, bool, Summed, Optimizer, const Verdict*);
 
 template <typename Reader, typename... Kinds>
 StepKernel<Reader> step_kernel_for(List<Kinds...>, int kind, DirectionKind direct) {
@@ -180,8 +154,9 @@ CodedKernel<Reader> coded_kernel_for(DirectionKind direct) {
 
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where) {
   if (direction.kind == kMean || direction.kind == kCalibrated) return cached_step(update, direction, optimizer, where);
+  if (direction.noise.deviation > 0.0f) return noisy_step(update, direction, optimizer, where);
   const DeviceGuard guard(where.device);
-  const Along along{direction.buffer.acc, direction.base, direction.gain, direction.weight, direction.buffer.scale};
+  const Summed along = summed_of(direction);
   const bool aligned =
       all_aligned(along.acc, along.base, optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
   const unsigned blocks = warps(blocks_of(update.size), where.device);

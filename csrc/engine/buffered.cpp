@@ -311,7 +311,23 @@ void Buffered::fields(Archive& archive) {
   if (archive.loads()) load_held();
   if (archive.loads() && !fresh() && !acc_) acc_ = memory_->vector(setting_.size);
   const bool there = archive.vector("acc", acc_, setting_.size, !fresh());  // between rounds the sum is empty
-  if (archive.loads()) check_loaded(there);
+  if (!archive.loads()) return;
+  check_loaded(there);
+  if (!memory_->is_host() && !waiting_.empty()) add_loaded();
+}
+
+// On a device nothing waits: what did is added here, before it goes there.
+void Buffered::add_loaded() {
+  const int64_t nbytes = setting_.size * static_cast<int64_t>(sizeof(float));
+  const store::Vector sum = store::new_vector(setting_.size);
+  if (!fresh()) memory_->get(sum.data, acc_.data, nbytes);
+  terms_.clear();
+  for (const HeldUpdate& one : waiting_) terms_.push_back({&one.update, one.by});
+  cpu::add_held(terms_, fresh() ? nullptr : sum.data, sum.data);
+  if (!acc_) acc_ = memory_->vector(setting_.size);
+  memory_->put(acc_.data, sum.data, nbytes);
+  terms_.clear(), waiting_.clear();
+  tell_traits();
 }
 
 void Buffered::load_held() {

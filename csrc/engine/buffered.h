@@ -76,6 +76,7 @@ class Buffered : public DirectionState, public Sums {
   const store::Vector& into() const { return beside_ ? beside_ : acc_; }
   void exact_fields(Archive& archive);
   void load_held();
+  void add_loaded();
   void check_loaded(bool there) const;
   bool settles(const Contributions& given) const { return exact() && (given.empty() || given.back().total >= 0.0); }
 

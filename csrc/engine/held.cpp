@@ -25,9 +25,9 @@ double bound_of(const HeldUpdate& one, int64_t size) {
 }
 
 const void* row_in(const Contribution& one, int format) {
-  if (!store::is_encoded(*one.update) || one.gain * one.weight != 1.0) return nullptr;
-  const auto encoded = store::encoded_in(*one.update);
-  return row_of_wire(encoded->format) == format ? encoded->codes : nullptr;
+  const Wire* const wire = store::wire_in(*one.update);
+  const bool is_row = wire != nullptr && one.gain * one.weight == 1.0 && row_of_wire(wire->format) == format;
+  return is_row ? wire->codes : nullptr;
 }
 
 }  // namespace fastagg::engine

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "../math/reduce.h"
+#include "../store/encoded.h"
 
 namespace fastagg::engine {
 namespace {
@@ -150,6 +151,7 @@ void OnCuda::forget() noexcept {
 // Copies an update from the host's memory to where kernels read it.
 void OnCuda::bring(const Unread& unread) {
   Update& update = unread.update;
+  if (store::is_encoded(update)) return bring_encoded(unread);
   const auto bytes = static_cast<size_t>(update.size) * sizeof(float);
   char* const pinned = place_.queue->pinned(bytes);
   char* at = pinned;
@@ -169,6 +171,34 @@ void OnCuda::bring(const Unread& unread) {
     there.add(made.data, update.size, kFloat32);
   }
   update = std::move(there);
+}
+
+// What is sent are its bytes. The device makes the numbers.
+void OnCuda::bring_encoded(const Unread& unread) {
+  struct There : WireThere {
+    store::Vector sent, made;
+  };
+  const auto from = store::encoded_in(unread.update);
+  const auto there = std::make_shared<There>();
+  static_cast<Wire&>(*there) = *from;
+  there->sent = place_.memory->bytes(from->nbytes);
+  there->made = place_.memory->vector(from->size);
+  char* const pinned = place_.queue->pinned(static_cast<size_t>(from->nbytes));
+  std::memcpy(pinned, from->bytes, static_cast<size_t>(from->nbytes));
+  cuda::copy(there->sent.data, pinned, from->nbytes, where());
+  const auto move = [&](auto*& at) {
+    if (at == nullptr) return;
+    const auto offset = reinterpret_cast<const uint8_t*>(at) - from->bytes;
+    const auto* const base = reinterpret_cast<const uint8_t*>(there->sent.data);
+    at = reinterpret_cast<std::remove_reference_t<decltype(at)>>(base + offset);
+  };
+  move(there->bytes), move(there->codes), move(there->scales), move(there->indices), move(there->ends);
+  cuda::decode(*there, there->made.data, where());
+  there->numbers = there->made.data;
+  hold(there);
+  unread.owner = there;
+  unread.update = {};
+  unread.update.add(static_cast<const WireThere*>(there.get()), from->size, kEncodedThere);
 }
 
 std::shared_ptr<Judgement> OnCuda::judge(const Unread& unread) {
@@ -191,10 +221,14 @@ std::shared_ptr<Judgement> OnCuda::coming(const void* verdict) {
   return coming;
 }
 
-void OnCuda::load(const Optimizer& optimizer, int format) {
+void OnCuda::load(const Optimizer& optimizer, const Needs& needs) {
+  const int format = needs.format;
   cuda::Where loads = where();
   loads.loads = true;
   const float* const some = optimizer.x;  // nothing is launched, so nobody reads or writes there
+  Wire dense, sparse;
+  sparse.format = kWireTopK;
+  for (const Wire* wire : {&dense, &sparse}) cuda::decode(*wire, nullptr, loads);
   Update whole, pieces;
   whole.add(some, 8, kFloat32);
   pieces.add(some, 4, kFloat32), pieces.add(some, 4, kFloat32);
@@ -206,6 +240,7 @@ void OnCuda::load(const Optimizer& optimizer, int format) {
       Direction direction;
       direction.kind = kind;
       direction.row.format = format;
+      direction.noise.deviation = needs.noise ? 1.0f : 0.0f;
       cuda::step(*update, direction, optimizer, loads);
       if (kind == kMean) cuda::step(*update, direction, {}, loads);
     }

@@ -33,7 +33,7 @@ class OnCuda : public Runner {
   void end() noexcept override { place_.queue->end(); }
   void follow() override;
   void hold(const store::Owner& owner) override { place_.queue->hold(owner); }
-  void load(const Optimizer& optimizer, int format) override;
+  void load(const Optimizer& optimizer, const Needs& needs) override;
   std::shared_ptr<Judgement> judge(const Unread& unread) override;
   const void* verdict() const override { return verdict_; }
   std::shared_ptr<Judgement> coming(const void* verdict) override;
@@ -49,6 +49,7 @@ class OnCuda : public Runner {
   size_t pack(const T* values, size_t count);
 
   void bring(const Unread& unread);
+  void bring_encoded(const Unread& unread);
   void check_whole() const;
   cuda::Where where() const { return {place_.device, place_.stream()}; }
 

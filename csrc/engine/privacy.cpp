@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 
 #include "../math/exponential.h"
@@ -110,15 +109,19 @@ void Privacy::stored_sums(Archive& archive) {
   for (size_t k = 0; k < sums_.size(); ++k) {
     const store::Vector copy = archive.loads() ? sums_[k] : memory_->vector(size_);
     const std::string name = "noise_" + std::to_string(k);
+    std::vector<float> here(static_cast<size_t>(size_));
+    const int64_t nbytes = size_ * static_cast<int64_t>(sizeof(float));
     const auto cipher = [&](const float* from) {
+      memory_->get(here.data(), from, nbytes);
       for (int64_t at = 0; at < size_; at += 16) {
         uint32_t words[16];
         chacha_words(key, static_cast<uint64_t>(at / 16), kStored + k, words);
         for (int64_t i = at; i < std::min(size_, at + 16); ++i) {
-          const uint32_t bits = bits_of(from[i]) ^ words[i - at];
-          std::memcpy(copy.data + i, &bits, sizeof bits);
+          float& one = here[static_cast<size_t>(i)];
+          one = float_from_bits(bits_of(one) ^ words[i - at]);
         }
       }
+      memory_->put(copy.data, here.data(), nbytes);
     };
     if (archive.loads()) {
       if (!archive.vector(name.c_str(), copy, size_, true)) throw std::invalid_argument("past noise");

@@ -49,4 +49,13 @@ FASTAGG_FN void normal_pair(U a, U b, F& first, F& second) {
   second = radius * L::from_bits((L::bits(sine) ^ both) ^ (b & 0x80000000u));
 }
 
+template <typename F>
+FASTAGG_FN F with_noise(F d, float scale, F normal) {
+  return d + scale * normal;
+}
+
+// Correlated noise (plan.h): what is new loses what it shares with the past, which then fades and gets it.
+FASTAGG_FN float without_past(float fresh, float omega, float past) { return fresh - omega * past; }
+FASTAGG_FN float next_past(float past, float theta, float fresh) { return theta * past + fresh; }
+
 }  // namespace fastagg

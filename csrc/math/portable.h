@@ -46,6 +46,9 @@ FASTAGG_FN uint32_t bits_of(float value) {
 // a*b + c with one rounding, where the processor has no such instruction: the sum in double, rounded to odd, so that
 // the rounding to float sees what was lost (Boldo and Melquiond 2008).
 FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
   const double product = static_cast<double>(a) * static_cast<double>(b);  // exact
   double sum = product + static_cast<double>(c);
   const double part = sum - product;
@@ -55,6 +58,7 @@ FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
   if ((lost > 0.0 || lost < 0.0) && bits % 2 == 0) bits += (lost > 0.0) == (sum > 0.0) ? 1 : UINT64_MAX;
   memcpy(&sum, &bits, sizeof bits);
   return static_cast<float>(sum);
+#endif
 }
 
 // Element functions take their operations from a type of lanes. This one, a single element, is the specification, and

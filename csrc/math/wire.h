@@ -53,6 +53,20 @@ constexpr int row_of_wire(WireFormat format) {
   }
 }
 
+// The first place whose value is above `limit`, of rising ones.
+template <typename T>
+FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
+  int64_t low = 0;
+  for (int64_t high = count; low < high;) {
+    const int64_t middle = low + (high - low) / 2;
+    if (static_cast<int64_t>(values[middle]) > limit)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
 // Two bits: up with probability equal to the fraction.
 FASTAGG_FN uint32_t put_two_bits(float value, float inverse, uint32_t random) {
   const float at = (value * inverse + 1.0f) * 1.5f + dither(random);
@@ -63,11 +77,27 @@ FASTAGG_FN float two_bits(uint32_t code, float scale) {
   return (static_cast<float>(2 * static_cast<int32_t>(code) - 3) * (1.0f / 3.0f)) * scale;
 }
 
+FASTAGG_FN float bf16_at(const uint8_t* codes, int64_t i) {
+  return widen_bf16(static_cast<uint16_t>(codes[2 * i] | codes[2 * i + 1] << 8));
+}
+
+// Element i, if all are there. Only a top-k leaves some out.
+FASTAGG_FN float element_of(const Wire& wire, int64_t i) {
+  if (wire.format == kWireBf16) return bf16_at(wire.codes, i);
+  const float scale = wire.scales[wire.format == kWireTensor ? first_above(wire.ends, wire.count, i) : i / kScaleBlock];
+  if (wire.format == kWireSign)
+    return float_from_bits(bits_of(scale) | static_cast<uint32_t>(wire.codes[i / 8] >> (i % 8) & 1) << 31);
+  if (wire.format != kWireInt4) return Int8::value(static_cast<int8_t>(wire.codes[i]), scale);
+  int32_t pair[2];
+  Int4::split(wire.codes, i / kScaleBlock * kHalf + i % kHalf, 0, pair[0], pair[1]);
+  return Int4::value(i % kScaleBlock < kHalf ? pair[0] : pair[1], scale);
+}
+
 // Value k of a top-k.
 FASTAGG_FN float value_of(const Wire& wire, int64_t k) {
   const uint8_t* const codes = wire.codes;
   switch (wire.values) {
-    case kValuesBf16: return widen_bf16(static_cast<uint16_t>(codes[2 * k] | codes[2 * k + 1] << 8));
+    case kValuesBf16: return bf16_at(codes, k);
     case kValuesInt8: return Int8::value(static_cast<int8_t>(codes[k]), wire.scales[k / kScaleBlock]);
     case kValuesInt2: return two_bits((codes[k / 4] >> (2 * (k % 4))) & 3u, wire.scales[k / kScaleBlock]);
     default: {

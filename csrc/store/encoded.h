@@ -41,6 +41,13 @@ class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
 inline bool is_encoded(const Update& update) {
   return update.pieces.size() == 1 && update.pieces.front().dtype == kEncoded;
 }
+// What is known of an encoded update, wherever it lies; null: it is none.
+inline const Wire* wire_in(const Update& update) {
+  if (update.pieces.size() != 1) return nullptr;
+  const Piece& one = update.pieces.front();
+  if (one.dtype == kEncodedThere) return static_cast<const WireThere*>(one.data);
+  return one.dtype == kEncoded ? static_cast<const Wire*>(one.data) : nullptr;
+}
 // The one that an update is. Who holds the result holds its memory.
 std::shared_ptr<const Encoded> encoded_in(const Update& update);
 

@@ -39,6 +39,7 @@ class Memory {
   virtual void copy(void* to, const void* from, int64_t nbytes) = 0;
   virtual void put(void* to, const void* host, int64_t nbytes) = 0;
   virtual void get(void* host, const void* from, int64_t nbytes) = 0;
+  virtual bool is_host() const { return true; }  // whether the processor may read it
 };
 
 std::shared_ptr<Memory> host_memory();

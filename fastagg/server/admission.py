@@ -69,16 +69,18 @@ class Admission:
         parts = self.parts
         if not parts.defers:
             refuse_non_finite_buffers(parsed)
-        if not parts.on_host:
-            parsed = parsed._replace(parameters=parsed.parameters.plain())
-        pieces = parsed.parameters
-        if not parts.on_host:
-            pieces = on_device(staging.upload(pieces, parts.device))
-        answer = native.engine.answer(pieces)
+        looked_at = self.running.extension.always or parsed.buffers is not None or parsed.counters is not None
         if parts.on_host:
+            answer = native.engine.answer(parsed.parameters)
             answer.reported = reported(parsed, self.running.extension.held)
+        elif parsed.parameters.is_encoded and not looked_at:  # its bytes are sent, and decoded on the device
+            answer = native.engine.answer(parsed.parameters)
+            answer.from_host()
         else:
-            if self.running.extension.always or parsed.buffers is not None or parsed.counters is not None:
+            parsed = parsed._replace(parameters=parsed.parameters.plain())
+            pieces = on_device(staging.upload(parsed.parameters, parts.device))
+            answer = native.engine.answer(pieces)
+            if looked_at:
                 buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
                 answer.with_extra(OnDevice(Parsed(pieces, buffers, parsed.counters)))
             if self.logs:

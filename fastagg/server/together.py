@@ -78,6 +78,8 @@ def check_part(direction: Direction, staleness: Staleness, settings: ServerSetti
 
 def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> str | None:
     """Return why a step needs a number on the host first; None if it does not."""
+    if getattr(direction, "privacy", None) is not None:
+        return "clips every update, and counts whom it has clipped"
     if direction.measures:
         return "weighs an update by its direction"
     if direction.runs_models:

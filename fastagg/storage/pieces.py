@@ -120,9 +120,14 @@ class Pieces:
             return self
         return Pieces([as_tensor(owner).to(device) for owner in self.plain().owners])
 
+    @property
+    def is_encoded(self) -> bool:
+        """Whether they are one encoded update."""
+        return len(self.native) == 1 and self.native[0][2] == _ENCODED
+
     def plain(self) -> Pieces:
         """Return the same numbers as arrays: an encoded update is decoded."""
-        if all(code != _ENCODED for _, _, code in self.native):
+        if not self.is_encoded:
             return self
         out = torch.empty(self.size, dtype=torch.float32, device="cpu")
         self.owners[0].decode(out.data_ptr())

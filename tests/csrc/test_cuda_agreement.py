@@ -22,6 +22,7 @@ from fastagg.errors import ConfigError
 from fastagg.ops.checks import update_of
 from fastagg.ops.place import emulated, place, where
 from fastagg.rules import moments
+from fastagg.rules.privacy import NoiseKey
 from fastagg.storage import memory
 from fastagg.storage.cache import FORMATS, ClientCache
 from fastagg.storage.pieces import as_pieces
@@ -441,22 +442,68 @@ PRESETS: dict[str, Callable[..., fastagg.Server]] = {
 }
 
 
-def run(side: Side, make: Callable[..., fastagg.Server], size: int, seed: int, wrong: bool, **settings: Any) -> Any:
+# Those that a step waits for on the host.
+WAITING: dict[str, Callable[..., fastagg.Server]] = {
+    "FedBuff, private": lambda p, **k: fastagg.FedBuff(p, buffer_size=2, privacy=fastagg.Gaussian(1.0, 3.0), **k),
+    "FADAS in 8 bits, private": lambda p, **k: fastagg.FADAS(
+        p, buffer_size=3, moments="8bit",
+        privacy=fastagg.Gaussian(0.8, fastagg.AdaptiveClip(initial=20.0, count_noise=1.0)), **k
+    ),
+    "one by one, correlated noise": lambda p, **k: fastagg.Server(
+        p, fastagg.Buffer(1, privacy=fastagg.Gaussian(
+            0.5, 2.0, correlation=fastagg.BLT((0.3, 0.2), (0.95, 0.4)), max_participations=99,
+        )), fastagg.Adam(0.1), **k
+    ),
+}  # fmt: skip
+
+
+TOP = (0.05, "fp32"), (0.2, "bf16"), (0.5, "int8"), (1.0, "int2")
+WIRES: list[Any] = ["int8", "int4", "int8-tensor", "sign", "bf16", *(fastagg.TopK(share, values) for share, values in TOP)]
+
+
+def keyed(server: fastagg.Server) -> None:
+    """Two servers draw the same noise."""
+    if getattr(server.direction, "privacy", None) is not None:
+        server._draw_with(NoiseKey(range(32)))
+        server._engine.begin_incarnation(server.version, 7)
+
+
+def run(
+    side: Side,
+    make: Callable[..., fastagg.Server],
+    size: int,
+    seed: int,
+    wrong: bool,
+    moves: bool = False,
+    encoded: bool = False,
+    **settings: Any,
+) -> Any:
     """A trace of arrivals; what the server holds and said at its end."""
     rng = np.random.default_rng(seed)
     with side.on():
         server = make(numbers(rng, size), device=side.device, seed=seed, **settings)
+        keyed(server)
         kept, steps = [], []
         for i in range(40):
+            if i == 30 and moves:  # what a checkpoint holds is told from
+                server.load_state_dict(server.state_dict())
+                keyed(server)
             client = int(rng.integers(N))
             steps.append(server.dispatch(client).local_steps)
             if rng.random() < 0.6:
                 update = bad(size) if wrong and i % 9 == 5 else numbers(rng, size)
+                sent: Any = fastagg.encode(update, WIRES[i % len(WIRES)], seed=i) if encoded else side.put(update)
                 samples = float(rng.integers(1, 9))
-                receipt = server.receive(client, side.put(update), num_samples=samples)
+                receipt = server.receive(client, sent, num_samples=samples)
                 kept.append((receipt.kept, receipt.version, receipt.delay, receipt.applied, receipt.step_size))
         state = {**server.state_dict(), "sent": server.dispatch(0).flat}
         return [{key: state[key] for key in ("flat", "moments", "direction", "version", "sent")}, kept, steps]
+
+
+@pytest.mark.parametrize("name", WAITING)
+@pytest.mark.parametrize("size", [7, 1030])
+def test_servers_that_wait(sides: tuple[Side, Side], name: str, size: int) -> None:
+    same(*(run(side, WAITING[name], size, 3, False, moves=True) for side in sides))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -466,6 +513,42 @@ def test_servers(sides: tuple[Side, Side], name: str, size: int) -> None:
     there = run(gpu, PRESETS[name], size, 3, False)
     same(run(cpu, PRESETS[name], size, 3, False), there)
     same(run(gpu, PRESETS[name], size, 3, False, validate="deferred"), there)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("size", [7, 1030])
+def test_servers_that_are_sent_encoded_updates(sides: tuple[Side, Side], name: str, size: int) -> None:
+    cpu, gpu = sides
+    found = [
+        run(cpu, PRESETS[name], size, 5, False, encoded=True),
+        *(run(gpu, PRESETS[name], size, 5, False, encoded=True, validate=how) for how in ("sync", "deferred")),
+    ]
+    for state, *_ in found:  # on the CPU they wait as they came, and the sum is not there yet
+        state["direction"] = {key: held for key, held in state["direction"].items() if key not in ("acc", "held")}
+    same(found[0], found[1])
+    same(found[1], found[2])
+
+
+def test_what_waited_on_the_cpu_is_added_up_where_it_is_loaded(sides: tuple[Side, Side]) -> None:
+    rng = np.random.default_rng(1)
+    sent = [numbers(rng, 1030), *(fastagg.encode(numbers(rng, 1030), "int8", seed=seed) for seed in range(4))]
+    with sides[0].on():
+        waits = fastagg.FedBuff(torch.zeros(1030), buffer_size=5)
+        for client in range(5):
+            waits.dispatch(client)
+        for client in range(3):
+            waits.receive(client, sent[client])
+        state = waits.state_dict()
+    results = []
+    for side in sides:
+        with side.on():
+            server = fastagg.FedBuff(torch.zeros(1030), buffer_size=5, device=side.device)
+            server.load_state_dict(state)
+            for client in (3, 4):
+                server.receive(client, sent[client])
+            assert server.version == 1
+            results.append(server.flat)
+    same(*results)
 
 
 @pytest.mark.parametrize("name", PRESETS)

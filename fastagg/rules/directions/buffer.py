@@ -186,7 +186,6 @@ class BufferState(DirectionState):
         )  # fmt: skip
         private = None
         if setting.privacy is not None:
-            on_host_only("privacy: noise is drawn on the CPU", material.device)
             private = setting.privacy.native(setting.size)
         made = native.engine.Buffered(
             sign=setting.sign, setting=native_setting, memory=material.memory, privacy=private

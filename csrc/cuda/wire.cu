@@ -1,0 +1,39 @@
+// Reads encoded updates (math/wire.h).
+#include "../math/wire.h"
+#include "vector.cuh"
+
+namespace fastagg::cuda {
+namespace {
+
+__device__ __forceinline__ int64_t thread_of_grid() {
+  return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+}
+__device__ __forceinline__ int64_t threads_of_grid() { return static_cast<int64_t>(gridDim.x) * kThreads; }
+
+__global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant__ Wire wire, float* out) {
+  for (int64_t at = thread_of_grid() * kFour; at < wire.size; at += threads_of_grid() * kFour) {
+    Four found{};
+#pragma unroll
+    for (int e = 0; e < kFour; ++e)
+      if (at + e < wire.size) found.v[e] = element_of(wire, at + e);
+    store(at + kFour <= wire.size, out + at, wire.size - at, found);
+  }
+}
+
+// The rest is zero already.
+__global__ void __launch_bounds__(kThreads) scatter_kernel(const __grid_constant__ Wire wire, float* out) {
+  for (int64_t k = thread_of_grid(); k < wire.count; k += threads_of_grid()) out[wire.indices[k]] = value_of(wire, k);
+}
+
+}  // namespace
+
+void decode(const Wire& wire, float* out, const Where& where) {
+  const DeviceGuard guard(where.device);
+  const bool sparse = wire.format == kWireTopK;
+  if (sparse && !where.loads) zero(out, wire.size * static_cast<int64_t>(sizeof(float)), where);
+  const int64_t turns = sparse ? wire.count : (wire.size + kFour - 1) / kFour;
+  launch("decode", where, grid((turns + kThreads - 1) / kThreads, where.device),
+         sparse ? scatter_kernel : decode_kernel, wire, out);
+}
+
+}  // namespace fastagg::cuda
