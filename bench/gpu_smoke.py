@@ -24,6 +24,7 @@ RULES = {
     "AsyncFedED": lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0),
     "ACE, int8": lambda x: fastagg.ACE(x, lr=0.1, num_clients=3, cache="int8"),
     "ACE, fp32": lambda x: fastagg.ACE(x, lr=0.1, num_clients=3),
+    "HeLoCo": lambda x: fastagg.HeLoCo([x[:3000], x[3000:]]),
     "FedBuff, private": lambda x: fastagg.FedBuff(x, buffer_size=3, privacy=fastagg.Gaussian(1.0, 0.5)),
 }
 FORMATS = ("int8", "int4", "int8-tensor", "sign", fastagg.TopK(0.01, "int2"))

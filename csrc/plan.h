@@ -174,7 +174,7 @@ struct Direction {
   DirectionKind kind = kSingle;
   double gain = 1.0;                         // on the update alone (clipping)
   double weight = 1.0;                       // on the client's whole contribution (staleness, samples)
-  const std::vector<Turn>* turns = nullptr;  // single, on the CPU: of all tensors, in place of weight
+  const std::vector<Turn>* turns = nullptr;  // single: of all tensors, in place of weight
   const float* base = nullptr;               // blend
   Buffer buffer;                             // flush, calibrated
   Exchange row;                              // mean, calibrated

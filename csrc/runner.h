@@ -14,6 +14,10 @@
 
 namespace fastagg {
 
+namespace cpu {
+class Tensors;
+}
+
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -36,7 +40,7 @@ class Runner {
   // Gets the kernels of this optimizer, and of what else a rule needs, ready, so that the first arrival need not.
   struct Needs {
     int format = -1;  // of rows; negative: there are none
-    bool noise = false;
+    bool noise = false, turns = false;
   };
   virtual void load(const Optimizer&, const Needs&) {}
 
@@ -51,6 +55,8 @@ class Runner {
     double clip_norm;  // 0: none
   };
   virtual std::shared_ptr<Judgement> judge(const Unread&) { return nullptr; }
+  // Finds what is asked of each tensor of an update on the device, and waits for it.
+  virtual void sum_tensors(const Update&, cpu::Tensors&) {}
   // The verdict of the last judge on the device, and whether the kernels of the next `prepare` obey one (cuda.h). Null:
   // none.
   virtual const void* verdict() const { return nullptr; }

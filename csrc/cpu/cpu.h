@@ -91,6 +91,9 @@ class Tensors {
   Sums of(size_t tensor) const;
   const std::vector<int64_t>& ends() const { return ends_; }
   int64_t nbytes() const { return static_cast<int64_t>(parts_.size() * sizeof(Sums)); }
+  // Where parts begin, and the last one ends; their sums, which a device adds up itself.
+  std::vector<int64_t> begins() const;
+  Sums* parts() { return parts_.data(); }
   // Adds elements at..at+count-1, which are in one strand. Several threads may add other ones.
   void add(const float* values, int64_t at, int64_t count);
 

@@ -177,6 +177,14 @@ void Tensors::add(const float* values, int64_t at, int64_t count) {
   }
 }
 
+std::vector<int64_t> Tensors::begins() const {
+  std::vector<int64_t> found;
+  for (size_t i = 0; i < ends_.size(); ++i)
+    for (int64_t at = begin(i); at < ends_[i]; at = (at / kStrand + 1) * kStrand) found.push_back(at);
+  found.push_back(ends_.empty() ? 0 : ends_.back());
+  return found;
+}
+
 Tensors::Sums Tensors::of(size_t tensor) const {
   Sums total{};
   const size_t last = tensor + 1 < first_.size() ? first_[tensor + 1] : parts_.size();

@@ -48,6 +48,23 @@ constexpr int kMostPieces = 200;
 // All five directions. Only the mean and the calibrated direction may be without an optimizer.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
+// The same for an update whose tensors are turned (single), which no verdict changes. On the device: `of`.
+struct Turns {
+  const Turn* of;
+  int64_t count;
+};
+void turned_step(const Update& update, double gain, const Turns& turns, const Optimizer& optimizer, const Where& where);
+
+// Sums over parts of an update u and of m, in reduce.h's fixed order within a strand: |u|^2, |m|^2 and u.m. Part p has
+// elements begins[p]..begins[p + 1]-1, at most a strand's. All is on the device.
+struct Parts {
+  const int64_t* begins;
+  int64_t count;
+  const float* m;
+  double* sums;  // [count, 3]
+};
+void sum_parts(const Update& update, const Parts& parts, const Where& where);
+
 // out = the numbers that an encoded update stands for. Its arrays are on the device.
 void decode(const Wire& wire, float* out, const Where& where);
 

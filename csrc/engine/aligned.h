@@ -1,5 +1,5 @@
 // Every update is a step of its own, and each of its tensors is turned towards the optimizer's momentum before (HeLoCo,
-// arXiv 2606.00271, Algorithm 2). On the CPU.
+// arXiv 2606.00271, Algorithm 2).
 #pragma once
 
 #include <vector>

@@ -46,7 +46,8 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
   const InOrder order(*runner_);  // the caller has made the model on its stream
   if (!steps_in_python())
     runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data),
-                  {direction_->is.rows ? direction_->is.rows->format : -1, direction_->is.privacy != nullptr});
+                  {direction_->is.rows ? direction_->is.rows->format : -1, direction_->is.privacy != nullptr,
+                   direction_->is.tensors != nullptr});
 }
 
 Engine::~Engine() { runner_->settle(); }

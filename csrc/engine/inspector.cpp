@@ -102,6 +102,7 @@ class OfDevice : public Inspector {
       if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
     }
     if (!prepared) judge(given);
+    if (is_.tensors != nullptr) runner_.sum_tensors(answer.update, *is_.tensors);
   }
 
  private:

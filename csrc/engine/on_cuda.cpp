@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "../cpu/cpu.h"
 #include "../math/reduce.h"
 #include "../store/encoded.h"
 
@@ -60,6 +61,14 @@ void OnCuda::follow() {
 }
 
 void OnCuda::step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
+  if (direction.turns != nullptr) {
+    const size_t place = pack(direction.turns->data(), direction.turns->size());
+    const auto count = static_cast<int64_t>(direction.turns->size());
+    launches_.push_back([=, &update, gain = direction.gain](const cuda::Where& where, const char* bytes) {
+      cuda::turned_step(update, gain, {at<Turn>(bytes, place), count}, optimizer, where);
+    });
+    return;
+  }
   launches_.push_back([&update, direction, optimizer](const cuda::Where& where, const char*) {
     cuda::step(update, direction, optimizer, where);
   });
@@ -215,6 +224,19 @@ std::shared_ptr<Judgement> OnCuda::judge(const Unread& unread) {
   return coming;
 }
 
+void OnCuda::sum_tensors(const Update& update, cpu::Tensors& tensors) {
+  const std::vector<int64_t> begins = tensors.begins();
+  const auto first = static_cast<int64_t>(begins.size() * sizeof(int64_t));
+  if (!parts_) {
+    parts_ = place_.memory->bytes(first + tensors.nbytes());
+    cuda::copy_now(parts_.data, begins.data(), first, where());
+  }
+  auto* const sums = reinterpret_cast<double*>(reinterpret_cast<char*>(parts_.data) + first);
+  const auto count = static_cast<int64_t>(begins.size()) - 1;
+  cuda::sum_parts(update, {reinterpret_cast<const int64_t*>(parts_.data), count, tensors.m, sums}, where());
+  cuda::copy_now(tensors.parts(), sums, tensors.nbytes(), where());
+}
+
 std::shared_ptr<Judgement> OnCuda::coming(const void* verdict) {
   std::shared_ptr<cuda::Coming> coming = place_.queue->coming();
   cuda::copy(coming->place(), verdict, static_cast<int64_t>(sizeof(Verdict)), where());
@@ -244,6 +266,10 @@ void OnCuda::load(const Optimizer& optimizer, const Needs& needs) {
       cuda::step(*update, direction, optimizer, loads);
       if (kind == kMean) cuda::step(*update, direction, {}, loads);
     }
+  }
+  if (needs.turns) {
+    cuda::sum_parts(whole, {}, loads);
+    cuda::turned_step(whole, 1.0, {}, optimizer, loads);
   }
   if (format < 0) return;
   Rows rows;

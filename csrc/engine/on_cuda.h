@@ -35,6 +35,7 @@ class OnCuda : public Runner {
   void hold(const store::Owner& owner) override { place_.queue->hold(owner); }
   void load(const Optimizer& optimizer, const Needs& needs) override;
   std::shared_ptr<Judgement> judge(const Unread& unread) override;
+  void sum_tensors(const Update& update, cpu::Tensors& tensors) override;
   const void* verdict() const override { return verdict_; }
   std::shared_ptr<Judgement> coming(const void* verdict) override;
   void obey(const void* verdict) override { obeyed_ = static_cast<const Verdict*>(verdict); }
@@ -57,7 +58,8 @@ class OnCuda : public Runner {
   store::Vector own_;  // the verdict, and scratch of a judge
   Verdict* verdict_;
   double* scratch_;
-  store::Vector sent_;  // what launches read on the device, if it is more than a little
+  store::Vector parts_;  // of tensors: where they begin, and their sums
+  store::Vector sent_;   // what launches read on the device, if it is more than a little
   size_t room_ = 0;
   std::vector<Launch> launches_;
   std::vector<char> bytes_;  // what the launches read on the device

@@ -449,6 +449,10 @@ WAITING: dict[str, Callable[..., fastagg.Server]] = {
         p, buffer_size=3, moments="8bit",
         privacy=fastagg.Gaussian(0.8, fastagg.AdaptiveClip(initial=20.0, count_noise=1.0)), **k
     ),
+    "HeLoCo": lambda p, **k: fastagg.HeLoCo([p[:3], p[3:5], p[5:]], **k),
+    "HeLoCo, clipped, weighed": lambda p, **k: fastagg.HeLoCo(
+        [p[:1], p[1:]], clip_norm=4.0, staleness=fastagg.Euclidean(1.0, 1.0), **k
+    ),
     "one by one, correlated noise": lambda p, **k: fastagg.Server(
         p, fastagg.Buffer(1, privacy=fastagg.Gaussian(
             0.5, 2.0, correlation=fastagg.BLT((0.3, 0.2), (0.95, 0.4)), max_participations=99,

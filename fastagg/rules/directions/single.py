@@ -8,7 +8,6 @@ from typing import ClassVar
 from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.ops.place import on_host_only
 from fastagg.rules.directions.base import CountedState, Direction, DirectionState, Material
 
 
@@ -40,7 +39,7 @@ class Aligned(Single):
     - ``|D|*u/|u|`` with ``u = (1-l)*D/|D| + l*m/|m|`` and ``l = min(k_d*(1-c)*conf, 1)`` in between.
 
     The norms and products are found in the pass that reads the update, and the turn is two factors in the step. It
-    needs an optimizer with a momentum in fp32, and runs on the CPU. A part of a model has whole tensors, so the rule of
+    needs an optimizer with a momentum in fp32. A part of a model has whole tensors, so the rule of
     parts is that of the whole. An update is clipped before, and weighed by its staleness after it is turned.
 
     Args:
@@ -80,7 +79,6 @@ class Aligned(Single):
             raise ConfigError(f"c_ok: expected a cosine in [0, 1], got {self.c_ok!r}")
 
     def start(self, material: Material) -> DirectionState:
-        on_host_only("direction: Aligned turns tensors on the CPU", material.device)
         setting = (self.rho, self.c_ok, self.k_s, self.k_d, self.kappa, self.beta_max, self.eps)
         return CountedState(native.engine.Aligned(sign=self.sign, setting=setting, ends=material.ends))
 
