@@ -462,7 +462,14 @@ WAITING: dict[str, Callable[..., fastagg.Server]] = {
 
 
 TOP = (0.05, "fp32"), (0.2, "bf16"), (0.5, "int8"), (1.0, "int2")
-WIRES: list[Any] = ["int8", "int4", "int8-tensor", "sign", "bf16", *(fastagg.TopK(share, values) for share, values in TOP)]
+WIRES: list[Any] = [
+    "int8",
+    "int4",
+    "int8-tensor",
+    "sign",
+    "bf16",
+    *(fastagg.TopK(share, values) for share, values in TOP),
+]
 
 
 def keyed(server: fastagg.Server) -> None:

@@ -179,20 +179,21 @@ def test_random_streams(name: str, validate: str, seed: int) -> None:
         server = RULES[name](validate=validate)
     for turn in range(turns):
         client = turn % CLIENTS
+        encoded = fastagg.encode(update_of(turn), "int8", seed=turn) if turn % 5 == 3 else None
         with emulated(False):
             there = whole.dispatch(client).flat
-            whole.receive(client, update_of(turn), num_samples=1 + turn % 3)
+            whole.receive(client, encoded or update_of(turn), num_samples=1 + turn % 3)
         stream = draw.choice(streams)
         with on_stream(stream):
             here = server.dispatch(client).flat
             native.emulation.settle(stream)  # as an op of torch on this stream would
             assert torch.equal(here, there)
         with on_stream(draw.choice(streams)):
-            update: Any = update_of(turn)
-            if draw.random() < 0.3:
+            update: Any = encoded or update_of(turn)
+            if draw.random() < 0.3 and encoded is None:
                 update = update.numpy()
             server.receive(client, update, num_samples=1 + turn % 3)
-            del update, here
+            del update, encoded, here
             _ = [torch.full((SIZE,), float("nan")) for _ in range(4)]  # takes the memory, if it is free
     last = draw.choice(streams)
     with on_stream(last):
@@ -311,6 +312,8 @@ def test_a_folder_of_a_server_on_a_device(tmp_path: Path) -> None:
     rules: dict[str, Callable[[], fastagg.Server]] = {
         "FedBuff": lambda: fastagg.FedBuff(batch_norm(), buffer_size=2),
         "AsyncFedED": lambda: fastagg.AsyncFedED(batch_norm(), lam=1.0, eps=1.0, validate="deferred"),
+        "ACE, encoded": lambda: fastagg.ACE({"w": torch.zeros(300)}, lr=0.1, num_clients=6, cache="int8"),
+        "AsyncFedED, encoded": lambda: fastagg.AsyncFedED({"w": torch.zeros(300)}, lam=1.0, eps=1.0),
     }
     for name, make in rules.items():
         with emulated():
@@ -320,7 +323,9 @@ def test_a_folder_of_a_server_on_a_device(tmp_path: Path) -> None:
                     for turn in range(first, first + 3):
                         for one in (server, plain):
                             task = one.dispatch(turn)
-                            sent = {key: torch.full_like(value, turn % 3) for key, value in task.params.items()}
+                            sent: Any = {key: torch.full_like(value, turn % 3) for key, value in task.params.items()}
+                            if name.endswith("encoded"):
+                                sent = fastagg.encode({"w": update_of(turn)[:300]}, "int8", seed=turn)
                             one.receive(turn, sent)
             with fastagg.open(tmp_path / name, make) as server:
                 for key, value in plain.parameters().items():
