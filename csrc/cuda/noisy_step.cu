@@ -55,7 +55,7 @@ template <bool Coded>
 __global__ void __launch_bounds__(kThreads, 2)
     noisy_kernel(const __grid_constant__ Source source, bool aligned, Summed along, const __grid_constant__ Noise noise,
                  const __grid_constant__ Optimizer optimizer, const Verdict* verdict) {
-  __shared__ alignas(16) float all[kWarps][kBlock];
+  alignas(16) __shared__ float all[kWarps][kBlock];
   float* const numbers = all[threadIdx.x / kWarp];
   const bool keep = kept(verdict);
   const Factors by = factors_of(along, verdict);
