@@ -450,8 +450,8 @@ WAITING: dict[str, Callable[..., fastagg.Server]] = {
         privacy=fastagg.Gaussian(0.8, fastagg.AdaptiveClip(initial=20.0, count_noise=1.0)), **k
     ),
     "HeLoCo": lambda p, **k: fastagg.HeLoCo([p[:3], p[3:5], p[5:]], **k),
-    "HeLoCo, clipped, weighed": lambda p, **k: fastagg.HeLoCo(
-        [p[:1], p[1:]], clip_norm=4.0, staleness=fastagg.Euclidean(1.0, 1.0), **k
+    "HeLoCo, clipped, weighed": lambda p, **k: fastagg.Server(
+        [p[:1], p[1:]], fastagg.Aligned(), fastagg.Nesterov(0.5), fastagg.Euclidean(1.0, 1.0), clip_norm=4.0, **k
     ),
     "one by one, correlated noise": lambda p, **k: fastagg.Server(
         p, fastagg.Buffer(1, privacy=fastagg.Gaussian(
@@ -472,11 +472,13 @@ WIRES: list[Any] = [
 ]
 
 
-def keyed(server: fastagg.Server) -> None:
-    """Two servers draw the same noise."""
-    if getattr(server.direction, "privacy", None) is not None:
+def keyed(server: fastagg.Server) -> bool:
+    """Let two servers draw the same noise, if they draw any."""
+    private = getattr(server.direction, "privacy", None) is not None
+    if private:
         server._draw_with(NoiseKey(range(32)))
         server._engine.begin_incarnation(server.version, 7)
+    return private
 
 
 def run(
@@ -493,13 +495,13 @@ def run(
     rng = np.random.default_rng(seed)
     with side.on():
         server = make(numbers(rng, size), device=side.device, seed=seed, **settings)
-        keyed(server)
+        private = keyed(server)  # nobody takes part twice
         kept, steps = [], []
         for i in range(40):
             if i == 30 and moves:  # what a checkpoint holds is told from
                 server.load_state_dict(server.state_dict())
                 keyed(server)
-            client = int(rng.integers(N))
+            client = i if private else int(rng.integers(N))
             steps.append(server.dispatch(client).local_steps)
             if rng.random() < 0.6:
                 update = bad(size) if wrong and i % 9 == 5 else numbers(rng, size)
@@ -507,7 +509,7 @@ def run(
                 samples = float(rng.integers(1, 9))
                 receipt = server.receive(client, sent, num_samples=samples)
                 kept.append((receipt.kept, receipt.version, receipt.delay, receipt.applied, receipt.step_size))
-        state = {**server.state_dict(), "sent": server.dispatch(0).flat}
+        state = {**server.state_dict(), "sent": server.dispatch(99 if private else 0).flat}
         return [{key: state[key] for key in ("flat", "moments", "direction", "version", "sent")}, kept, steps]
 
 
