@@ -249,8 +249,11 @@ void Ledger::pass(const Overdue& one) noexcept {
 int64_t Ledger::expire_before(int64_t version) {
   int64_t ended = 0;
   for (int64_t place = 0; place < tasks_.places(); ++place)
-    for (const int64_t one : versions_of(place))
+    for (auto walk = tasks_.of(place).begin(); walk != tasks_.of(place).end();) {
+      const int64_t one = (*walk).version;
+      ++walk;  // before its task is closed
       if (one < version) close(place, one), ++ended;
+    }
   expired_ += ended;
   return ended;
 }
