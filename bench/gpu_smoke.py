@@ -44,7 +44,7 @@ def played(make: object, device: str, form: object = None) -> tuple[torch.Tensor
         begun = time.perf_counter()
         server.receive(turn, update)
         took = time.perf_counter() - begun
-    return server.parameters().cpu(), took
+    return server.flat.cpu(), took
 
 
 def main() -> None:
