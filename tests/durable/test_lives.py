@@ -235,7 +235,7 @@ def _close_or_nothing(self: Log, seconds: float | None = None) -> None:
         self._is_open = False
 
 
-def _clears(*, synced: bool = True, segments: int = 0, uploads: int = 0) -> Callable[[pytest.MonkeyPatch], None]:
+def _clears(*, segments: int = 0, uploads: int = 0) -> Callable[[pytest.MonkeyPatch], None]:
     """What is removed up to which of the checkpoints."""
 
     def clear(self: Keeper) -> None:
@@ -244,8 +244,7 @@ def _clears(*, synced: bool = True, segments: int = 0, uploads: int = 0) -> Call
         while len(self.kept) > self.keep:
             self.disk.remove(checkpoint_name(self.kept[0]))
             self.kept.pop(0)
-        if synced:
-            self.disk.sync_folder()
+        self.disk.sync_folder()
         self.journal.release(self.kept[segments])
         needed = self.uploads.needed(self.kept[uploads])
         for number, name in contents(self.disk).uploads.items():
@@ -343,8 +342,6 @@ MUTANTS = {
         _keeper_sees(ended=lambda journal: bool(journal.failure)), ("full_disk", "checkpoint"), says="closed|bytes"),
     "a failed disk keeps its folder locked": Mutant(
         _put(Log, "close", _close_or_nothing), ("failed_sync",), says="open already"),
-    "an old checkpoint comes back without its log": Mutant(
-        _clears(synced=False), ("several", "checkpoint", "power")),
     "segments are used again too early": Mutant(_clears(segments=-1), ("checkpoint", "damage")),
     "uploads are removed too early": Mutant(_clears(uploads=-1), ("chunks", "checkpoint", "damage")),
     "an open upload is removed": Mutant(_put(Uploads, "needed", lambda *_: set()), ("slow_chunks",)),

@@ -262,18 +262,23 @@ class Life:
         self._acknowledge(end, waits)
         return end
 
-    def do_many(self, call: Callable[[fastagg.Server], Any], ops: list[Op]) -> None:
-        """One call of the server that is the same as several ones of the twin. Power may be lost between them."""
+    def do_many(self, call: Callable[[fastagg.Server], Any], ops: list[Op], sent: list[torch.Tensor]) -> None:
+        """One call of the server that is the same as several ones of the twin. Power may be lost between them, so each
+        of the updates ``sent`` is counted in the states from its own on."""
         end = self._on_server(lambda: call(self.server))
         if not isinstance(end, FastaggError):
-            wanted = [self._on_twin(op) for op in ops]
+            wanted = []
+            for op, one in zip(ops, sent, strict=True):
+                wanted.append(self._on_twin(op))
+                self._count(one)
             if not _alike(end, wanted):
                 raise Wrong(f"the server says {end!r}, and the twin {wanted!r}")
             self._acknowledge(end, True)
             return
-        for op in ops:  # as many of them as have happened
+        for op, one in zip(ops, sent, strict=True):  # as many of them as have happened
             if fingerprint(self.server) != self.states[-1]:
                 self._on_twin(op)
+                self._count(one)
 
     def _on_server(self, call: Callable[[], Any]) -> Any:
         begun = self.server.version
@@ -599,12 +604,11 @@ class Life:
         self._count(sent)
         return end
 
-    def _count(self, *sent: torch.Tensor) -> None:
-        """Remember what has counted: each update of this rule makes a version."""
-        if self.name == "counted" and self.twin.version == sum(self.counts[-1].values()) + len(sent):
-            for one in sent:
-                place = int(one.argmax())
-                self.counts[-1][place] = self.counts[-1].get(place, 0) + 1
+    def _count(self, sent: torch.Tensor) -> None:
+        """Remember whether it has counted: each update of this rule makes a version."""
+        if self.name == "counted" and self.twin.version == sum(self.counts[-1].values()) + 1:
+            place = int(sent.argmax())
+            self.counts[-1][place] = self.counts[-1].get(place, 0) + 1
 
     def _any(self) -> Task:
         return self.rng.choice(self.tasks) if self.tasks else self._dispatched()
@@ -643,8 +647,7 @@ class Life:
             sent[spoilt] = torch.full((SIZE,), float("nan"))
         answers = [(one.client, part, one.version, 2) for one, part in zip(tasks, sent, strict=True)]
         ops: list[Op] = [lambda server, _, one=one: server.receive(*one) for one in answers]  # type: ignore[misc]
-        self.do_many(lambda server: server.receive_many(answers), ops)
-        self._count(*(one for one in sent if not bool(one.isnan().any())))
+        self.do_many(lambda server: server.receive_many(answers), ops, sent)
 
     def partial(self) -> None:
         task, sent = self._dispatched(), self._sent()

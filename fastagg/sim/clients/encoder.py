@@ -13,6 +13,7 @@ from fastagg.model import Layout, ModelState
 from fastagg.sim.clients.client import Update
 from fastagg.sim.recipes.sections import Encoding
 from fastagg.sim.seeds import integer
+from fastagg.storage import memory
 
 
 class Encoder:
@@ -30,11 +31,11 @@ class Encoder:
                 "encoding.format: an encoded update holds no running statistics, and this model has some; set "
                 'model.norm = "group", or another model'
             )
-        self._nbytes = self._encoded(torch.zeros(layout.size), 0, None).nbytes  # the same for every update
+        self._nbytes = self._encoded(memory.zeros(layout.size), 0, None).nbytes  # the same for every update
 
     def _encoded(self, update: Update | torch.Tensor, seed: int, feedback: ErrorFeedback | None) -> Encoded:
         one, flat = self._setting, update.flat if isinstance(update, ModelState) else update
-        given = self._layout.views(flat, torch.empty(0), [], fp32=True) if isinstance(flat, torch.Tensor) else flat
+        given = self._layout.views(flat, memory.empty(0), [], fp32=True) if isinstance(flat, torch.Tensor) else flat
         format = TopK(one.share, one.values) if one.format == "topk" else one.format
         return encode(given, format, seed=seed, feedback=feedback)  # type: ignore[arg-type]  # not "none"
 
