@@ -42,7 +42,8 @@ def results() -> Iterator[Check]:
         theirs, ours = ((f"server, Flower {rule}", who) for who in ("Flower", "fastagg"))
         yield page, f"| {rule} | {rate[theirs]:.0f} | {rate[ours]:.0f} | {rate[ours] / rate[theirs]:.1f} |"
         if rule == "FedAvg":
-            words = f"beside the model the server needs memory for {memory[ours]:.1f} more, Flower's for {memory[theirs]:.1f}"
+            words = f"beside the model the server needs memory for {memory[ours]:.1f} more, "
+            words += f"Flower's for {memory[theirs]:.1f}"
             yield "README.md", f"{rate[ours]:.0f} updates a second against {rate[theirs]:.0f}; {words}"
     text = json.loads((ROOT / "bench" / "results" / "amd-epyc-zen-3.json").read_text())
     for one in text["benchmarks"]:
