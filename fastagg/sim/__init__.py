@@ -146,7 +146,7 @@ def compare(
     Example:
         >>> from fastagg.sim import compare
         >>> short, rules = {"run.uploads": 40, "data.clients": 30}, {"FedBuff": "FedBuff", "FedAsync": "FedAsync"}
-        >>> found = compare("fedbuff-digits-large", short, rules=rules, seeds=2, out=folder)
+        >>> found = compare("fedbuff-digits-large", short, rules=rules, seeds=2, out="both")
         >>> [group.label for group in found.groups], len(found.results)
         (['FedBuff', 'FedAsync'], 4)
     """

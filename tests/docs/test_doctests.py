@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import pkgutil
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,27 +28,32 @@ FIRST = [
 ]  # fmt: skip
 
 
-def named(name: str) -> Any:
-    found: Any = fastagg
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+def listed() -> Iterator[tuple[str, Any]]:
+    """What the API pages list, as users write it: all public names, and the names and modules of the directives."""
+    pages = "".join(
+        page.read_text(encoding="utf-8") for page in sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
+    )
+    directives = re.findall(r"^\.\. auto\w+:: fastagg\.([\w.]+)", pages, re.MULTILINE)
+    things = {name: pkgutil.resolve_name(f"fastagg.{name}") for name in [*fastagg.__all__, *directives, "sim.compare"]}
+    yield from things.items()
+    for name, thing in things.items():
+        if inspect.ismodule(thing):
+            yield from ((f"{name}.{own}", getattr(thing, own)) for own in getattr(thing, "__all__", vars(thing)))
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Every public name and its docstring, and those of the methods of public classes."""
-    for name in [*fastagg.__all__, "sim.run", "clients.GradientDifference"]:
-        thing = named(name)
-        if not callable(thing):
-            continue
+    """Every listed name and its docstring, and those of the methods and properties of classes."""
+    for name, thing in listed():
+        if not callable(thing) or not str(thing.__module__).startswith("fastagg"):
+            continue  # a constant, or what a module imports
         yield name, thing.__doc__ or ""
-        if inspect.isclass(thing):
-            for own, method in vars(thing).items():
-                if callable(method) and not own.startswith("_") and method.__doc__:
-                    yield f"{name}.{own}", method.__doc__
+        for own, method in vars(thing).items() if inspect.isclass(thing) else ():
+            if not own.startswith("_") and (callable(method) or hasattr(type(method), "__get__")):
+                yield f"{name}.{own}", method.__doc__ or ""
 
 
-EXAMPLES = {name: doc for name, doc in documented() if ">>>" in doc}
+NAMES = {doc: name for name, doc in reversed([*documented()]) if ">>>" in doc}  # each once, by its first name
+EXAMPLES = {name: doc for doc, name in reversed(NAMES.items())}
 
 
 def test_what_users_call_first_has_an_example() -> None:

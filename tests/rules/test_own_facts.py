@@ -84,6 +84,8 @@ def trace(server: fastagg.Server, seed: int, steps: range, open_tasks: list[Any]
         if isinstance(server.direction, Keeps):
             extra["own"] = task.params + update  # type: ignore[assignment]
         server.receive(task.client, update, task.version, extra=extra, task=task.id)
+        for name, value in extra.items():
+            assert torch.equal(TOLD[-1].extra[name].reshape(-1), torch.as_tensor(value).reshape(-1))
 
 
 @pytest.mark.parametrize("rule", ["direction", "policy"])
@@ -157,6 +159,24 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(extra: Any, error: typ
     server.receive("ann", torch.ones(D), task.version, extra={"loss": 1.0, "own": torch.ones(D)})
     with pytest.raises(ConfigError, match="this server's rule takes none"):
         fastagg.FedBuff(torch.ones(D)).receive("ann", torch.ones(D), extra={"loss": 1.0})
+
+
+@pytest.mark.parametrize(("rule", "hook"), [("direction", "send"), ("direction", "combine"), ("policy", "weigh")])
+def test_a_hook_that_raises_changes_nothing(rule: str, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*given: Any) -> Any:
+        raise ValueError("no")
+
+    monkeypatch.setattr(Keeps if rule == "direction" else Often, hook, raises)
+    server = make(rule)
+    if hook != "send":
+        server.dispatch("ann")
+    before = server.state_dict()
+    own = {"own": torch.ones(D)} if rule == "direction" else {}
+    with pytest.raises(ValueError, match="no"):
+        if hook == "send":
+            server.dispatch("ann")
+        server.receive("ann", torch.ones(D), extra={"loss": 1.0, **own})
+    assert same(before, server.state_dict())
 
 
 GIVEN: dict[str, tuple[str, Any, str]] = {

@@ -259,5 +259,6 @@ def test_files_of_another_form_are_data_errors_that_say_what_is_wrong(tmp_path, 
     write(tmp_path)
     name, _, pooled = name.partition(", ")
     keys = {"pool": 3} if pooled else {}
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as error:
         build_data(section(name, dir=str(tmp_path), clients=2, **keys), seed=0)
+    assert "\n" not in str(error.value)

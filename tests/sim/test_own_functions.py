@@ -151,7 +151,7 @@ def test_a_training_that_does_nothing_of_its_own_is_the_recipe_s():
 
 def test_what_cannot_be_saved_and_other_workers_are_refused():
     plain = load(FOLDER / "recipe.toml", SMALL)
-    with pytest.raises(ConfigError, match="cannot be saved"):
+    with pytest.raises(ConfigError, match="a state of object cannot be saved"):
         run(plain, own=Own(train=lambda model, data, task, state: (task.delta(model), object())))
     with pytest.raises(ConfigError, match=r"workers is 2, but .*own.train trains them"):
         run(config("ditto"), workers=2)
