@@ -58,6 +58,9 @@ class Log:
 
     def flush(self) -> None:
         """Wait until all that has happened so far is on the disk."""
+        if os.getpid() != self._process:  # a fork has no thread that writes
+            with self.keeper.running.engine.reading:  # refuses it
+                pass
         self.journal.wait(self.journal.last)
 
     def checkpoint(self) -> Path:

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -295,7 +296,8 @@ def test_an_update_that_is_the_servers_own_memory_shifted(optimizer: str, shift:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_is_told_whose_server_it_is() -> None:
+def test_a_forked_child_is_told_whose_server_it_is(tmp_path: Path) -> None:
+    opened = fastagg.open(tmp_path / "state", lambda: fastagg.ASGD(torch.zeros(D), lr=1.0), durability="none")
     server = fastagg.FedBuff(model(D), buffer_size=1)
     task = server.dispatch("a")
     held, done = threading.Event(), threading.Event()
@@ -319,7 +321,7 @@ def test_a_forked_child_is_told_whose_server_it_is() -> None:
         lambda: one_of(server.receive_models([(task, task.flat, None)])), server.close_round,
         lambda: server.forget("a"), lambda: server.hand_on(task, "b"), server.state_dict, lambda: server.flat,
         server.snapshot, server.parameters, server.memory, lambda: server.save("/dev/null"),
-        lambda: server.load_state_dict({}), lambda: copy.deepcopy(server),
+        lambda: server.load_state_dict({}), lambda: copy.deepcopy(server), opened.flush, opened.checkpoint,
     ]  # fmt: skip
     child = os.fork()
     if child == 0:
@@ -338,6 +340,7 @@ def test_a_forked_child_is_told_whose_server_it_is() -> None:
     done.set()
     thread.join()
     assert code == 0, code  # a signal's number, negated: it hung
+    opened.close()
     assert server.receive("a", update(0, D)).applied
 
 
