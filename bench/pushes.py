@@ -62,6 +62,7 @@ def ours(size: int, update: Any, folder: Path | None) -> Push:
         held.append(server.dispatch("ann"))
 
     held = [server.dispatch("ann")]
+    push.close = server.close  # type: ignore[attr-defined]
     return push
 
 
@@ -138,6 +139,7 @@ def candidate(way: str, size: int, name: str) -> None:
             print(time.perf_counter() - begun, time.process_time() - used, flush=True)
             pushes += 1
         print(json.dumps([status("VmHWM") - before, (written() - bytes_before) / max(pushes, 1)]), flush=True)
+        getattr(push, "close", bool)()  # else its thread writes to a folder that is removed
 
 
 def begin(way: str, size: int, name: str) -> tuple[IO[str], IO[str]]:
