@@ -33,7 +33,8 @@ class Disk:
     """The files of one folder, by their names in it.
 
     The folder is held open, and names are looked up in it. So another folder that somebody puts at the same path is
-    never taken for it. Every method raises OSError if the system refuses.
+    never taken for it. Every method raises OSError if the system refuses. In a forked child those that look a name up
+    or write do: what the child drops, such as an upload, is still its parent's.
 
     Attributes:
         path: the folder's path, for messages.
@@ -41,7 +42,7 @@ class Disk:
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        self.path = path
+        self.path, self._process = path, os.getpid()
         self._lock: io.FileIO | None = None
         if create:
             files.make_folder(path)
@@ -113,6 +114,7 @@ class Disk:
 
     def write(self, file: int, buffers: Sequence[Bytes], offset: int) -> int:
         """Write all buffers, one after the other, at ``offset``. Return where they end."""
+        self._check_process()
         left = [view for view in map(_bytes, buffers) if len(view)]
         while left:
             done = os.pwritev(file, left[:_MOST_BUFFERS], offset)
@@ -189,7 +191,12 @@ class Disk:
                 with contextlib.suppress(OSError):
                     fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise OSError(errno.EPERM, "the folder is open in the process that this one is a fork of", str(self.path))
+
     def _here(self) -> int:
+        self._check_process()
         if self.descriptor is None:
             raise OSError(errno.EBADF, "the folder is closed", str(self.path))
         return self.descriptor

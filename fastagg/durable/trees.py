@@ -143,11 +143,12 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
     try:
         head, _, text = disk.read_of(f"{folder}/{MANIFEST}").partition(b"\n")
         said = json.loads(head)
-        if said["crc32c"] != raw.crc32c([text]) or said["bytes"] != len(text):
-            raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
-        found: Plain = json.loads(text)
+        is_whole = said["crc32c"] == raw.crc32c([text]) and said["bytes"] == len(text)
+        found: Plain = json.loads(text) if is_whole else {}
     except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
+    if not is_whole:
+        raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
     if found.get("format") != FORMAT:
         raise CheckpointError(f"{path}: checkpoint folder of format {found.get('format')!r}; this reads {FORMAT}")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import weakref
@@ -213,14 +214,11 @@ def loaded(parts: Parts, state: State, like: Statistics) -> Running:
     if state.get("round") and not parts.settings["deterministic"]:
         raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
     try:
-        fresh = _loaded(parts, state, like)
+        return _loaded(parts, state, like)
     except (CheckpointError, CacheError):
         raise
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
-    if not finite(fresh):
-        raise CheckpointError("the checkpoint holds NaN or infinity")
-    return fresh
 
 
 def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
@@ -232,26 +230,33 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
         return memory.empty(layout.size, device).copy_(vector)
 
     running = start(parts, owned(state["flat"]), like.loaded(state["buffers"]))
-    engine, extension = running.engine, running.extension
-    _load_moments(running, state["moments"], device)
-    extension.state.load_state_dict(state["direction"])
-    if extension.taken_part is not None:
-        extension.taken_part = TakenPart(state["taken_part"])
-    held_sum = state["direction"].get("acc")
-    if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
-        extension.state.native.bound_sum(ops.inspect(held_sum).norm)
-    tasks = dict(state["tasks"])
-    if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
-        raise CheckpointError("the checkpoint is damaged: it has two versions")
-    held = {int(version): owned(kept) for version, kept in tasks["versions"].items() if kept is not None}
-    named = {"ids": state.get("ids"), "offset": state.get("offset", -1)}
-    engine.load_tasks({**tasks, **named, "versions": held})
-    for first, number in state.get("lives", ()):
-        engine.begin_incarnation(int(first), int(number))
-    engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())  # versions made after that state are lost
-    engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
-    engine.measure()
-    limit(engine, parts.settings)
+    with contextlib.ExitStack() as failed:
+        # Whoever holds the error holds this state: its rows on a disk can be loaded again all the same.
+        failed.callback(running.extension.state.close)
+        engine, extension = running.engine, running.extension
+        _load_moments(running, state["moments"], device)
+        extension.state.load_state_dict(state["direction"])
+        if extension.taken_part is not None:
+            extension.taken_part = TakenPart(state["taken_part"])
+        held_sum = state["direction"].get("acc")
+        if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
+            extension.state.native.bound_sum(ops.inspect(held_sum).norm)
+        tasks = dict(state["tasks"])
+        if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
+            raise CheckpointError("the checkpoint is damaged: it has two versions")
+        held = {int(version): owned(kept) for version, kept in tasks["versions"].items() if kept is not None}
+        named = {"ids": state.get("ids"), "offset": state.get("offset", -1)}
+        engine.load_tasks({**tasks, **named, "versions": held})
+        for first, number in state.get("lives", ()):
+            engine.begin_incarnation(int(first), int(number))
+        # Versions that were made after that state are lost.
+        engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())
+        engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
+        engine.measure()
+        limit(engine, parts.settings)
+        if not finite(running):
+            raise CheckpointError("the checkpoint holds NaN or infinity")
+        failed.pop_all()
     return running
 
 

@@ -23,6 +23,7 @@ from support.models import same
 from support.presets import PRESETS, SYNCHRONOUS, calls, model, update
 
 import fastagg
+from fastagg.durable import log
 from fastagg.errors import CheckpointError, ConfigError, NonFiniteUpdate, UnknownClient, UnknownVersion, UpdateTooLarge
 from fastagg.storage.cache import ClientCache
 
@@ -296,8 +297,12 @@ def test_an_update_that_is_the_servers_own_memory_shifted(optimizer: str, shift:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_is_told_whose_server_it_is(tmp_path: Path) -> None:
+def test_a_forked_child_is_told_whose_server_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "SMALL", 0)  # its upload goes to a file
     opened = fastagg.open(tmp_path / "state", lambda: fastagg.ASGD(torch.zeros(D), lr=1.0), durability="none")
+    asked = opened.dispatch("a")
+    upload = opened.receiving("a", task=asked.id)
+    upload.write(bytes(2 * D))  # the child ends it
     server = fastagg.FedBuff(model(D), buffer_size=1)
     task = server.dispatch("a")
     held, done = threading.Event(), threading.Event()
@@ -327,6 +332,7 @@ def test_a_forked_child_is_told_whose_server_it_is(tmp_path: Path) -> None:
     if child == 0:
         signal.alarm(120)
         wrong = 0
+        upload.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
         for number, call in enumerate(calls):
             try:
                 call()
@@ -340,6 +346,9 @@ def test_a_forked_child_is_told_whose_server_it_is(tmp_path: Path) -> None:
     done.set()
     thread.join()
     assert code == 0, code  # a signal's number, negated: it hung
+    with upload:
+        upload.write(bytes(2 * D))
+    assert upload.receipt.applied
     opened.close()
     assert server.receive("a", update(0, D)).applied
 
