@@ -20,6 +20,7 @@ import fastagg
 from fastagg._build import native
 from fastagg.durable.doctor import examine
 from fastagg.rules.directions.all_clients import TieredState
+from fastagg.server import engine
 from fastagg.storage import tiered
 
 SIZE = 300_000  # three windows of the scrub
@@ -438,6 +439,25 @@ def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     with pytest.raises(fastagg.ConfigError, match="checkpoints of another server"):
         other.receive(0, torch.ones(SIZE))
     assert inside.engine(other).open_tasks == 1  # its state cannot be read
+
+
+@pytest.mark.parametrize("fails", ["_load_moments", "new_incarnation", "limit", "finite"])
+def test_a_load_that_fails_can_be_repeated(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while somebody holds its error, and with it what was loaded."""
+    server = make(tmp_path / "rows")
+    Trace().play(3, server)
+    server.save(tmp_path / "server.pt")
+    flat = server.flat
+    del server
+
+    def refuses(*_: object) -> None:
+        raise ValueError("a refusal")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, fails, refuses)
+        with pytest.raises(fastagg.CheckpointError, match="a refusal") as held:
+            fastagg.load(tmp_path / "server.pt")
+    assert torch.equal(fastagg.load(tmp_path / "server.pt").flat, flat), held
     Trace().play(3, fastagg.load(tmp_path / "server.pt"))
 
 
