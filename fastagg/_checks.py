@@ -22,13 +22,15 @@ _MOST = 2**63 - 1  # of the whole numbers that native code takes
 _ELSEWHERE = {
     "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
     "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
-    "m": ("buffer_size",), "buffer": ("buffer_size",), "buffer_size": ("size",), "n": ("num_clients",),
-    "clients": ("num_clients",),
+    "m": ("buffer_size",), "buffer": ("buffer_size",), "buffer_size": ("size", "clients_per_round"),
+    "n": ("num_clients",), "clients": ("num_clients",), "cohort": ("clients_per_round",),
+    "clients_per_round": ("buffer_size",),
     "max_norm": ("clip_norm",), "momentum": ("beta",), "samples": ("num_samples",), "weight": ("num_samples",),
     "num_examples": ("num_samples",), "params": ("update", "parameters"), "model": ("parameters",),
     "weights": ("parameters", "params"), "get_parameters": ("parameters",), "state": ("state_dict",),
     "aggregate": ("receive",), "update": ("receive",), "step": ("receive",), "send": ("dispatch",),
-    "sample": ("dispatch",), "rounds": ("versions",), "gpu": ("cuda",),
+    "sample": ("dispatch",), "rounds": ("versions",), "f": ("num_malicious_nodes",), "keep": ("num_nodes_to_select",),
+    "trim": ("beta",), "gpu": ("cuda",),
 }  # fmt: skip
 
 
