@@ -32,7 +32,8 @@ class Download(StreamingResponse):
         held = list(body)
         pieces = (view[at : at + PIECE] for view in held for at in range(0, len(view), PIECE))
         length = {"Content-Length": str(sum(map(len, held)))}
-        super().__init__(_each(pieces), media_type="application/octet-stream", headers={**headers, **length})
+        kind = {"Content-Type": "application/octet-stream"}
+        super().__init__(_each(pieces), headers={**kind, **headers, **length})
         self.seconds, self.counted = seconds, counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

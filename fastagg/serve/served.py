@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from fastagg.server.server import Server
 
+Sent = tuple[int, str | None]  # a version, in a format
+
 
 @dataclass
 class Client:
@@ -25,17 +27,17 @@ class Served:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.sending: Counter[int] = Counter()  # how many downloads there are of a version
+        self.sending: Counter[Sent] = Counter()  # how many downloads there are of each
         self.receiving = 0
         self.seen = server.version
         self.one = asyncio.Semaphore()  # held by a large update while all of it is in memory
 
     @contextlib.contextmanager
-    def counted(self, version: int) -> Iterator[None]:
-        """Count a download of this version for as long as it takes."""
-        self.sending[version] += 1
+    def counted(self, sent: Sent) -> Iterator[None]:
+        """Count a download for as long as it takes."""
+        self.sending[sent] += 1
         try:
             yield
         finally:
-            self.sending[version] -= 1
+            self.sending[sent] -= 1
             self.sending += Counter()  # without those of which none is left

@@ -1,7 +1,7 @@
 """A model in parts over HTTP, each part a durable server. Numbers are fp32 unless said otherwise, little endian.
 
 GET  /task/{client}?part=0&speed=V   the part as a task, [d]; its id and its version are in the headers; V (may be left
-                                     out): the client's local steps a second
+                                     out): the client's local steps a second; &format=bf16 or int8: encoded
 POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16, or encoded; 200 when it is on the disk
 GET  /model, /model?part=0           the model, or a part of it, as safetensors; this opens no task
 GET  /parts                          which arrays of the model each part has
@@ -45,9 +45,10 @@ from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
 from fastagg.storage.encoded import largest
 
+ENCODED = "application/x-fastagg-encoded"
 TYPES = {
     "application/x-float32": torch.float32, "application/x-float16": torch.float16,
-    "application/x-bfloat16": torch.bfloat16, "application/x-fastagg-encoded": torch.uint8,
+    "application/x-bfloat16": torch.bfloat16, ENCODED: torch.uint8,
 }  # fmt: skip
 CHUNK = 1 << 20  # bytes of an update that are written at once
 LONGEST = 60.0  # seconds that a request waits for a newer version
@@ -82,7 +83,8 @@ class Service:
         uploads: how many updates of a part may be received at a time. Each takes about 1 MB.
         downloads: how many models of a part may be sent at a time. Each takes about 0.2 MB, because all that send the
             same version read the same memory.
-        versions: how many different versions of a part may be on their way at a time. Each takes 4 bytes a parameter.
+        versions: how many different versions of a part may be on their way at a time, each in each format. One takes
+            at most 4 bytes a parameter.
     """
 
     def __init__(
@@ -149,17 +151,20 @@ class Service:
         served = self.part(request)
         if not await self.is_newer(request, [served]):
             return Response(status_code=204)
-        self.check_room(served)
-        speed = _number(request.query_params.get("speed"), "speed")
-        found = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed)
+        speed, format = _number(request.query_params.get("speed"), "speed"), request.query_params.get("format")
+        self.check_room(served, format)
+        found = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed, format)
         self.note(request)
         self.look()  # a round was due
         headers = {"X-Task": str(found.id), "X-Version": str(found.version), "Cache-Control": "no-store"}
         if found.local_steps is not None:
             headers["X-Local-Steps"] = str(found.local_steps)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(served.counted(found.version))
-            return self.download([found.flat], headers, stack.pop_all())
+            stack.enter_context(served.counted((found.version, format)))
+            if (encoded := found.encoded) is not None:
+                headers["Content-Type"] = ENCODED
+            body = _view(found.flat) if encoded is None else encoded.native.bytes.data
+            return self.download([body], headers, stack.pop_all())
 
     async def model(self, request: Request) -> Response:
         chosen = [self.part(request)] if "part" in request.query_params else self.parts
@@ -170,7 +175,7 @@ class Service:
             held, at = [], 0
             for served in chosen:
                 self.check_room(served)
-                stack.enter_context(served.counted(served.server.version))
+                stack.enter_context(served.counted((served.server.version, None)))
                 flat, more = served.server._engine.current()  # one version, which never changes
                 arrays = served.server.layout.views(flat, more.values, more.counters, fp32=True)
                 for name, array in arrays.items():
@@ -178,17 +183,14 @@ class Service:
                         "dtype": DTYPES[array.dtype], "shape": list(array.shape),
                         "data_offsets": [at, at := at + array.nbytes],
                     }  # fmt: skip
-                    held.append(array)
+                    held.append(_view(array))
             head = json.dumps(entries).encode()
             head += b" " * (-len(head) % 8)
             headers = {"X-Version": str(self.version(chosen)), "Cache-Control": "no-cache"}
-            start = torch.frombuffer(bytearray(len(head).to_bytes(8, "little") + head), dtype=torch.uint8)
+            start = memoryview(len(head).to_bytes(8, "little") + head)
             return self.download([start, *held], headers, stack.pop_all())
 
-    def download(
-        self, held: Sequence[torch.Tensor], headers: dict[str, str], counted: contextlib.ExitStack
-    ) -> Download:
-        body = [one.reshape(-1).view(torch.uint8).numpy().data for one in held]
+    def download(self, body: Sequence[memoryview], headers: dict[str, str], counted: contextlib.ExitStack) -> Download:
         return Download(body, headers, self.allowed(sum(map(len, body))), counted)
 
     async def update(self, request: Request) -> Response:
@@ -347,23 +349,28 @@ class Service:
         """Return how many seconds so many bytes may take."""
         return self.seconds + nbytes / self.slowest
 
-    def check_room(self, served: Served) -> None:
+    def check_room(self, served: Served, format: str | None = None) -> None:
         """Refuse one more download if it would exceed a limit."""
         if served.sending.total() >= self.downloads:
             raise Refused(503, "too many models are being sent: ask again later")
-        if served.server.version not in served.sending and len(served.sending) >= self.versions:
+        if (served.server.version, format) not in served.sending and len(served.sending) >= self.versions:
             raise Refused(503, f"{self.versions} older versions are still being sent: ask again later")
 
 
-def _sent(server: Server, client: int | str, speed: float | None) -> Dispatch:
+def _sent(server: Server, client: int | str, speed: float | None, format: str | None) -> Dispatch:
     """Send a task. Of a client that comes back without what it had begun, older tasks end."""
     try:
-        return server.dispatch(client, speed)
+        return server.dispatch(client, speed, format=format)  # type: ignore[arg-type]  # which it checks
     except errors.Busy:
         with contextlib.suppress(errors.UnknownClient):
             server.forget(client)
-            return server.dispatch(client, speed)
+            return server.dispatch(client, speed, format=format)  # type: ignore[arg-type]
         raise
+
+
+def _view(array: torch.Tensor) -> memoryview:
+    found: memoryview = array.reshape(-1).view(torch.uint8).numpy().data
+    return found
 
 
 def _layout(cut: Cut, servers: Sequence[Server]) -> Plain:

@@ -176,6 +176,18 @@ def test_a_client_encodes_and_keeps_what_it_has_not_sent(begin: Begin, slept: li
     assert not server.script and len(slept) == 1
 
 
+def test_a_task_is_read_as_it_comes(begin: Begin, slept: list[float]) -> None:
+    sent = fastagg.encode(torch.from_numpy(MODEL), "int8", seed=0)
+    coded = {"X_Task": "7", "X_Version": "7", "Content_Type": "application/x-fastagg-encoded"}
+    server = begin(PARTS, says(200, sent.to_bytes(), **coded), TASK, says(200, sent.to_bytes()[:-1], **coded))
+    eve = client(server, download="int8")
+    assert torch.equal(eve.task(), sent.decode())
+    assert server.seen[1][0] == "/task/eve%2F1?part=0&format=int8"
+    assert torch.equal(eve.task(), torch.from_numpy(MODEL))  # an older server's
+    with pytest.raises(fastagg.EncodingError):
+        eve.task()
+
+
 def test_a_token_does_not_follow_a_redirection(begin: Begin, slept: list[float]) -> None:
     other = begin()
     server = begin(PARTS, says(303, Location=f"{other.url}/9"))

@@ -91,6 +91,24 @@ def test_an_encoded_update_is_the_one_it_stands_for(client: TestClient) -> None:
     assert task(client, "ann")[1].tolist() == usual.flat.tolist()
 
 
+@pytest.mark.parametrize(("format", "nbytes"), [("bf16", 64 + 2 * 256), ("int8", 64 + 256 + 64)])
+def test_a_task_comes_in_a_format_the_same_for_all(tmp_path: Path, format: str, nbytes: int) -> None:
+    usual = fastagg.FedBuff(ARRAYS, buffer_size=1, seed=0)
+    with TestClient(service(tmp_path / "a", versions=2).app()) as client:
+        got = [client.get(f"/task/{name}?format={format}") for name in ("ann", "bob", "ann")]
+        assert {one.headers["content-type"] for one in got} == {ENCODED["Content-Type"]}
+        assert {one.content for one in got} == {usual.dispatch("eve", format=format).encoded.to_bytes()}
+        assert len(got[0].content) <= nbytes + 64 and got[0].headers["x-task"] == got[2].headers["x-task"]
+        for name, answer in (("ann", got[0]), ("bob", got[1])):
+            content = (torch.zeros(SIZE) - fastagg.Encoded.from_bytes(answer.content).decode()).numpy().tobytes()
+            client.post(f"/update/{name}/{answer.headers['x-task']}", content=content, headers=FLOATS)
+        start = torch.cat([one.reshape(-1) for one in ARRAYS.values()])
+        had = fastagg.Encoded.from_bytes(got[0].content).decode()  # the difference is from that, not from the model
+        assert torch.equal(torch.from_numpy(task(client, "ann")[1].copy()), start - had)
+        refused = client.get("/task/ann?format=int4")
+        assert refused.status_code == 422 and refused.json()["error"] == "ConfigError"
+
+
 def test_a_client_that_tells_its_speed_is_told_its_steps(tmp_path: Path) -> None:
     cut = read(write_model(tmp_path / "model.safetensors", **ARRAYS), 1)
     servers = opened(cut, "AsyncDiLoCo", {"fastest_steps": 40, "period": 2}, 2, tmp_path)

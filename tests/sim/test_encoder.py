@@ -95,12 +95,35 @@ def test_bytes_take_time_on_their_way() -> None:
     assert fast.schedule.now < 0.5 * slow.schedule.now
 
 
+@pytest.mark.parametrize(("download", "nbytes"), [("bf16", 64 + 2 * 768), ("int8", 64 + 768 + 64)])
+@pytest.mark.parametrize("more", [{}, {"delay": {"name": "version", "tau_max": 3}}, {"encoding": {"format": "int8"}}])
+def test_models_are_sent_in_a_format(download: str, nbytes: int, more: dict[str, Any]) -> None:
+    given = config(delay=more.get("delay"), download=download, **more.get("encoding", {}))
+    whole, first, rest = Simulation(given), Simulation(given), Simulation(given)
+    for simulation, steps in ((whole, 40), (first, 23)):
+        for _ in range(steps):
+            simulation.step()
+    rest.load_state_dict(first.state_dict())
+    for _ in range(17):
+        rest.step()
+    assert torch.equal(rest.server.flat, whole.server.flat)
+    encoded = whole.server.dispatch(0, format=download).encoded
+    assert encoded is not None and whole.bytes_down == rest.bytes_down == 40 * encoded.nbytes
+    assert encoded.nbytes <= nbytes
+    plain = Simulation(config(delay=more.get("delay")))
+    for _ in range(40):
+        plain.step()
+    assert plain.bytes_down == 40 * 4 * SIZE and not torch.equal(plain.server.flat, whole.server.flat)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"format": "int3"}, "encoding.format"),
         ({"format": "topk", "share": 0.0}, "encoding.share"),
         ({"format": "int8", "model": {"name": "cnn", "norm": "batch"}}, "running statistics"),
+        ({"download": "int8", "model": {"name": "cnn", "norm": "batch"}}, "encoding.download: what is encoded"),
+        ({"download": "int4"}, "encoding.download"),
     ],
 )
 def test_a_wrong_key_is_refused(wrong: dict[str, Any], words: str) -> None:
@@ -109,6 +132,7 @@ def test_a_wrong_key_is_refused(wrong: dict[str, Any], words: str) -> None:
 
 
 def test_accuracy_is_drawn_over_bytes_where_formats_differ() -> None:
-    both = [run(config(format=format)) for format in ("none", "int8")]
-    for results, drawn in ((both, True), (both[:1], False)):
-        assert ("bytes_up" in series.x_axes(grouped([(Cell(one.config), one) for one in results]))) == drawn
+    plain, up, down = (run(config(**more)) for more in ({}, {"format": "int8"}, {"download": "int8"}))
+    for results, drawn in (([plain, up], {"bytes_up"}), ([plain, down], {"bytes_down"}), ([plain], set())):
+        axes = series.x_axes(grouped([(Cell(one.config), one) for one in results]))
+        assert axes.keys() - {"time", "version", "uploads"} == drawn

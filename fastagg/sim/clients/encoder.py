@@ -20,18 +20,19 @@ class Encoder:
     """Encodes updates, each with a seed of its own. With error feedback every client has what it has not sent yet."""
 
     def __init__(self, encoding: Encoding, layout: Layout, seed: int) -> None:
-        """ConfigError if the model has running statistics, which no encoded update holds."""
+        """ConfigError if the model has running statistics, which nothing encoded holds."""
         self._setting, self._layout, self._seed = encoding, layout, seed
         self._feedback: defaultdict[int, ErrorFeedback] = defaultdict(ErrorFeedback)
         self._nbytes: int | None = None
-        if encoding.format == "none":
+        if encoding.format == encoding.download == "none":
             return
         if layout.has_buffers:
             raise ConfigError(
-                "encoding.format: an encoded update holds no running statistics, and this model has some; set "
-                'model.norm = "group", or another model'
+                f"encoding.{'download' if encoding.format == 'none' else 'format'}: what is encoded holds no running "
+                'statistics, and this model has some; set model.norm = "group", or another model'
             )
-        self._nbytes = self._encoded(memory.zeros(layout.size), 0, None).nbytes  # the same for every update
+        if encoding.format != "none":  # the same for every update
+            self._nbytes = self._encoded(memory.zeros(layout.size), 0, None).nbytes
 
     def _encoded(self, update: Update | torch.Tensor, seed: int, feedback: ErrorFeedback | None) -> Encoded:
         one, flat = self._setting, update.flat if isinstance(update, ModelState) else update

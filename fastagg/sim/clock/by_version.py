@@ -21,7 +21,7 @@ import numpy as np
 
 from fastagg._types import State
 from fastagg.errors import DataError
-from fastagg.server.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch, Download
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.data.files import read_text
 from fastagg.sim.seeds import below, generator
@@ -108,8 +108,11 @@ class VersionSchedule:
 
     unit, classes = "update", None
 
-    def __init__(self, server: Server, delays: VersionDelay, clients: int, seed: int) -> None:
+    def __init__(
+        self, server: Server, delays: VersionDelay, clients: int, seed: int, format: Download | None = None
+    ) -> None:
         self._server, self._delays, self._clients, self._seed = server, delays, clients, seed
+        self._format = format
         self._arrivals = 0
         self._updates: Counter[int] = Counter()
         self._gone: set[int] = set()
@@ -147,7 +150,7 @@ class VersionSchedule:
                     tasks[client] = self._server.hand_on(held, client)
         open_tasks = ((client, tasks.pop(client)) for tasks in versions for client in order if client in tasks)
         # If all clients have answered all their tasks, the current version is sent once more.
-        client, task = next(open_tasks, None) or (order[0], self._server.dispatch(order[0]))
+        client, task = next(open_tasks, None) or (order[0], self._server.dispatch(order[0], format=self._format))
         self._updates[client] += 1
         return Job(client, self._updates[client] - 1, task)
 
@@ -175,5 +178,6 @@ class VersionSchedule:
             self._server.forget(client)
             for tasks in self._tasks.values():
                 tasks.pop(client, None)
-        self._tasks[version] = {client: self._server.dispatch(client) for client in range(self._clients)}
+        clients = range(self._clients)
+        self._tasks[version] = {client: self._server.dispatch(client, format=self._format) for client in clients}
         self._tasks.pop(version - self._delays.longest - 1, None)

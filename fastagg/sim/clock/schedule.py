@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from fastagg._types import State
 from fastagg.errors import ConfigError
-from fastagg.server.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch, Download
 from fastagg.sim.clock.clock import VirtualClock
 from fastagg.sim.clock.delays import DelayModel
 from fastagg.sim.clock.participation import Participation
@@ -65,8 +65,8 @@ class Job:
 class _Timed:
     """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
 
-    def __init__(self, server: Server, delays: DelayModel, steps: Steps, sent: Sent) -> None:
-        self.unit, self.classes = delays.unit, delays.classes
+    def __init__(self, server: Server, delays: DelayModel, steps: Steps, sent: Sent, format: Download | None) -> None:
+        self.unit, self.classes, self._format = delays.unit, delays.classes, format
         self._server, self._delays, self._steps, self._bytes = server, delays, steps, sent
         self._dispatches: Counter[int] = Counter()
         self._clock: VirtualClock[Job] = VirtualClock()
@@ -89,7 +89,7 @@ class _Timed:
         """Send ``client`` the model. Return how long it will take, and its job."""
         number = self._dispatches[client]
         self._dispatches[client] += 1
-        task = self._server.dispatch(client)
+        task = self._server.dispatch(client, format=self._format)
         job = Job(client, number, task)
         duration = self._delays.duration(client, number, self._steps(client, task))
         return duration + self._delays.sending(client, number, *self._bytes(job)), job
@@ -113,10 +113,10 @@ class TimedSchedule(_Timed):
     """
 
     def __init__(
-        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, sent: Sent, *,
-        at_flush: bool = False,
+        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, sent: Sent,
+        format: Download | None = None, *, at_flush: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(server, delays, steps, sent)
+        super().__init__(server, delays, steps, sent, format)
         self._at_flush = at_flush
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
@@ -179,9 +179,9 @@ class RoundSchedule(_Timed):
 
     def __init__(
         self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps, sent: Sent,
-        rule: Uniform | None = None,
+        rule: Uniform | None = None, format: Download | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(server, delays, steps, sent)
+        super().__init__(server, delays, steps, sent, format)
         self._clients, self._per_round, self._seed = clients, per_round, seed
         self._rule = rule or Uniform(seed)
         self._rounds = 0

@@ -33,8 +33,9 @@ Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent, own: Own = NOTHING) -> Schedule:
     """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
+    format = None if config.encoding.download == "none" else config.encoding.download
     if isinstance(delay, sections.VersionDelay):
-        return by_version.VersionSchedule(server, _version_delay(delay, config), clients, seed)
+        return by_version.VersionSchedule(server, _version_delay(delay, config), clients, seed, format)
     delays, work, rule = build_delays(config, sizes, own), build_work(config), build_sampling(config, sizes, own)
 
     def steps(client: int, task: Dispatch) -> int:
@@ -42,9 +43,9 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
 
     if config.participation.rule == "round":
         per_round = config.algorithm.keywords["clients_per_round"]
-        return RoundSchedule(server, delays, clients, per_round, seed, steps, sent, rule)
+        return RoundSchedule(server, delays, clients, per_round, seed, steps, sent, rule, format)
     participation = Participation(clients, concurrency, seed, rule)
-    return TimedSchedule(server, delays, participation, steps, sent, at_flush=delay.counting == "authors")
+    return TimedSchedule(server, delays, participation, steps, sent, format, at_flush=delay.counting == "authors")
 
 
 def check(config: Config) -> None:

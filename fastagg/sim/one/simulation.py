@@ -14,6 +14,7 @@ from fastagg._types import State
 from fastagg.errors import CheckpointError, ConfigError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
+from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.ahead import Ahead, Key
 from fastagg.sim.clients.attack import Liars
 from fastagg.sim.clients.client import DifferenceSender, Update, rated
@@ -133,9 +134,12 @@ class Simulation:
         update, size = self._way(update, job.task, job.client, job.number)
         return self._liars(job.client, update), self._encoder.size(size) + _nbytes(extra), extra
 
+    def _down(self, task: Dispatch) -> int:
+        return (self._model_bytes if task.encoded is None else task.encoded.nbytes) + _nbytes(task.control)
+
     def _bytes(self, job: Job) -> tuple[int, int]:
         """Return the bytes of a job's model and of its update."""
-        down = self._model_bytes + _nbytes(job.task.control)
+        down = self._down(job.task)
         if not self._early:
             return down, self._encoder.size(self._way.whole)
         update, size, extra = self._make(job)
@@ -167,7 +171,7 @@ class Simulation:
             self.ahead.look(self._in_flight)
         self.uploads += 1
         self.bytes_up += made[1]
-        self.bytes_down += self._model_bytes + _nbytes(job.task.control)
+        self.bytes_down += self._down(job.task)
         self.client_uploads[job.client] += 1
         self.largest = max(self.largest, receipt.delay)
         self.warm_up += receipt.version == 0

@@ -195,13 +195,14 @@ class Attack(Section):
 class Encoding(Section):
     """``format``: how updates are encoded on their way (docs/encoding.md), "bf16", "int8", "int4", "int8-tensor",
     "sign", or "topk", of which ``share`` of the elements are sent as ``values``. ``feedback``: clients add what they
-    have not sent yet to their next update.
+    have not sent yet to their next update. ``download``: how the server sends its model, rounded without bias.
     """
 
     format: Literal["none", "bf16", "int8", "int4", "int8-tensor", "sign", "topk"] = "none"
     share: Annotated[float, Field(gt=0, le=1)] = 0.01
     values: Literal["fp32", "bf16", "int8", "int2"] = "bf16"
     feedback: bool = False
+    download: Literal["none", "bf16", "int8"] = "none"
 
 
 class Participation(Section):
