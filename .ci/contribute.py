@@ -44,7 +44,7 @@ OPTIMIZER: Edits = {
         ),
         (">;\n\n}  // namespace fastagg", ", Toy"),
     ],
-    "fastagg/reference/step.py": [
+    "tests/support/reference/step.py": [
         (
             '    new["m"] = m = b1',
             """    if optimizer == "toy":
@@ -115,7 +115,7 @@ FORMAT: Edits = {
         ),
         (">;\nconstexpr int kPlainRows", ", Int6"),
     ],
-    "fastagg/reference/rows.py": [('"int4": 7.0', '"int6": 31.0, ')],
+    "tests/support/reference/rows.py": [('"int4": 7.0', '"int6": 31.0, ')],
     "fastagg/rules/names.py": [("]  # of a client's row; AllClients", ', "int6"')],
 }
 PRESET: Edits = {

@@ -91,25 +91,13 @@ def bindings() -> Callable[[bytes], None]:
             betas=(given.number(), given.number()), eps=given.number(), **moments, **more,
         )  # fmt: skip
 
-    def fold(given: Chosen, size: int, x: torch.Tensor) -> None:
-        count = given.whole(0, 3)
-        bases = [given.one([None, given.tensor(size)]) for _ in range(given.one([count, count, 1]))]
-        weights = [given.number() for _ in range(count)]
-        ops.fold([given.update(size) for _ in range(count)], bases, weights, given.one([None, x]), given.one([None, x]))
-
     def targets(given: Chosen, size: int, x: torch.Tensor) -> None:
         ops.difference(given.tensor(size), given.tensor(size), x)
-
-    def settle(given: Chosen, size: int, x: torch.Tensor) -> None:
-        shadow = torch.zeros(given.whole(0, 3), given.one([1024, 1024, 7]), dtype=torch.float64)
-        ops.settle_rows_(x, shadow, [(given.whole(), given.whole()) for _ in range(given.whole(0, 3))])
 
     acts: tuple[Callable[[Chosen, int, torch.Tensor], object], ...] = (
         step,
         step,
-        fold,
         targets,
-        settle,
         lambda given, size, x: ops.inspect(given.update(size)),
         lambda given, size, x: ops.accumulate_(x, given.update(size), given.number(), fresh=given.one([True, False])),
         lambda given, size, x: ops.distances(given.update(size), x, given.tensor(size)),

@@ -7,7 +7,6 @@ docs/api take them from the registry. A name that is imported here ``as`` itself
 from fastagg import clients as clients
 from fastagg import ops as ops
 from fastagg import presets as presets
-from fastagg import reference as reference
 from fastagg import registry as registry
 from fastagg._build import build_info as build_info
 from fastagg._build import get_num_threads as get_num_threads

@@ -20,6 +20,7 @@ _PARTS = (
     "fastagg.parts(model, count) cuts a model above one host's memory by whole tensors, one Server each, here or as "
     "Ray's actors (fastagg.integrations.ray.Parts): docs/scaling.md"
 )
+_REFERENCE = "it was what the kernels are tested against, and lies in tests/support/reference of fastagg's repository"
 _EXACT = "versions are kept while a client may answer them, and distances are exact (fastagg.ops.distances)"
 _MEMORY = "server.memory() says what a server holds, and docs/scaling.md what ends first"
 _ENGINE = (
@@ -27,6 +28,7 @@ _ENGINE = (
     "runs side by side"
 )
 _SIGN = "receipt.digest is a plain hash: sign and compare it with a library of your choice (docs/audit.md)"
+_SUMS = "a server adds up its clients' rows by itself; torch does it for fastagg.ops.read_row(cache, slot) of each"
 _STEPS = "sgd", "momentum", "adam", "amsgrad", "yogi", "adagrad"
 _PAPERS = ", a function of reproduction/ in fastagg's repository; a copy beside the recipe is found"
 
@@ -68,11 +70,14 @@ REMOVED: dict[str, str] = {
     "fastagg.ShardedServer": _PARTS,
     "fastagg.SharedVector": "numpy.memmap is memory that all processes of a host see, and server.receive() takes it",
     "fastagg.Slice": _PARTS,
+    "fastagg.reference": _REFERENCE,
     "fastagg.sharded": _PARTS,
     "fastagg.ClientCache.row": "fastagg.ops.read_row(cache, slot)",
     "fastagg.ops.GROUP": _PARTS,
     **{f"fastagg.ops.{name}_": f'fastagg.ops.step_(x, update, optimizer="{name}", lr=...)' for name in _STEPS},
+    **{f"fastagg.ops.{name}": _SUMS for name in ("add_rows_", "recompute_sum_", "settle_rows_")},
     "fastagg.ops.crc32c": "zlib.crc32, or a package that has Castagnoli's",
+    "fastagg.ops.fold": "fastagg.ops.accumulate_(acc, difference, weight), or server.receive_models()",
     "fastagg.ops.gather": "fastagg.ops.accumulate_(out, update, fresh=True)",
     "fastagg.ops.prepare": "call the op itself: its checks take 2 to 4 us; fastagg.Server does steps in a loop",
     "fastagg.ops.sketch": _EXACT,

@@ -34,7 +34,7 @@ if os.environ.get("FASTAGG_TEST_EMULATED"):  # every op of every test uses the C
 
 ISAS = [name for name, supported in fastagg.build_info()["cpu_isas"].items() if supported]
 
-USES_KERNELS = re.compile(r"\bfastagg\.(ops|reference)\b|\bfrom fastagg import .*\b(ops|reference)\b")
+USES_KERNELS = re.compile(r"\bfastagg\.ops\b|\bfrom fastagg import .*\bops\b")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Check that sanitizers run every module that calls kernels. In a thorough run, `-m slow` runs all properties."""
     for path in {item.path for item in items if item.get_closest_marker("kernel") is None}:
         if USES_KERNELS.search(path.read_text()):
-            raise pytest.UsageError(f"{path.name} uses fastagg.ops or fastagg.reference: it needs pytest.mark.kernel")
+            raise pytest.UsageError(f"{path.name} uses fastagg.ops: it needs pytest.mark.kernel")
     if settings.get_current_profile_name() == "thorough":
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):

@@ -34,7 +34,7 @@ MAKERS = {
     "randn", "randperm", "scalar_tensor", "tensor", "zeros",
 }  # fmt: skip
 # Whose memory native code never sees (an installed package carries the bench), or which soon leave the package.
-FREE = ("_bench/", "reference/", "sim/data/", "integrations/")
+FREE = ("_bench/", "sim/data/", "integrations/")
 
 
 def makes_memory(source: str) -> Iterator[tuple[int, str]]:
@@ -72,8 +72,8 @@ def vector(seed: int) -> torch.Tensor:
 
 
 def of_ops() -> Iterator[tuple[str, Any]]:
-    """Every op's result, also that of its reference."""
-    from fastagg import ops, reference
+    """Every op's result."""
+    from fastagg import ops
     from fastagg._build import native
     from fastagg.storage import memory
     from fastagg.storage.cache import ClientCache
@@ -82,7 +82,6 @@ def of_ops() -> Iterator[tuple[str, Any]]:
     own = lambda: memory.empty(D).copy_(x)  # noqa: E731
     yield "inspect", ops.inspect(u)
     yield "accumulate_", ops.accumulate_(own(), [u[:7], u[7:].half()], 0.3)
-    yield "fold", (ops.fold([u], [base], [0.5], None, out := memory.empty(D)), out)
     yield "difference", ops.difference(u, base, memory.empty(D))
     yield "distances", ops.distances(u, x, base, inner=True)
     yield "combine", ops.combine([u, x, base], "median")
@@ -108,13 +107,7 @@ def of_ops() -> Iterator[tuple[str, Any]]:
         for slot in range(2):
             ops.cached_step_(None, vector(slot), cache=cache, write=slot, sum=sum, client=slot)
         yield f"cached_step_ {format}", (sum, cache.state_dict([0, 1]))
-        yield f"read_row {format}", (ops.read_row(cache, 1), reference.read_row(cache, 1))
-        weights = torch.from_numpy(np.float32([1, 0.5, 0]))
-        yield f"recompute_sum_ {format}", ops.recompute_sum_(memory.zeros(D), cache, weights)
-        shadow = memory.zeros(1024, dtype=torch.float64).view(1, 1024)
-        yield f"add_rows_ {format}", ops.add_rows_(shadow, cache, [(0, 0, 0, 2)], weight=0.5)
-        yield f"add_rows_ {format}'s", reference.add_rows_(shadow.clone(), cache, [(0, 0, 0, 2)], None, 0.5)
-        yield f"settle_rows_ {format}", ops.settle_rows_(memory.zeros(D), shadow, [(1, 0)])
+        yield f"read_row {format}", ops.read_row(cache, 1)
     targets = ops.soft_targets(vector(4)[:3000].view(300, 10), scale=0.5)
     student = vector(5)[:3000].view(300, 10).requires_grad_(True)
     loss = ops.distillation_loss(student, targets, alpha=(0.2, 0.8))

@@ -20,20 +20,6 @@ namespace {
 
 using py::arg;
 
-void recompute_sum(const Rows& rows, Address weights, Address sum, const cuda::Blocks& blocks,
-                   const cuda::Where& where) {
-  check_blocks(rows, blocks.first, blocks.last, blocks.stride);
-  cuda::recompute_sum(rows, at(weights), at(sum), blocks, where);
-}
-
-void add_rows(const Rows& rows, Address jobs, int64_t count, Address weights, float weight, const cuda::Where& where) {
-  cuda::add_rows(rows, at<const RowJob>(jobs), count, at(weights), weight, where);
-}
-
-void settle_rows(Address jobs, int64_t count, Address sum, int64_t size, const cuda::Where& where) {
-  cuda::settle_rows(at<const RowJob>(jobs), count, at(sum), size, where);
-}
-
 void read_row(const Rows& rows, int64_t slot, Address out, const cuda::Where& where) {
   check_slot(rows, slot);
   cuda::read_row(rows, slot, at(out), where);
@@ -73,9 +59,6 @@ void bind_device_structs(py::module_& m) {
              return cuda::Where{device, at<void>(stream), at<cuda::Verdict>(verdict)};
            }),
            by_name, arg("device"), arg("stream"), arg("verdict") = 0);
-  py::class_<cuda::Blocks>(m, "Blocks")
-      .def(py::init([](int64_t first, int64_t last, int64_t stride) { return cuda::Blocks{first, last, stride}; }),
-           by_name, arg("first"), arg("last"), arg("stride"));
   py::class_<cuda::Rules>(m, "Rules")
       .def(py::init([](double clip_norm, double lam, double eps, double gamma_max) {
              return cuda::Rules{clip_norm, lam, eps, gamma_max};
@@ -95,10 +78,6 @@ void bind_functions(py::module_& m) {
     cuda::compute_capability(device, &major, &minor);
     return std::make_pair(major, minor);
   });
-  m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("blocks"), arg("where"));
-  m.def("add_rows", &add_rows, arg("rows"), by_name, arg("jobs"), arg("count"), arg("weights"), arg("weight"),
-        arg("where"));
-  m.def("settle_rows", &settle_rows, by_name, arg("jobs"), arg("count"), arg("sum"), arg("size"), arg("where"));
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"));
   m.def("judge_scratch", &cuda::judge_scratch, arg("size"),
         "Numbers of 8 bytes that a judge of so many elements needs.");

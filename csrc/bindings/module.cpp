@@ -1,7 +1,6 @@
 // The module that Python imports. It takes structs, addresses and scalars only. fastagg/ops checks the tensors. Every
 // call that touches vectors releases the GIL.
 #include <algorithm>
-#include <atomic>
 #include <iterator>
 #include <map>
 
@@ -49,19 +48,6 @@ std::pair<double, uint64_t> exact_norm(Address terms, int64_t size) {
   return {std::sqrt(found.squares), found.largest};
 }
 
-std::vector<bool> fold(const std::vector<std::tuple<const Update*, Address, float>>& models, Address acc, Address out) {
-  std::vector<cpu::Trained> trained;
-  for (const auto& [update, base, weight] : models) trained.push_back({*update, at(base), weight});
-  std::vector<std::atomic<int32_t>> largest(models.size());
-  {
-    py::gil_scoped_release release;
-    cpu::fold(trained, at(acc), at(out), largest);
-  }
-  std::vector<bool> finite;
-  for (const auto& bits : largest) finite.push_back(bits < 0x7f800000);
-  return finite;
-}
-
 bool nearly(const Update& update, Address x) { return cpu::nearly(update, at(x)); }
 
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, Address out) {
@@ -75,40 +61,6 @@ uint32_t crc32c(const Update& update, const std::vector<int64_t>& bytes, uint32_
   py::gil_scoped_release release;
   for (size_t i = 0; i < bytes.size(); ++i) before = cpu::crc32c(update.pieces[i].data, bytes[i], before, in_software);
   return before;
-}
-
-void recompute_sum(const Rows& rows, Address weights, Address sum, int64_t first, int64_t last, int64_t stride) {
-  check_blocks(rows, first, last, stride);
-  py::gil_scoped_release release;
-  cpu::recompute_sum(rows, at(weights), at(sum), first, last, stride);
-}
-
-// The jobs of add_rows, given as (block, first slot, last slot, address of the shadow).
-std::vector<RowJob> jobs_of(const Rows& rows,
-                            const std::vector<std::tuple<int64_t, int64_t, int64_t, Address>>& given) {
-  std::vector<RowJob> jobs;
-  for (const auto& [block, first, last, shadow] : given) {
-    jobs.push_back({block, first, last, at<double>(shadow)});
-    check_job(rows, jobs.back());
-  }
-  return jobs;
-}
-
-void add_rows(const Rows& rows, const std::vector<std::tuple<int64_t, int64_t, int64_t, Address>>& given,
-              Address weights, float weight) {
-  const std::vector<RowJob> jobs = jobs_of(rows, given);
-  py::gil_scoped_release release;
-  cpu::add_rows(rows, jobs.data(), static_cast<int64_t>(jobs.size()), at(weights), weight);
-}
-
-void settle_rows(const std::vector<std::pair<int64_t, Address>>& given, Address sum, int64_t size) {
-  std::vector<RowJob> jobs;
-  for (const auto& [block, shadow] : given) {
-    if (block < 0 || block >= (size + kBlock - 1) / kBlock) throw Refused("block: no block " + std::to_string(block));
-    jobs.push_back({block, 0, 0, at<double>(shadow)});
-  }
-  py::gil_scoped_release release;
-  cpu::settle_rows(jobs.data(), static_cast<int64_t>(jobs.size()), at(sum), size);
 }
 
 void read_row(const Rows& rows, int64_t slot, Address out) {
@@ -227,14 +179,9 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   m.def("add_exact", &add_exact, arg("terms"), arg("size"), by_name, arg("total"), arg("fresh"));
   m.def("read_exact", &read_exact, arg("total"), arg("size"), by_name, arg("out"));
   m.def("exact_norm", &exact_norm, arg("terms"), arg("size"));
-  m.def("fold", &fold, arg("models"), by_name, arg("acc"), arg("out"));
   m.def("nearly", &nearly, arg("update"), arg("x"));
   m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));
   m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));
-  m.def("recompute_sum", &recompute_sum, arg("rows"), by_name, arg("weights"), arg("sum"), arg("first"), arg("last"),
-        arg("stride"));
-  m.def("add_rows", &add_rows, arg("rows"), by_name, arg("jobs"), arg("weights"), arg("weight"));
-  m.def("settle_rows", &settle_rows, arg("jobs"), by_name, arg("sum"), arg("size"));
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"));
 
   m.def("soft_targets_f32", &soft_targets<float>, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"));

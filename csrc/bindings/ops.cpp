@@ -85,12 +85,12 @@ class Fields {
 const Rows* rows_of(py::handle rows) { return rows.ptr() == nullptr ? nullptr : py::cast<const Rows*>(rows); }
 
 // The rows that a step reads, writes and adds, if it has a cache.
-void add_rows(Direction& direction, const Rows& rows, const Rows& into, int64_t read, int64_t write, py::handle terms) {
+void add_rows(Direction& direction, const Rows& rows, int64_t read, int64_t write, py::handle terms) {
   if (read >= 0) check_slot(rows, read);
-  if (write >= 0) check_slot(into, write);
+  if (write >= 0) check_slot(rows, write);
   direction.row.format = rows.format;
   direction.row.read = rows.row(read);
-  direction.row.write = into.row(write);
+  direction.row.write = rows.row(write);
   if (terms.ptr() == nullptr) return;
   for (const auto& [slot, weight] : py::cast<std::vector<std::pair<int64_t, float>>>(terms)) {
     check_slot(rows, slot);
@@ -103,7 +103,7 @@ void step(const Fields& given) {
   Direction direction;
   engine::OptimizerSettings settings;
   Optimizer optimizer;
-  py::handle kind, rows, write_to, terms, name;
+  py::handle kind, rows, terms, name;
   int64_t read = -1, write = -1;
   uint64_t base = 0, acc = 0, acc_out = 0, sum = 0, client = 0, x = 0, out = 0, units = 0;
   uint64_t m = 0, v = 0, vhat = 0;
@@ -123,7 +123,6 @@ void step(const Fields& given) {
               {"rows", &rows},
               {"read", &read},
               {"write", &write},
-              {"write_to", &write_to},
               {"terms", &terms},
               {"seed", &direction.row.key.seed},
               {"arrival", &direction.row.key.step},
@@ -150,8 +149,7 @@ void step(const Fields& given) {
   direction.base = at(base), direction.sum.values = at(sum);
   direction.buffer.acc = at(acc), direction.buffer.out = at(acc_out);
   direction.row.key.client = static_cast<uint32_t>(client);
-  if (const Rows* const cache = rows_of(rows); cache != nullptr)
-    add_rows(direction, *cache, write_to.ptr() == nullptr ? *cache : *rows_of(write_to), read, write, terms);
+  if (const Rows* const cache = rows_of(rows); cache != nullptr) add_rows(direction, *cache, read, write, terms);
   if (name.ptr() != nullptr) {
     optimizer.kind = optimizer_named(py::cast<std::string>(name));
     optimizer.hyper = engine::hyper_of(settings, settings.lr, round);

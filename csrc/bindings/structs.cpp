@@ -79,23 +79,8 @@ void check_step(const Update& update, const Direction& direction, const Optimize
     throw Refused("optimizer: x and x_out are needed");
 }
 
-void check_blocks(const Rows& rows, int64_t first, int64_t last, int64_t stride) {
-  const int64_t blocks = (rows.size + kBlock - 1) / kBlock;
-  if (first < 0 || last < 0 || last > blocks || stride < 1)
-    throw Refused("blocks: expected 0 <= first, 0 <= last <= " + std::to_string(blocks) + " and stride >= 1, got " +
-                  std::to_string(first) + ", " + std::to_string(last) + ", " + std::to_string(stride));
-}
-
 void check_slot(const Rows& rows, int64_t slot) {
   if (slot < 0 || slot >= rows.slots) throw Refused("slot: no slot " + std::to_string(slot));
-}
-
-void check_job(const Rows& rows, const RowJob& job) {
-  if (job.block < 0 || job.block >= (rows.size + kBlock - 1) / kBlock)
-    throw Refused("block: no block " + std::to_string(job.block));
-  if (job.first_slot < 0 || job.first_slot > job.last_slot || job.last_slot > rows.slots)
-    throw Refused("slots: expected 0 <= first <= last <= " + std::to_string(rows.slots) + ", got " +
-                  std::to_string(job.first_slot) + ", " + std::to_string(job.last_slot));
 }
 
 void bind_structs(py::module_& m) {

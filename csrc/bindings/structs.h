@@ -57,9 +57,7 @@ using Targets = std::tuple<Address, Address, Address, int64_t>;  // the teachers
 // Checks that need several structs at once. CPU and CUDA both refuse what fails here.
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 void check_launch(const Update& update);  // what every launch that reads an update must refuse
-void check_blocks(const Rows& rows, int64_t first, int64_t last, int64_t stride);
 void check_slot(const Rows& rows, int64_t slot);
-void check_job(const Rows& rows, const RowJob& job);
 
 void bind_structs(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);

@@ -20,7 +20,7 @@
 // With weight decay, every optimizer is given D - drag*x and keep*x in place of D and x.
 //
 // To add an optimizer, write a struct and add it to the list here. Add its class to fastagg/rules/optimizers.py and its
-// formula to fastagg/reference/step.py. CPU, CUDA, Python and the tests take the names from the list.
+// formula to tests/support/reference/step.py. CPU, CUDA, Python and the tests take the names from the list.
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,7 @@
 // Elements i and i+128 of a scale block (256) are processed as a pair. They share a random word, and in int4 a byte. A
 // format has `kPlanes` codes for a pair, `plane` codes apart.
 //
-// To add a format, write a struct and add it to the list here, and its float64 version to fastagg/reference/rows.py.
+// To add a format, write a struct and add it to the list here, and its float64 version to tests/support/reference.
 #pragma once
 
 #include "half.h"

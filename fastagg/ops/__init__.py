@@ -4,14 +4,14 @@ State vectors are 1-D, contiguous, fp32, on one device. An update is one tensor 
 any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack). It is read in place. Functions whose names end in ``_``
 write to their first argument and to the given moments. If an argument is refused, nothing is written.
 
-They run on the CPU and on CUDA devices. :mod:`fastagg.reference` has the same in float64, in plain torch.
+They run on the CPU and on CUDA devices.
 """
 
 import sys
 from typing import TYPE_CHECKING
 
 from fastagg import _checks
-from fastagg.ops.cached import add_rows_, cached_step_, read_row, recompute_sum_, settle_rows_
+from fastagg.ops.cached import cached_step_, read_row
 from fastagg.ops.checks import OPTIMIZERS, Update
 from fastagg.ops.combine import RobustRule, combine
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
@@ -19,7 +19,7 @@ from fastagg.ops.exact import ExactSum, accumulate_exact_, add_exact_, exact_nor
 from fastagg.ops.exact import whole_numbers as whole_numbers
 from fastagg.ops.place import on_cuda
 from fastagg.ops.step import step_
-from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, fold, inspect
+from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, inspect
 from fastagg.ops.verdict import judge
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "accumulate_",
     "accumulate_exact_",
     "add_exact_",
-    "add_rows_",
     "alpha_bounds",
     "cached_step_",
     "combine",
@@ -42,14 +41,11 @@ __all__ = [
     "distillation_loss",
     "exact_norm",
     "exact_unit",
-    "fold",
     "inspect",
     "judge",
     "on_cuda",
     "read_exact",
     "read_row",
-    "recompute_sum_",
-    "settle_rows_",
     "soft_targets",
     "step_",
 ]

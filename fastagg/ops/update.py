@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fastagg._build import native
-from fastagg.errors import ConfigError, DeviceError, ShapeMismatch
-from fastagg.ops.checks import Update, address, apart, apart_from, update_of, vector
+from fastagg.ops.checks import Update, apart, apart_from, update_of, vector
 from fastagg.ops.place import CPU, place, run
 from fastagg.ops.verdict import judge
 from fastagg.storage.pieces import as_pieces
@@ -84,52 +82,6 @@ def accumulate_(
     apart_from("acc", at, pieces)
     run(native.accumulate, pieces, verdict, {"acc": 0 if fresh else at, "weight": weight, "out": at})
     return acc
-
-
-def fold(
-    models: Sequence[Update],
-    bases: Sequence[Tensor | None],
-    weights: Sequence[float],
-    acc: Tensor | None,
-    out: Tensor | None,
-) -> list[bool]:
-    """``out = acc + sum(weight*(model - base))``, added in the given order. The bits equal those of one call for each.
-
-    It takes 4 bytes per parameter for each model, 4 for each base that differs from the previous one, 8 for the sum.
-
-    Args:
-        models: trained models, or differences, d elements each.
-        bases: the model that each was trained from, [d]. None for a difference.
-        weights: a factor for each difference.
-        acc: the sum so far, [d]. None starts a new sum.
-        out: output for the new sum, [d]. None only checks. It may be ``acc`` if the models were checked before.
-            Otherwise it must overlap neither ``acc`` nor a model.
-
-    Returns:
-        For each model whether ``model - base`` is finite. If one is not, the contents of ``out`` are undefined.
-
-    Raises:
-        ShapeMismatch, DTypeMismatch, ConfigError: a vector is refused. Nothing was written.
-    """
-    given = [as_pieces(model) for model in models]
-    if not given:
-        raise ConfigError("fold: there is no model")
-    if not len(given) == len(bases) == len(weights):
-        raise ShapeMismatch(f"fold: {len(given)} models, {len(bases)} bases and {len(weights)} weights")
-    for k, (pieces, base) in enumerate(zip(given, bases, strict=True)):
-        if pieces.size != given[0].size or pieces.device != given[0].device:
-            raise ShapeMismatch(f"model {k} has {pieces.size} elements, model 0 has {given[0].size}")
-        if base is not None:
-            vector(f"base {k}", base, pieces.size, pieces.device)
-        for name, given_vector in (("acc", acc), ("out", out)):
-            if given_vector is not None:
-                vector(name, given_vector, pieces.size, pieces.device)
-    if acc is not None and out is not None:
-        apart("out", out, "acc", acc)
-    if given[0].device.type != "cpu":
-        raise DeviceError(f"fold: for models on the CPU, got one on {given[0].device}; move it there")
-    rows = [(update_of(p), address(base), w) for p, base, w in zip(given, bases, weights, strict=True)]
-    return native.fold(rows, acc=address(acc), out=address(out))
 
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

@@ -32,15 +32,6 @@ def upload(pieces: Pieces, device: torch.device) -> Pieces:
     return _stage(device).upload(pieces)
 
 
-def send(numbers: Tensor, device: torch.device) -> Tensor:
-    """Return a few host numbers on ``device`` without waiting. They go through pinned memory, which torch reuses after
-    the transfer.
-    """
-    if device.type != "cuda" or numbers.device.type != "cpu":
-        return numbers.to(device)
-    return numbers.pin_memory().to(device, non_blocking=True)
-
-
 class _Stage:
     """The pinned buffer of one device, its stream, and the current transfers."""
 

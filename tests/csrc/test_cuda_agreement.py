@@ -214,15 +214,12 @@ def test_cached_step(
     term_lists = [[(int(s), float(w)) for s, w in zip(rng.integers(0, slots, n), rng.normal(size=n), strict=True)]
                   for n in rng.integers(0, many, steps)]  # fmt: skip
     factors = rng.uniform(0.2, 2.0, (steps, 4))
-    apart = rng.random(steps) < 0.3  # the row is written to another cache than it was read from
     results = []
     for side in sides:
         with side.on():
-            caches = [ClientCache(size, slots, format, side.device, seed) for _ in range(2)]
-            cache, total = caches[0], memory.zeros(size, side.device)
-            for each in caches:
-                each.data.fill_(1)  # not zero: what follows a row must be written as the CPU writes it
-                each.scales.fill_(1e-3)
+            cache, total = ClientCache(size, slots, format, side.device, seed), memory.zeros(size, side.device)
+            cache.data.fill_(1)  # not zero: what follows a row must be written as the CPU writes it
+            cache.scales.fill_(1e-3)
             here = {name: side.put(tensor.abs() if name != "x" else tensor) for name, tensor in start.items()}
             kind, eight = (optimizer or "").removesuffix(" in 8 bits"), bool(optimizer) and optimizer.endswith("bits")
             held = {name: here[name] for name in ops.OPTIMIZERS.get(kind, ())}
@@ -243,65 +240,10 @@ def test_cached_step(
                     here["x"] if optimizer else None, [side.put(piece) for piece in update],
                     cache=cache, write=write, read=read, client=max(client, 0),
                     arrival=i, gain=gain, sum=total, sum_scale=scale,
-                    write_cache=caches[1] if apart[i] else None,
                     terms=term_lists[i] if optimizer or not calibrated else (), **other, **steps_with,
                 )  # fmt: skip
-            rows = [ops.read_row(each, slot) for each in caches for slot in range(slots)]
-            stored = [(each.data, each.scales) for each in caches]
-            results.append([here["x"], here["acc"], held, total, stored, rows])
-    same(*results)
-
-
-@pytest.mark.parametrize("format", list(FORMATS))
-@FEW
-@given(st.integers(1, 9000), st.integers(0, 2**31))
-def test_recomputed_sums(sides: tuple[Side, Side], format: str, size: int, seed: int) -> None:
-    """All blocks, and any of them in strides; the others stay what they were."""
-    rng = np.random.default_rng(seed)
-    slots, blocks = 4, -(-size // 1024)
-    updates, start = [numbers(rng, size) for _ in range(slots)], numbers(rng, size)
-    weights = torch.from_numpy((rng.integers(0, 2, slots) * rng.uniform(0.1, 2.0, slots)).astype(np.float32))
-    first, stride = int(rng.integers(0, blocks + 2)), int(rng.integers(1, blocks + 2))
-    last = int(rng.integers(0, blocks + 1))
-    results = []
-    for side in sides:
-        with side.on():
-            cache, total = ClientCache(size, slots, format, side.device, seed), memory.zeros(size, side.device)
-            for slot, update in enumerate(updates):
-                ops.cached_step_(None, side.put(update), cache=cache, write=slot, client=slot, sum=total)
-            some = side.put(start)
-            ops.recompute_sum_(some, cache, weights, first, last, stride)
-            results.append([total, ops.recompute_sum_(total.clone(), cache, weights), some])
-    same(*results)
-
-
-@pytest.mark.parametrize("format", list(FORMATS))
-@FEW
-@given(st.integers(1, 9000), st.integers(1, 12), st.integers(0, 2**31))
-def test_sums_made_little_by_little(sides: tuple[Side, Side], format: str, size: int, slots: int, seed: int) -> None:
-    """Any slots of any blocks, with weights that are zero and without weights."""
-    rng = np.random.default_rng(seed)
-    blocks = -(-size // 1024)
-    updates, start = [numbers(rng, size) for _ in range(slots)], numbers(rng, size)
-    held = torch.from_numpy(rng.standard_normal((blocks + 2, 1024)))
-    weights = torch.from_numpy((rng.integers(0, 2, slots) * rng.uniform(-2.0, 2.0, slots)).astype(np.float32))
-    rows = rng.permutation(blocks + 2).tolist()
-    picked = [int(rng.integers(0, blocks)) for _ in rows]
-    jobs = [
-        (block, row, *sorted(rng.integers(0, slots + 1, 2).tolist())) for block, row in zip(picked, rows, strict=True)
-    ]
-    results = []
-    for side in sides:
-        with side.on():
-            cache, total = ClientCache(size, slots, format, side.device, seed), memory.zeros(size, side.device)
-            for slot, update in enumerate(updates):
-                ops.cached_step_(None, side.put(update), cache=cache, write=slot, client=slot, sum=total)
-            weighted = ops.add_rows_(side.put(held), cache, jobs, weights)
-            plain = ops.add_rows_(side.put(held), cache, jobs, weight=0.7)
-            settled = [offset(side.put(start), shift) for shift in (0, 1)]
-            for one in settled:
-                ops.settle_rows_(one, weighted, [(block, rows[block]) for block in range(0, blocks, 2)])
-            results.append([weighted, plain, settled])
+            rows = [ops.read_row(cache, slot) for slot in range(slots)]
+            results.append([here["x"], here["acc"], held, total, cache.data, cache.scales, rows])
     same(*results)
 
 
@@ -341,9 +283,6 @@ def test_what_a_launch_refuses(sides: tuple[Side, Side]) -> None:
             native.cuda.judge(update_of(pieces), against, rules, scratch=0, verdict=0, where=at)
         with pytest.raises(ConfigError, match="no slot 2"):
             native.cuda.read_row(cache.native, slot=2, out=x.data_ptr(), where=at)
-        with pytest.raises(ConfigError, match="last <= 2"):
-            blocks = native.cuda.Blocks(first=0, last=3, stride=1)
-            native.cuda.recompute_sum(cache.native, weights=x.data_ptr(), sum=x.data_ptr(), blocks=blocks, where=at)
     same(x, torch.zeros(2000))
 
 
@@ -422,6 +361,7 @@ PRESETS: dict[str, Callable[..., fastagg.Server]] = {
     "FedAsync": lambda p, **k: fastagg.FedAsync(p, alpha=0.5, policy="polynomial", a=0.5, **k),
     "ASGD, clipped": lambda p, **k: fastagg.ASGD(p, lr=0.1, clip_norm=3.0, **k),
     "ACE int8": lambda p, **k: fastagg.ACE(p, lr=0.1, num_clients=N, cache="int8", **k),
+    "ACE fp32, direct": lambda p, **k: fastagg.ACE(p, lr=0.1, num_clients=N, mode="direct", **k),
     "ACE int4, samples": lambda p, **k: fastagg.ACE(p, lr=0.1, num_clients=N, cache="int4", weighting="samples", **k),
     "ACED bf16": lambda p, **k: fastagg.ACED(
         p, lr=0.1, num_clients=N, cache="bf16", max_delay=3, warmup="partial", **k

@@ -7,9 +7,10 @@ import time
 
 import pytest
 import torch
+from support import reference
 
 import fastagg
-from fastagg import ops, reference
+from fastagg import ops
 from fastagg._build import native
 
 pytestmark = [

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import reference
 from support.kernels import same_bits, vector
 from torch import Tensor
 
 import fastagg
-from fastagg import ops, reference
+from fastagg import ops
 from fastagg.errors import ConfigError, ShapeMismatch
 
 pytestmark = pytest.mark.kernel

@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import oracle
+from support import oracle, reference
 from support.properties import examples
 from torch import Tensor
 
 import fastagg
-from fastagg import ops, reference
+from fastagg import ops
 from fastagg.errors import ShapeMismatch
 
 pytestmark = pytest.mark.kernel

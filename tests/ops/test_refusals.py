@@ -57,9 +57,7 @@ class World:
         self.vhat: torch.Tensor
         self.coded = [torch.zeros(3072, dtype=torch.uint8) for _ in range(2)]
         self.units = torch.zeros(2, 12)
-        self.cache, self.one, self.int4, self.longer = rows(), rows(slots=1), rows("int4"), rows(size=D + 256)
-        self.weights = torch.ones(2)
-        self.shadow = torch.ones(3, 1024, dtype=torch.float64)
+        self.cache = rows()
         self.targets, self.logits = ops.soft_targets(torch.zeros(3, 4)), torch.zeros(3, 4)
         self.freed = vector(D + 40, 9)[40:]
         self.freed.untyped_storage().resize_(0)
@@ -80,21 +78,6 @@ class World:
         """A row is written; with a model, and a step."""
         given = {"update": self.u, "sum": self.total, "cache": self.cache, "write": 0, **how}
         return ops.cached_step_(x, given.pop("update"), **given)
-
-    def add(self, *job: Any, shadow: Any = None, **how: Any) -> Any:
-        """Two jobs that are fine, and this one."""
-        jobs = [(0, 0, 0, 2), (1, 1, 0, 2), *([job] if job else [])]
-        return ops.add_rows_(self.shadow if shadow is None else shadow, self.cache, jobs, **how)
-
-    def settle(self, *job: Any, total: Any = None, shadow: Any = None) -> Any:
-        jobs = [(0, 0), *([job] if job else [])]
-        return ops.settle_rows_(self.total if total is None else total, self.shadow if shadow is None else shadow, jobs)
-
-    def fold(
-        self, *, model: Any = None, base: Any = None, acc: Any = None, out: Any = None, weights: Any = (1.0,)
-    ) -> Any:
-        return ops.fold([self.u if model is None else model], [self.base if base is None else base], weights,
-                        self.acc if acc is None else acc, self.out if out is None else out)  # fmt: skip
 
     def bytes(self) -> dict[str, bytes]:
         """All memory."""
@@ -137,8 +120,6 @@ REFUSED: list[tuple[Callable[[World], Any], type[Exception] | tuple[type[Excepti
     (lambda w: w.store(sum=w.total[1:]), SHAPE, "sum: expected shape"),
     (lambda w: w.store(sum=w.double), DTYPE, "sum: expected torch.float32"),
     (lambda w: w.store(acc=w.acc[1:]), SHAPE, "acc: expected shape"),
-    (lambda w: ops.recompute_sum_(w.total, w.cache, torch.ones(3)), SHAPE, "weights: expected shape"),
-    (lambda w: ops.recompute_sum_(w.double, w.cache, w.weights), DTYPE, "sum: expected torch.float32"),
     # an update
     (lambda w: w.step(update=w.double), DTYPE, "expected dense float32, float16 or bfloat16, got torch.float64"),
     (lambda w: w.step(update=torch.arange(D)), DTYPE, "got torch.int64"),
@@ -186,9 +167,6 @@ REFUSED: list[tuple[Callable[[World], Any], type[Exception] | tuple[type[Excepti
     (lambda w: w.store(client=-1), CONFIG, "client: expected 0 to 4294967295, got -1"),
     (lambda w: w.store(client=2**32), CONFIG, "client: expected 0 to 4294967295"),
     (lambda w: w.store(arrival=2**64), CONFIG, "arrival: expected 0 to 18446744073709551615"),
-    (lambda w: w.store(write_cache=w.int4), CONFIG, "write_cache: expected int8 rows of 3000, got int4 rows of 3000"),
-    (lambda w: w.store(write_cache=w.longer), CONFIG, "write_cache: expected int8 rows of 3000, got int8 rows of 3256"),
-    (lambda w: w.store(write_cache=w.one, write=1), CONFIG, "slots: expected"),  # its own number of rows counts
     *(
         (lambda w, how=how, step=step: w.store(w.x if step else None, **{"read": 1, **how}, **step), CONFIG, "slots: ")
         for how in ({"write": 2}, {"write": -2}, {"write": 2**64}, {"read": 2}, {"read": -2}, {"terms": [(2, 1.0)]},
@@ -197,53 +175,6 @@ REFUSED: list[tuple[Callable[[World], Any], type[Exception] | tuple[type[Excepti
     ),
     (lambda w: ops.read_row(w.cache, -1), CONFIG, "slot: expected 0..1, got -1"),
     (lambda w: ops.read_row(w.cache, 2), CONFIG, "slot: expected 0..1, got 2"),
-    *(
-        (lambda w, blocks=blocks: ops.recompute_sum_(w.total, w.cache, w.weights, *blocks), CONFIG, "blocks: expected")
-        for blocks in ((-1, None, 1), (0, 4, 1), (0, -1, 1), (0, None, 0), (0, None, -1), (-1, 0, 1), (0, 2**40, 1))
-    ),
-    # sums of blocks: blocks 0..2, rows of the shadow 0..2, slots 0..2
-    (lambda w: w.add(3, 2, 0, 1), CONFIG, r"blocks below 3, .*\(3, 2, 0, 1\)"),
-    (lambda w: w.add(-1, 2, 0, 1), CONFIG, "blocks below 3"),
-    (lambda w: w.add(2**70, 2, 0, 1), CONFIG, "blocks below 3"),
-    (lambda w: w.add(0, 3, 0, 1), CONFIG, "rows below 3"),
-    (lambda w: w.add(0, -1, 0, 1), CONFIG, "rows below 3"),
-    (lambda w: w.add(0, 2, -1, 1), CONFIG, "first <= last <= 2"),
-    (lambda w: w.add(0, 2, 0, 3), CONFIG, "first <= last <= 2"),
-    (lambda w: w.add(0, 2, 2, 1), CONFIG, "first <= last"),
-    (lambda w: w.add(1, 0, 1, 2), CONFIG, "two jobs for the same"),
-    (lambda w: w.add(0, 2, 1), CONFIG, r"4 whole numbers, got \(0, 2, 1\)"),
-    (lambda w: w.add(0, 2, 0, 1.0), CONFIG, "whole numbers"),
-    (lambda w: ops.add_rows_(w.shadow, w.cache, [5]), CONFIG, "whole numbers"),
-    (lambda w: w.add(shadow=w.shadow.float()), DTYPE, "shadow: expected torch.float64"),
-    (lambda w: w.add(shadow=w.shadow[:, 1:]), SHAPE, "shadow: expected a contiguous"),
-    (lambda w: w.add(shadow=w.shadow.view(-1)), SHAPE, "shadow: expected a contiguous"),
-    (lambda w: w.add(shadow=torch.ones(1024, 3, dtype=torch.float64).T), SHAPE, "shadow: expected a contiguous"),
-    (lambda w: w.add(shadow=torch.ones(3, 1024, dtype=torch.float64, device="meta")), DTYPE, "on cpu"),
-    (lambda w: w.add(weights=torch.ones(3)), SHAPE, "weights: expected shape"),
-    (lambda w: w.add(weights=w.weights.double()), DTYPE, "weights: expected torch.float32"),
-    (lambda w: w.add(weight=math.nan), CONFIG, "weight: expected a finite"),
-    (lambda w: w.add(weight=1e39), CONFIG, "weight: expected a finite"),
-    (lambda w: w.settle(3, 1), CONFIG, "blocks below 3"),
-    (lambda w: w.settle(-1, 1), CONFIG, "blocks below 3"),
-    (lambda w: w.settle(1, 3), CONFIG, "rows below 3"),
-    (lambda w: w.settle(0, 1), CONFIG, "two jobs for the same"),
-    (lambda w: w.settle(1, 1, 0), CONFIG, "2 whole numbers"),
-    (lambda w: w.settle(shadow=w.shadow.float()), DTYPE, "shadow: expected torch.float64"),
-    (lambda w: w.settle(total=w.double), DTYPE, "sum: expected torch.float32"),
-    (lambda w: w.settle(total=w.total.view(2, -1)), SHAPE, "sum: expected shape"),
-    (lambda w: w.settle(total=w.wide[::2]), SHAPE, "sum: expected a contiguous"),
-    (lambda w: w.settle(total=w.shadow.view(-1).view(torch.float32)[10:1510]), CONFIG, "sum overlaps shadow"),
-    # several models
-    (lambda w: ops.fold([], [], [], None, w.out), CONFIG, "there is no model"),
-    (lambda w: ops.fold([w.x], [None, w.base], [1.0], None, w.out), SHAPE, "1 models, 2 bases"),
-    (lambda w: w.fold(weights=(1.0, 1.0)), SHAPE, "and 2 weights"),
-    (lambda w: ops.fold([w.x, w.u[1:]], [None, None], [1.0, 1.0], None, None), SHAPE, "model 1 has 2999"),
-    (lambda w: w.fold(base=w.base[1:]), SHAPE, "base 0: expected shape"),
-    (lambda w: w.fold(model=w.u[1:]), SHAPE, "base 0: expected shape"),
-    (lambda w: w.fold(acc=w.acc[1:]), SHAPE, "acc: expected shape"),
-    (lambda w: w.fold(base=w.double), DTYPE, "base 0: expected torch.float32"),
-    (lambda w: w.fold(model=w.double), DTYPE, "got torch.float64"),
-    (lambda w: w.fold(acc=w.wide[1 : D + 1], out=w.wide[:D]), CONFIG, "out overlaps acc without being acc"),
     # overlaps: what a step has written it would read again
     *(
         (lambda w, a=a, b=b, make=make: make(w, w.wide[a : a + D], w.wide[b : b + D]), CONFIG, words)
@@ -311,32 +242,7 @@ def test_moments_that_are_missing_or_not_asked_for(optimizer: str) -> None:
         refused(lambda given=given: world.step(optimizer=optimizer, **given), words, world.x)
 
 
-def test_a_row_of_the_other_cache_alone() -> None:
-    cache, other, total = rows(slots=1), rows(slots=3), torch.zeros(D)
-    ops.cached_step_(None, vector(D, 7), cache=cache, write=2, sum=total, write_cache=other)
-
-
-def test_blocks_that_are_there() -> None:
-    cache, weights = rows(), torch.ones(2)
-    whole = ops.recompute_sum_(torch.zeros(D), cache, weights)
-    pieces = torch.zeros(D)
-    for first, last, stride in ((0, 3, 2), (1, 2, 1), (3, 3, 1), (2, 0, 5)):  # the last two hold none
-        ops.recompute_sum_(pieces, cache, weights, first, last, stride)
-    assert torch.equal(pieces, whole) and (whole != 0).float().mean() > 0.9
-
-
 # ── the extension's own door ────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "blocks", [(-1, None, 1), (0, 4, 1), (0, -1, 1), (0, None, 0), (0, None, -1), (-1, 0, 1), (0, 2**40, 1)]
-)
-def test_blocks_that_the_extension_refuses(blocks: tuple[int, int | None, int]) -> None:
-    cache, total, weights = rows(), vector(D, 5), torch.ones(2)
-    first, last, stride = blocks
-    where = {"weights": weights.data_ptr(), "sum": total.data_ptr()}
-    given = {"first": first, "last": 3 if last is None else last, "stride": stride}
-    refused(lambda: native.recompute_sum(cache.native, **where, **given), "blocks: expected 0 <= first", total)
 
 
 def test_names_and_slots_that_the_extension_refuses() -> None:
@@ -385,12 +291,8 @@ def test_addresses_go_by_name() -> None:
     x = vector(D, 1)
     at, update = x.data_ptr(), native.Update([(x.data_ptr(), D, 0)])
     for call in (
-        lambda: native.fold([(update, 0, 1.0)], at, at),
         lambda: native.copy(update, 0, D, 4, at),
         lambda: native.crc32c(update, [4 * D], 0, False),
-        lambda: native.recompute_sum(rows().native, at, at, 0, 1, 1),
-        lambda: native.add_rows(rows().native, [(0, 0, 1, at)], at, 1.0),
-        lambda: native.settle_rows([(0, at)], at, D),
         lambda: native.read_row(rows().native, 0, at),
         lambda: native.Update([(at, D, 0)], 0),
         lambda: native.Rows("fp32", D, 1, at, 0),
@@ -464,9 +366,9 @@ def _count(arguments: str) -> int:
 def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
     found = list(_signatures(native))
     names = {name for name, _ in found}
-    assert {"fold", "Rows.__init__", "Update.one", "engine.Optimizer.__init__"} <= names
+    assert {"read_row", "Rows.__init__", "Update.one", "engine.Optimizer.__init__"} <= names
     counts = {name: _count(arguments) for name, arguments in found}
-    assert counts["recompute_sum"] == 6 and counts["Rows.__init__"] == 5 and counts["fold"] == 3
+    assert counts["distill_f32"] == 6 and counts["Rows.__init__"] == 5 and counts["read_row"] == 3
     # These take everything by name, so that nothing can be mixed up.
     by_name = {name for name, arguments in found if re.match(r"self: [\w.]+, (kind: str, )?\*, ", arguments)}
     many = {name for name, count in counts.items() if count > MOST_ARGUMENTS}

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import reference
 from support.kernels import BETAS, DECAYS, SIZES, bits, clones, extreme, moments, same_bits, spec_step, vector
 
 import fastagg
-from fastagg import ops, reference
+from fastagg import ops
 
 pytestmark = pytest.mark.kernel
 

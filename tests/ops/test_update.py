@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import reference
 from support.kernels import SIZES, same_bits, vector
 
 import fastagg
-from fastagg import ops, reference
+from fastagg import ops
 
 pytestmark = pytest.mark.kernel
 
@@ -138,43 +139,6 @@ def test_more_than_two_to_the_31_elements() -> None:
     assert ops.inspect(update) == (True, 0.0)
     update[-1] = 3.0
     assert ops.inspect(update) == (True, 3.0)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_fold_is_one_difference_after_the_other(count: int, isa: str) -> None:
-    for size in (*SIZES, (1 << 20) + 9):  # that long, sums are written past the caches
-        wires = itertools.cycle((torch.float32, torch.float16, torch.bfloat16))
-        models = [vector(size, k).to(next(wires)) for k in range(count)]
-        bases = [None, vector(size, 90), vector(size, 91)][-count:]  # two versions, and a difference
-        weights = [0.3 + k for k in range(count)]
-        for acc in (None, vector(size, 80)):
-            out, want = torch.full((size,), 5.0), np.zeros(size, np.float32) if acc is None else acc.numpy().copy()
-            pieces = [[model[: size // 3], model[size // 3 :]] for model in models]
-            assert ops.fold(pieces, bases, weights, acc, out) == [True] * count
-            exact = torch.empty(size, dtype=torch.float64)
-            reference.fold([ops.update.as_pieces(m) for m in models], bases, weights, acc, exact)
-            torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
-            for model, base, weight in zip(models, bases, weights, strict=True):
-                want += np.float32(weight) * (model.float().numpy() - (0.0 if base is None else base.numpy()))
-            assert same_bits(out, torch.from_numpy(want))
-            assert ops.fold(pieces, bases, weights, acc, None) == [True] * count  # only looks
-            if acc is not None:
-                ops.fold(pieces, bases, weights, acc, acc)
-                assert same_bits(acc, torch.from_numpy(want))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max])
-def test_a_fold_says_which_models_are_not_finite(bad: float, isa: str) -> None:
-    for size in (1, 1025, 70_001, (1 << 20) + 9):
-        acc, base = torch.ones(size), torch.full((size,), -torch.finfo(torch.float32).max)
-        for position in {0, size // 2, size - 1}:
-            models = [torch.zeros(size) for _ in range(3)]
-            models[1][position] = bad  # the largest number is an infinite way from the base
-            for out in (torch.empty(size), None):
-                assert ops.fold(models, [base] * 3, [1e-9] * 3, acc, out) == [True, False, True]
-                largest = bad == torch.finfo(torch.float32).max  # itself it is finite
-                assert ops.fold(models, [None] * 3, [1e-9] * 3, acc, out) == [True, largest, True]
-            assert torch.equal(acc, torch.ones(size))
 
 
 @pytest.mark.parametrize("size", [1, 1023, 1024, 70_001])

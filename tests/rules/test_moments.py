@@ -8,16 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import reference
 from support.kernels import BETAS, DECAYS, extreme, same_bits, spec_step, vector
 from support.models import same
 from support.properties import examples
+from support.reference import moments as codec
 from support.traces import Case, Updates, cases, drive
 
 import fastagg
-from fastagg import ops, reference
+from fastagg import ops
 from fastagg._build import native
 from fastagg.errors import CheckpointError
-from fastagg.reference import moments as codec
 from fastagg.rules import moments
 
 pytestmark = pytest.mark.kernel

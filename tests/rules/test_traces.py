@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from support import inside, oracle
+from support import inside, oracle, reference
 from support.properties import examples
 from support.traces import Case, Return, Send, Updates, cases, drive, synchronous_cases
 
@@ -129,10 +129,10 @@ def stored(format: str, seed: int) -> Callable[[int, Any], Any]:
     arrivals = [0]
 
     def store(client: int, row: Any) -> Any:
-        bits = fastagg.reference.random_bits(seed, arrivals[0], client, len(row))
+        bits = reference.random_bits(seed, arrivals[0], client, len(row))
         arrivals[0] += 1
-        data, scales = fastagg.reference.encode(torch.from_numpy(np.asarray(row, np.float32)), bits, format)
-        return fastagg.reference.decode(data, scales, format, len(row)).double().numpy()
+        data, scales = reference.encode(torch.from_numpy(np.asarray(row, np.float32)), bits, format)
+        return reference.decode(data, scales, format, len(row)).double().numpy()
 
     return store
 

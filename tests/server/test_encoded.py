@@ -11,13 +11,13 @@ import pytest
 import torch
 from support.models import same
 from support.presets import PRESETS
+from support.reference import rows
 from torch import Tensor
 
 import fastagg
 from fastagg import TopK, encode
 from fastagg._build import native
 from fastagg.errors import ConfigError, EncodingError, NonFiniteUpdate, ShapeMismatch, UpdateTooLarge
-from fastagg.reference import rows
 
 pytestmark = pytest.mark.kernel
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from support import reference
 
 import fastagg
-from fastagg import ops, reference
+from fastagg import ops
 
 pytestmark = pytest.mark.kernel
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import reference
 
 import fastagg
 from fastagg.errors import ConfigError, UnknownVersion
@@ -117,7 +118,7 @@ def test_updates_wait_as_they_came_and_count_by_their_staleness() -> None:
     assert server.receive(2, rows[2]).applied
     came = [rows[0].half().float(), fastagg.encode(rows[1], "int8", seed=1).decode(), rows[2]]
     gains = [min(1.0, 40.0 / float(row.double().norm())) for row in came]
-    wanted = fastagg.reference.combine(came, "trimmed", weights=[gains[0] / 2, *gains[1:]], trim=0.34)
+    wanted = reference.combine(came, "trimmed", weights=[gains[0] / 2, *gains[1:]], trim=0.34)
     torch.testing.assert_close(server.flat.double() - before, wanted, rtol=1e-5, atol=1e-6)
     assert server.memory()["direction"] == 0
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fastagg.storage import later, staging
+from fastagg.storage import later
 from fastagg.storage.later import Later, Lease
 
 
@@ -108,5 +108,3 @@ def test_numbers_wait_for_the_launch_that_makes_them(events: list[Event], monkey
 
 def test_numbers_of_the_host() -> None:
     assert Later(torch.tensor([1.0, 2.5])).tolist() == [1.0, 2.5]
-    there = torch.tensor([1, 2])
-    assert staging.send(there, torch.device("cpu")) is there

@@ -1,7 +1,7 @@
 """Shared by the kernel tests: sizes, vectors, and the kernels' specification in float32.
 
 `spec_step` does the operations of csrc/math/optimizers.h in the same order in IEEE float32, so a kernel must equal it
-bit for bit. It shares the optimizer's formula with `fastagg.reference`, which is float64, so a kernel must be close to
+bit for bit. It shares the optimizer's formula with `support.reference`, which is float64, so a kernel must be close to
 that. `tests/support/oracle` has the papers' formulas.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fastagg.ops import OPTIMIZERS
-from fastagg.reference.step import advance
+from support.reference.step import advance
 
 # Sizes around those at which loops change: empty, vectors, prefetch strides, blocks (1,024), groups (65,536).
 SIZES = (0, 1, 3, 15, 16, 17, 41, 63, 64, 65, 401, 1023, 1024, 1025, 2048, 4097, 65535, 65536, 65537, 200003)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastagg.reference.rows import SCALE_BLOCK, decode, encode, random_bits
+from support.reference.rows import SCALE_BLOCK, decode, encode, random_bits
 
 _LEAST = 2.0**-126  # of a scale
 

@@ -173,7 +173,7 @@ def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | N
     if unlabelled is None:
         raise ConfigError(
             f"algorithm {config.algorithm.name} needs data without labels: set unlabelled.share, the part of the test "
-            "set to use, or unlabelled.path, a folder of images or an .npz file"
+            "set to use, or unlabelled.path, an .npz, .npy or .pt file"
         )
     distill = config.distill
     return Distillation(

@@ -129,8 +129,8 @@ class Unlabelled(Section):
     """Unlabelled data for FedEcho, from one source. At most ``samples`` of it are used.
 
     ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data
-    set, a function "module:function" of the folder ``dir`` (by default the data's own folder). ``path``: a folder of
-    images, or an .npz, .npy, .pt file. Images are resized to this task's size and standardised.
+    set, a function "module:function" of the folder ``dir`` (by default the data's own folder). ``path``: an .npz, .npy
+    or .pt file. Images are resized to this task's size and standardised.
     """
 
     share: Share = 0.0

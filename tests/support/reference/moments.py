@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastagg.reference.rows import philox
+from support.reference.rows import philox
 
 BLOCK = 256
 SPANS = {"m": 15, "v": 31, "vhat": 31}  # the binades of a block, from its unit upwards

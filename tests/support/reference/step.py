@@ -7,14 +7,14 @@ tensors. Results are rounded once, when they are written. State tensors may be f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastagg.reference.moments import SPANS, decode, encode, random_bits, units_of
 from fastagg.storage.pieces import Pieces, as_pieces
+from support.reference.moments import SPANS, decode, encode, random_bits, units_of
 
 _F64 = torch.float64
 
@@ -30,36 +30,12 @@ def distances(update: Tensor | list[Tensor] | Pieces, x: Tensor, base: Tensor) -
     return float(moved.square().sum()), float(u.square().sum()), float(moved @ u)
 
 
-def gather(update: Tensor | list[Tensor] | Pieces, out: Tensor) -> Tensor:
-    """Compute ``out = update`` (1-D, joined and widened)."""
-    return out.copy_(as_pieces(update).flat(_F64))
-
-
 def accumulate_(
     acc: Tensor, update: Tensor | list[Tensor] | Pieces, weight: float = 1.0, *, fresh: bool = False
 ) -> Tensor:
     """Compute ``acc += weight*update``; with ``fresh``, ``acc = weight*update``."""
     total = weight * as_pieces(update).flat(_F64)
     return acc.copy_(total if fresh else acc.to(_F64) + total)
-
-
-def fold(
-    models: Sequence[Pieces],
-    bases: Sequence[Tensor | None],
-    weights: Sequence[float],
-    acc: Tensor | None,
-    out: Tensor | None,
-) -> list[bool]:
-    """Compute ``out = acc + sum(weight*(model - base))``. Return whether each difference is finite."""
-    total: Tensor | float = 0.0 if acc is None else acc.to(_F64)
-    finite = []
-    for model, base, weight in zip(models, bases, weights, strict=True):
-        difference = model.flat(_F64) if base is None else model.flat(_F64) - base.to(_F64)
-        finite.append(bool(difference.to(torch.float32).isfinite().all()))
-        total = total + weight * difference
-    if isinstance(total, Tensor) and out is not None:
-        out.copy_(total)
-    return finite
 
 
 def step_(
