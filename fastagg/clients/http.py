@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlencode
 
@@ -22,7 +22,6 @@ from torch import Tensor
 from fastagg import _checks, errors
 from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
 from fastagg.encoding.encode import Format
-from fastagg.server.dispatch import Download
 from fastagg.storage import memory
 
 LATER = 408, 425, 429, 500, 502, 503, 504  # the same request may work later
@@ -85,8 +84,8 @@ class HttpClient:
 
     def __init__(
         self, url: str, client: int | str, token: str = "", *, names: Iterable[str] | None = None,
-        num_samples: float | None = None, format: Format | TopK | None = None, download: Download | None = None,
-        patience: float = 600.0, timeout: float = 60.0,
+        num_samples: float | None = None, format: Format | TopK | None = None,
+        download: Literal["bf16", "int8"] | None = None, patience: float = 600.0, timeout: float = 60.0,
     ) -> None:  # fmt: skip
         self._url, self._client, self._token = url.rstrip("/"), quote(str(client), safe=""), token
         self._names = None if names is None else list(names)

@@ -247,6 +247,10 @@ class Aggregator(BaseAggregator):
 
     def _read(self, task: Dispatch, upload: Arrays, meta: Mapping[str, object], weight: float | None) -> Reply:
         stated = {"fastagg-version": meta["version"]} if "version" in meta else {}
+        if meta.get("fastagg_kind") == "encoded":
+            if self._mixes:
+                raise ConfigError("an encoded update: FedAsync mixes whole models, as APPFL's does")
+            return Reply.read(upload, stated, kind="encoded", samples=weight)
         if self.server.update_kind == "gradient":
             return Reply.read(upload, stated, kind="gradient", samples=weight)
         if self.config.get("gradient_based"):

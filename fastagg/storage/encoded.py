@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -69,12 +69,16 @@ class Encoded:
         return found
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Arrays]) -> Encoded:
-        """Inverse of :meth:`arrays`, from NumPy's or torch's arrays. They are copied.
+    def from_arrays(cls, arrays: Mapping[str, Arrays] | Sequence[Arrays]) -> Encoded:
+        """Inverse of :meth:`arrays`, from NumPy's or torch's arrays, by name or in its order. They are copied.
 
         Raises:
             EncodingError: an array is missing, or of another type or length, or holds what cannot be.
         """
+        if isinstance(arrays, (list, tuple)) and arrays:  # of a framework that sends no names
+            found = native.encoding.layout(_bytes({"header": arrays[0]}, "header", "u1", HEADER))[1]
+            names = ["header", *(name for name, *_ in found)]
+            arrays = dict(zip(names, arrays, strict=False)) if len(arrays) == len(names) else arrays
         if not isinstance(arrays, Mapping):
             raise EncodingError(_checks.wrong("arrays", "a mapping from names to arrays", arrays))
         nbytes, parts = native.encoding.layout(_bytes(arrays, "header", "u1", HEADER))

@@ -222,10 +222,10 @@ class FlowerRounds(Flower):
 
 
 class FlowerClassic(Adapter):
-    """Of a list of arrays, and without a session. ``lacks``: .npy files alone say neither bf16 nor names."""
+    """Of a list of arrays, and without a session. ``lacks``: .npy files alone do not say bf16."""
 
     package, of, rounds = "flwr", PlainInRounds, True
-    lacks = frozenset({"bf16", "encoded", "encoded lies"})
+    lacks = frozenset({"bf16"})
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from flwr.common import Parameters
@@ -343,7 +343,7 @@ class FlareOneByOne(FlareRounds):
 
 
 class Appfl(Adapter):
-    package, kinds = "appfl", ("model",)
+    package, kinds = "appfl", ("model", "encoded")
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from fastagg.integrations import appfl
@@ -358,14 +358,18 @@ class Appfl(Adapter):
 
     def answer(self, client: int, row: Row, arrays: Model) -> None:
         self.aggregator.client_sample_size[client] = row.samples
-        meta = {} if row.behind is None else {"version": self.server.version - row.behind}
-        self.aggregator.aggregate(client, arrays, **meta)
+        meta: dict[str, Any] = {} if row.behind is None else {"version": self.server.version - row.behind}
+        self.aggregator.aggregate(client, arrays, fastagg_kind=row.kind, **meta)
 
 
 class AppflRounds(Appfl):
     """``lacks``: its uploads come at the end of a round, once, and without metadata."""
 
-    of, rounds, lacks = PlainInRounds, True, frozenset({"its version", "old version", "twice", "lease"})
+    of, rounds, lacks = (
+        PlainInRounds,
+        True,
+        frozenset({"its version", "old version", "twice", "lease", "encoded", "encoded lies"}),
+    )
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         super().__init__(make, **settings)

@@ -13,8 +13,9 @@ require("flwr", "1.41", "flower")
 
 from fastagg.integrations.flower.asynchronous import AsyncStrategy  # noqa: E402
 from fastagg.integrations.flower.classic import ClassicStrategy  # noqa: E402
+from fastagg.integrations.flower.mod import EncodingMod  # noqa: E402
 from fastagg.integrations.flower.records import read, write  # noqa: E402
 from fastagg.integrations.flower.settings import adam_rate  # noqa: E402
 from fastagg.integrations.flower.synchronous import SyncStrategy  # noqa: E402
 
-__all__ = ["AsyncStrategy", "ClassicStrategy", "SyncStrategy", "adam_rate", "read", "write"]
+__all__ = ["AsyncStrategy", "ClassicStrategy", "EncodingMod", "SyncStrategy", "adam_rate", "read", "write"]

@@ -17,9 +17,10 @@ require("nvflare", "2.9.0", "nvflare")
 
 from fastagg.integrations.nvflare.aggregator import Aggregator  # noqa: E402
 from fastagg.integrations.nvflare.asynchronous import AsyncController  # noqa: E402
+from fastagg.integrations.nvflare.encoder import Encoder  # noqa: E402
 from fastagg.integrations.nvflare.traffic import Traffic  # noqa: E402
 
-__all__ = ["Aggregator", "AsyncController", "Traffic"]
+__all__ = ["Aggregator", "AsyncController", "Encoder", "Traffic"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,43 @@
+"""What clients of every framework do alike: a reply is encoded before it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fastagg._types import Arrays
+from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
+from fastagg.encoding.encode import Format
+from fastagg.errors import ConfigError
+from fastagg.model import Layout
+from fastagg.storage.pieces import as_tensor
+
+UNBIASED = "bf16", "int8", "int4"  # formats that need no error feedback
+
+
+def encoded(
+    arrays: Mapping[str, Arrays], kind: str, sent: Mapping[str, Arrays], format: Format | TopK, *, seed: int,
+    feedback: ErrorFeedback | None,
+) -> Encoded:  # fmt: skip
+    """Return a reply as it is sent: of a ``model`` the difference from ``sent``, in that one's order.
+
+    Args:
+        kind: of :data:`fastagg.integrations.replies.KINDS`.
+        seed, feedback: as :func:`fastagg.encode` takes them.
+
+    Raises:
+        ConfigError: the kind cannot be encoded, or the model has running statistics, which nothing encoded holds.
+        ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the reply does not fit the model. ``feedback`` has not changed.
+    """
+    start = {name: as_tensor(array) for name, array in sent.items()}
+    given: Arrays = {name: as_tensor(array) for name, array in arrays.items()}
+    layout = Layout.of(start)
+    if layout.has_buffers:
+        raise ConfigError("an encoded update holds no running statistics, and this model has some: send it as it is")
+    if kind == "model":
+        given = layout.difference(given, layout.take(start, torch.device("cpu")).flat)
+    elif kind not in ("difference", "delta", "gradient"):
+        raise ConfigError(f"a reply of kind {kind!r} cannot be encoded")
+    layout.parse(given)
+    return encode({name: given[name] for name in start}, format, seed=seed, feedback=feedback)
