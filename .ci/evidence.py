@@ -227,35 +227,33 @@ def allowed(card: Card, seen: Seen, threads: int) -> tuple[float, str]:
 
 def _figures(seen: Seen) -> tuple[str, ...]:
     return (
-        f"{seen.registers}", f"{seen.local}", f"{seen.wide}", f"{seen.bytes:.0f}", f"{seen.instructions:.1f}",
+        f"{seen.registers}", f"{seen.wide}", f"{seen.bytes:.0f}", f"{seen.instructions:.1f}",
         f"{seen.doubles:.1f}", f"{seen.flight}",
     )  # fmt: skip
 
 
 def table(found: dict[str, dict[str, Seen]]) -> str:
-    """Return the table of kernels on the cards' architectures, then by card."""
+    """Return the table of kernels on the cards' architectures, then where another limit than memory counts."""
     shown = sorted({card.architecture for card in CARDS.values()} & {a for by in found.values() for a in by})
     lines = [f"On {', '.join(shown)}; one figure where all are the same.", "",
-             "| kernel | registers | local memory | 128-bit accesses a turn | bytes per element | "
+             "| kernel | registers | 128-bit accesses a turn | bytes per element | "
              "instructions per element | of them double precision | bytes in flight per thread |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
     for label, by in found.items():
         columns = zip(*(_figures(by[architecture]) for architecture in shown), strict=True)
         cells = [column[0] if len(set(column)) == 1 else " / ".join(column) for column in columns]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     cards = [name for name, card in CARDS.items() if any(card.architecture in by for by in found.values())]
-    lines += ["", f"| kernel | {' | '.join(f'{name} ({CARDS[name].gbps:.0f} GB/s)' for name in cards)} |",
-              "|---|" + "---|" * len(cards)]  # fmt: skip
-    for label, by_architecture in found.items():
-        cells = []
-        for name in cards:
-            card = CARDS[name]
-            if card.architecture not in by_architecture:
-                cells.append("")
-                continue
-            rate, limit = allowed(card, by_architecture[card.architecture], SHOWN[label].threads)
-            cells.append(f"{rate:.0f}, {limit}")
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+    limits = [
+        f"{label} on {name} by {limit}, at {rate:.0f} GB/s"
+        for label, by in found.items()
+        for name in cards
+        if CARDS[name].architecture in by
+        for rate, limit in [allowed(CARDS[name], by[CARDS[name].architecture], SHOWN[label].threads)]
+        if limit != "memory"
+    ]
+    named = ", ".join(f"{name} ({CARDS[name].gbps:.0f} GB/s)" for name in cards)
+    lines += ["", f"Memory limits every kernel on {named}, but for: {'; '.join(limits) or 'none'}."]
     return "\n".join(lines)
 
 
