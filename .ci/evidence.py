@@ -4,7 +4,7 @@ It reads the disassembly. No kernel may use local memory, and those that stream 
 every architecture. For every such kernel it reports registers and local memory. For the kernel's hot loop it reports
 the 128-bit accesses, instructions per element, double-precision instructions per element, and the bytes that a thread
 has requested before it first waits. With a card's data sheet these give the bandwidth that the kernel can reach, and
-what limits it. This is an upper estimate, not a measurement. --write puts the table into docs/cuda.md.
+what limits it. This is an upper estimate, not a measurement. --write puts the limits into docs/cuda.md.
 
 The hot loop's path is the one with the most 128-bit accesses; of several, the one with the most arithmetic. So where a
 kernel branches on the optimizer, it is the costliest optimizer's.
@@ -233,7 +233,7 @@ def _figures(seen: Seen) -> tuple[str, ...]:
 
 
 def table(found: dict[str, dict[str, Seen]]) -> str:
-    """Return the table of kernels on the cards' architectures, then where another limit than memory counts."""
+    """Return the table of kernels on the cards' architectures."""
     shown = sorted({card.architecture for card in CARDS.values()} & {a for by in found.values() for a in by})
     lines = [f"On {', '.join(shown)}; one figure where all are the same.", "",
              "| kernel | registers | 128-bit accesses a turn | bytes per element | "
@@ -243,18 +243,22 @@ def table(found: dict[str, dict[str, Seen]]) -> str:
         columns = zip(*(_figures(by[architecture]) for architecture in shown), strict=True)
         cells = [column[0] if len(set(column)) == 1 else " / ".join(column) for column in columns]
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    cards = [name for name, card in CARDS.items() if any(card.architecture in by for by in found.values())]
-    limits = [
+    return "\n".join(lines)
+
+
+def limits(found: dict[str, dict[str, Seen]]) -> str:
+    """Say on which cards another limit than the memory's bandwidth counts."""
+    cards = {name: card for name, card in CARDS.items() if any(card.architecture in by for by in found.values())}
+    named = ", ".join(f"{name} ({card.gbps:.0f} GB/s)" for name, card in cards.items())
+    others = [
         f"{label} on {name} by {limit}, at {rate:.0f} GB/s"
         for label, by in found.items()
-        for name in cards
-        if CARDS[name].architecture in by
-        for rate, limit in [allowed(CARDS[name], by[CARDS[name].architecture], SHOWN[label].threads)]
+        for name, card in cards.items()
+        if card.architecture in by
+        for rate, limit in [allowed(card, by[card.architecture], SHOWN[label].threads)]
         if limit != "memory"
     ]
-    named = ", ".join(f"{name} ({CARDS[name].gbps:.0f} GB/s)" for name in cards)
-    lines += ["", f"Memory limits every kernel on {named}, but for: {'; '.join(limits) or 'none'}."]
-    return "\n".join(lines)
+    return f"On {named} memory limits each kernel ({'; '.join(found)}), but for: {'; '.join(others) or 'none'}."
 
 
 def main(arguments: list[str]) -> int:
@@ -291,14 +295,14 @@ def main(arguments: list[str]) -> int:
         for architecture, seen in by.items()
         if seen.local or not seen.wide or not seen.flight
     ]
-    print(table(found))
+    print(table(found), limits(found), sep="\n\n")
     print(f"{count} kernels disassembled, {len(bad)} with faults")
     for fault in [*(f"not found: {label}" for label in missing), *bad]:
         print(f"FAULT {fault}")
     if "--write" in arguments and not missing:
         text = DOCS.read_text()
         before, rest = text.split(BEGIN)
-        DOCS.write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{rest.split(END)[1]}")
+        DOCS.write_text(f"{before}{BEGIN}\n{limits(found)}\n{END}{rest.split(END)[1]}")
     return 1 if missing or bad else 0
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import reduce
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
-from inspect import getdoc, signature
+from inspect import getdoc, isclass, isroutine, signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import fastagg
 import fastagg.integrations
-from fastagg.rules.directions.buffer import RoundSettings
-from fastagg.rules.names import SecondSettings
-from fastagg.server.settings import RULES
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.sections import TimedDelay
 from fastagg.sim.section import Section
@@ -33,7 +31,8 @@ exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = f"fastagg {release}"
 html_static_path = ["_static"]
-html_css_files = ["phone.css"]
+html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/logo.svg"
 REPOSITORY = "https://github.com/fastagg/fastagg"
 html_theme_options = {
     "source_repository": REPOSITORY,
@@ -42,6 +41,13 @@ html_theme_options = {
     "top_of_page_buttons": ["view", "edit"],
 }
 myst_heading_anchors = 3
+# The card that a link to a page is shown with.
+myst_html_meta = {
+    "property=og:title": "fastagg: asynchronous federated learning",
+    "property=og:description": "A server that does not wait for slow clients: in Flower, FLARE, APPFL or your own loop",
+    "property=og:image": f"{REPOSITORY}/raw/main/docs/demo.png",
+    "name=twitter:card": "summary_large_image",
+}
 myst_enable_extensions = ["colon_fence"]
 
 # The notebook runs while the site is built, from its first cell to its last. An error in a cell is one of the build.
@@ -91,9 +97,45 @@ def listed(docname: str, text: str) -> str:
     for mark, (kind, names) in LISTS.items() if docname.startswith("api/") else ():
         option = "\n   :show-inheritance:" if kind == "exception" else ""
         text = text.replace(mark, "\n".join(f".. auto{kind}:: fastagg.{name}{option}" for name in names))
-    made = {"api/recipes": ("ALL KEYS", keys), "api/integrations": ("ALL ADAPTERS", adapters)}
+    made = {
+        "api/recipes": ("ALL KEYS", keys),
+        "api/integrations": ("ALL ADAPTERS", adapters),
+        "api/index": ("ALL OBJECTS", objects),
+    }
     mark, make = made.get(docname, ("", str))
     return text.replace(mark, make()) if mark else text
+
+
+BAR = r"\|"
+
+
+def objects() -> str:
+    """Return tables of all public objects, and of the modules' functions, with one line each."""
+    kinds: dict[str, list[str]] = {"Presets": [*PRESETS]}
+    for title, mark in (
+        ("Directions", "ALL DIRECTIONS"),
+        ("Optimizers", "ALL OPTIMIZERS"),
+        ("Policies", "ALL POLICIES"),
+    ):
+        kinds[title] = LISTS[mark][1]
+    errors = LISTS["ALL ERRORS"][1]
+    known = {*errors, *(name for names in kinds.values() for name in names)}
+    modules = [name for name, one in PUBLIC.items() if isinstance(one, ModuleType)]
+    kinds["Server and the rest"] = [name for name in PUBLIC if name not in {*known, *modules}]
+    kinds["Errors"] = errors
+    for module in ("clients", "ops"):
+        found = {one: getattr(getattr(fastagg, module), one) for one in getattr(fastagg, module).__all__}
+        kinds[f"fastagg.{module}"] = [f"{module}.{one}" for one, it in found.items() if isroutine(it) or isclass(it)]
+    return "\n\n".join(
+        f"## {title}\n\n| | |\n|---|---|\n" + "\n".join(map(summary, names)) for title, names in kinds.items()
+    )
+
+
+def summary(name: str) -> str:
+    """Return an object's line: a link to it, and the first sentence of its documentation."""
+    thing = reduce(getattr, name.split("."), fastagg)
+    first = re.sub(r":[a-z:]+:`(.+?)`", r"`\1`", " ".join((getdoc(thing) or "").partition("\n\n")[0].split()))
+    return f"| {{py:obj}}`fastagg.{name}` | {first.replace('|', BAR)} |"
 
 
 # The adapters' classes, by where they are imported from. They are read and not imported, which needs no framework.
@@ -170,28 +212,6 @@ def may_be(one: dict[str, Any]) -> str:
     return f"{names.get(one['type'], {'array': 'list'}.get(one['type'], one['type']))}{items} {said}".rstrip()
 
 
-def passed_on(preset: Any) -> str:
-    """Return the keywords that a preset hands to its parts and its server, with their defaults."""
-    typed = get_args(get_type_hints(preset).get("server"))
-    parts = {
-        "fastagg.Buffer": (RoundSettings, fastagg.Buffer), "fastagg.Optimizer": (SecondSettings, fastagg.AMSGrad)
-    }  # fmt: skip
-    left, lines = dict.fromkeys(typed[0].__annotations__ if typed else ()), []
-    for name, (settings, part) in parts.items():
-        own = [key for key in settings.__annotations__ if key in left]
-        lines += [f":class:`{name}` " + ", ".join(f"``{key}={getattr(part, key)!r}``" for key in own)] if own else []
-        left = dict.fromkeys(key for key in left if key not in own)
-    server = ", ".join(f"``{key}={RULES[key].default!r}``" for key in left)
-    return "Further keywords, and whose they are: " + "; ".join([*lines, f":class:`fastagg.Server` {server}"]) + "."
-
-
-def _document(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Add to a preset's documentation the keywords that its signature does not show."""
-    del app, what, options
-    if thing in PRESETS.values():
-        lines += ["", passed_on(thing), ""]
-
-
 def _read(app: object, docname: str, source: list[str]) -> None:
     """Fill in lists, and point links to files outside docs/ to the repository. So they work there and on the site."""
     del app
@@ -203,5 +223,4 @@ def _read(app: object, docname: str, source: list[str]) -> None:
 
 def setup(app: object) -> dict[str, bool]:
     app.connect("source-read", _read)  # type: ignore[attr-defined]
-    app.connect("autodoc-process-docstring", _document)  # type: ignore[attr-defined]
     return {"parallel_read_safe": True}

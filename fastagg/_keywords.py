@@ -29,7 +29,7 @@ class Keywords(NamedTuple):
 def of(function: Callable[..., object]) -> Keywords:
     """Return the arguments of ``function``. They are looked up at the first use, not when the package is imported."""
     bare = getattr(function, "func", function)  # of a functools.partial
-    found = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    found = [p for p in inspect.signature(inspect.unwrap(function)).parameters.values() if p.name != "self"]
     own = [p for p in found if p.kind is p.KEYWORD_ONLY]
     settings = {p.name for p in own}
     for passed_on in (p.name for p in found if p.kind is p.VAR_KEYWORD):

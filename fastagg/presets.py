@@ -1,22 +1,7 @@
 """The papers' algorithms under their names. Each combines a direction, an optimizer and a staleness policy.
 
-All presets share these settings:
-
-- ``params`` is the model, in any form that :class:`fastagg.Server` takes.
-- ``lr`` is the server's learning rate eta, >= 0. ``eps`` > 0 is added outside the square root. ``betas`` and ``beta``
-  are decay rates in [0, 1). ``bias_correction`` is Adam's. ``moments`` is ``fp32`` or ``8bit``, see
-  :class:`fastagg.Optimizer`.
-- ``buffer_size`` is M, the number of updates in a step, >= 1.
-- ``num_clients`` is n. Client ids are then 0..n-1. ``cache`` is the format of the update that the server keeps of each
-  client: ``fp32``, ``bf16``, ``int8`` or ``int4``. ConfigError if they do not fit into memory.
-- ``clients_per_round`` is the number of updates in a synchronous round. Each of them must start from the current
-  version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-- ``staleness`` is a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-- ``weighting`` says how updates count in a mean: ``uniform``, all alike, by ``samples``, or by ``tokens``. It has no
-  effect where each update is a step of its own (ASGD and its kin, AsyncFedED, AsyncDiLoCo, HeLoCo).
-- Every preset passes further keywords on, to its parts and to :class:`fastagg.Server`.
-- A setting that is out of range raises :class:`fastagg.ConfigError`. An unknown setting raises it too, and the message
-  names the nearest known one.
+Each takes the settings of its parts and of :class:`fastagg.Server`, too: ``help(fastagg.FedBuff)`` has them all. One
+that is out of range raises :class:`fastagg.ConfigError`. An unknown one does, too, and the message names the nearest.
 
 An update is a delta ``Delta_i = x_i^K - x_s`` from client i's local training, or a gradient ``g_i`` at the model that
 the client was sent. ``x`` is the model, ``s`` the version that an update started from, ``t`` the current version, and
@@ -25,13 +10,16 @@ the client was sent. ``x`` is the model, ``s`` the version that an update starte
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack, cast
+from textwrap import fill
+from typing import Any, ParamSpec, Unpack, cast
 
-from fastagg import _checks
+from fastagg import _checks, _keywords
 from fastagg.distill import Distillation
 from fastagg.errors import ConfigError
-from fastagg.registry import preset
+from fastagg.registry import preset as registered
 from fastagg.rules.directions import (
     ActiveSet,
     Aligned,
@@ -78,7 +66,7 @@ from fastagg.rules.optimizers import (
 )
 from fastagg.rules.staleness import Constant, Cutoff, DelayAdaptive, Hinge, Polynomial, Staleness
 from fastagg.server.server import Server
-from fastagg.server.settings import ActiveSettings, ClientSettings, ServerSettings, WeightSettings
+from fastagg.server.settings import RULES, ActiveSettings, ClientSettings, ServerSettings, WeightSettings
 from fastagg.storage.tiered import Tiered
 
 __all__ = [
@@ -110,6 +98,67 @@ __all__ = [
     "MultiKrum",
     "RingmasterASGD",
 ]
+
+
+P = ParamSpec("P")
+# What the presets' own arguments mean, where a preset does not say it.
+MEANINGS = {
+    "params": "the model, in any form that :class:`fastagg.Server` takes.",
+    "lr": "the server's learning rate eta, >= 0.",
+    "betas": "decay rates of the moments, in [0, 1).",
+    "beta": "decay rate of the moment, in [0, 1).",
+    "momentum": "mu, in [0, 1).",
+    "eps": "> 0, added outside the square root.",
+    "bias_correction": "Adam's.",
+    "moments": "``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.",
+    "buffer_size": "M, the number of updates in a step, >= 1.",
+    "num_clients": "n. Client ids are then 0..n-1.",
+    "cache": "format of the update that the server keeps of each client: ``fp32``, ``bf16``, ``int8`` or ``int4``. "
+    "ConfigError if they do not fit into memory.",
+    "clients_per_round": "the number of updates in a synchronous round. Each of them must start from the current "
+    "version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.",
+    "staleness": "a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.",
+}
+
+
+def explained(doc: str) -> dict[str, str]:
+    """Return the arguments of a docstring: name to line. Names of one line share it."""
+    parts = "".join(re.findall(r"^    (?:Args|Attributes):\n((?: {8}.*\n)+)", doc, re.MULTILINE))
+    lines = re.findall(r"^ {8}(\w+(?:, \w+)*)(: .*(?:\n {9,}.*)*)", parts, re.MULTILINE)
+    return {name: names + " ".join(text.split()) for names, text in lines for name in names.split(", ")}
+
+
+def _passed_on() -> dict[str, tuple[str, object]]:
+    """Return what presets pass on to their parts and to the server: name to line and default."""
+    found: dict[str, tuple[str, object]] = {}
+    for settings, part, doc in ((RoundSettings, Buffer, Buffer.__doc__), (SecondSettings, AMSGrad, Optimizer.__doc__)):
+        lines = explained(doc or "")
+        found |= {name: (lines.get(name, ""), getattr(part, name)) for name in settings.__annotations__}
+    return found | {name: (f"{name}: {rule.meaning}", rule.default) for name, rule in RULES.items()}
+
+
+_PASSED_ON = _passed_on()
+
+
+def preset(function: Callable[P, Server]) -> Callable[P, Server]:
+    """Register a preset. Its signature and its documentation get what it passes on."""
+    checked = registered(function)
+    own = inspect.signature(function, eval_str=True)
+    taken = {name: one for name, one in own.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    more = [name for name in _PASSED_ON if name in _keywords.of(function).settings and name not in taken]
+    keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_PASSED_ON[name][1]) for name in more]
+    checked.__signature__ = own.replace(parameters=[*taken.values(), *keywords])  # type: ignore[attr-defined]
+    if (doc := function.__doc__) is None:  # python -OO
+        return checked
+    said = {name: line for name, (line, _) in _PASSED_ON.items()}
+    said |= {name: f"{name}: {text}" for name, text in MEANINGS.items()} | explained(doc)
+    lines = dict.fromkeys([*(said[name] for name in taken), *(_PASSED_ON[name][0] for name in more)])
+    block = "\n".join(
+        fill(line, 100, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False) for line in lines
+    )
+    start, _, end = re.sub(r"    Args:\n(?: {8}.*\n)+\n", "", doc).partition("    Example:")
+    checked.__doc__ = f"{start}    Args:\n{block}\n\n    Example:{end}"
+    return checked
 
 
 class CohortSettings(ClientSettings, RoundSettings, DecaySettings, total=False):

@@ -133,7 +133,7 @@ def test_the_typed_settings_are_the_servers_own() -> None:
     for name in typed:
         assert getattr(server, name) == RULES[name].default or name == "device"
     for name, preset in registry.presets().items():
-        parameters = inspect.signature(preset).parameters
+        parameters = _keywords.of(preset).named
         (passed_on,) = get_args(get_type_hints(preset)["server"])
         assert not set(parameters) & set(passed_on.__annotations__), name
         assert _keywords.of(preset).settings >= typed.keys() - {"weighting", "num_clients"}, name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fastagg
-from fastagg import _checks, _extras, registry
+from fastagg import _checks, _extras, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.model.parts import Cut
@@ -108,7 +107,7 @@ def maker(rule: str, settings: Mapping[str, object], workers: int) -> Callable[[
         _checks.one_of("rule", rule, tuple(sorted(registry.presets())))
         raise AssertionError
     _checks.whole("workers", workers, least=1)
-    own = [name for name in _WORKERS if name in inspect.signature(preset).parameters]
+    own = [name for name in _WORKERS if name in _keywords.of(preset).named]
     limits: Plain = {"lease": 3600.0, "max_open_per_client": 2, "max_waiting": 256}
     if "num_clients" not in {*own, *settings}:
         limits["max_clients"] = 4 * workers
