@@ -34,6 +34,12 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
+def test_version_citation_and_changes_agree() -> None:
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    heads = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert cited and cited[1] == PROJECT["version"] == next(head for head in heads if head != "Unreleased")
+
+
 def test_the_core_needs_torch_and_numpy_alone() -> None:
     assert set(floors(PROJECT["dependencies"])) == {"torch", "numpy"}
     assert len(PROJECT["dependencies"]) == 2

@@ -200,7 +200,7 @@ def test_a_preset_keeps_its_name_signature_and_documentation() -> None:
     assert fastagg.FADAS.__name__ == "FADAS" and fastagg.FADAS.__module__ == "fastagg.presets"
     assert "AMSGrad" in (fastagg.FADAS.__doc__ or "")
     parameters = inspect.signature(fastagg.FADAS).parameters
-    assert parameters["lr"].default == 1e-3 and parameters["server"].kind is inspect.Parameter.VAR_KEYWORD
+    assert parameters["lr"].default == 1e-3 and parameters["lease"].default is None
 
 
 # ── users' own ──────────────────────────────────────────────────────────────────────────────────────────────────
