@@ -2,10 +2,18 @@
 with a process for each client.
 
 python bench/shares.py [MEGABYTES [CLIENTS [ROUNDS]]]
+python bench/shares.py memory MEGABYTES...
+python bench/shares.py flower [CLIENTS [ROUNDS]]
 
 It prints, for FLARE's own running sum and for fastagg's in its place, the median of a round's seconds, and the shares
 of the aggregation, of the slowest client (it adds a number to each of its model's), and of the rest: the transport,
 with FLARE's work for it. Clients ask for a task every 0.1 s (FLARE's default: 2 s).
+
+With ``flower`` it prints the same of Flower's own processes on loopback with ResNet-18's 45 MB, and what the ServerApp
+spends in calls of the SuperLink, which it asks every 3 s (Flower's strategy) or every second.
+
+With ``memory`` it prints the server process's largest resident memory in three rounds of two clients, in GB, with and
+without FLARE's ``enable_tensor_disk_offload``, which puts what arrives on the disk until it is added.
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import peak
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -45,7 +54,7 @@ class Timed(ModelAggregator):  # type: ignore[misc]
     def __init__(self, whose: str) -> None:
         super().__init__()
         self.whose = whose
-        self.of_fastagg = Aggregator() if whose == "fastagg" else None
+        self.of_fastagg = Aggregator(at_once=1 if "memory" in whose else 4) if "fastagg" in whose else None
         self.of_flare = WeightedAggregationHelper()
         self.busy = self.client = self.begun = 0.0
 
@@ -70,6 +79,7 @@ class Timed(ModelAggregator):  # type: ignore[misc]
             found, self.of_flare = FLModel(ParamsType.FULL, self.of_flare.get_result()), WeightedAggregationHelper()
         after = time.perf_counter()
         row = {"round": after - self.begun, "aggregation": self.busy + after - now, "client": self.client}
+        row["peak"] = peak.resident("VmHWM") / 1e9
         row["megabytes"] = sum(value.nbytes for value in found.params.values()) / 1e6
         print("BENCH " + json.dumps(row), flush=True)
         self.begun, self.busy, self.client = after, 0.0, 0.0
@@ -93,14 +103,62 @@ def client() -> None:
 
 def job(whose: str, size: int, clients: int, rounds: int, folder: str) -> None:
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+    from nvflare.client.config import ExchangeFormat
     from nvflare.recipe import SimEnv
 
+    tensors: Any = {"server_expected_format": ExchangeFormat.PYTORCH, "enable_tensor_disk_offload": "offload" in whose}
     recipe = FedAvgRecipe(
         name="shares", model=Net(size), min_clients=clients, num_rounds=rounds, train_script=__file__,
-        train_args="client", aggregator=Timed(whose),
+        train_args="client", aggregator=Timed(whose), **(tensors if "memory" in whose else {}),
     )  # fmt: skip
     recipe._job.to_server({"server": {"task_request_interval": 0.1}})
     recipe.execute(SimEnv(num_clients=clients, workspace_root=folder))
+
+
+def measured(whose: str, megabytes: int, clients: int, rounds: int) -> list[dict[str, float]]:
+    """Run a job. Return its rounds but the first one, which also waits for processes to start."""
+    with tempfile.TemporaryDirectory() as folder:
+        call = f"import shares; shares.job({whose!r}, {megabytes * 250_000}, {clients}, {rounds + 1}, {folder!r})"
+        given = {"capture_output": True, "text": True, "check": False, "cwd": Path(__file__).parent}
+        done = subprocess.run([sys.executable, "-c", call], **given)  # type: ignore[call-overload]
+    rows = [json.loads(line) for line in re.findall(r"BENCH (\{.*\})", done.stdout + done.stderr)][1:]
+    if not rows:
+        sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+    if rows[0]["megabytes"] != megabytes:
+        sys.exit(f"the model has {rows[0]['megabytes']} MB, expected {megabytes}")
+    return rows
+
+
+def flower(clients: int = 2, rounds: int = 4) -> None:
+    from cases import flower as cases
+
+    cases._needed()
+    print(f"45 MB, {clients} clients")
+    print("| | seconds a round | aggregation | slowest client | the ServerApp's calls | the rest |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for whose in ("Flower", "fastagg"):
+
+        def act(federation: Any, whose: str = whose) -> float:
+            for part in range(clients):
+                federation.node(part, clients)
+            federation.run("run", rule="FedAvg", whose=whose, rounds=rounds + 1, nodes=clients)
+            log = federation.wait("run", "BENCH done", 300 + 120 * rounds)
+            rows = [json.loads(line) for line in re.findall(r"BENCH (\{.*\})", log)][1:]
+            names = ("round", "aggregation", "client", "calls")
+            whole, *parts = (statistics.median(row[name] for row in rows) for name in names)
+            shares = " | ".join(f"{part / whole:.0%}" for part in (*parts, whole - sum(parts)))
+            print(f"| {whose} FedAvg | {whole:.2f} | {shares} |", flush=True)
+            return float(whole)
+
+        cases._processes(act, cases.BENCH / "flower_app")
+
+
+def memory(*sizes: int) -> None:
+    print("| server's memory at the peak, GB |", " | ".join(f"{size} MB" for size in sizes), "|")
+    print("|---|" + "---:|" * len(sizes))
+    for whose in ("FLARE", "FLARE, disk offload", "fastagg", "fastagg, disk offload"):
+        row = [max(one["peak"] for one in measured(f"{whose}, memory", size, 2, 2)) for size in sizes]
+        print(f"| {whose} | {' | '.join(f'{most:.2f}' for most in row)} |", flush=True)
 
 
 def main(megabytes: int = 45, clients: int = 4, rounds: int = 5) -> None:
@@ -108,15 +166,7 @@ def main(megabytes: int = 45, clients: int = 4, rounds: int = 5) -> None:
     print("| | seconds a round | aggregation | slowest client | transport and the rest |")
     print("|---|---:|---:|---:|---:|")
     for whose in ("FLARE", "fastagg"):
-        with tempfile.TemporaryDirectory() as folder:
-            call = f"import shares; shares.job({whose!r}, {megabytes * 250_000}, {clients}, {rounds + 1}, {folder!r})"
-            given = {"capture_output": True, "text": True, "check": False, "cwd": Path(__file__).parent}
-            done = subprocess.run([sys.executable, "-c", call], **given)  # type: ignore[call-overload]
-        rows = [json.loads(line) for line in re.findall(r"BENCH (\{.*\})", done.stdout + done.stderr)][1:]
-        if not rows:
-            sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
-        if rows[0]["megabytes"] != megabytes:
-            sys.exit(f"the model has {rows[0]['megabytes']} MB, expected {megabytes}")
+        rows = measured(whose, megabytes, clients, rounds)
         whole, *parts = (statistics.median(row[key] for row in rows) for key in ("round", "aggregation", "client"))
         shares = [part / whole for part in (*parts, whole - sum(parts))]
         print(f"| {whose} | {whole:.2f} | " + " | ".join(f"{share:.0%}" for share in shares) + " |", flush=True)
@@ -125,5 +175,7 @@ def main(megabytes: int = 45, clients: int = 4, rounds: int = 5) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["client"]:
         client()
+    elif sys.argv[1:2] in (["memory"], ["flower"]):
+        {"memory": memory, "flower": flower}[sys.argv[1]](*map(int, sys.argv[2:]))
     else:
         main(*map(int, sys.argv[1:4]))

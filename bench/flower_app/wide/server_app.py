@@ -20,14 +20,15 @@ app = ServerApp()
 watch = Stopwatch()
 
 
-def measured(strategy: Any) -> Any:
-    """``strategy``, whose rounds are printed: seconds in all, seconds of aggregation, memory at rest and at most."""
+def measured(strategy: Any, grid: Any) -> Any:
+    """``strategy``, whose rounds are printed: seconds in all, of aggregation, of calls of the SuperLink, of the slowest
+    client, and memory at rest and at most."""
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
     fold = getattr(strategy, "_fold", None)
     state: dict[str, float] = {}
 
     def configure_train(*given: Any) -> Any:
-        state.update(rest=at_rest(), busy=0.0, round=watch.total)
+        state.update(rest=at_rest(), busy=0.0, round=watch.total, calls=0.0, client=0.0)
         forget_peak()
         return configure(*given)
 
@@ -39,6 +40,14 @@ def measured(strategy: Any) -> Any:
             state["end"] = watch.total
             state["busy"] += state["end"] - began
 
+    def called(call: Any, *given: Any) -> Any:
+        began = watch.total
+        found = call(*given)
+        state["calls"] = state.get("calls", 0.0) + watch.total - began
+        for reply in found if call is pull else ():
+            state["client"] = max(state["client"], reply.content["metrics"].get("seconds", 0.0))
+        return found
+
     def aggregate_train(*given: Any) -> Any:
         state["end"] = watch.total
         result = aggregate(*given)
@@ -47,12 +56,16 @@ def measured(strategy: Any) -> Any:
             "round": now - state["round"],
             "aggregation": state["busy"] + now - state["end"],
             "after the last reply": now - state["end"] + (state["busy"] if fold is None else 0.0),
+            "calls": state["calls"],
+            "client": state["client"],
             "held": state["rest"] / (4 * servers.SIZE),
             "peak": (resident("VmHWM") - state["rest"]) / (4 * servers.SIZE),
         }
         print("BENCH " + json.dumps(row), flush=True)
         return result
 
+    push, pull = grid.push_messages, grid.pull_messages
+    grid.push_messages, grid.pull_messages = partial(called, push), partial(called, pull)
     strategy.configure_train, strategy.aggregate_train = configure_train, aggregate_train
     if fold is not None:
         strategy._fold = timed_fold
@@ -67,7 +80,7 @@ def main(grid: Grid, context: Context) -> None:
         strategy = servers.flower(str(rule), str(whose))
         strategy.min_available_nodes, strategy.fraction_evaluate = int(nodes), 0.0
         strategy.min_train_nodes = int(nodes)
-        measured(strategy).start(grid, initial, num_rounds=int(rounds), timeout=600)
+        measured(strategy, grid).start(grid, initial, num_rounds=int(rounds), timeout=600)
     else:
         while len(list(grid.get_node_ids())) < int(nodes):
             time.sleep(0.5)

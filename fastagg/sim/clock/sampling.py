@@ -10,8 +10,6 @@ Draws are keyed by (seed, arrival), see seeds.py.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -20,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from fastagg import _checks
-from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.files import read_text
+from fastagg.errors import ConfigError
+from fastagg.sim.data.files import intervals
 from fastagg.sim.seeds import below, generator, uniform
 
 # Takes the idle clients, the virtual time and a generator of this draw; returns one of the clients.
@@ -106,23 +104,11 @@ def read_traces(path: Path, clients: int, seed: int, period: float | None) -> li
     If the file names its clients 0 to n - 1, client i has the times of i. Otherwise each has those of one in the file,
     drawn evenly. DataError, with the line, if a time is none, or no client is ever available.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
-    lines = csv.reader(io.StringIO(read_text(path), newline=""))
-    for number, line in enumerate(lines, start=1):
-        cells = [cell.strip() for cell in line]
-        if not cells or (number == 1 and [cell.lower() for cell in cells] == ["client", "begin", "end"]):
-            continue
-        try:
-            client, begin, end = cells[0], *(_checks.number("time", float(cell), least=0) for cell in cells[1:])
-            if not begin < end <= (math.inf if period is None else period):
-                raise ValueError
-        except ValueError:
-            until = "" if period is None else f" of at most participation.period, {period:g}"
-            what = f"expected client,begin,end with 0 <= begin < end{until}, got {','.join(line)!r:.80}"
-            raise DataError(f"participation.file: {path}, line {lines.line_num}: {what}") from None
-        found.setdefault(client, []).append((begin, end))
-    if not found:
-        raise DataError(f"participation.file: {path}: expected lines of client,begin,end, got none")
+    until = "" if period is None else f" of at most participation.period, {period:g}"
+    found = intervals(
+        path, "participation.file", ("client", "begin", "end"), least=0.0, most=math.inf if period is None else period,
+        what=f" with 0 <= begin < end{until}",
+    )  # fmt: skip
     names = [str(client) for client in range(clients)]
     if found.keys() != set(names):
         order, known = generator(seed, "availability").permutation(clients), list(found)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from fastagg.errors import DataError
@@ -21,3 +25,30 @@ def read_text(path: Path) -> str:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: expected text in utf-8, got other bytes") from error
+
+
+def intervals(
+    path: Path, key: str, columns: Sequence[str], *, least: float = -math.inf, most: float = math.inf, what: str = ""
+) -> dict[str, list[tuple[float, float]]]:
+    """Return from when to when each client did something, from a CSV file with lines of ``columns``, perhaps below
+    these words. Times are of ``least`` to ``most``, and end after they begin; ``what`` says so.
+
+    DataError, which begins with ``key`` and has the line, if a line is none, or there are none.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    lines, names = csv.reader(io.StringIO(read_text(path), newline="")), ",".join(columns)
+    try:
+        for line in lines:
+            cells = [cell.strip() for cell in line]
+            if not cells or (not found and [cell.lower() for cell in cells] == list(columns)):
+                continue
+            client, begin, end = cells[0], *map(float, cells[1:])
+            if not (least <= begin < end <= most and math.isfinite(end - begin)):
+                raise ValueError
+            found.setdefault(client, []).append((begin, end))
+    except (ValueError, csv.Error):
+        got = f"expected {names}{what}, got {','.join(line)!r:.80}"
+        raise DataError(f"{key}: {path}, line {lines.line_num}: {got}") from None
+    if not found:
+        raise DataError(f"{key}: {path}: expected lines of {names}, got none")
+    return found
