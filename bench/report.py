@@ -91,7 +91,7 @@ def page(rows: Sequence[Row]) -> str:
     """Return the page that is read in a minute."""
     names = sorted({row.processor for row in rows if row.case in ROWS})
     parts = {
-        "servers": _servers(rows), "simulators": _simulators(rows), "table": _table(rows, names),
+        "servers": _servers(rows), "table": _table(rows, names),
         "sources": "\n".join(f"- {_source(rows, name)}" for name in sorted({row.processor for row in rows})),
     }  # fmt: skip
     text = TEXT.read_text()
@@ -118,16 +118,6 @@ def _servers(rows: Sequence[Row]) -> str:
             cells += [f"{row.info['memory']:.1f}" if "memory" in row.info else "" for row in (ours, peer)]
             lines.append(f"| {case.removeprefix('server, ')}{_old(ours)} | {' | '.join([*cells, ours.processor])} |")
     return "\n".join(lines)
-
-
-def _simulators(rows: Sequence[Row]) -> str:
-    """Return the table of whole simulations: those of one processor, where the code is the newest."""
-    case = [row for row in rows if row.case == "simulators, MLP"]
-    ours = min((row for row in case if row.candidate == OURS), key=lambda row: row.old, default=None)
-    where = ours.processor if ours else ""
-    found = sorted((row for row in case if row.processor == where), key=lambda row: row.median)
-    cells = [f"| {row.candidate}{_old(row)} | {float(f'{1 / row.median:.3g}'):,.0f} |" for row in found]
-    return "\n".join([f"| {where} | client updates a second |", "|---|---:|", *cells])
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> str:

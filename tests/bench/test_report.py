@@ -11,8 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVERS = [
     benchmark(case="server, Flower FedAvg", median=0.005, memory=1.0),
     benchmark("Flower", 4.0, case="server, Flower FedAvg", median=0.02, memory=2.5),
-    benchmark(case="simulators, MLP", median=1e-3),
-    benchmark("plain torch loop", 2.5, case="simulators, MLP", median=2.5e-3),
 ]
 
 
@@ -86,10 +84,9 @@ def test_without_a_loss_nothing_is_bold_and_every_processor_has_a_column(made):
     assert "| amsgrad | 10,000,000 | 10 ms†; 1.00 close | 20 ms†; **0.80** torch eager |" in tables
 
 
-def test_whole_servers_and_simulators_come_first(made):
+def test_whole_servers_come_first(made):
     page, _ = made(*SERVERS)
     assert line(page, "| Flower FedAvg†") == "| Flower FedAvg† | 200 | 50 | 1.0 | 2.5 | A Processor |"
-    assert line(page, "| plain torch loop†") == "| plain torch loop† | 400 |"
 
 
 def test_a_page_changed_by_hand_is_stale(made, tmp_path, capsys):
