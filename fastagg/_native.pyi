@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-_Job = tuple[int, int, int, int]  # block, first slot, last slot, address of the shadow
 _Piece = tuple[int, int, int]  # address, elements, dtype code
 _Batch = tuple[int, int]  # of logits: rows, classes
 _Targets = tuple[int, int, int, int]  # addresses of probabilities, labels and entropies, and how many rows

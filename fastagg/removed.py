@@ -66,6 +66,7 @@ REMOVED: dict[str, str] = {
     "fastagg.Server.origin": _PARTS,
     "fastagg.Server.rank": _PARTS,
     "fastagg.Server.slices": _PARTS,
+    "fastagg.Server.snapshot": "server.parameters() is the same",
     "fastagg.Server.traffic": _PARTS,
     "fastagg.ShardedServer": _PARTS,
     "fastagg.SharedVector": "numpy.memmap is memory that all processes of a host see, and server.receive() takes it",

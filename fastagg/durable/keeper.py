@@ -7,6 +7,7 @@ import errno
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -103,7 +104,9 @@ class Keeper:
         self.journal, self._room = journal, room
         self.uploads.refused = self.full
         self.clear()
-        self.has_lost = self.running.extension.state.on_loss(self.soon)
+        if (rows := self.running.extension.state.rows) is not None:
+            rows.after_loss = weakref.WeakMethod(self.soon)
+            self.has_lost = rows.counts()["lost"] > 0
         self._due = 0 if self.has_lost else max(0, self.every - replayed)
         self._thread = threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True)
         try:
@@ -236,8 +239,9 @@ class Keeper:
 
     def write(self) -> int:
         """Write a checkpoint, and return its number. Only one thread at a time calls this."""
-        watch, engine = Stopwatch(["held"]), self.running.engine
-        self.running.extension.state.sync()
+        watch, engine, rows = Stopwatch(["held"]), self.running.engine, self.running.extension.state.rows
+        if rows is not None:
+            rows.native.sync()  # what the checkpoint will need, while others go on
         with watch.timing("held"), engine.locked:
             sequence = 0 if self.journal is None else self.journal.last
             written = 0 if self.journal is None else self.journal.written
@@ -268,8 +272,9 @@ class Keeper:
                 self.disk.remove(name)  # of an attempt that failed after this
                 self.disk.rename(name + PARTIAL, name)
                 self.disk.sync_folder()
-                with engine.locked:
-                    self.running.extension.state.saved(cut.state["direction"])
+                if rows is not None:
+                    with engine.locked:
+                        rows.saved(cut.state["direction"]["cache"])
             self._due = written + self.every
             self.kept.append(sequence)
         finally:

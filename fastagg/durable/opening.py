@@ -159,7 +159,8 @@ def open_on(
         if journal is not None:
             journal.close(-1.0)
         for one in begun:
-            one._running.extension.state.close()
+            if (rows := one._running.extension.state.rows) is not None:
+                rows.native.close()
         disk.unlock()
         raise
 

@@ -63,7 +63,9 @@ def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     replay = Replay(server, disk, found)
     replay.all(reader)
-    server._running.extension.state.look(all=check)
+    state = server._running.extension.state
+    if state.rows is not None and (lost := state.rows.look(all=check)):
+        state.native.give_up(lost)
     return Recovered(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
         replay.streamed, damaged,

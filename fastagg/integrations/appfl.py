@@ -159,7 +159,7 @@ class Aggregator(BaseAggregator):
             if any(one.who is None and one.task.version != self.server.version for one in self.book):
                 self._say("a model went out again without saying to whom: clients not seen yet need one by name")
                 self.book.end(self._unnamed())
-            return dict(self.server.snapshot())
+            return dict(self.server.parameters())
 
     def aggregate(self, client_id: str | int = "", local_model: Arrays = None, **meta: object) -> dict[str, Arrays]:
         """Take one client's upload. Return the model that it continues from."""
@@ -290,7 +290,7 @@ class SyncAggregator(Aggregator):
     def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Arrays]:
         """The current model."""
         self._check(sys._getframe(1).f_locals.get("self", self))
-        return dict(self.server.snapshot())
+        return dict(self.server.parameters())
 
     def aggregate(  # type: ignore[override]
         self, local_models: Mapping[str, Arrays], *others: object, **meta: object
@@ -302,7 +302,7 @@ class SyncAggregator(Aggregator):
             if self._server is None:
                 self._start(next(iter(local_models.values())))
                 self._say("the first upload is the model to start from")
-                return dict(self.server.snapshot())
+                return dict(self.server.parameters())
             self._last.clear()  # a client is in a round once
             for client in local_models:  # all are from this version, even if a rule steps in the middle of the round
                 self._send(client)
@@ -312,7 +312,7 @@ class SyncAggregator(Aggregator):
                 self.session.stepped()
                 self.session.settle()
             self._save()
-            return dict(self.server.snapshot())
+            return dict(self.server.parameters())
 
 
 def _checksums(upload: Mapping[str, Arrays]) -> tuple[int, ...]:

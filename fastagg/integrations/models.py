@@ -15,7 +15,7 @@ from fastagg.storage.pieces import as_tensor
 
 def holds(server: Server, arrays: Arrays) -> bool:
     """Whether ``arrays`` are the server's model, to the bits that it keeps of their types."""
-    mine, theirs = _named(server.snapshot()), _named(arrays)
+    mine, theirs = _named(server.parameters()), _named(arrays)
     return mine.keys() == theirs.keys() and all(_equal(own, theirs[name]) for name, own in mine.items())
 
 

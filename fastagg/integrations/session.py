@@ -223,7 +223,7 @@ class Session:
     Args:
         server: the run's server.
         settings: the user's settings.
-        evaluate: ``evaluate(version, model)``; the model is ``server.snapshot()``.
+        evaluate: ``evaluate(version, model)``; the model is ``server.parameters()``.
         say: called with one line of progress for each version.
         clock: returns seconds.
     """
@@ -295,7 +295,7 @@ class Session:
             return
         said = {f"train/{k}": v for k, v in numeric(train or {}).items()}
         self._rows[version] = {**self._rows.get(version, {}), **self._counts(), **said}
-        model = self.server.snapshot() if self._looked_at else None
+        model = self.server.parameters() if self._looked_at else None
         self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
     def measured(self, step: int, found: Found, train: Mapping[str, object] | None = None, model: Arrays = None) -> Row:

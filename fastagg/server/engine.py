@@ -232,7 +232,8 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     running = start(parts, owned(state["flat"]), like.loaded(state["buffers"]))
     with contextlib.ExitStack() as failed:
         # Whoever holds the error holds this state: its rows on a disk can be loaded again all the same.
-        failed.callback(running.extension.state.close)
+        if (rows := running.extension.state.rows) is not None:
+            failed.callback(rows.native.close)
         engine, extension = running.engine, running.extension
         _load_moments(running, state["moments"], device)
         extension.state.load_state_dict(state["direction"])

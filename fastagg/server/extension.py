@@ -190,7 +190,7 @@ class Extension:
             0 if parts is None else parts.of(client), extra,
         )  # fmt: skip
         if self._weigh(found, facts) and self.state.asks:
-            self._ask_direction(found, facts, asked, base, cosine)
+            self._ask_direction(found, facts, asked, cosine)
             found.reported_norm = norm
         if parts is not None and not found.drops:
             found.moves = [*(found.moves or []), parts.one_more(client)]
@@ -245,7 +245,7 @@ class Extension:
         found.weight, found.drops = weight, weight is None
         return weight is not None
 
-    def _ask_direction(self, found: Native, facts: Facts, asked: Native, base: Tensor | None, cosine: float) -> None:
+    def _ask_direction(self, found: Native, facts: Facts, asked: Native, cosine: float) -> None:
         def statistics() -> tuple[Tensor, Tensor]:
             if isinstance(asked.extra, OnDevice):
                 parsed = asked.extra.parsed
@@ -258,11 +258,7 @@ class Extension:
 
         takes = self.direction.takes_control and asked.control is not None
         change = Pieces([asked.control.to(self.device)]) if takes else None
-        arrival = Arrival(
-            facts.client, facts.update, facts.version, asked.now, facts.gain, found.weight, asked.share, base, cosine,
-            change, statistics, asked.room, asked.total, facts,
-        )  # fmt: skip
-        self.state.before(arrival, found)
+        self.state.before(Arrival(facts, found.weight, cosine, change, statistics, asked.room, asked.total), found)
 
     def _let_device_judge(self, found: Native, facts: Facts, asked: Native, base: Tensor | None) -> None:
         """Let the device decide. The host does not wait for it."""

@@ -733,10 +733,6 @@ class Server:
         flat: Tensor = self._engine.flat
         return flat
 
-    def snapshot(self) -> Any:
-        """The same as :meth:`parameters`."""
-        return self.parameters()
-
     def parameters(self) -> Any:
         """The current version of the model in the form of ``params``. Do not write to it.
 
@@ -786,7 +782,8 @@ class Server:
         ``cold`` (it was not, because ``memory`` was full). ``lost`` ones were damaged and given up. ``read`` and
         ``written`` are bytes; ``on_disk`` are the file's."""
         with self._engine.reading:
-            return self._running.extension.state.tiers()
+            rows = self._running.extension.state.rows
+            return {} if rows is None else rows.counts()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -859,7 +856,8 @@ class Server:
             with self._engine.reading:
                 state = engine.whole(self._parts, self._running)
                 checkpoint.write(state, path)
-                self._running.extension.state.saved(state["direction"])
+                if (rows := self._running.extension.state.rows) is not None:
+                    rows.saved(state["direction"]["cache"])
 
     # -- a folder ------------------------------------------------------------------------------------------------
 
@@ -919,9 +917,9 @@ class Server:
             if self._log is not None:
                 self._log.close()
         finally:
-            if self._running.extension.state.is_open:
+            if (rows := self._running.extension.state.rows) is not None and rows.native.is_open:
                 with self._engine.locked:
-                    self._running.extension.state.close()
+                    rows.native.close()
 
     def __enter__(self) -> Server:
         return self

@@ -144,7 +144,7 @@ class Lane:
             self.held.append((value, digest(value)))
 
     def read(self) -> Any:
-        for value in (self.server.flat, self.server.parameters(), self.server.snapshot()):
+        for value in (self.server.flat, self.server.parameters()):
             self.hold(value)
         return digest(self.server.parameters())
 

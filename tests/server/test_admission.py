@@ -325,7 +325,7 @@ def test_a_forked_child_is_told_whose_server_it_is(tmp_path: Path, monkeypatch: 
         lambda: server.receive_model(task, task.flat),
         lambda: one_of(server.receive_models([(task, task.flat, None)])), server.close_round,
         lambda: server.forget("a"), lambda: server.hand_on(task, "b"), server.state_dict, lambda: server.flat,
-        server.snapshot, server.parameters, server.memory, lambda: server.save("/dev/null"),
+        server.parameters, server.memory, lambda: server.save("/dev/null"),
         lambda: server.load_state_dict({}), lambda: copy.deepcopy(server), opened.flush, opened.checkpoint,
     ]  # fmt: skip
     child = os.fork()

@@ -95,7 +95,6 @@ READS: dict[str, Call] = {
     "version": lambda server: server.version,
     "flat": lambda server: server.flat.sum(),
     "parameters": lambda server: server.parameters(),
-    "snapshot": lambda server: server.snapshot(),
     "memory": lambda server: server.memory(),
     "config": lambda server: server.config(),
     "state_dict": lambda server: server.state_dict(),

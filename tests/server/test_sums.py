@@ -82,28 +82,27 @@ def test_sums_over_clients_depend_on_no_number_of_threads(threads: None) -> None
     assert same(found[0], found[1]) and same(found[0], found[2])
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_models_are_added_one_difference_after_the_other(count: int, isa: str) -> None:
-    """Of two versions, in any type, and a difference: product and sum in float32."""
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+@pytest.mark.parametrize("begun", [False, True])
+def test_models_are_added_one_difference_after_the_other(count: int, begun: bool, isa: str) -> None:
+    """To a sum or to none; of two versions, in any type; product and sum in float32."""
     for size in (*SIZES[1:], (1 << 20) + 9):  # that long, sums are written past the caches
-        server = fastagg.FedBuff(vector(size, 90), buffer_size=count)
+        server = fastagg.FedBuff(vector(size, 90), buffer_size=count + begun)
+        tasks = [server.dispatch(f"early {k}") for k in range(count // 2)]
+        for client in range(count + begun):  # another version
+            server.receive(server.dispatch(client).client, vector(size, 91, 1e-2))
+        tasks += [server.dispatch(f"late {k}") for k in range(count - count // 2)]
+        total = np.zeros(size, np.float32)
+        if begun:
+            total = vector(size, 80).numpy()
+            server.receive(server.dispatch("first").client, vector(size, 80))
         wires = itertools.cycle((torch.float32, torch.float16, torch.bfloat16))
-        tasks, total = [], np.zeros(size, np.float32)
-        for k in range(count):
-            if k == 1:  # the second starts from another version
-                tasks.append(server.dispatch("other"))
-                for client in range(count):
-                    server.receive(server.dispatch(client).client, vector(size, 91, 1e-2))
-            else:
-                tasks.append(server.dispatch(f"client {k}"))
-        bases = [task.flat.numpy().copy() for task in tasks]
         x, models = server.flat.numpy().copy(), [vector(size, k).to(next(wires)) for k in range(count)]
+        for task, model in zip(tasks, models, strict=True):
+            total = total + (model.float().numpy() - task.flat.numpy())
         outcomes = server.receive_models([(task, model, None) for task, model in zip(tasks, models, strict=True)])
-        assert all(isinstance(one, fastagg.Receipt) for one in outcomes)
-        for model, base in zip(models, bases, strict=True):
-            total += model.float().numpy() - base
-        expected = x + np.float32(1.0) * (total * np.float32(1.0 / count))
-        assert same_bits(server.flat, torch.from_numpy(expected)), f"size {size}"
+        assert [one.version for one in outcomes] == [1] * (count - 1) + [2]
+        assert same_bits(server.flat, torch.from_numpy(x + total * np.float32(1.0 / (count + begun)))), f"size {size}"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max])

@@ -101,7 +101,6 @@ def test_what_is_handed_out_is_one_version_for_as_long_as_it_is_held(size: int, 
     reads: dict[str, Callable[[], list[torch.Tensor]]] = {
         "load_state_dict": loaded,
         "parameters": lambda: list(server.parameters().values()),
-        "snapshot": lambda: list(server.snapshot().values()),
         "flat": lambda: [server.flat],
         "params": lambda: list(server.dispatch("reader").params.values()),
         "views": lambda: list(server.dispatch("viewer").views.values()),

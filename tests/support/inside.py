@@ -34,7 +34,7 @@ def weights(server: fastagg.Server) -> np.ndarray:
 def row(server: fastagg.Server, client: int) -> Tensor | None:
     """A client's cached update, [d], in memory or on a disk; on a disk None if it has none."""
     state = direction(server)
-    return row_on_disk(state.rows, client) if hasattr(state, "rows") else row_in(state.cache, client)
+    return row_in(state.cache, client) if state.rows is None else row_on_disk(state.rows, client)
 
 
 def row_in(cache: fastagg.ClientCache, slot: int) -> Tensor:

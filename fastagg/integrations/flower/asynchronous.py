@@ -358,7 +358,7 @@ class _Run:
     def _ask_clients(self) -> None:
         best = self.strategy.settings.best
         keeps = best is not None and best.metric.startswith("clients/")
-        model = self.server.snapshot() if keeps else None
+        model = self.server.parameters() if keeps else None
         self.evaluation.ask(self.server.version, models.outgoing(self.server), self.online, model)
 
     def _clients_found(self, version: int, metrics: MetricRecord, model: Arrays) -> None:

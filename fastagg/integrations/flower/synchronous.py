@@ -166,7 +166,7 @@ class SyncStrategy(FedAvg):
         found = self.aggregate_evaluate(number, streaming.send_and_receive(asked, timeout=timeout))
         if found is not None:
             result.evaluate_metrics_clientapp[number] = found
-            self.session.clients_found(number, found, self.server.snapshot())
+            self.session.clients_found(number, found, self.server.parameters())
         self._evaluated(arrays, function, metrics)
         self._save()
 
@@ -180,7 +180,7 @@ class SyncStrategy(FedAvg):
                 found = self.session.ended_by(error, number)
         if found is not None:
             known[number] = found
-        self.session.measured(number, found, train, self.server.snapshot())
+        self.session.measured(number, found, train, self.server.parameters())
 
     def resumed(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """The model to start from: the checkpoint's if there is one, a Server's own, or ``initial_arrays``.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastagg import _checks
@@ -138,6 +136,8 @@ class AllClientsState(SumState):
 class TieredState(SumState):
     """Rows on a disk, their sum, and the weight of each row in it."""
 
+    rows: TieredRows
+
     def __init__(self, setting: AllClients, material: Material) -> None:
         assert isinstance(setting.cache, Tiered)
         if on_cuda(material.device):
@@ -154,38 +154,14 @@ class TieredState(SumState):
             )
         )  # fmt: skip
 
-    def tiers(self) -> dict[str, int]:
-        return self.rows.counts()
-
     def state_dict(self, *, rows: bool = True) -> State:
         return {"cache": self.rows.state_dict(), **super().state_dict()}
-
-    def sync(self) -> None:
-        self.rows.native.sync()
-
-    def saved(self, state: State) -> None:
-        self.rows.saved(state["cache"])
 
     def load_state_dict(self, state: State) -> None:
         lost = self.rows.load_state_dict(state["cache"])
         super().load_state_dict(state)
         if lost:
             self.native.give_up(lost)
-
-    def look(self, *, all: bool) -> None:
-        if lost := self.rows.look(all=all):
-            self.native.give_up(lost)
-
-    def on_loss(self, tell: Callable[[], object]) -> bool:
-        self.rows.after_loss = weakref.WeakMethod(tell)
-        return self.tiers()["lost"] > 0
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self.rows.native.is_open)
-
-    def close(self) -> None:
-        self.rows.native.close()
 
 
 class _DifferencesState(SumState):

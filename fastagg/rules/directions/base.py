@@ -25,6 +25,7 @@ from fastagg.rules.staleness import Facts, Staleness
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.cell import Swapped
 from fastagg.storage.pieces import Pieces
+from fastagg.storage.tiered import TieredRows
 
 KINDS = words(Kind)
 
@@ -54,21 +55,14 @@ class Material(NamedTuple):
 class Arrival(NamedTuple):
     """An update before it is applied, for the Python code of a direction."""
 
-    client: int | str
-    update: Pieces
-    version: int  # the version it was trained from
-    now: int  # the server's version
-    gain: float  # clipping factor
+    facts: Facts
     weight: float  # staleness weight s(tau)
-    share: float  # its weight in a mean: the client's number of samples, or 1
-    base: Tensor | None  # the model it was trained from, if the direction needs it
     cosine: float  # between (x_t - x_s) and the update, if the direction measures it; else 0
-    control: Pieces | None = None  # the change of the client's control variate (FedAC)
+    control: Pieces | None  # the change of the client's control variate (FedAC)
     # For directions that run models: the client's running statistics, and those the server will have after this update.
-    statistics: Callable[[], tuple[Tensor, Tensor]] | None = None
-    room: int = 1  # how many more updates make a step, this one among them
-    total: float = 0.0  # what those in the buffer count for
-    facts: Facts | None = None  # for a direction of the user's own
+    statistics: Callable[[], tuple[Tensor, Tensor]]
+    room: int  # how many more updates make a step, this one among them
+    total: float  # what those in the buffer count for
 
 
 class Findings(Protocol):
@@ -89,9 +83,11 @@ class DirectionState:
 
     Attributes:
         native: its part in the engine.
+        rows: those of clients that lie on a disk, if they do.
     """
 
     asks = False  # whether `before` is called for every update
+    rows: TieredRows | None = None
 
     def __init__(self, native: Native) -> None:
         self.native = native
@@ -104,7 +100,7 @@ class DirectionState:
 
     def memory(self) -> dict[str, int]:
         """Bytes by part. Most directions have one entry, ``direction``."""
-        return {"direction": 0}
+        return {"direction": self.native.nbytes()}
 
     def finite(self) -> bool:
         """Whether all sums are finite."""
@@ -113,31 +109,6 @@ class DirectionState:
     def state_dict(self, *, rows: bool = True) -> State:
         """Plain data and tensors; tensors may be shared. ``rows``: with the rows of a client cache in memory."""
         return dict(self.native.state())
-
-    def sync(self) -> None:
-        """A checkpoint is coming: write what it will need, while others go on. It may raise."""
-
-    def saved(self, state: State) -> None:
-        """A checkpoint with this :meth:`state_dict` is on the disk."""
-
-    def tiers(self) -> dict[str, int]:
-        """What happened to rows on tiers; empty if there are none."""
-        return {}
-
-    def look(self, *, all: bool) -> None:
-        """Give up rows on tiers that are damaged now. ``all``: look at all of them, and not at a sample."""
-
-    def on_loss(self, tell: Callable[[], object]) -> bool:
-        """Call this whenever rows on tiers are given up from now on. Return whether some were already."""
-        return False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it holds files that another server may want."""
-        return False
-
-    def close(self) -> None:
-        """Give them back. Nothing can be received any more."""
 
     def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`, for a new state. Tensors are copied."""
@@ -254,13 +225,6 @@ class PerClient(Direction):
         return self.num_clients
 
 
-class CountedState(DirectionState):
-    """All that it knows lies in the engine."""
-
-    def memory(self) -> dict[str, int]:
-        return {"direction": self.native.nbytes()}
-
-
 class SumState(DirectionState):
     """A sum over clients, and what the engine knows of each of them. ``sum`` is the vector, [d]."""
 
@@ -292,10 +256,9 @@ class OwnState(DirectionState):
         self.tensors = {}
 
     def before(self, arrival: Arrival, found: Findings) -> None:
-        update, rule, material = arrival.update.flat(torch.float32), self.setting, self.material
-        factor = arrival.gain * arrival.weight
-        assert arrival.facts is not None
-        facts = replace(arrival.facts, gain=1.0, norm=ops.inspect(arrival.update).norm, share=arrival.share)
+        facts, rule, material = arrival.facts, self.setting, self.material
+        update, factor = facts.update.flat(torch.float32), facts.gain * arrival.weight
+        facts = replace(facts, gain=1.0, norm=ops.inspect(facts.update).norm)
         answer = rule.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
         along, state = given.pair(rule, "combine", answer)
         found.moves = [(self, "tensors", state)]

@@ -58,8 +58,8 @@ class _CosineState(BufferState):
         self.change = None
 
     def before(self, arrival: Arrival, found: Findings) -> None:
-        affinity = 1.0 if arrival.version == arrival.now else max(arrival.cosine, _LEAST)
-        share = arrival.share * affinity
+        affinity = max(arrival.cosine, _LEAST) if arrival.facts.delay else 1.0
+        share = arrival.facts.share * affinity
         change = self.change
         if arrival.control is not None:
             fresh = memory.empty(self.size, self.device)

@@ -121,21 +121,22 @@ class EchoState(BufferState):
         self.record = DistillationRecord()
 
     def before(self, arrival: Arrival, found: Findings) -> None:
-        assert isinstance(arrival.client, int) and arrival.base is not None and arrival.statistics is not None
+        facts = arrival.facts
+        assert isinstance(facts.client, int) and facts.base is not None
         own, after = arrival.statistics()
         watch = Stopwatch()
         # The logits are of the client's trained model, so the update is not clipped here.
         model = memory.empty(self.size, self.device)
-        ops.step_(arrival.base, arrival.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
+        ops.step_(facts.base, facts.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
         self.student.bind(model, own)
         logits = memory.empty(self.teachers.cache.size, self.teachers.cache.device)
         self.student.infer(logits)
-        put = self.teachers.put(arrival.client, logits)
+        put = self.teachers.put(facts.client, logits)
         record = replace(self.record, inference_seconds=self.record.inference_seconds + watch.total)
         moves = [*put.moves, (self, "record", record)]
         found.moves = moves
         if arrival.room == 1:
-            found.finish = partial(self._distil, put, after, arrival.now + 1, record, moves)
+            found.finish = partial(self._distil, put, after, facts.version + facts.delay + 1, record, moves)
 
     def _distil(
         self, put: Put, buffers: Tensor, version: int, record: DistillationRecord, moves: list[Move], flat: Tensor

@@ -10,7 +10,7 @@ from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.ops.combine import DEFAULTS, MOST, RobustRule, RobustSettings, robust_of
 from fastagg.ops.place import on_host_only
-from fastagg.rules.directions.base import CountedState, Direction, DirectionState, Material
+from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.directions.buffer import check_window
 from fastagg.rules.staleness import Staleness
 
@@ -80,4 +80,4 @@ class Robust(Direction):
             at_least=self.at_least or 0, grace=self.grace or 0.0, exact=(0.0, 0.0), divisor=0.0, size=material.size,
             combine=robust_of(self.rule, None, self._rule()),
         )  # fmt: skip
-        return CountedState(native.engine.Buffered(sign=self.sign, setting=setting, memory=material.memory))
+        return DirectionState(native.engine.Buffered(sign=self.sign, setting=setting, memory=material.memory))

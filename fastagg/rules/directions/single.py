@@ -8,7 +8,7 @@ from typing import ClassVar
 from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
-from fastagg.rules.directions.base import CountedState, Direction, DirectionState, Material
+from fastagg.rules.directions.base import Direction, DirectionState, Material
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Aligned(Single):
 
     def start(self, material: Material) -> DirectionState:
         setting = (self.rho, self.c_ok, self.k_s, self.k_d, self.kappa, self.beta_max, self.eps)
-        return CountedState(native.engine.Aligned(sign=self.sign, setting=setting, ends=material.ends))
+        return DirectionState(native.engine.Aligned(sign=self.sign, setting=setting, ends=material.ends))
 
 
 @dataclass(frozen=True)
