@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.models import same
 from torch import nn
 
 import fastagg
@@ -177,16 +178,6 @@ MISTAKES = [
     ("integrations.Best('nowhere/best.pt')", "best", "nowhere", "no such folder"),
     ("trackers.made({'tensorbord': 'runs'})", "trackers", "'tensorbord'", "did you mean 'tensorboard'?"),
 ]  # fmt: skip
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 def message_of(command: str) -> str:

@@ -82,24 +82,6 @@ def test_every_part_in_the_public_surface_is_registered_and_no_other() -> None:
     assert all(registry.parts(kind) for kind in KINDS)
 
 
-@pytest.mark.parametrize(
-    ("kind", "part"),
-    [
-        ("direction", fastagg.ActiveSet(3, "int8", max_delay=2)),
-        ("direction", fastagg.Single(kind="gradient")),
-        ("optimizer", fastagg.AMSGrad(0.1, (0.5, 0.6), moments="8bit")),
-        ("staleness", fastagg.DelayAdaptive(3, "lipschitz", 2.5)),
-        ("staleness", fastagg.Euclidean(lam=2.0, gamma_max=9.0)),
-    ],
-)
-def test_a_part_is_made_again_from_what_describes_it(kind: str, part: Any) -> None:
-    described = registry.describe(part)
-    assert described["name"] == type(part).__name__
-    again = registry.part(kind, described)
-    assert type(again) is type(part) and again == part
-    assert described["name"] == type(part).__name__  # what was given is as it was
-
-
 def test_settings_of_a_part_that_do_not_fit_are_named() -> None:
     for kind, settings, words in (
         ("direction", {"name": "Buffer", "sizes": 3}, "direction Buffer: unknown setting 'sizes'; did you mean 'size'"),

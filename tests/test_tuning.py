@@ -57,24 +57,6 @@ def test_the_environment_comes_before_the_table() -> None:
     assert wrong.returncode != 0 and "FASTAGG_TUNE: expected" in wrong.stderr
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"prefetch": 100}, "prefetch: expected a multiple of 64"),
-        ({"width": 384}, "width: expected 128, 256 or 512"),
-        ({"places": 3}, "places: expected a power of two"),
-        ({"group": 131072}, "group: expected"),
-        ({"spin": -1}, "spin: expected"),
-        ({"speed": 11}, "unknown setting 'speed'"),
-    ],
-)
-def test_what_is_out_of_range_is_refused_and_changes_nothing(settings: dict[str, int], said: str) -> None:
-    before = tuning.current()
-    with pytest.raises(fastagg.ConfigError, match=said):
-        tuning.set_tuning({"spin": 7, **settings})
-    assert tuning.current() == before
-
-
 def test_tune_says_what_replaced_it() -> None:
     shown = CliRunner().invoke(app, ["tune"])
     assert shown.exit_code == 2, shown.output

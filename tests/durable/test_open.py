@@ -31,10 +31,6 @@ def maker(name: str, **more: Any) -> Make:
     return lambda: PRESETS[name](model(SIZE), **more)
 
 
-def plain(server: fastagg.Server) -> Make:
-    return lambda: server
-
-
 def equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and bool((a.nan_to_num() == b.nan_to_num()).all())
@@ -133,20 +129,6 @@ def test_durability_says_who_waits(tmp_path: Path) -> None:
         assert receipt.durable
         server.close()
     assert not fastagg.Receipt(1, True, 1, 0, 1.0, 1.0, 1.0).durable
-
-
-def test_a_refused_update_leaves_nothing_behind(tmp_path: Path) -> None:
-    server = opened(tmp_path / "a", maker("ASGD"))
-    server.dispatch(1)
-    state, last = without_lives(server), inside.journal(server).last
-    for bad in (torch.zeros(SIZE + 1), torch.full((SIZE,), float("nan")), torch.zeros(SIZE, dtype=torch.float64)):
-        with pytest.raises(fastagg.FastaggError):
-            server.receive(1, bad)
-    with pytest.raises(fastagg.UnknownClient):
-        server.receive(2, torch.zeros(SIZE))
-    with pytest.raises(fastagg.StaleIncarnation):
-        server.receive(1, torch.zeros(SIZE), incarnation=5)
-    assert inside.journal(server).last == last and equal(without_lives(server), state)
 
 
 def test_a_folder_is_one_servers(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -132,26 +130,6 @@ def test_a_chunk_that_was_refused_may_be_sent_again(tmp_path: Path, monkeypatch:
             upload.write((-torch.ones(SIZE)).numpy().tobytes()[40:])
     with fastagg.open(tmp_path, make) as server:
         assert server.version == 1, "its checksum is that of the file"
-
-
-def test_what_receiving_refuses_is_counted_once_and_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    caplog.set_level(logging.WARNING, "fastagg")
-    for server in (fastagg.watch(make()), fastagg.open(tmp_path, make)):
-        counted: list[str] = []
-        refused = server._watch.refused  # type: ignore[union-attr]
-        server._watch.refused = lambda error, on=refused, counted=counted: (  # type: ignore[union-attr,method-assign]
-            counted.append(type(error).__name__), on(error))  # fmt: skip
-        server.dispatch(1)
-        whole = bytes(4 * SIZE)
-        for client, dtype, data in ((2, None, whole), (1, torch.int32, whole), (1, None, whole + b"x"),
-                                    (1, None, whole[:-1]), (1, None, b"\xff" * len(whole))):  # fmt: skip
-            with suppress(fastagg.FastaggError), server.receiving(client, dtype=dtype) as upload:
-                upload.write(data)
-        with suppress(ZeroDivisionError), server.receiving(1):
-            raise ZeroDivisionError
-        assert counted == ["UnknownClient", "DTypeMismatch", "ShapeMismatch", "ShapeMismatch", "NonFiniteUpdate"]
-        assert all(f"refused: {name}" in caplog.text for name in counted)
-        server.close()
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------------

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import inside
-from support.damaged import HEAD as RECORD_HEAD
-from support.damaged import records, rewritten
-from support.ledgers import sum_of
+from support.damaged import rewritten
 from support.presets import numbers, update
 from test_open import again, equal, opened, without_lives
 
@@ -166,28 +164,6 @@ def test_fp32_rows_and_rules_that_need_the_update_keep_it(tmp_path: Path) -> Non
             assert kinds(tmp_path / name) == {"answer": 4}, name
 
 
-def test_rows_on_a_disk(tmp_path: Path) -> None:
-    rows = tmp_path / "rows"
-    cache = fastagg.Tiered("int8", memory=10 * native.engine.RowFile.stride("int8", SIZE), path=rows)
-    make, plain = maker("active", cache), maker("active", "int8")
-    usual = plain()
-    play(usual, 0, 26)
-    server = opened(tmp_path / "a", make)
-    play(server, 0, 13)
-    server.checkpoint()
-    play(server, 13, 26)
-    rows_then = [inside.row(server, client) for client in range(4)]
-    state = server.flat.clone(), sum_of(server).clone()
-    assert kinds(tmp_path / "a") == {"row": 13}
-    server.close()
-    del server
-    with opened(tmp_path / "a", make) as found:
-        assert torch.equal(found.flat, state[0]) and torch.equal(sum_of(found), state[1])
-        for client, row in enumerate(rows_then):
-            assert row is not None and torch.equal(inside.row(found, client), row)
-            assert torch.equal(row, inside.row(usual, client))
-
-
 def test_several_at_once_trained_models_and_uploads(tmp_path: Path) -> None:
     def make() -> fastagg.Server:
         direction = fastagg.AllClients(num_clients=4, cache="int8", warmup="partial", kind="delta")
@@ -333,21 +309,6 @@ def test_an_outcome_that_a_device_decided_later_is_not_known(known: int, tmp_pat
     rewritten(path, lambda body: body.__setitem__(slice(33, 67), bytes([known]) + bytes(33)))
     with opened(tmp_path / "a", RULES["an update"]) as server:
         assert torch.equal(server.flat, model) and server.version == 1
-
-
-def test_a_damaged_row_before_good_records_stops_the_opening(tmp_path: Path) -> None:
-    make = maker("partial")
-    with opened(tmp_path / "a", make) as server:
-        play(server, 0, 6)
-    path = min((tmp_path / "a").glob("journal-*"))
-    held = bytearray(path.read_bytes())
-    long = [begin for begin, end in records(held) if end - begin > SIZE]
-    held[long[2] + RECORD_HEAD + 700] ^= 16
-    path.write_bytes(held)
-    sequence = int.from_bytes(held[long[2] + 16 : long[2] + 24], "little")
-    assert f"record {sequence} is damaged, and it was on the disk" in examine(tmp_path / "a")["problems"][0]
-    with pytest.raises(fastagg.CheckpointError, match=f"record {sequence} is damaged"):
-        opened(tmp_path / "a", make)
 
 
 @pytest.mark.skipif(not native.cuda_emulated, reason="needs a build that emulates CUDA")

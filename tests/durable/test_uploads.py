@@ -125,8 +125,12 @@ def test_a_record_of_an_upload_of_an_unknown_type_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_what_is_not_whole_or_not_right_changes_nothing(durable: bool, tmp_path: Path) -> None:
-    server = fastagg.open(tmp_path / "a", make) if durable else make()
+def test_what_is_not_whole_or_not_right_changes_nothing_and_is_said_once(
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = fastagg.open(tmp_path / "a", make) if durable else fastagg.watch(make())
+    counted: list[str] = []
+    monkeypatch.setattr(server._watch, "refused", lambda error: counted.append(type(error).__name__))
     server.dispatch(1)
     ones = data(torch.ones(SIZE))
     with pytest.raises(ShapeMismatch, match="got more"), server.receiving(1) as upload:
@@ -145,6 +149,9 @@ def test_what_is_not_whole_or_not_right_changes_nothing(durable: bool, tmp_path:
     with pytest.raises(fastagg.StaleIncarnation):
         server.receiving(1, incarnation=3)
     assert not list(tmp_path.glob("a/upload-*"))
+    assert counted == [
+        "ShapeMismatch", "ShapeMismatch", "NonFiniteUpdate", "DTypeMismatch", "UnknownClient", "StaleIncarnation",
+    ]  # fmt: skip
     with server.receiving(1) as upload:
         upload.write(ones)
     with pytest.raises(ShapeMismatch, match="after its end"):

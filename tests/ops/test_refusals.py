@@ -16,7 +16,6 @@ from support.kernels import moments, vector
 import fastagg
 from fastagg import ops
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
-from fastagg.removed import REMOVED
 from fastagg.storage.cache import ClientCache
 
 pytestmark = pytest.mark.kernel
@@ -376,13 +375,3 @@ def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
         "Table.train", "engine.BufferedSetting.__init__", "engine.Engine.__init__",
         "engine.Robust.__init__", "engine.Optimizer.__init__", "engine.Settings.__init__", "log.Reader.__init__"
     } and many <= by_name  # fmt: skip
-
-
-# ── names that left ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("name", [name for name in REMOVED if name.startswith("fastagg.ops.")])
-def test_names_that_left_say_what_to_use(name: str) -> None:
-    with pytest.raises(AttributeError, match="is gone") as refusal:
-        getattr(ops, name.removeprefix("fastagg.ops."))
-    assert REMOVED[name] in str(refusal.value)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.bits import digest
 from support.liars import CLAIMED, Impostor, Lying, LyingArray, fake, freed, nested
 from support.models import Residual
 from torch import Tensor, nn
@@ -29,17 +30,6 @@ SERVERS = {
     "FedAvg": lambda x, **k: fastagg.FedAvg(x, clients_per_round=2, **{"weighting": "uniform", **k}),
 }
 D = CLAIMED
-
-
-def bits(value: Any) -> Any:
-    """A nested state with every tensor as its bytes: equal if and only if no bit differs, but for random lives."""
-    if isinstance(value, Tensor):
-        return str(value.dtype), tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: bits(item) for key, item in value.items() if key not in ("lives", "ids")}
-    if isinstance(value, (list, tuple)):
-        return [bits(item) for item in value]
-    return repr(value)
 
 
 def model(form: str) -> Any:
@@ -85,8 +75,8 @@ def refused(name: str, form: str, kinds: tuple[type[BaseException], ...], words:
     """The call's error is of all ``kinds``, no bit changes, and later calls give the same results as without it."""
     settings = call.pop("settings", {})
     server, untouched = (running(name, form, **settings) for _ in range(2))
-    before, live = bits(server.state_dict()), server.flat.clone()
-    views = bits(server.parameters())
+    before, live = digest(server.state_dict()), server.flat.clone()
+    views = digest(server.parameters())
     given = {"client": 1, "update": update_like(form), "num_samples": 5, **call}
     for kind in (*kinds, errors.FastaggError):
         with pytest.raises(kind, match=words) as caught:
@@ -94,12 +84,12 @@ def refused(name: str, form: str, kinds: tuple[type[BaseException], ...], words:
     if "kind" not in given:
         (outcome,) = server.receive_many([tuple(given.get(n) for n in ("client", "update", "version", "num_samples"))])
         assert type(outcome) is caught.type and str(outcome) == str(caught.value)
-    assert bits(server.state_dict()) == before
-    assert bits(server.flat) == bits(live) and bits(server.parameters()) == views
+    assert digest(server.state_dict()) == before
+    assert digest(server.flat) == digest(live) and digest(server.parameters()) == views
     for client in (1, 2) if name != "FedAvg" else (1,):
         good = update_like(form, 0.125)
         assert server.receive(client, good, num_samples=7) == untouched.receive(client, good, num_samples=7)
-    assert bits(server.state_dict()) == bits(untouched.state_dict())
+    assert digest(server.state_dict()) == digest(untouched.state_dict())
 
 
 def at(position: int, value: float = math.nan, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -282,11 +272,11 @@ def test_a_bad_array_in_an_update_changes_nothing(name: str, what: str) -> None:
 def test_a_bad_array_in_a_trained_model_changes_nothing(what: str) -> None:
     form, spoil, kinds, words = IN_FORM[what]
     server = running("FedAvg", form)
-    task, before = server.dispatch(1), bits(server.state_dict())
+    task, before = server.dispatch(1), digest(server.state_dict())
     with pytest.raises(kinds, match=f"trained model|{words}"):
         server.receive_model(task, spoil(update_like(form)))
     (outcome,) = server.receive_models([(task, spoil(update_like(form)), None)])
-    assert isinstance(outcome, kinds) and bits(server.state_dict()) == before
+    assert isinstance(outcome, kinds) and digest(server.state_dict()) == before
 
 
 @pytest.mark.parametrize("name", ["FADAS", "FedBuff", "FedAvg", "ACE"])

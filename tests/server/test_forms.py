@@ -135,7 +135,7 @@ class Lanes:
         expected = []
         for k, form in enumerate(forms):
             self.number += 1
-            task, samples = tasks[0][k], self.draw.choice([1, 2.5, 7])
+            task, samples = tasks[0][k], self.draw.choice([0, 1, 2.5, 7])
             sent = arrays(self.number, self.shapes)
             if self.draw.random() < 0.1:
                 sent["deep"].view(-1)[self.draw.choice([0, -1])] = self.draw.choice([math.nan, -math.inf])

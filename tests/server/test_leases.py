@@ -13,7 +13,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support import inside
-from support.ledgers import known, open_tasks
 from support.models import same
 
 import fastagg
@@ -131,7 +130,7 @@ def test_clients_that_never_come_back_leave_nothing() -> None:
         later(server, 0.01)  # a thousand within a lease
         if client % 10_000 == 9_999:
             size.append(server.memory()["clients"] + server.memory()["versions"])
-            assert known(server) <= 1_001
+            assert inside.known(server) <= 1_001
     assert max(size[1:]) <= 1.05 * min(size[1:])
     assert size[-1] < 550_000
 
@@ -215,7 +214,7 @@ def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
             server.expire(before=bad)  # type: ignore[arg-type]
     left = sorted(task for task in ends if not over(task))
     found = sorted((client, held) for client in range(4) if client in last for held in _owed(server, client))
-    assert found == left and open_tasks(server) == len(left)
+    assert found == left and inside.open_tasks(server) == len(left)
 
 
 def _owed(server: fastagg.Server, client: int) -> list[int]:

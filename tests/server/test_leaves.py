@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import inside, oracle
+from support import oracle
 
 import fastagg
 from fastagg.rules.directions.buffer import Cohort
@@ -171,38 +170,6 @@ def test_an_update_that_a_leaf_refuses_is_not_in_its_sum() -> None:
     total, *rest = leaf.take()
     assert torch.equal(total, torch.ones(SIZE)) and rest == [1, 1.0, None]
     assert leaf.count == 0
-
-
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("name", MAKES)
-def test_a_server_with_a_folder_has_the_sums_in_its_journal(name: str, weighting: Any, tmp_path: Path) -> None:
-    """Sums and single updates, in steps and between them, come back to the bit; so do their versions and weights."""
-
-    def make() -> fastagg.Server:
-        return MAKES[name](weighting=weighting)
-
-    plain, server = make(), fastagg.open(tmp_path / "state", make)
-    for turn, count in enumerate([4, 1, 2, 5, 3]):
-        leaf = fastagg.Leaf(torch.zeros(SIZE), weighting=weighting)
-        count = min(count, inside.direction(server).native.room)
-        for number, update in enumerate(updates(count, turn)):
-            leaf.fold(update, number + 2)
-        partial = leaf.take()
-        for one in (plain, server):
-            one.dispatch("leaf")
-            receipt = one.receive_partial("leaf", partial)
-            assert receipt.durable is (one is server)
-            one.dispatch("alone")
-            one.receive("alone", updates(1, turn)[0], num_samples=3)
-    for one in (plain, server):
-        one.dispatch("leaf")
-        assert one.receive_partial("leaf", fastagg.Partial(torch.ones(SIZE), 7, 7.0)).applied, "more than there is room"
-    server.close()
-    with fastagg.open(tmp_path / "state", make) as again:
-        assert again.version == plain.version > 1
-        assert torch.equal(again.flat, plain.flat)
-        was, now = plain.state_dict()["direction"], again.state_dict()["direction"]
-        assert was.keys() == now.keys() and repr(was) == repr(now)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])

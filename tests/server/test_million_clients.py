@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from support import inside
-from support.ledgers import known
 from support.presets import update
 
 import fastagg
@@ -95,7 +94,7 @@ def test_who_is_known_is_found(name: str, text: bool) -> None:
     server, given, count = OPEN[name](0), update(0, D), 100_000
     for number in range(count):
         server.dispatch(str(number) if text else number)
-    assert known(server) == count
+    assert inside.known(server) == count
     assert server.memory()["clients"] <= MOST_BYTES_OPEN[text] * count + 2**20
     for number in range(0, count, 50):
         assert server.receive(str(number) if text else number, given).client == (str(number) if text else number)

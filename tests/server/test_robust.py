@@ -3,7 +3,6 @@ tests/ops/test_combine.py, and every way and form of an update in the tests of a
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,21 +129,3 @@ def test_synchronous_rounds_refuse_an_update_of_an_earlier_one() -> None:
         answer(server, client, client)
     with pytest.raises(UnknownVersion):
         server.receive("late", update(3))
-
-
-@pytest.mark.parametrize("rule", ["median", "multi_krum", "geometric_median"])
-def test_a_folder_is_the_same_server(rule: Any, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"f": 1} if rule == "multi_krum" else {}
-
-    def make() -> fastagg.Server:
-        return fastagg.Server(torch.zeros(SIZE), fastagg.Robust(rule, 5, **how), fastagg.Adam(0.1))
-
-    plain, count = make(), 0
-    for _life in range(3):
-        with fastagg.open(tmp_path / "state", make) as server:
-            assert torch.equal(server.flat, plain.flat) and server.version == plain.version
-            for _ in range(7):
-                for one in (server, plain):
-                    answer(one, count % 3, count)
-                count += 1
-    assert plain.version == 4

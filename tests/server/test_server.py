@@ -12,17 +12,8 @@ import torch
 from support import inside
 
 import fastagg
-from fastagg import errors
 
 pytestmark = pytest.mark.kernel
-
-D = 300
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
-def test_cuda_without_a_device_says_so() -> None:
-    with pytest.raises(errors.ConfigError, match="no CUDA device"):
-        fastagg.FedBuff(torch.zeros(4), device="cuda")
 
 
 def test_memory_is_what_it_says() -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from support import inside
 from support.disks import damage, full_disk
-from support.ledgers import open_tasks
 from torch import Tensor
 
 import fastagg
@@ -63,13 +62,8 @@ def rows_of(server: fastagg.Server, clients: int = 12) -> list[Tensor]:
     return [row for row in found if row is not None]
 
 
-def sum_of(server: fastagg.Server) -> Tensor:
-    held: Tensor = inside.direction(server).sum
-    return held
-
-
 def same(one: fastagg.Server, other: fastagg.Server) -> bool:
-    return torch.equal(one.flat, other.flat) and torch.equal(sum_of(one), sum_of(other))
+    return torch.equal(one.flat, other.flat) and torch.equal(inside.sum_of(one), inside.sum_of(other))
 
 
 EVERYTHING: dict[str, Any] = {
@@ -89,7 +83,9 @@ def test_rows_are_those_of_a_cache_in_memory(more: dict[str, Any], format: str, 
         assert torch.equal(row, inside.row(plain, client))
     weights = torch.from_numpy(inside.weights(server)).double()
     exact = weights @ torch.stack(rows_of(server)).double()
-    torch.testing.assert_close(sum_of(server).double(), exact, rtol=0, atol=2e-5 * max(1.0, float(weights.max())))
+    torch.testing.assert_close(
+        inside.sum_of(server).double(), exact, rtol=0, atol=2e-5 * max(1.0, float(weights.max()))
+    )
     apart = (server.flat - plain.flat).abs()  # where a mean is nearly zero AMSGrad makes much of its rounding
     assert float(apart.mean()) < 1e-6 * (1.0 + float(plain.flat.abs().mean()))
 
@@ -124,7 +120,7 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
         assert torch.equal(row, inside.row(plain, client))
     torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-4)
     rows, weights = torch.stack(rows_of(few)).double(), torch.from_numpy(weights).double()
-    torch.testing.assert_close(sum_of(few).double(), weights @ rows, rtol=0, atol=2e-5)
+    torch.testing.assert_close(inside.sum_of(few).double(), weights @ rows, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4"])
@@ -181,19 +177,19 @@ def test_a_damaged_row_among_those_that_leave(tmp_path: Path) -> None:
         assert server.receive(0, update).applied
     server.dispatch(0)
     damage(tmp_path / "rows", 11, server.state_dict(), STRIDE["int8"], 200_000)  # in the second window
-    total = sum_of(server).clone()
+    total = inside.sum_of(server).clone()
     server.receive(0, update)
-    assert server.tiers()["lost"] == 1 and not torch.equal(sum_of(server), total)
-    torch.testing.assert_close(sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
+    assert server.tiers()["lost"] == 1 and not torch.equal(inside.sum_of(server), total)
+    torch.testing.assert_close(inside.sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
 
 
 def test_the_scrub_rebuilds_the_sum(tmp_path: Path) -> None:
     server, trace = make(tmp_path), Trace()
     trace.play(12, server)
-    sum_of(server).add_(1.0)  # as if it had drifted
+    inside.sum_of(server).add_(1.0)  # as if it had drifted
     trace.play(2 * 4 * 12, server)  # each window begins and ends at least once
     exact = torch.stack([row.double() for row in rows_of(server)]).sum(0)
-    torch.testing.assert_close(sum_of(server).double(), exact, rtol=0, atol=2e-5)
+    torch.testing.assert_close(inside.sum_of(server).double(), exact, rtol=0, atol=2e-5)
 
 
 def test_a_loaded_server_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None:
@@ -267,7 +263,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         for _ in range(3):
             with pytest.raises(fastagg.CacheError, match="no room for another row"):
                 server.receive(trace.first[-1], torch.ones(SIZE))
-        assert server.version == 5 - 5 and open_tasks(server) == 1
+        assert server.version == 5 - 5 and inside.open_tasks(server) == 1
     trace.play(1, server)  # there is room again, and the client still owes its answer
     trace.play(2, server)
     assert same(server, other)
@@ -299,12 +295,12 @@ def test_clients_whose_rows_are_damaged_warm_up_again(
             break
     named = ", ".join(map(str, lost))
     assert server.tiers()["lost"] == len(lost) and f"are damaged and given up: {named}." in caplog.text
-    torch.testing.assert_close(sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
+    torch.testing.assert_close(inside.sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
     unheard = [client for client in lost if inside.row(server, client) is None]
     assert unheard == [client for client in lost if found_by == "the scrub" or client != 7]
     assert answer(0).applied == (not unheard), "ACE waits until all have been heard"
     assert [answer(client).applied for client in lost][-1]
-    torch.testing.assert_close(sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
+    torch.testing.assert_close(inside.sum_of(server).double(), exact_sum(server), rtol=0, atol=2e-5)
 
 
 def test_a_sum_that_cannot_be_made_anew_stays(tmp_path: Path) -> None:
@@ -312,13 +308,13 @@ def test_a_sum_that_cannot_be_made_anew_stays(tmp_path: Path) -> None:
     server = damaged_server(tmp_path, 7)
     slots = server.state_dict()["direction"]["cache"]["slots"].tolist()
     os.truncate(tmp_path / "rows.bin", (slots[7] + 1) * STRIDE["int8"])
-    before, total = server.flat.clone(), sum_of(server).clone()
+    before, total = server.flat.clone(), inside.sum_of(server).clone()
     server.dispatch(7)
     for _ in range(2):
         with pytest.raises(fastagg.CacheError, match="the file ends before it"):
             server.receive(7, torch.ones(SIZE))
-    assert torch.equal(server.flat, before) and torch.equal(sum_of(server), total)
-    assert server.tiers()["lost"] == 0 and open_tasks(server) == 1
+    assert torch.equal(server.flat, before) and torch.equal(inside.sum_of(server), total)
+    assert server.tiers()["lost"] == 0 and inside.open_tasks(server) == 1
 
 
 def flip(path: Path, *clients: int) -> Callable[[dict[str, Any]], None]:
@@ -368,9 +364,9 @@ def test_damage_between_two_runs_is_found_at_open(
     with fastagg.open(tmp_path / "state", made) as again:
         assert f"the rows of {len(lost)} clients are damaged and given up: {', '.join(map(str, lost))}." in caplog.text
         assert again.tiers()["lost"] == len(lost) and again.version == version
-        torch.testing.assert_close(sum_of(again).double(), exact_sum(again), rtol=0, atol=2e-5)
+        torch.testing.assert_close(inside.sum_of(again).double(), exact_sum(again), rtol=0, atol=2e-5)
         trace.play(60, again)  # never a CacheError
-        torch.testing.assert_close(sum_of(again).double(), exact_sum(again), rtol=0, atol=2e-5)
+        torch.testing.assert_close(inside.sum_of(again).double(), exact_sum(again), rtol=0, atol=2e-5)
         flat = again.flat.clone()
         again.checkpoint()
     with fastagg.open(tmp_path / "state", made, check=True) as last:

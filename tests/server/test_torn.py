@@ -4,12 +4,12 @@ the state of after, to the bit. Memory that is not there: native/engine/allocati
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -82,6 +82,8 @@ class Calls(Cut):
     """Lets the ``at``-th call of Python's fail that the package makes, or that is made into it: of its functions, of a
     user's own rule, of torch, of native code. Where a ``with`` is left there is no call that could."""
 
+    error: type[BaseException] = Refused
+
     def __enter__(self) -> Calls:
         gc.disable()
         sys.setprofile(self._calls)
@@ -98,8 +100,14 @@ class Calls(Cut):
         if self.lines == self.at:
             self.line = f"{event} in {file}:{frame.f_lineno}, {name}"
             self.lines += 1
-            raise Refused
+            raise self.error
         self.lines += 1
+
+
+class Raises(Calls):
+    """With an error such as a user's own code may raise."""
+
+    error = ZeroDivisionError
 
 
 class Moment:
@@ -136,11 +144,14 @@ def cut_everywhere(
     ends = {"old": 0, "new": 0}
     for at in range(0, count.lines, stride):
         moment.restore()
-        with by(at) as cut, contextlib.suppress(KeyboardInterrupt):
+        flat, views = (moment.server.flat, moment.server.parameters()) if at % 2 else (torch.empty(0), {})
+        handed_out = flat.clone(), copy.deepcopy(views)  # which keeps the step from being in place
+        with by(at) as cut, contextlib.suppress(KeyboardInterrupt, ZeroDivisionError):
             moment.act(moment.server)
             # A line more or less is a question of what else happens to be alive; the last lines are after the commit.
             assert cut.lines > 0.99 * count.lines, f"cut at {at} of {count.lines}, and it ended after {cut.lines} lines"
         assert not inside.engine(moment.server).holds_lock, cut.line
+        assert same((flat, views), handed_out), f"{cut.line}: what was handed out has changed"
         held = moment.server.state_dict()
         if same(held, moment.old):
             assert by is Cut or ends["new"] == 0, f"{cut.line}: a call after one behind the commit, and nothing counts"
@@ -206,32 +217,20 @@ def echo_stepping(**settings: Any) -> tuple[fastagg.Server, Act]:
     return server, lambda s: s.receive(0, update(7, size) * 0.1)
 
 
+@pytest.mark.parametrize("by", [Cut, Calls])
 @pytest.mark.parametrize("name", PRESETS)
-def test_an_interrupt_at_each_line_of_receive(name: str) -> None:
+def test_an_interrupt_at_each_line_of_receive_and_at_each_call(name: str, by: type[Cut]) -> None:
+    """Calls before the commit leave the old state, those behind it the new one, and there are none in it."""
     server, act = stepping(name)
-    cut_everywhere(Moment(server, act), again=act)
+    assert cut_everywhere(Moment(server, act), again=act, by=by) > 1
 
 
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("keep_moments", [False, True])
-def test_an_interrupt_while_it_distils(keep_moments: bool, stride: int) -> None:
+@pytest.mark.parametrize(("keep_moments", "by"), [(False, Cut), (True, Cut), (False, Calls), (True, Raises)])
+def test_what_cuts_distilling_short_leaves_the_server_as_it_was(keep_moments: bool, by: type[Cut], stride: int) -> None:
     """What distilling took, in seconds, is no state."""
     server, act = echo_stepping(keep_moments=keep_moments)
-    assert cut_everywhere(Moment(server, act), again=act, stride=stride) > 300
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_call_of_python_that_fails_in_receive(name: str) -> None:
-    """Each in turn. Those before the commit leave the old state, those behind it the new one, and there are none in
-    it."""
-    server, act = stepping(name)
-    assert cut_everywhere(Moment(server, act), again=act, by=Calls) > 1
-
-
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_call_of_python_that_fails_while_it_distils(stride: int) -> None:
-    server, act = echo_stepping()
-    assert cut_everywhere(Moment(server, act), again=act, stride=stride, by=Calls) > 300
+    assert cut_everywhere(Moment(server, act), again=act, stride=stride, by=by) > 300
 
 
 ONE_OF_EACH = ("FedBuff", "FedAsync, hinge", "AsyncFedED", "ACE, int8", "ACED, fp32", "CA2FL, int8", "FedAC", "FedAvg")
@@ -329,52 +328,7 @@ def test_an_interrupt_of_handing_on_forgetting_and_loading() -> None:
     cut_everywhere(Moment(server, lambda s: s.load_state_dict(other)), stride=5)
 
 
-@pytest.mark.parametrize("name", ["FedBuff, one", "ACE, fp32"])
-def test_what_was_handed_out_stays_through_an_interrupt(name: str) -> None:
-    params = {"w": model(D - 10).reshape(10, -1), "b": model(10)}
-    server = PRESETS[name](params)
-    for client in range(3):
-        server.dispatch(client)
-    for client in range(3):
-        server.receive(client, update(client, D))
-    server.dispatch(0)
-    act: Act = lambda s: s.receive(0, update(5, D))  # noqa: E731
-    moment = Moment(server, act)
-    moment.restore()
-    with Cut(None) as count:
-        act(server)
-    for at in range(count.lines):
-        moment.restore()
-        flat, views = server.flat, server.parameters()
-        before = flat.clone()
-        with Cut(at), pytest.raises(KeyboardInterrupt):
-            act(server)
-        assert torch.equal(server.flat, server.state_dict()["flat"])
-        assert torch.equal(flat, before)
-        assert torch.equal(torch.cat([view.reshape(-1) for view in views.values()]), before)
-
-
 # -- Python of others that raises --------------------------------------------------------------------------------
-
-
-class Unlucky(Exception):
-    """What a user's own code may raise."""
-
-
-@contextmanager
-def turns(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int) -> Iterator[None]:
-    """The ``at``-th call of ``owner.name`` raises; those before do what they do."""
-    real, count = getattr(owner, name), [0]
-
-    def unlucky(*given: Any, **named: Any) -> Any:
-        count[0] += 1
-        if count[0] > at:
-            raise Unlucky
-        return real(*given, **named)
-
-    with patch.context() as now:
-        now.setattr(owner, name, unlucky)
-        yield
 
 
 @dataclass(frozen=True)
@@ -423,45 +377,17 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("by", [Cut, Calls, Raises])
 @pytest.mark.parametrize("name", OWN)
-def test_rules_of_ones_own_that_raise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_ones_own_that_raise(name: str, by: type[Cut]) -> None:
+    """Among the calls are those of a rule's step, combine, weight and rate."""
     server = OWN[name]()
     for turn in range(3):
         server.dispatch(turn)
         server.receive(turn, update(turn, D))
     server.dispatch(5)
     act: Act = lambda s: s.receive(5, update(5, D))  # noqa: E731
-    moment = Moment(server, act)
-    new = moment.play()
-    cut_everywhere(moment, again=act)
-    cut_everywhere(moment, again=act, by=Calls)
-    hooks = {"optimizer": [(Own, "step")], "direction": [(Pairs, "combine")],
-             "both": [(Own, "step"), (Pairs, "combine"), (Late, "weight"), (Late, "rate")],
-             "staleness": [(Late, "weight"), (Late, "rate")]}[name]  # fmt: skip
-    for owner, hook in hooks:
-        with turns(monkeypatch, owner, hook, 0):
-            moment.restore()  # hooks are looked up when a server is made
-            with pytest.raises(Unlucky):
-                act(server)
-        assert same(server.state_dict(), moment.old)
-        assert same(moment.play(), new)
-
-
-def test_distilling_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, act = echo_stepping()
-    moment = Moment(server, act)
-    new = moment.play()
-    student = type(inside.direction(server).student)
-    places = [(student, "bind", 2), (student, "infer", 1), (student, "logits", 2), (student, "gradients", 2),
-              (fastagg.ops, "distillation_loss", 2), (fastagg.ops, "soft_targets", 1)]  # fmt: skip
-    for owner, name, most in places:
-        for at in range(most):
-            moment.restore()
-            with turns(monkeypatch, owner, name, at), pytest.raises(Unlucky):
-                act(server)
-            assert same(server.state_dict(), moment.old), (name, at)
-            act(server)
-            assert same(server.state_dict(), new)
+    assert cut_everywhere(Moment(server, act), again=act, by=by) > 10
 
 
 def test_distilling_that_diverges() -> None:

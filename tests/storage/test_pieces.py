@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.liars import Impostor, Lying, LyingArray, fake, freed, nested
+from support.liars import Lying, LyingArray, freed
 from torch import Tensor, nn
 
 from fastagg import DTypeMismatch, ops
@@ -46,33 +46,6 @@ def test_nothing_is_copied_that_need_not_be() -> None:
     assert as_pieces(plain).native[0][0] == as_pieces(lying).native[0][0] == plain.data_ptr()
     assert as_pieces(plain[2:]).native[0][0] == plain.data_ptr() + 8
     assert as_pieces(array.view(LyingArray)).native[0][0] == array.ctypes.data
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        freed(torch.zeros(6)),
-        freed(torch.zeros(6)[2:]),
-        freed(torch.zeros(6)[2:], left=16),  # as many bytes as it has, but it begins at the eighth
-        freed(torch.zeros(12)[::2], left=24),
-        freed(nn.Parameter(torch.zeros(6))),
-        freed(torch.zeros(6, dtype=torch.bfloat16)),
-        freed(torch.zeros(6)).as_subclass(Lying),
-        fake(6),
-        nn.Parameter(fake(6)),
-        nested(torch.strided),
-        nested(torch.jagged),
-        torch.zeros(6).to_mkldnn(),
-        torch.zeros(6).to_sparse(),
-        np.ma.zeros(6, np.float32),
-        Impostor(Tensor),
-        Impostor(np.ndarray),
-    ],
-)
-def test_what_holds_no_numbers_is_refused(given: Any) -> None:
-    for make in (as_pieces, lambda array: Pieces([array]), ops.inspect):
-        with pytest.raises(DTypeMismatch):
-            make(given)
 
 
 def test_transforms_of_functions_have_no_memory() -> None:

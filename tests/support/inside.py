@@ -54,6 +54,21 @@ def row_on_disk(rows: Any, client: int) -> Tensor | None:
     return out
 
 
+def sum_of(server: fastagg.Server) -> Tensor:
+    """The sum over all clients' rows, [d]; not a copy."""
+    found: Tensor = direction(server).sum
+    return found
+
+
+def open_tasks(server: fastagg.Server) -> int:
+    return int(engine(server).open_tasks)
+
+
+def known(server: fastagg.Server) -> int:
+    """How many clients it remembers."""
+    return int(engine(server).known)
+
+
 def owed(server: fastagg.Server, client: int | str) -> list[int]:
     """The versions that a client has not answered."""
     return list(engine(server).owed(client))

@@ -1,4 +1,5 @@
-"""Runs of a few servers, in folders and files: the same calls with an older and with the present version of fastagg."""
+"""Runs of a few servers, in folders and files: the same calls with an older and with the present version of fastagg.
+fastagg 0.1.0 wrote lives.tar.xz and lives.json when its log had format 3; this folder's history has the program."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import fastagg
 
 SIZE = 30
-FIRST, SECOND, THIRD, LAST = range(0, 8), range(8, 14), range(14, 19), range(19, 27)
+LAST = range(19, 27)  # what was not written then
 LARGEST = 2.0  # of the exact sum's updates
 Make = Callable[[], fastagg.Server]
 
@@ -49,11 +50,6 @@ MAKE: dict[str, Make] = {
     "ordered": lambda: fastagg.FedAvg(_model(), clients_per_round=4, deterministic=True),
     "upload": lambda: fastagg.FedBuff(_model(), buffer_size=2, weighting="samples"),
     "Calls": lambda: fastagg.FedBuff(_model(), buffer_size=9),
-}
-# What left the package: these folders and files are refused.
-LEFT: dict[str, Make] = {
-    "sketched": lambda: fastagg.AsyncFedED(_model(), lam=1.0, eps=1.0, sketch=1024),  # type: ignore[call-arg]
-    "slice": lambda: fastagg.FedBuff(_model(), buffer_size=3, origin=65536),  # type: ignore[call-arg]
 }
 TRAINED = ("FedEcho",)  # its bits depend on torch's matrix products
 

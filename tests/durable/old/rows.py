@@ -1,16 +1,9 @@
-"""A server whose cached updates are on a disk, of before and of now. ``python rows.py FOLDER`` wrote rows.tar.xz and
-rows.json, with fastagg 0.1.0 as it was when rows went past the page cache and the folder's list was ``rows.json``."""
+"""A server whose cached updates are on a disk, of before and of now: fastagg 0.1.0 wrote rows.tar.xz and rows.json when
+rows went past the page cache and the folder's list was ``rows.json``; this folder's history has the program."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
-import tarfile
-import tempfile
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +14,7 @@ import fastagg
 from fastagg.rules.directions.all_clients import TieredState
 
 SIZE, CLIENTS = 300, 5
-FIRST, SECOND, THIRD, LAST = range(0, 8), range(8, 14), range(14, 19), range(19, 27)
+LAST = range(19, 27)
 
 
 def make(path: str = "rows") -> fastagg.Server:
@@ -49,41 +42,3 @@ def found(server: fastagg.Server) -> dict[str, Any]:
         "version": server.version,
         **{key: sha256(held.view(torch.uint8).numpy().tobytes()).hexdigest()[:16] for key, held in said.items()},
     }
-
-
-def main(to: Path) -> None:
-    """A folder that two processes used, of which the second was killed; and a file."""
-    with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(scratch)
-        server = fastagg.open("state", make)
-        play(server, FIRST)
-        server.checkpoint()
-        play(server, SECOND)
-        server.close()
-        server = fastagg.open("state", make)
-        play(server, THIRD)
-        said = {"state": found(server)}
-        server.flush()
-        for name in ("state", "rows"):
-            shutil.copytree(name, f"old/{name}")  # as after kill -9
-        play(server, LAST)
-        said["later"] = found(server)
-        server.close()
-        file = make("of a file")
-        play(file, THIRD)
-        file.save("server.fastagg")
-        said["file"] = found(file)
-        file.close()
-        for name in ("server.fastagg", "of a file"):
-            shutil.move(name, f"old/{name}")
-        for reserve in Path("old").rglob("reserve-*"):  # they hold no state
-            reserve.unlink()
-        for rows in Path("old").rglob("rows.bin"):  # nor does what was never written
-            os.truncate(rows, 24 * 8192)
-        with tarfile.open(to / "rows.tar.xz", "w:xz", preset=9) as packed:
-            packed.add("old")
-    (to / "rows.json").write_text(json.dumps(said, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
