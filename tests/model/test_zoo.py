@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.zoo import FORMS, ZOO, arrays, settings, trained
+from support.zoo import FORMS, ZOO, Animal, arrays, settings, trained
 from torch import Tensor, nn
 
 import fastagg
@@ -22,7 +22,11 @@ def named(model: Any, names: list[str]) -> dict[str, Tensor]:
     return dict(zip(names, map(torch.as_tensor, values), strict=True))
 
 
-def formed(values: dict[str, Tensor], form: str) -> Any:
+def formed(values: dict[str, Tensor], form: str, animal: Animal) -> Any:
+    if form == "module":
+        module = animal.make()
+        module.load_state_dict(values)
+        return module
     held = arrays(values) if "NumPy" in form else values
     return list(held.values()) if "list" in form else held
 
@@ -39,7 +43,7 @@ def test_a_round(name: str, form: str, tmp_path: Path) -> None:
                 fastagg.FedBuff(module)
         return
     more = settings(animal, form)
-    server = fastagg.FedAdam(FORMS[form](module), clients_per_round=2, lr=0.1, moments="8bit", **more)
+    server = fastagg.FedAvg(FORMS[form](module), clients_per_round=2, weighting="uniform", **more)
     if form == "flat":
         assert server.layout.size == sum(p.numel() for p in module.parameters() if p.requires_grad)
         return
@@ -48,7 +52,7 @@ def test_a_round(name: str, form: str, tmp_path: Path) -> None:
     for turn in range(3):
         tasks = [server.dispatch(client) for client in range(2)]
         for task, value in zip(tasks, (4.0, 6.0), strict=True):
-            reply = formed(trained(module, named(task.params, names), value), form)
+            reply = formed(trained(module, named(task.params, names), value), form, animal)
             if turn == 0:
                 server.receive_model(task, reply)
             else:
@@ -68,8 +72,9 @@ def test_a_round(name: str, form: str, tmp_path: Path) -> None:
             assert torch.equal(value, begun[key]), key
         if key in animal.becomes:
             assert bool((value == animal.becomes[key]).all()), (key, value)
-        if key in trains and value.numel():
-            assert not torch.equal(value, begun[key])
+        if key in trains:  # three means of 1.0 and 1.5
+            close: Any = {"rtol": 2e-2, "atol": 0} if value.element_size() == 2 else {}
+            torch.testing.assert_close(value, begun[key] + 3.75, **close)
     for key, p in trains.items():  # what was one is one
         for other, q in trains.items():
             if p is q:

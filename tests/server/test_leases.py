@@ -174,7 +174,7 @@ OLD_ONES = [("send", 0), ("step", 0), ("send", 0), ("step", 0), ("expire before"
 @given(st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 3)), max_size=60))
 def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
     lease, oldest = 10, 3  # the server's is 10.5 s: it ends between two whole seconds, however long this takes
-    server = fastagg.ASGD(torch.zeros(D), lr=0.1, lease=lease + 0.5, max_delay=oldest)
+    server = fastagg.ASGD(torch.zeros(D), lr=0.1, lease=lease + 0.5, max_delay=oldest, max_open_per_client=2)
     time, version = 0, 0
     ends: dict[tuple[int, int], int] = {}  # (client, version) -> when its task ends
     last: dict[int, int] = {}
@@ -184,6 +184,11 @@ def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
 
     for act, which in acts:
         if act == "send":
+            held = {task[1] for task in ends if task[0] == which and not over(task)}
+            if len(held - {version}) >= 2:
+                with pytest.raises(Busy, match="max_open_per_client"):
+                    server.dispatch(which)
+                continue
             assert server.dispatch(which).version == version
             ends[which, version], last[which] = time + lease, version
         elif act == "answer":

@@ -1,4 +1,4 @@
-"""A client without samples contributes nothing and is no failure, of its own or in a partial sum (the other ways: test_forms.py)."""
+"""A client without samples contributes nothing and is no failure; test_forms.py has the other ways of an answer."""
 
 from __future__ import annotations
 

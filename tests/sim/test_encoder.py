@@ -1,4 +1,4 @@
-"""Runs whose clients encode their updates: what is counted, what is not sent yet, and a run that is resumed."""
+"""Runs whose clients encode their updates: what is counted and not sent yet (resumed: test_resume.py)."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def config(model: dict[str, Any] | None = None, delay: dict[str, Any] | None = N
     )
 
 
+def played(given: Config) -> Simulation:
+    simulation = Simulation(given)
+    for _ in range(40):
+        simulation.step()
+    return simulation
+
+
 @pytest.mark.parametrize("feedback", [False, True])
 @pytest.mark.parametrize(
     ("format", "nbytes"),
@@ -49,23 +56,11 @@ def config(model: dict[str, Any] | None = None, delay: dict[str, Any] | None = N
         ("topk", 128 + 512),
     ],
 )
-def test_a_run_that_is_resumed_is_the_same_run(format: str, nbytes: int, feedback: bool) -> None:
-    given = config(format=format, feedback=feedback)
-    whole, first, rest = Simulation(given), Simulation(given), Simulation(given)
-    for _ in range(40):
-        whole.step()
-    for _ in range(23):
-        first.step()
-    assert len(first._encoder._feedback) == (len(first.client_uploads) if feedback else 0)
-    rest.load_state_dict(first.state_dict())
-    for _ in range(17):
-        rest.step()
-    assert torch.equal(rest.server.flat, whole.server.flat)
-    assert whole.bytes_up == rest.bytes_up == 40 * nbytes
-    plain = Simulation(config())
-    for _ in range(40):
-        plain.step()
-    assert plain.bytes_up == 40 * 4 * SIZE and not torch.equal(plain.server.flat, whole.server.flat)
+def test_bytes_of_updates_are_counted(format: str, nbytes: int, feedback: bool) -> None:
+    encoded, plain = played(config(format=format, feedback=feedback)), played(config())
+    assert len(encoded._encoder._feedback) == (len(encoded.client_uploads) if feedback else 0)
+    assert (encoded.bytes_up, plain.bytes_up) == (40 * nbytes, 40 * 4 * SIZE)
+    assert not torch.equal(encoded.server.flat, plain.server.flat)
 
 
 @pytest.mark.parametrize("form", ["vector", "by name"])
@@ -88,32 +83,19 @@ def test_what_is_not_sent_comes_later(form: str) -> None:
 def test_bytes_take_time_on_their_way() -> None:
     """Where uploads take time, encoded ones take less."""
     delay = {"name": "exponential", "speed": 1e9, "up": 100.0}
-    slow, fast = (Simulation(config(delay=delay, **more)) for more in ({}, {"format": "int8"}))
-    for simulation in (slow, fast):
-        for _ in range(40):
-            simulation.step()
+    slow, fast = (played(config(delay=delay, **more)) for more in ({}, {"format": "int8"}))
     assert fast.schedule.now < 0.5 * slow.schedule.now
 
 
 @pytest.mark.parametrize(("download", "nbytes"), [("bf16", 64 + 2 * 768), ("int8", 64 + 768 + 64)])
 @pytest.mark.parametrize("more", [{}, {"delay": {"name": "version", "tau_max": 3}}, {"encoding": {"format": "int8"}}])
 def test_models_are_sent_in_a_format(download: str, nbytes: int, more: dict[str, Any]) -> None:
-    given = config(delay=more.get("delay"), download=download, **more.get("encoding", {}))
-    whole, first, rest = Simulation(given), Simulation(given), Simulation(given)
-    for simulation, steps in ((whole, 40), (first, 23)):
-        for _ in range(steps):
-            simulation.step()
-    rest.load_state_dict(first.state_dict())
-    for _ in range(17):
-        rest.step()
-    assert torch.equal(rest.server.flat, whole.server.flat)
-    encoded = whole.server.dispatch(0, format=download).encoded
-    assert encoded is not None and whole.bytes_down == rest.bytes_down == 40 * encoded.nbytes
-    assert encoded.nbytes <= nbytes
-    plain = Simulation(config(delay=more.get("delay")))
-    for _ in range(40):
-        plain.step()
-    assert plain.bytes_down == 40 * 4 * SIZE and not torch.equal(plain.server.flat, whole.server.flat)
+    delay, encoding = more.get("delay"), more.get("encoding", {})
+    encoded, plain = played(config(delay=delay, download=download, **encoding)), played(config(delay=delay))
+    sent = encoded.server.dispatch(0, format=download).encoded
+    assert sent is not None and sent.nbytes <= nbytes
+    assert (encoded.bytes_down, plain.bytes_down) == (40 * sent.nbytes, 40 * 4 * SIZE)
+    assert not torch.equal(encoded.server.flat, plain.server.flat)
 
 
 @pytest.mark.parametrize(

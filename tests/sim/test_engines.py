@@ -35,12 +35,6 @@ def test_what_cannot_be_done_is_said_before_anything_runs(tiny, tmp_path):
         sim.compare(tiny(), jobs=0, out=tmp_path)
 
 
-def test_a_run_by_threads_is_the_same(tiny, tmp_path):
-    for workers in (1, 3):
-        run(tiny(), tmp_path / str(workers), workers=workers)
-    same(tmp_path / "1", tmp_path / "3")
-
-
 def test_a_comparison_by_processes_is_the_same(tiny, tmp_path):
     cells = [Cell(tiny({"seed": seed}), folder="tiny") for seed in (0, 1, 2)]
 

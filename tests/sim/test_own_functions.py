@@ -37,6 +37,12 @@ def here(monkeypatch):
 
 
 def config(name, **more):
+    if name in ASYNCHRONOUS:
+        keys = {"algorithm": {"name": f"asynchronous:{name}"}, "run.uploads": 30, "run.versions": "none"}
+        if train := ASYNCHRONOUS[name]:
+            keys["own.train"] = f"asynchronous:{train}"
+        keys["participation"] = {"rule": "concurrency", "concurrency": 5}
+        return load(FOLDER / "recipe.toml", {**SMALL, **keys, **more})
     keys = {"own.change": f"{name}:change"} if name == "dp_fedavg" else {"own.train": f"{name}:train"}
     if name in PERSONAL:
         keys["own.personal"] = f"{name}:personal"
@@ -45,7 +51,7 @@ def config(name, **more):
     return load(FOLDER / "recipe.toml", {**SMALL, **keys, **more})
 
 
-@pytest.mark.parametrize("name", [*PERSONAL, *PLAIN, "dp_fedavg"])
+@pytest.mark.parametrize("name", [*PERSONAL, *PLAIN, "dp_fedavg", *ASYNCHRONOUS])
 def test_an_algorithm_is_resumed_to_the_bit(name, tmp_path):
     whole = run(config(name), tmp_path / "whole")
     with pytest.raises(Killed):
@@ -54,20 +60,6 @@ def test_an_algorithm_is_resumed_to_the_bit(name, tmp_path):
     assert cut.rows == whole.rows and cut.clients == whole.clients
     assert all(torch.equal(cut.model[key], array) for key, array in whole.model.items())
     assert Folder(tmp_path / "cut", cut.config).read().clients == cut.clients
-    assert whole.rows[-1].loss < whole.rows[0].loss
-
-
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_an_asynchronous_rule_is_resumed_to_the_bit(name, tmp_path):
-    train = ASYNCHRONOUS[name]
-    keys = {"algorithm": {"name": f"asynchronous:{name}"}, **({"own.train": f"asynchronous:{train}"} if train else {})}
-    keys |= {"participation": {"rule": "concurrency", "concurrency": 5}, "run.uploads": 30, "run.versions": "none"}
-    recipe = load(FOLDER / "recipe.toml", {**SMALL, **keys})
-    whole = run(recipe, tmp_path / "whole")
-    with pytest.raises(Killed):
-        run(recipe, tmp_path / "cut", Stop(17))
-    cut = run(recipe, tmp_path / "cut", resume="go on")
-    assert cut.rows == whole.rows and all(torch.equal(cut.model[key], array) for key, array in whole.model.items())
     assert whole.rows[-1].loss < whole.rows[0].loss
 
 
@@ -112,8 +104,7 @@ def test_fedasmu_and_fedfa_are_their_formulas(monkeypatch):
 
 
 def test_area_keeps_the_exact_mean_of_what_clients_sent_last():
-    keys = {"algorithm": {"name": "asynchronous:area"}, "participation": {"rule": "all"}, "run.uploads": 90}
-    simulation = Simulation(load(FOLDER / "recipe.toml", {**SMALL, **keys, "run.versions": "none"}))
+    simulation = Simulation(config("area", participation={"rule": "all"}, **{"run.uploads": 90}))
     for _ in range(80):
         simulation.step()
     held = simulation.server.state_dict()["direction"]["tensors"]

@@ -62,6 +62,15 @@ CASES = {
         "delay": {"name": "version", "tau_max": 3},
         "dropout.share": 0.4,
     },
+    "rounded models by version": {
+        **ALL,
+        "delay": {"name": "version", "tau_max": 3},
+        "encoding.download": "bf16",
+    },
+    "FedBuff, liars who encode": {
+        "attack.name": "alie",
+        "encoding": {"format": "topk", "feedback": True, "download": "int8"},
+    },
     "sent at the flush": {"delay.counting": "authors"},
     "measured": {"delay": {"name": "measured"}},
     "measured, recorded": {"delay": {"name": "measured", "order": "recorded"}},

@@ -85,7 +85,7 @@ ZOO: dict[str, Animal] = {
     ),
     "counts": Animal(lambda: Holds(num_updates=torch.tensor(0)), becomes={"num_updates": 6}),
     "empty, scalar": Animal(Empty),
-    "float64": Animal(lambda: Residual().double()),
+    "float64, channels last": Animal(lambda: Residual().double().to(memory_format=torch.channels_last)),  # type: ignore[call-overload]
     "fp16": Animal(lambda: Residual().half()),
     "bf16": Animal(lambda: Residual().bfloat16()),
     "lazy": Animal(lambda: nn.Sequential(nn.LazyLinear(3)), refused=fastagg.ShapeMismatch),

@@ -12,7 +12,6 @@
     }                                                                  \
   } while (false)
 
-void traces();
 void ledgers();
 void allocations();
 void threads();
