@@ -154,7 +154,7 @@ def flower(clients: int = 2, rounds: int = 4) -> None:
 
 
 def memory(*sizes: int) -> None:
-    print("| server's memory at the peak, GB |", " | ".join(f"{size} MB" for size in sizes), "|")
+    print("| FLARE's server |", " | ".join(f"{size} MB" for size in sizes), "|")
     print("|---|" + "---:|" * len(sizes))
     for whose in ("FLARE", "FLARE, disk offload", "fastagg", "fastagg, disk offload"):
         row = [max(one["peak"] for one in measured(f"{whose}, memory", size, 2, 2)) for size in sizes]

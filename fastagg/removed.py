@@ -40,6 +40,7 @@ REMOVED: dict[str, str] = {
     "fastagg.Plan": _MEMORY,
     "fastagg.integrations.nvflare.AsyncCollab": "AsyncController trains asynchronously, with FLARE's ordinary clients",
     "fastagg.integrations.nvflare.EdgeModelManager": _EDGE,
+    "delay.file": 'a file has times: delay = { name = "measured", file = "times.csv" }',
     "fastagg.plan": _MEMORY,
     "fastagg.sim.advise": _COMPARE,
     'name = "cifar10"': 'write name = "cifar:cifar10"' + _PAPERS,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fastagg import _checks, errors
 from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
-from fastagg.encoding.encode import Format
+from fastagg.encoding.encode import UNBIASED, Format
 from fastagg.storage import memory
 
 LATER = 408, 425, 429, 500, 502, 503, 504  # the same request may work later
@@ -30,7 +30,6 @@ TYPES = {
     torch.bfloat16: "application/x-bfloat16",
 }  # fmt: skip
 ENCODED = "application/x-fastagg-encoded"
-UNBIASED = "int8", "int4"  # formats that need no feedback
 LOST = errors.UnknownVersion, errors.UnknownClient  # the answer is too late, or the server has lost the task
 LONGEST = 30.0  # seconds between two tries, and seconds that the server lets a request wait
 

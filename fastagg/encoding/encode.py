@@ -20,6 +20,7 @@ from fastagg.storage.pieces import Pieces
 
 Format = Literal["int8", "int4", "int8-tensor", "sign", "bf16"]
 Values = Literal["fp32", "bf16", "int8", "int2"]
+UNBIASED: tuple[Format | TopK, ...] = ("bf16", "int8", "int4")  # formats that need no error feedback
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from fastagg.errors import ConfigError
 from fastagg.model import Layout
 from fastagg.storage.pieces import as_tensor
 
-UNBIASED = "bf16", "int8", "int4"  # formats that need no error feedback
-
 
 def encoded(
     arrays: Mapping[str, Arrays], kind: str, sent: Mapping[str, Arrays], format: Format | TopK, *, seed: int,

@@ -106,7 +106,7 @@ REFUSED = [
     ({"delay": {"name": "exponential", "suspension": 1.0}}, "delay.suspension: "),
     ({"delay": {"name": "exponential", "speed": 0.0}}, "delay.speed: "),
     ({"delay": {"name": "exponential", "jitter": -0.1}}, "delay.jitter: "),
-    ({"delay": {"name": "version"}}, "delay: give tau_max, mean or file, one of the three"),
+    ({"delay": {"name": "version"}}, "delay: give tau_max or mean, one of the two"),
     ({"delay": {"name": "version", "tau_max": 1}}, 'participation.rule must be "all"'),
     ({"delay": {"name": "version", "mean": 0.0}}, "delay.mean: "),
     ({"delay": {"name": "version", "tau_max": -1}}, "delay.tau_max: "),

@@ -12,7 +12,7 @@ import shakespeare
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.data.sections import SECTIONS, Function, named_function
+from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
 from fastagg.sim.one.build import LOADERS, build_data
 
 from .fake_data import (
@@ -36,12 +36,14 @@ NEEDS = {
 
 def section(name, **keys):
     if ":" in name:
-        return SECTIONS["function"].model_validate(named_function({"name": name, **keys}, Function.model_fields))
-    return SECTIONS[name](name=name, **keys)
+        return by_name(AnyData)["function"].model_validate(
+            named_function({"name": name, **keys}, Function.model_fields)
+        )
+    return by_name(AnyData)[name](name=name, **keys)
 
 
 def test_every_section_has_a_loader_of_the_same_name():
-    assert set(SECTIONS) == set(LOADERS) | {"function", "given"}  # those have code of their own
+    assert set(by_name(AnyData)) == set(LOADERS) | {"function", "given"}  # those have code of their own
 
 
 @pytest.mark.parametrize("name", [*NEEDS])

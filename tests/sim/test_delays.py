@@ -12,9 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg.errors import DataError
 from fastagg.sim.clients.own import Own
-from fastagg.sim.clock.by_version import ExponentialVersions, ReplayedVersions, UniformVersions, read_delays
+from fastagg.sim.clock.by_version import ExponentialVersions, UniformVersions
 from fastagg.sim.clock.delays import SIZE_TIED_TABLES, THREE_CLASS_TABLES, Around, DelayModel, Drawn, SizeTied
 from fastagg.sim.clock.delays import ThreeClass as Three
 from fastagg.sim.one.build_clock import build_delays
@@ -276,46 +275,3 @@ def test_the_first_half_of_a_run_is_the_same_with_and_without_dropout(tiny) -> N
     rows = [run(tiny({"dropout.share": share, "run": {"uploads": 60}})).rows for share in (0.0, 0.5)]
     assert [row for row in rows[0] if row.uploads <= 30] == [row for row in rows[1] if row.uploads <= 30]
     assert rows[0][-1] != rows[1][-1]
-
-
-# Delays in versions, replayed from a file
-
-
-def test_a_shared_column_is_replayed_row_by_row_and_each_client_may_have_its_own() -> None:
-    model = ReplayedVersions(np.array([[0], [2], [1]]))
-    assert model.longest == 2
-    assert [model.tau(client=9, arrival=k) for k in range(5)] == [0, 2, 1, 0, 2]
-    model = ReplayedVersions(np.array([[0, 5], [1, 6]]))
-    assert [model.tau(client, arrival) for arrival in (0, 1) for client in (0, 1)] == [0, 5, 1, 6]
-
-
-def test_measured_files_are_read(tmp_path) -> None:
-    path = tmp_path / "delays.csv"
-    path.write_text("0.000000000000000000e+00,1.0\n2,3\n\n")
-    assert read_delays(path, clients=2).tolist() == [[0, 1], [2, 3]]
-    path.write_text("4\n5\n")
-    assert read_delays(path, clients=30).tolist() == [[4], [5]]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"1,2,3\n", "3 columns, expected 1 or 8"),
-        (b"1,2,3,4,5,6,7,8\n1,2\n", "columns changed from 8 to 2 at row 2"),
-        (b"1\n-1\n", "whole numbers from 0 up, got -1"),
-        (b"1\n1.5\n", "whole numbers from 0 up, got 1.5"),
-        (b"1\nnan\n", "whole number"),
-        (b"1\ninf\n", "whole number"),
-        (b"1\nfive\n", "'five'"),
-        (b"", "empty"),
-        (b"\xff\xfe\x00", "cannot read"),
-        (None, "cannot read"),
-    ],
-)
-def test_a_missing_or_malformed_file_is_a_data_error_that_says_where(tmp_path, text, message) -> None:
-    path = tmp_path / "delays.csv"
-    if text is not None:
-        path.write_bytes(text)
-    with pytest.raises(DataError, match=message) as error:
-        read_delays(path, clients=8)
-    assert str(path) in str(error.value)

@@ -28,7 +28,7 @@ FILES = {
     "def model(shape, classes):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n"
     "def change(update, task):\n    return {name: helper_.scaled(array) for name, array in update.items()}\n",
     "helper_.py": "def scaled(array):\n    return 1.0 * array\n",
-    "times.csv": "5\n6\n",
+    "times.csv": "0,0,5\n1,0,6\n",
 }
 
 
@@ -72,7 +72,7 @@ def edit(name, old, new):
 CHANGES = {
     "its module": ("own.change", edit("mine_.py", "helper_.scaled(array)", "2 * helper_.scaled(array)")),
     "a module that this one imports": ("own.change", edit("helper_.py", "1.0", "3.0")),
-    "its times": ("delay.file", edit("times.csv", "6", "7")),
+    "its times": ("delay.file", edit("times.csv", "1,0,6", "1,0,7")),
     "its data": ("data", scale_data),
     "its model": ("model", edit("mine_.py", "Linear(64, classes)", "Linear(64, classes, bias=False)")),
 }

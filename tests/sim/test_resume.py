@@ -73,7 +73,6 @@ CASES = {
     },
     "sent at the flush": {"delay.counting": "authors"},
     "measured": {"delay": {"name": "measured"}},
-    "measured, recorded": {"delay": {"name": "measured", "order": "recorded"}},
     "made before it is due": {
         **TORCH,
         "delay": {"name": "exponential", "jitter": 0.0, "up": 1e3},

@@ -286,7 +286,7 @@ def test_trackers_are_told_every_row_once(tiny, tmp_path):
 
 @pytest.mark.parametrize("every", [1.0, 0.1])
 def test_what_arrives_at_the_limit_of_time_counts(every, tiny, tmp_path):
-    (tmp_path / "times.csv").write_text(f"{every}\n")
+    (tmp_path / "times.csv").write_text(f"0,0,{every}\n")
     rounds = {"algorithm": {"name": "FedAvg", "clients_per_round": 4}, "participation": {"rule": "round"}}
     limits = {"uploads": None, "time": 3.0}
     config = tiny({**rounds, "delay": {"name": "measured", "file": str(tmp_path / "times.csv")}, "run": limits})

@@ -7,9 +7,9 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
 from fastagg.encoding import ErrorFeedback, TopK
-from fastagg.encoding.encode import Format
+from fastagg.encoding.encode import UNBIASED, Format
 from fastagg.errors import FastaggError, ShapeMismatch
-from fastagg.integrations.encoding import UNBIASED, encoded
+from fastagg.integrations.encoding import encoded
 from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.flower.tasks import CONTROL, EXTRA, of_kind
 

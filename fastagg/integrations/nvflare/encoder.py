@@ -15,9 +15,9 @@ from nvflare.apis.shareable import Shareable
 
 from fastagg._types import Arrays
 from fastagg.encoding import ErrorFeedback, TopK
-from fastagg.encoding.encode import Format, Values
+from fastagg.encoding.encode import UNBIASED, Format, Values
 from fastagg.errors import ConfigError
-from fastagg.integrations.encoding import UNBIASED, encoded
+from fastagg.integrations.encoding import encoded
 from fastagg.integrations.nvflare.traffic import PREFIX
 
 KINDS = {DataKind.WEIGHTS: "model", DataKind.WEIGHT_DIFF: "difference"}

@@ -5,7 +5,7 @@ A model has ``longest``, the largest tau that it can return (it tells how many o
     tau(client, arrival) -> int            the delay of the ``arrival``-th update (from 0), which ``client``
     sends
 
-Uniform delays are from FedAsync's first tests, and exponential ones from the ACE paper. A file replays measured ones.
+Uniform delays are from FedAsync's first tests, and exponential ones from the ACE paper.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fastagg._types import State
-from fastagg.errors import DataError
 from fastagg.server.dispatch import Dispatch, Download
 from fastagg.sim.clock.schedule import Job
-from fastagg.sim.data.files import read_text
 from fastagg.sim.seeds import below, generator
 
 if TYPE_CHECKING:
@@ -59,41 +54,7 @@ class ExponentialVersions:
         return math.floor(min(rng.exponential(self._mean), 5 * self._mean) + rng.random())
 
 
-class ReplayedVersions:
-    """Measured delays, one row per arrival. After the last row they start again with the first.
-
-    ``table`` [rows, columns]: one column is shared by all clients; otherwise column c belongs to client c.
-    """
-
-    def __init__(self, table: np.ndarray) -> None:
-        self._table, self.by_client = table, table.shape[1] > 1
-        self.longest = int(table.max())
-
-    def tau(self, client: int, arrival: int) -> int:
-        rows, columns = self._table.shape
-        return int(self._table[arrival % rows, client if columns > 1 else 0])
-
-
-VersionDelay = UniformVersions | ExponentialVersions | ReplayedVersions
-
-
-def read_delays(path: Path, clients: int) -> np.ndarray:
-    """Read a comma-separated file of delays without a header into an int64 array [rows, 1 or clients].
-
-    DataError if the file is missing or empty, if there is neither one column nor one for each of the ``clients``, or if
-    a value is not a whole number from 0 up.
-    """
-    if not (lines := [line for line in read_text(path).splitlines() if line.strip()]):
-        raise DataError(f"the delay file {path} is empty")
-    try:
-        table = np.loadtxt(lines, delimiter=",", ndmin=2)
-    except ValueError as error:
-        raise DataError(f"the delay file {path}: expected rows of delays in versions: {error}") from None
-    if wrong := [value for value in table.flat if not (value >= 0 and value % 1 == 0)]:
-        raise DataError(f"the delay file {path}: expected whole numbers from 0 up, got {wrong[0]:g}")
-    if table.shape[1] not in (1, clients):
-        raise DataError(f"the delay file {path} has {table.shape[1]} columns, expected 1 or {clients}, one a client")
-    return table.astype(np.int64)
+VersionDelay = UniformVersions | ExponentialVersions
 
 
 class VersionSchedule:
@@ -102,8 +63,7 @@ class VersionSchedule:
     Every version is sent to every client. The tasks of the last ``longest + 1`` versions are kept (they share memory
     with the server). An arrival draws its client and tau and answers that client's task of version t - tau (version 0
     while t < tau). A task is answered once. If the drawn client has already answered it, the next client in the drawn
-    order takes its place, with the same tau. If all have answered it, the nearest newer version is used. Where each
-    client has delays of its own, it is never replaced: it gets another task of that version.
+    order takes its place, with the same tau. If all have answered it, the nearest newer version is used.
     """
 
     unit, classes = "update", None
@@ -142,12 +102,6 @@ class VersionSchedule:
         order = [client for client in map(int, drawn) if client not in self._gone]
         tau = self._delays.tau(order[0], arrival)
         versions = [self._tasks.get(version, {}) for version in range(max(0, current - tau), current + 1)]
-        if getattr(self._delays, "by_client", False) and any(versions):
-            order, tasks = order[:1], next(filter(None, versions))
-            held = next(iter(tasks.values()))
-            for client in (order[0], (order[0] + 1) % self._clients):  # another one keeps the version open
-                if client not in tasks:
-                    tasks[client] = self._server.hand_on(held, client)
         open_tasks = ((client, tasks.pop(client)) for tasks in versions for client in order if client in tasks)
         # If all clients have answered all their tasks, the current version is sent once more.
         client, task = next(open_tasks, None) or (order[0], self._server.dispatch(order[0], format=self._format))

@@ -34,14 +34,13 @@ class Measured(DelayModel):
     client takes what one of the file's took, always the same one. These are in the order of their means, so if there
     are more of them, or fewer, slow and fast ones are taken in the same proportion.
 
-    A client's first task takes what the real one's first task took. Later tasks are ``order`` "drawn": one of the later
-    ones each; or "recorded": the same in the same order, and then once more.
+    A client's first task takes what the real one's first task took, each later one what a later one took, drawn.
     """
 
     unit = "1 s"
 
-    def __init__(self, times: dict[str, Durations], clients: int, seed: int, order: str = "drawn") -> None:
-        self._seed, self._drawn = seed, order == "drawn"
+    def __init__(self, times: dict[str, Durations], clients: int, seed: int) -> None:
+        self._seed = seed
         names = [str(client) for client in range(clients)]
         if times.keys() == set(names):
             self._times = [times[name] for name in names]
@@ -55,6 +54,4 @@ class Measured(DelayModel):
         if number < len(own.first):
             return own.first[number]
         later = own.later or own.first
-        if self._drawn:
-            return later[below(len(later), self._seed, "delay", client, number)]
-        return later[(number - len(own.first)) % len(later)]
+        return later[below(len(later), self._seed, "delay", client, number)]

@@ -1,4 +1,4 @@
-"""The ``data`` section of a recipe, one class per data set. ``SECTIONS`` has all of them by name.
+"""The ``data`` section of a recipe, one class per data set.
 
 Every field except ``name`` is a keyword of the data set's ``load``; build.py passes them on.
 """
@@ -78,9 +78,6 @@ def by_name(kinds: object) -> dict[str, Any]:
     """Return the sections of a union, by the one name that each may have."""
     union, _ = get_args(kinds)
     return {get_args(kind.model_fields["name"].annotation)[0]: kind for kind in get_args(union)}
-
-
-SECTIONS: dict[str, type[DataSection]] = by_name(AnyData)
 
 
 def named_function(values: object, fields: Iterable[str]) -> object:

@@ -35,7 +35,9 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     format = None if config.encoding.download == "none" else config.encoding.download
     if isinstance(delay, sections.VersionDelay):
-        return by_version.VersionSchedule(server, _version_delay(delay, config), clients, seed, format)
+        taus = by_version.UniformVersions(seed, delay.tau_max or 0)
+        drawn = taus if delay.mean is None else by_version.ExponentialVersions(seed, delay.mean)
+        return by_version.VersionSchedule(server, drawn, clients, seed, format)
     delays, work, rule = build_delays(config, sizes, own), build_work(config), build_sampling(config, sizes, own)
 
     def steps(client: int, task: Dispatch) -> int:
@@ -69,14 +71,6 @@ def check(config: Config) -> None:
     lost_clients(config)
 
 
-def _version_delay(delay: sections.VersionDelay, config: Config) -> by_version.VersionDelay:
-    if delay.file is not None:
-        return by_version.ReplayedVersions(by_version.read_delays(file_of(delay.file, config), config.data.clients))
-    if delay.mean is not None:
-        return by_version.ExponentialVersions(config.seed, delay.mean)
-    return by_version.UniformVersions(config.seed, delay.tau_max or 0)
-
-
 def build_sampling(config: Config, sizes: Sequence[int], own: Own) -> sampling.Uniform:
     """Return who chooses the next client. ``sizes``: the number of samples of each."""
     how, seed = config.participation, config.seed
@@ -100,7 +94,7 @@ def build_delays(config: Config, sizes: Sequence[int], own: Own = NOTHING) -> mo
         case sections.SizeTiedDelay():
             delays = models.SizeTied(sizes, seed, delay.table, delay.gamma)
         case sections.MeasuredDelay():
-            delays = Measured(read_times(file_of(delay.file, config)), clients, seed, delay.order)
+            delays = Measured(read_times(file_of(delay.file, config)), clients, seed)
         case sections.OwnDelay():
             assert own.delay is not None
             delays = models.Own(seed, own.delay, delay.unit)

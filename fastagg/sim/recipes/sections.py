@@ -347,25 +347,23 @@ class OwnDelay(TimedDelay):
 
 
 class MeasuredDelay(TimedDelay):
-    """What tasks of a real federation took, from a CSV ``file``, in the file's ``order`` or drawn from it."""
+    """What tasks of a real federation took, drawn from a CSV ``file``."""
 
     name: Literal["measured"]
     file: str
-    order: Literal["drawn", "recorded"] = "drawn"
 
 
 class VersionDelay(Section):
-    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, exponential of ``mean``, or replayed from a file."""
+    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, or exponential of ``mean``."""
 
     name: Literal["version"]
     tau_max: int | None = Field(None, ge=0)
     mean: PositiveFloat | None = None
-    file: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> VersionDelay:
-        if [self.tau_max, self.mean, self.file].count(None) != 2:
-            raise ValueError("give tau_max, mean or file, one of the three")
+        if (self.tau_max is None) == (self.mean is None):
+            raise ValueError("give tau_max or mean, one of the two")
         return self
 
 
