@@ -135,7 +135,7 @@ def summary(name: str) -> str:
     """Return an object's line: a link to it, and the first sentence of its documentation."""
     thing = reduce(getattr, name.split("."), fastagg)
     first = re.sub(r":[a-z:]+:`(.+?)`", r"`\1`", " ".join((getdoc(thing) or "").partition("\n\n")[0].split()))
-    return f"| {{py:obj}}`fastagg.{name}` | {first.replace('|', BAR)} |"
+    return f"| {{py:obj}}`{name} <fastagg.{name}>` | {first.replace('|', BAR)} |"
 
 
 # The adapters' classes, by where they are imported from. They are read and not imported, which needs no framework.
