@@ -1,8 +1,7 @@
-"""Memory of Flower's rounds by the number of clients, and of FLARE's server by the size of the model, beside fastagg's.
+"""Memory of Flower's rounds by the number of clients, ours beside Flower's own, as a table and as a picture.
 
-python bench/memory_curves.py --measure 10000000    # prints Flower's table, each figure from a process of its own
-python bench/shares.py memory 250 500 1000          # prints FLARE's
-python bench/memory_curves.py                       # draws the tables of docs/performance/frameworks.md
+python bench/memory_curves.py --measure 10000000    # prints the table, each figure from a process of its own
+python bench/memory_curves.py                       # draws the table of docs/performance/frameworks.md
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from fastagg.sim.show import style
 
 FOLDER = ROOT / "docs" / "performance"
 CASE = re.compile(r"Flower's rounds, (\w+), (\d+) clients")
-Curves = dict[str, list[tuple[int, float]]]  # by strategy: clients or megabytes, memory
+Curves = dict[str, list[tuple[int, float]]]  # by strategy: clients, models
 
 
-def curves(page: str, head: str, unit: str) -> Curves:
-    """Return a table's rows."""
-    table = re.search(rf"(?m)^\| {head} (\|.*)\n\|-.*\n((?:\|.*\n)+)", page)
+def curves(page: str) -> Curves:
+    """Return the table's rows."""
+    table = re.search(r"(?m)^\| strategy (\|.*)\n\|-.*\n((?:\|.*\n)+)", page)
     if table is None:
-        raise ValueError(f"the page has no table of {head} by {unit}")
-    clients = [int(count) for count in re.findall(rf"(\d+) {unit}", table[1])]
+        raise ValueError("the page has no table by strategy and clients")
+    clients = [int(count) for count in re.findall(r"(\d+) clients", table[1])]
     rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in table[2].splitlines())
     return {
         name: [(count, float(most)) for count, most in zip(clients, models, strict=True) if most]
@@ -48,21 +47,21 @@ def measure(parameters: int) -> None:
         print(f"| {whose} {rule} | {' | '.join(f'{models:.1f}' for models in row if models is not None)} |", flush=True)
 
 
-def draw(found: Curves, path: Path, over: str, memory: str, lines: tuple[float, ...]) -> None:
-    """Draw memory: the other framework's dashed."""
+def draw(found: Curves, path: Path) -> None:
+    """Draw models of memory by clients: Flower's strategies dashed."""
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     for number, (name, points) in enumerate(found.items()):
-        look = style.look(number) | ({"linestyle": "--"} if not name.startswith("fastagg") else {"linestyle": "-"})
+        look = style.look(number) | ({"linestyle": "--"} if name.startswith("Flower") else {"linestyle": "-"})
         axes.plot(*zip(*points, strict=True), label=name, **look)
     style.logarithmic(axes, "x")
     style.logarithmic(axes, "y")
     ticks = sorted({count for points in found.values() for count, _ in points})
     axes.set_xticks(ticks, [str(count) for count in ticks])
-    axes.set_yticks(lines, [f"{line:g}" for line in lines])
+    axes.set_yticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
     axes.minorticks_off()
-    axes.set_xlabel(over)
-    axes.set_ylabel(memory)
+    axes.set_xlabel("clients in a round")
+    axes.set_ylabel("models of memory at the peak")
     axes.legend(fontsize=style.TEXT - 2, frameon=False)
     style.tidy(axes)
     style.save(figure, path)
@@ -75,8 +74,4 @@ if __name__ == "__main__":
     if given.measure:
         measure(given.measure)
     else:
-        page = (FOLDER / "frameworks.md").read_text()
-        models = "clients in a round", "models of memory at the peak", (2, 5, 10, 20, 50, 100)
-        draw(curves(page, "strategy", "clients"), FOLDER / "flower-memory.png", *models)
-        bytes_ = "MB of the model", "GB of memory at the peak", (1, 2, 3, 5, 7)
-        draw(curves(page, "FLARE's server", "MB"), FOLDER / "flare-memory.png", *bytes_)
+        draw(curves((FOLDER / "frameworks.md").read_text()), FOLDER / "flower-memory.png")
