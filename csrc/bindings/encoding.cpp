@@ -13,11 +13,11 @@ using store::Encoded;
 std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
                                 int64_t count, const std::vector<int64_t>& ends, std::pair<uint64_t, uint64_t> key) {
   const Released released;
-  if (!std::isfinite(cpu::sum_squares(update))) throw Refusal(Why::kNotFinite, "encode: NaN or infinity in the update");
   const auto made = Encoded::make(static_cast<WireFormat>(named(format, kWireNames, "format")),
                                   static_cast<WireValues>(named(values, kValueNames, "values")), update.size, count);
   if (made->ends != nullptr) std::copy(ends.begin(), ends.end(), const_cast<int64_t*>(made->ends));
-  cpu::encode(update, *made, {key.first, key.second, 0});
+  if (!cpu::encode(update, *made, {key.first, key.second, 0}))
+    throw Refusal(Why::kNotFinite, "encode: NaN or infinity in the update");
   made->check();
   return made;
 }
@@ -44,14 +44,16 @@ void bind_encoding(py::module_& to) {
   m.attr("formats") = py::cast(std::vector<std::string>(std::begin(kWireNames), std::end(kWireNames)));
   m.attr("values") = py::cast(std::vector<std::string>(std::begin(kValueNames), std::end(kValueNames)));
   py::class_<Encoded, std::shared_ptr<Encoded>>(m, "Encoded")
-      .def(py::init([](const py::buffer& given) {
+      .def(py::init([](const py::buffer& given, bool own) {
              const py::buffer_info info = given.request();
              if (info.ndim > 0 && (info.ndim != 1 || info.strides[0] != info.itemsize))
                throw Refusal(Why::kEncoding, "encoded update: bytes that do not lie one behind the other");
+             // Nobody can write to an object of this type.
+             store::Owner owner = own || PyBytes_CheckExact(given.ptr()) ? owner_of(given) : nullptr;
              const Released released;
-             return Encoded::read(info.ptr, static_cast<int64_t>(info.size * info.itemsize));
+             return Encoded::read(info.ptr, static_cast<int64_t>(info.size * info.itemsize), std::move(owner));
            }),
-           arg("bytes"))
+           arg("bytes"), arg("own") = false)
       .def_property_readonly(
           "address", [](const Encoded& one) { return reinterpret_cast<uintptr_t>(static_cast<const Wire*>(&one)); })
       .def_readonly("size", &Encoded::size)

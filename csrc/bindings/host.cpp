@@ -9,6 +9,7 @@
 #include <chrono>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "../store/blocking.h"
 #include "../store/row_store.h"
@@ -58,9 +59,11 @@ void* look_for_signals(void* state) {
   return PyEval_SaveThread();
 }
 
+thread_local const Released* innermost = nullptr;  // of this thread
+
 struct LetsGo {
   void operator()(void* object) const noexcept {
-    if (Py_IsInitialized() == 0) return;
+    if (Py_IsInitialized() == 0 || Released::keep(static_cast<PyObject*>(object))) return;
     const Holds held;
     Py_DECREF(static_cast<PyObject*>(object));
   }
@@ -98,8 +101,25 @@ void raise_as(const char* name, const char* text) {
 
 }  // namespace
 
-Released::Released(bool worth) : state_(worth && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
-Released::~Released() { end_waiting(state_); }
+Released::Released(bool worth) : state_(worth && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {
+  if (state_ != nullptr) outer_ = std::exchange(innermost, this);
+}
+Released::~Released() {
+  if (state_ == nullptr) return;
+  innermost = outer_;
+  end_waiting(state_);
+  for (PyObject* object : gone_) Py_DECREF(object);
+}
+
+bool Released::keep(PyObject* object) noexcept {
+  if (innermost == nullptr || PyGILState_Check() != 0) return false;
+  try {
+    innermost->gone_.push_back(object);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
 
 Holds::Holds() : state_{} {
   or_sleep([this] { state_ = PyGILState_Ensure(); });

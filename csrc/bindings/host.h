@@ -4,6 +4,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "../refusal.h"
 #include "../store/vector.h"
@@ -25,9 +26,13 @@ class Released {
   Released(const Released&) = delete;
   Released& operator=(const Released&) = delete;
   ~Released();
+  // An object that is let go meanwhile, for when this thread has the GIL again: asking for it could take long.
+  static bool keep(PyObject* object) noexcept;
 
  private:
   PyThreadState* state_;
+  const Released* outer_ = nullptr;
+  mutable std::vector<PyObject*> gone_;
 };
 
 // Holds the GIL, whether or not this thread has it.

@@ -130,8 +130,8 @@ bool nearly(const Update& update, const float* x);
 
 // Encoded updates (math/wire.h). `encode` writes the arrays of one whose memory is there, from an update of as many
 // elements; of a top-k it chooses the largest, and of equals the first. `ends` is there already. The key is that of the
-// rounding.
-void encode(const Update& update, const Wire& into, const RandomKey& key);
+// rounding. Returns whether all numbers are finite; if not, what was written is worth nothing.
+bool encode(const Update& update, const Wire& into, const RandomKey& key);
 void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // `at` is a multiple of kScaleBlock
 
 // A client's model after training, and the model it started from. If base is null, `model` is the difference itself.

@@ -175,6 +175,8 @@ struct Kernels {
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);
   // The same, and copies the update on the way: each element is loaded once.
   void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
+  // The sum over a whole group of a top-k that begins there.
+  double (*squares_topk[kWireValues])(const Wire& wire, int64_t begin);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
   void (*combine[Combines::kCount])(const Combination& run);

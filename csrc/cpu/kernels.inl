@@ -134,6 +134,10 @@ constexpr Kernels made() {
   to.settle = settle_block;
   to.squares = squares_strand;
   to.copy_squares = copy_squares_strand;
+  to.squares_topk[kValuesFp32] = squares_topk<kValuesFp32>;
+  to.squares_topk[kValuesBf16] = squares_topk<kValuesBf16>;
+  to.squares_topk[kValuesInt8] = squares_topk<kValuesInt8>;
+  to.squares_topk[kValuesInt2] = squares_topk<kValuesInt2>;
   to.apart = apart_strand;
   to.combine[place_in<Mean>(Combines{})] = combine_mean;
   to.combine[place_in<Trimmed>(Combines{})] = combine_trimmed;

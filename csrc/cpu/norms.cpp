@@ -106,26 +106,6 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
   kernels().squares(padded.padded(values, count, n), n, tuning().prefetch, out);
 }
 
-// Of a group of an update of few numbers: zeros add nothing, so their lanes' sums are of what is there.
-double squares_of_sparse(const Wire& wire, int64_t begin) {
-  const int32_t *const indices = wire.indices, *const end = indices + wire.count;
-  int64_t k = std::lower_bound(indices, end, begin, [](int32_t a, int64_t b) { return a < b; }) - indices;
-  double total = 0.0;
-  for (int64_t at = begin + kStrand; at <= begin + kGroup; at += kStrand) {
-    double lanes[kLanes] = {}, quads[kQuads];
-    for (; k < wire.count && indices[k] < at; ++k) {
-      const double value = value_of(wire, k);
-      lanes[indices[k] % kLanes] += value * value;
-    }
-    for (int64_t q = 0; q < kQuads; ++q)
-      quads[q] = fold_quad(lanes[4 * q], lanes[4 * q + 1], lanes[4 * q + 2], lanes[4 * q + 3]);
-    for (int64_t half = kQuads / 2; half > 0; half /= 2)
-      for (int64_t q = 0; q < half; ++q) quads[q] += quads[q + half];
-    total += quads[0];
-  }
-  return total;
-}
-
 // Reads a strand once, into `copy`. Returns its sum of squares.
 double copied(const Update& update, int64_t at, int64_t count, Strand& copy) {
   const int64_t ahead = tuning().prefetch, whole = whole_rows(count);
@@ -198,7 +178,8 @@ double sum_squares(const Update& update, Tensors* tensors) {
   const Wire* const wire = only != nullptr && only->dtype == kEncoded ? static_cast<const Wire*>(only->data) : nullptr;
   if (tensors == nullptr && wire != nullptr && wire->format == kWireTopK) {
     std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup));
-    auto group = [&](int64_t g) { groups[static_cast<size_t>(g)][0] = squares_of_sparse(*wire, g * kGroup); };
+    const auto squares = kernels().squares_topk[wire->values];
+    auto group = [&](int64_t g) { groups[static_cast<size_t>(g)][0] = squares(*wire, g * kGroup); };
     parallel(static_cast<int64_t>(groups.size()), std::max(8 * wire->count, kWorthSharing), group);
     return total_of_groups(groups, 0);
   }

@@ -39,7 +39,8 @@ const float* add_block(const Kernels& table, const std::vector<Held>& held, size
     if (const int format = wire != nullptr && acc == out ? row_of_wire(wire->format) : -1; format >= 0) {
       const Row row{const_cast<uint8_t*>(wire->codes) + at * format_facts(format).bits / 8,
                     shifted(const_cast<float*>(wire->scales), at / kScaleBlock)};
-      table.add_row[format](out, row, held[k].by, n, tuning().prefetch);  // the same operations, from the codes
+      // The same operations, from the codes. No processor's own prefetchers follow so many streams in turn.
+      table.add_row[format](out, row, held[k].by, n, 2 * kBlock);
       continue;
     }
     Reader reader(*held[k].update, table, at);

@@ -51,6 +51,24 @@ void copy_squares_strand(const float* update, float* copy, int64_t n, int64_t ah
   sums_of<1>(out, n, ahead, add, update);
 }
 
+// Of the group at `begin` of a top-k: places that are left out add nothing to their lanes.
+template <WireValues Values>
+double squares_topk(const Wire& given, int64_t begin) {
+  Wire wire = given;
+  wire.values = Values;
+  double lanes[kGroupStrands * kLanes] = {};
+  const int64_t first = first_above(wire.indices, wire.count, begin - 1);
+  const int64_t last = first_above(wire.indices, wire.count, begin + kGroup - 1);
+  for (int64_t k = first; k < last; ++k) {
+    const double value = static_cast<double>(value_of(wire, k));
+    const int64_t i = wire.indices[k] - begin;
+    lanes[i / kStrand * kLanes + i % kLanes] += value * value;
+  }
+  double total = 0.0;
+  for (int64_t strand = 0; strand < kGroupStrands; ++strand) total += total_of_lanes(lanes + strand * kLanes);
+  return total;
+}
+
 template <bool Inner>
 FASTAGG_FN void apart(const float* update, const float* x, const float* base, int64_t n, int64_t ahead, double* out) {
   constexpr int kUsed = Inner ? 3 : 2;

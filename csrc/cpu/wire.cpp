@@ -9,9 +9,12 @@ namespace fastagg::cpu {
 namespace {
 
 // Calls visit(values, at, n) for blocks of an update, on several threads; values past the end of a block are zeros.
+// Returns whether all are finite.
 template <typename Visit>
-void for_each_block(const Update& update, int64_t bytes, Visit visit) {
+bool for_each_block(const Update& update, int64_t bytes, Visit visit) {
+  constexpr uint32_t kInfinity = 0x7f800000u;
   const Kernels& table = kernels();
+  std::atomic<bool> finite{true};
   for_each_part(update.size, bytes, [&](int64_t begin, int64_t end) {
     Reader reader(update, table, begin);
     for (int64_t at = begin; at < end; at += kBlock) {
@@ -23,16 +26,18 @@ void for_each_block(const Update& update, int64_t bytes, Visit visit) {
         std::memset(padded.values + n, 0, static_cast<size_t>(kBlock - n) * sizeof(float));
         values = padded.values;
       }
+      if (table.largest(values, n) >= kInfinity) finite.store(false, std::memory_order_relaxed);
       visit(values, at, n);
     }
   });
+  return finite;
 }
 
 // As a client's row, of which `codes` is the first byte.
-void encode_row(const Update& update, int format, uint8_t* codes, float* scales, const RandomKey& key) {
+bool encode_row(const Update& update, int format, uint8_t* codes, float* scales, const RandomKey& key) {
   const Kernels& table = kernels();
   const int64_t bits = format_facts(format).bits;
-  for_each_block(update, 4 + bits / 8, [&](const float* values, int64_t at, int64_t n) {
+  return for_each_block(update, 4 + bits / 8, [&](const float* values, int64_t at, int64_t n) {
     alignas(64) uint32_t words[4 * kCalls];
     table.random_words(key, at / kBlock, words, nullptr);
     const Row write{codes + at * bits / 8, shifted(scales, at / kScaleBlock)};
@@ -40,7 +45,7 @@ void encode_row(const Update& update, int format, uint8_t* codes, float* scales,
   });
 }
 
-void encode_tensors(const Update& update, const Wire& into, int8_t* codes, float* scales) {
+bool encode_tensors(const Update& update, const Wire& into, int8_t* codes, float* scales) {
   const Kernels& table = kernels();
   // Calls visit(array, first, n) for the runs of one array each in elements at..at+n-1.
   const auto for_each_array = [&](int64_t at, int64_t n, auto visit) {
@@ -52,7 +57,7 @@ void encode_tensors(const Update& update, const Wire& into, int8_t* codes, float
     }
   };
   std::vector<std::atomic<uint32_t>> most(static_cast<size_t>(into.count));
-  for_each_block(update, 4, [&](const float* values, int64_t at, int64_t n) {
+  const bool finite = for_each_block(update, 4, [&](const float* values, int64_t at, int64_t n) {
     for_each_array(at, n, [&](int64_t array, int64_t first, int64_t count) {
       std::atomic<uint32_t>& to = most[static_cast<size_t>(array)];
       const uint32_t found = table.largest(values + first, count);
@@ -68,6 +73,7 @@ void encode_tensors(const Update& update, const Wire& into, int8_t* codes, float
       table.encode_nearest(values + first, count, 1.0f / scales[array], codes + at + first);
     });
   });
+  return finite;
 }
 
 // The places and values of the `count` largest magnitudes, by rising place; of equals the first. Their order is that of
@@ -127,7 +133,7 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
   });
 }
 
-void encode_top(const Update& update, const Wire& into, uint8_t* codes, float* scales, const RandomKey& key) {
+bool encode_top(const Update& update, const Wire& into, uint8_t* codes, float* scales, const RandomKey& key) {
   auto* const indices = const_cast<int32_t*>(into.indices);
   std::vector<float> chosen(static_cast<size_t>(into.count));
   choose(update, into.count, indices, chosen.data());
@@ -142,13 +148,16 @@ void encode_top(const Update& update, const Wire& into, uint8_t* codes, float* s
         kernels().random_words(key, at / kBlock, words, nullptr);
         kernels().encode_two_bits(block, n, words, codes + at / 4, scales + at / kScaleBlock);
       });
-    default: std::memcpy(codes, chosen.data(), chosen.size() * sizeof(float));
+    default:
+      return for_each_block(values, 8, [&](const float* block, int64_t at, int64_t n) {
+        std::memcpy(codes + at * 4, block, static_cast<size_t>(n) * sizeof(float));
+      });
   }
 }
 
 }  // namespace
 
-void encode(const Update& update, const Wire& into, const RandomKey& key) {
+bool encode(const Update& update, const Wire& into, const RandomKey& key) {
   auto* const codes = const_cast<uint8_t*>(into.codes);
   auto* const scales = const_cast<float*>(into.scales);
   switch (into.format) {
@@ -158,7 +167,7 @@ void encode(const Update& update, const Wire& into, const RandomKey& key) {
       return for_each_block(update, 4, [&](const float* values, int64_t at, int64_t n) {
         kernels().encode_sign(values, n, codes + at / 8, scales + at / kScaleBlock);
       });
-    default: encode_row(update, row_of_wire(into.format), codes, scales, key);
+    default: return encode_row(update, row_of_wire(into.format), codes, scales, key);
   }
 }
 

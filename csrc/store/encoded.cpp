@@ -1,6 +1,7 @@
 #include "encoded.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cstring>
 #include <string>
 
@@ -61,6 +62,21 @@ std::vector<Encoded::Array> arrays_of(const WireHead& head, int64_t* nbytes) {
   return found;
 }
 
+// The first place below `count` that is not fit; `count`: all are. Runs are looked at whole, which a compiler can do
+// with vectors.
+template <typename Fit>
+int64_t first_unfit(int64_t count, Fit is_fit) {
+  constexpr int64_t kRun = 1024;
+  int64_t begin = 0;
+  for (; begin + kRun <= count; begin += kRun) {
+    int32_t fit = 1;
+    for (int64_t i = 0; i < kRun; ++i) fit &= static_cast<int32_t>(is_fit(begin + i));
+    if (fit == 0) break;
+  }
+  while (begin < count && is_fit(begin)) ++begin;
+  return begin;
+}
+
 WireHead head_of(const Wire& wire) {
   WireHead head;
   std::memcpy(&head, wire.bytes, sizeof head);
@@ -83,7 +99,7 @@ void Encoded::take(const WireHead& head, Owner memory) {
   }
 }
 
-std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes) {
+std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes, Owner owner) {
   if (count_of_bytes < kWireAligned) refuse("only " + std::to_string(count_of_bytes) + " bytes, and a header has 64");
   WireHead head;
   std::memcpy(&head, from, sizeof head);
@@ -93,12 +109,17 @@ std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes)
   if (count_of_bytes != expected)
     refuse("its header tells of " + std::to_string(expected) + " bytes, and it has " + std::to_string(count_of_bytes));
   auto made = std::make_shared<Encoded>();
-  Owner memory = new_memory(expected, false);
-  Update bytes;
-  bytes.add(from, expected, kFloat32);
-  cpu::copy(bytes, 0, expected, 1, memory.get());
-  std::memcpy(memory.get(), &head, sizeof head);  // what was checked, if its owner has written to it meanwhile
-  made->take(head, std::move(memory));
+  constexpr uintptr_t kLargestItem = 8;
+  if (owner && reinterpret_cast<uintptr_t>(from) % kLargestItem == 0) {
+    made->take(head, Owner(std::move(owner), const_cast<void*>(from)));
+  } else {
+    Owner memory = new_memory(expected);
+    Update bytes;
+    bytes.add(from, expected, kFloat32);
+    cpu::copy(bytes, 0, expected, 1, memory.get());
+    std::memcpy(memory.get(), &head, sizeof head);  // what was checked, if somebody has written to it meanwhile
+    made->take(head, std::move(memory));
+  }
   made->check();
   return made;
 }
@@ -110,10 +131,14 @@ std::shared_ptr<Encoded> Encoded::make(WireFormat format, WireValues values, int
   int64_t nbytes = 0;
   arrays_of(head, &nbytes);
   auto made = std::make_shared<Encoded>();
-  Owner memory = new_memory(nbytes, false);
-  std::memset(memory.get(), 0, static_cast<size_t>(nbytes));
-  std::memcpy(memory.get(), &head, sizeof head);
-  made->take(head, std::move(memory));
+  made->take(head, new_memory(nbytes));
+  std::memcpy(made->data(), &head, sizeof head);
+  const std::vector<Array> all = made->arrays();
+  for (size_t i = 0; i < all.size(); ++i) {  // behind the last elements nobody writes
+    const int64_t end = i + 1 < all.size() ? all[i + 1].begin : nbytes;
+    const int64_t begin = std::max(all[i].begin, end - 4 * kScaleBlock);
+    std::memset(made->data() + begin, 0, static_cast<size_t>(end - begin));
+  }
   return made;
 }
 
@@ -121,16 +146,19 @@ std::shared_ptr<Encoded> Encoded::make(WireFormat format, WireValues values, int
 void Encoded::check() const {
   for (const Array& array : arrays()) {
     if (array.name[0] != 's') continue;
-    for (int64_t i = 0; i < array.count; ++i)
-      if (!(scales[i] >= 0.0f && std::isfinite(scales[i])))
-        refuse("a scale of " + std::to_string(scales[i]) + ", expected a finite one that is not negative");
+    const auto is_fit = [from = scales](int64_t i) { return (from[i] >= 0.0f) & (from[i] <= FLT_MAX); };
+    if (const int64_t i = first_unfit(array.count, is_fit); i < array.count)
+      refuse("a scale of " + std::to_string(scales[i]) + ", expected a finite one that is not negative");
   }
-  int64_t last = -1;
-  for (int64_t k = 0; indices != nullptr && k < count; last = indices[k++])
-    if (indices[k] <= last || indices[k] >= size)
-      refuse("index " + std::to_string(indices[k]) + " after " + std::to_string(last) + ": expected indices below " +
-             std::to_string(size) + " that rise, each once");
-  last = 0;
+  if (indices != nullptr) {
+    int64_t k = first_unfit(count - 1, [from = indices](int64_t i) { return from[i] < from[i + 1]; });
+    if (k < count - 1 || indices[0] < 0 || indices[k] >= size) {
+      k = indices[0] < 0 ? 0 : std::min(k + 1, count - 1);
+      refuse("an index of " + std::to_string(indices[k]) + ": expected indices below " + std::to_string(size) +
+             " that rise, each once");
+    }
+  }
+  int64_t last = 0;
   for (int64_t k = 0; ends != nullptr && k < count; last = ends[k++])
     if (ends[k] <= last || ends[k] > size) refuse("arrays whose ends do not rise to its size");
   if (ends != nullptr && last != size) refuse("arrays that end before its size");

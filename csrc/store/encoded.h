@@ -1,4 +1,4 @@
-// An encoded update in memory of its own, which nobody writes to once it is read or made. Its bytes were checked.
+// An encoded update in memory that nobody writes to once it is read or made. Its bytes were checked.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,9 @@ namespace fastagg::store {
 
 class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
  public:
-  // A copy of these bytes. Throws Refusal, kEncoding, before anything is allocated that is not as large as they are.
-  static std::shared_ptr<Encoded> read(const void* bytes, int64_t nbytes);
+  // These bytes if they have an owner, who promises that they never change; otherwise a copy. Throws Refusal,
+  // kEncoding, before anything is allocated that is not as large as they are.
+  static std::shared_ptr<Encoded> read(const void* bytes, int64_t nbytes, Owner owner = nullptr);
   // Memory for one that will be written: whoever made it writes the arrays, and calls `check`.
   static std::shared_ptr<Encoded> make(WireFormat format, WireValues values, int64_t size, int64_t count);
   void check() const;

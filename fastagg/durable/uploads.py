@@ -145,7 +145,7 @@ class StoredUpload(Upload):
             if len(held) != self._nbytes:
                 raise OSError(errno.EIO, "the file became shorter")
         coded = self._dtype is torch.uint8
-        return Encoded.from_bytes(held) if coded else Pieces([tensor_in(held, self._dtype)]), self._blob
+        return Encoded.from_own(held) if coded else Pieces([tensor_in(held, self._dtype)]), self._blob
 
     def _drop(self) -> None:
         if self._drops is not None:

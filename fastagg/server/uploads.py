@@ -154,4 +154,4 @@ class HeldUpload(Upload):
 
     def _whole(self) -> tuple[object, ...]:
         coded = self._dtype is torch.uint8
-        return (Encoded.from_bytes(self._bytes) if coded else self._held.view(self._dtype),)
+        return (Encoded.from_own(self._held.numpy()) if coded else self._held.view(self._dtype),)

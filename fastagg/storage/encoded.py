@@ -23,7 +23,7 @@ def largest(size: int) -> int:
 
 
 class Encoded:
-    """An update as :func:`fastagg.encode` made it, checked. It never changes, and holds its own memory.
+    """An update as :func:`fastagg.encode` made it, checked. It never changes.
 
     A server takes it in place of an update: ``server.receive(client, encoded)``. It can be pickled.
 
@@ -81,14 +81,17 @@ class Encoded:
             arrays = dict(zip(names, arrays, strict=False)) if len(arrays) == len(names) else arrays
         if not isinstance(arrays, Mapping):
             raise EncodingError(_checks.wrong("arrays", "a mapping from names to arrays", arrays))
-        nbytes, parts = native.encoding.layout(_bytes(arrays, "header", "u1", HEADER))
-        given = {begin: _bytes(arrays, name, kind, count) for name, kind, count, begin in parts}
+        header = _bytes(arrays, "header", "u1", HEADER)
+        _, parts = native.encoding.layout(header)
+        given = [(begin, _bytes(arrays, name, kind, count)) for name, kind, count, begin in parts]
         if extra := sorted(arrays.keys() - {"header", *(name for name, *_ in parts)}):
             raise EncodingError(f"encoded update: an array that its format does not have, {extra[0]!r}")
-        whole = np.zeros(nbytes, np.uint8)
-        for begin, data in {0: _bytes(arrays, "header", "u1", HEADER), **given}.items():
-            whole[begin : begin + data.size] = data
-        return cls(native.encoding.Encoded(whole))
+        whole: list[bytes | memoryview] = [header.data]
+        at = HEADER
+        for begin, data in given:
+            whole += [bytes(begin - at), data.data]
+            at = begin + data.size
+        return cls(native.encoding.Encoded(b"".join(whole)))
 
     def to_bytes(self) -> bytes:
         """Return all of it as bytes."""
@@ -96,7 +99,8 @@ class Encoded:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview | np.ndarray) -> Encoded:
-        """Inverse of :meth:`to_bytes`. The bytes are copied.
+        """Inverse of :meth:`to_bytes`. ``bytes`` are kept as they are, because nobody can write to them; all else is
+        copied.
 
         Raises:
             EncodingError: they are no encoded update.
@@ -105,6 +109,11 @@ class Encoded:
             return cls(native.encoding.Encoded(data))
         except TypeError:
             raise EncodingError(_checks.wrong("data", "bytes", data)) from None
+
+    @classmethod
+    def from_own(cls, data: memoryview | np.ndarray) -> Encoded:
+        """The same of memory that is the caller's own, and that nobody writes to any more: it is kept as it is."""
+        return cls(native.encoding.Encoded(data, own=True))
 
     def decode(self) -> Tensor:
         """Return the numbers that it stands for: fp32 [d], on the CPU."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import EncodingError, ErrorFeedback, TopK, encode
+from fastagg._build import native
 from fastagg.errors import CheckpointError, ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
 
 pytestmark = pytest.mark.kernel
@@ -104,6 +106,34 @@ def test_there_and_back(format: object) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_bytes_are_kept_and_what_can_change_is_copied(format: object) -> None:
+    """Its arrays live as long as somebody has one of them, and bytes as long as they are read."""
+    made = encode(update(70_001), format, seed=0)  # type: ignore[arg-type]
+    data, numbers = made.to_bytes(), made.decode()
+    before = sys.getrefcount(data)
+    native.memory.fail_after(1000)
+    kept = fastagg.Encoded.from_bytes(data)
+    allocated = 1000 - native.memory.left_to_fail()
+    native.memory.fail_after(-1)
+    assert allocated == 0 and sys.getrefcount(data) == before + 1
+    codes = kept.arrays()["codes"]
+    del kept
+    assert sys.getrefcount(data) == before + 1 and codes.tobytes() == made.arrays()["codes"].tobytes()
+    del codes
+    assert sys.getrefcount(data) == before
+    buffer, whole = bytearray(data), np.frombuffer(data, np.uint8)
+    odd = np.concatenate([whole[:1], whole])[1:]  # numbers that begin at odd addresses
+    arrays = {name: one.copy() for name, one in made.arrays().items()}
+    copies = [fastagg.Encoded.from_bytes(given) for given in (buffer, memoryview(buffer), odd, memoryview(data))]
+    copies += [fastagg.Encoded.from_arrays(arrays), fastagg.Encoded.from_own(odd)]
+    assert sys.getrefcount(data) == before + 1  # of `whole`
+    buffer[:], odd[:] = bytes(len(buffer)), 255
+    for array in arrays.values():
+        array[:] = 1
+    assert all(one.to_bytes() == data and torch.equal(one.decode(), numbers) for one in copies)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_feedback_sends_all_in_the_end(format: object) -> None:
     feedback, total, sent = ErrorFeedback(), torch.zeros(2000, dtype=torch.float64), torch.zeros(2000).double()
     restored = ErrorFeedback(0.5)
@@ -137,9 +167,12 @@ def test_settings_that_cannot_be() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError):
             act()  # type: ignore[no-untyped-call]
-    for bad in (torch.nan, torch.inf):
-        with pytest.raises(NonFiniteUpdate):
-            encode(torch.tensor([1.0, bad]), "sign", seed=0)
+    for format in FORMATS:
+        for place, bad in enumerate((torch.nan, -torch.nan, torch.inf, -torch.inf)):
+            x = update(3000)
+            x[(0, 700, 2047, 2999)[place]] = bad
+            with pytest.raises(NonFiniteUpdate):
+                encode(x, format, seed=0)  # type: ignore[arg-type]
 
 
 def changed(encoded: fastagg.Encoded, name: str, place: int, value: float) -> bytes:

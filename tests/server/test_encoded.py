@@ -4,8 +4,11 @@ way, and no vector of the model's size is made for one that waits."""
 from __future__ import annotations
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor
 import fastagg
 from fastagg import TopK, encode
 from fastagg._build import native
+from fastagg.encoding.encode import Values
 from fastagg.errors import ConfigError, EncodingError, NonFiniteUpdate, ShapeMismatch, UpdateTooLarge
 
 pytestmark = pytest.mark.kernel
@@ -145,6 +149,51 @@ def test_in_a_folder_it_is_written_as_it_came(tmp_path: Path) -> None:
             if life == 1:
                 server.checkpoint()
     assert fastagg.audit(tmp_path / "state")["same"]
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("format", ["int8", *(TopK(0.01, values) for values in get_args(Values))], ids=str)
+def test_norms_are_those_of_what_it_stands_for(format: Any) -> None:
+    for size in (1, 2047, 65_536, 65_537, 200_003):
+        ours, plain = (fastagg.FedBuff(torch.zeros(size), buffer_size=3) for _ in range(2))
+        encoded = encode(update(size, size), format, seed=size)
+        for server in (ours, plain):
+            server.dispatch(0)
+        assert ours.receive(0, fastagg.Encoded.from_bytes(encoded.to_bytes())) == plain.receive(0, encoded.decode())
+
+
+def test_bytes_of_many_threads_are_let_go_when_their_step_is_made(tmp_path: Path) -> None:
+    """Each thread drops what it has sent before the round ends, in a folder also before the log is written."""
+    size, count = 70_000, 24
+    data = [encode(update(turn, size), "int8", seed=turn).to_bytes() for turn in range(count)]
+    before = [sys.getrefcount(one) for one in data]
+
+    def make() -> fastagg.Server:
+        return fastagg.FedBuff(torch.zeros(size), lr=1.0, buffer_size=count)
+
+    def send(server: fastagg.Server, client: int) -> None:
+        for turn in range(client, count, 4):
+            buffer = bytearray(data[turn])
+            given = fastagg.Encoded.from_bytes(data[turn] if turn % 2 else buffer)
+            buffer[:] = bytes(len(buffer))
+            server.dispatch(turn)
+            server.receive(turn, given)
+
+    plain, held = make(), make()
+    folder = fastagg.open(tmp_path / "state", make)
+    for server in (held, folder):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(partial(send, server), range(4)))
+        assert server.version == 1 and [sys.getrefcount(one) for one in data] == before
+    for turn in range(count):
+        plain.dispatch(turn)
+        plain.receive(turn, fastagg.Encoded.from_bytes(data[turn]).decode())
+    for server in (held, folder):  # whose updates came in other orders
+        torch.testing.assert_close(server.flat, plain.flat, rtol=0, atol=1e-6)
+    model = folder.flat.clone()
+    folder.close()
+    with fastagg.open(tmp_path / "state", make) as again:
+        assert torch.equal(again.flat, model) and again.version == 1
 
 
 def test_what_waits_needs_no_vector_of_the_models_size() -> None:
