@@ -1,17 +1,19 @@
 """Four workers of different speeds train a small transformer through `fastagg serve`; they join, leave, are killed and
-come back. Every rule at the same time and from the same model, for docs/large-models.md.
+come back. Every rule with the same tokens and from the same model, for docs/large-models.md.
 
-python examples/diloco/compare.py TEXT --seconds 60 --seeds 0,1,2 --out runs.json      any text file
+python examples/diloco/compare.py TEXT --tokens 500e3 --seeds 0,1,2 --out runs.json      any text file
+python examples/diloco/compare.py TEXT --tokens 130e3 --size 10M --only "DiLoCo;HeLoCo"    the page's size
 python examples/diloco/compare.py --plot runs.json picture.png
 
-A worker makes as many steps a second as it is told and not more, so that a run means the same on every machine that is
-fast enough; how many it made is in the file.
+The workers' seconds are those of a clock that they share: a step of a worker takes 1/speed of it, and nobody runs ahead
+of the slowest by more than that one's step. So a run means the same on a busy machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -24,7 +26,7 @@ import time
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load, save_file
@@ -33,29 +35,38 @@ from torch.nn import functional as F
 
 import fastagg
 
-CONTEXT, WIDTH, LAYERS, BATCH = 64, 96, 2, 8
+
+class Size(NamedTuple):
+    context: int
+    width: int
+    layers: int
+    batch: int
+    rate: float  # AdamW's
+    bf16: bool  # matrix products in bfloat16
+
+
+SIZES = {"small": Size(64, 96, 2, 8, 3e-3, False), "10M": Size(128, 384, 6, 4, 1e-3, True)}
+SIZE = SIZES["small"]
 SPEEDS = {"ann": 6.0, "bob": 4.5, "eve": 3.0, "dan": 1.5}  # local steps a second
-STEPS = 24  # H
-# As shares of a run: when a worker comes and goes, and how it ends.
+STEPS = 8  # H
+# As shares of a run's tokens: when a worker comes and goes, and how it ends.
 LIVES = {
     "ann": [(0.0, 2.0, None)],
     "bob": [(0.0, 0.35, signal.SIGKILL), (0.45, 2.0, None)],
     "eve": [(0.0, 0.7, signal.SIGTERM)],
     "dan": [(0.2, 2.0, None)],
 }
-SYNCHRONOUS = {"clients_per_round": 4, "at_least": 3, "grace": 2.0}  # a round may not wait for one that is gone
+SYNCHRONOUS = {"clients_per_round": 4, "at_least": 3, "grace": 12.0}  # a round may not wait for one that is gone
 # Rule, settings, parts, format.
 RUNS: dict[str, tuple[str, dict[str, Any], int, Any]] = {
     "DiLoCo": ("DiLoCo", SYNCHRONOUS, 1, None),
     "AsyncDiLoCo": ("AsyncDiLoCo", {"period": 4, "fastest_steps": STEPS}, 1, None),
     "HeLoCo": ("HeLoCo", {"rho": 0.5}, 1, None),
-    "DecoupledDiLoCo, quorum of 3": ("DecoupledDiLoCo", {"buffer_size": 4, "at_least": 3, "grace": 2.0}, 4, None),
-    "DecoupledDiLoCo, quorum of 2": ("DecoupledDiLoCo", {"buffer_size": 4, "at_least": 2, "grace": 1.0}, 4, None),
-    "AsyncDiLoCo, int8": ("AsyncDiLoCo", {"period": 4, "fastest_steps": STEPS}, 1, "int8"),
-    "AsyncDiLoCo, 2-bit top 3%": (
-        "AsyncDiLoCo", {"period": 4, "fastest_steps": STEPS}, 1, fastagg.TopK(0.03, "int2")
-    ),
-}  # fmt: skip
+    "HeLoCo, int8": ("HeLoCo", {"rho": 0.5}, 1, "int8"),
+    "HeLoCo, 2-bit top 3%": ("HeLoCo", {"rho": 0.5}, 1, fastagg.TopK(0.03, "int2")),
+    "Decoupled, quorum of 3": ("DecoupledDiLoCo", {"buffer_size": 4, "at_least": 3, "grace": 0.0}, 4, None),
+    "Decoupled, quorum of 2": ("DecoupledDiLoCo", {"buffer_size": 4, "at_least": 2, "grace": 0.0}, 4, None),
+}
 
 
 class Block(nn.Module):
@@ -77,18 +88,50 @@ class Network(nn.Module):
 
     def __init__(self, letters: int) -> None:
         super().__init__()
-        self.letters, self.places = nn.Embedding(letters, WIDTH), nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
+        width = SIZE.width
+        self.letters, self.places = nn.Embedding(letters, width), nn.Parameter(0.02 * torch.randn(SIZE.context, width))
         nn.init.normal_(self.letters.weight, std=0.02)
-        self.blocks = nn.Sequential(*[Block(WIDTH) for _ in range(LAYERS)])
-        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, letters)
+        self.blocks = nn.Sequential(*[Block(width) for _ in range(SIZE.layers)])
+        self.last, self.head = nn.LayerNorm(width), nn.Linear(width, letters)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.last(self.blocks(self.letters(x) + self.places)))
 
 
 def loss_of(model: nn.Module, text: Tensor, places: Tensor) -> Tensor:
-    windows = torch.stack([text[at : at + CONTEXT + 1] for at in places])
-    return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+    windows = torch.stack([text[at : at + SIZE.context + 1] for at in places])
+    with torch.autocast("cpu", torch.bfloat16, enabled=SIZE.bf16):
+        said = model(windows[:, :-1])
+    return F.cross_entropy(said.float().flatten(0, 1), windows[:, 1:].flatten())
+
+
+class Clock:
+    """The time that workers share, and the steps that they have made. A worker that waits or is not there has no time
+    of its own, and nobody waits for it."""
+
+    def __init__(self, context: Any) -> None:
+        # Without locks, which a worker that is killed would keep; each writes its own place.
+        self.of = context.Array("d", [math.inf] * len(SPEEDS), lock=False)
+        self.steps, self.latest = context.Array("q", len(SPEEDS), lock=False), context.Value("d", 0.0, lock=False)
+
+    def now(self) -> float:
+        first = min(self.of)
+        return first if first < math.inf else self.latest.value
+
+    def begin(self, worker: int, at: float) -> None:
+        self.of[worker] = at
+
+    def end(self, worker: int) -> None:
+        if self.of[worker] < math.inf:
+            self.latest.value = max(self.latest.value, self.of[worker])
+        self.of[worker] = math.inf
+
+    def step(self, worker: int, speed: float, ahead: float) -> None:
+        """Count a step, and wait until nobody is behind by more than ``ahead``."""
+        self.of[worker] += 1 / speed
+        self.steps[worker] += 1
+        while self.of[worker] > self.now() + ahead:
+            time.sleep(0.002)
 
 
 class Counting(fastagg.clients.HttpClient):
@@ -102,13 +145,16 @@ class Counting(fastagg.clients.HttpClient):
         return found
 
 
-def work(name: str, life: int, seed: int, text: Tensor, letters: int, url: str, run: str, log: Path) -> None:
+def work(
+    name: str, life: int, seed: int, text: Tensor, letters: int, url: str, run: str, log: Path, clock: Clock
+) -> None:
     """Be a worker until somebody ends it. After each round a line of the log has what counted."""
     torch.manual_seed(1000 * seed + 100 * life + list(SPEEDS).index(name))
     rule, settings, parts, form = RUNS[run]
-    speed = SPEEDS[name]
+    worker, speed = list(SPEEDS).index(name), SPEEDS[name]
+    ahead = math.inf if rule == "DiLoCo" else 1 / min(SPEEDS.values())  # in a round nobody needs to be slowed down
     model = Network(letters)
-    inner = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    inner = torch.optim.AdamW(model.parameters(), lr=SIZE.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     client = Counting(url, name, format=form, patience=600)
     named = dict(model.named_parameters())
     arrays = [[named[array[0]].data for array in part] for part in client.layout["parts"]]
@@ -120,7 +166,11 @@ def work(name: str, life: int, seed: int, text: Tensor, letters: int, url: str, 
 
     def pull(part: int) -> None:
         paced = speed if "fastest_steps" in settings else None
+        if rule == "DiLoCo" and part in starts:
+            clock.end(worker)
         starts[part] = client.task(part, newer=rule == "DiLoCo", speed=paced)
+        if clock.of[worker] == math.inf:
+            clock.begin(worker, clock.latest.value)
         if rule == "DecoupledDiLoCo" and versions.get(part) == client._tasks[part].version:
             starts[part] = flat(part)  # the quorum has not come yet: it trains on, and sends what comes from now on
             return
@@ -131,22 +181,22 @@ def work(name: str, life: int, seed: int, text: Tensor, letters: int, url: str, 
 
     for part in range(parts):
         pull(part)
-    tokens, turn, due = dict.fromkeys(range(parts), 0), 0, time.monotonic()
+    tokens, turn = dict.fromkeys(range(parts), 0), 0
     while True:
         part = turn % parts  # fragments come in turn, and training goes on with the others as they are
         for _ in range(max((client.local_steps or STEPS) // parts, 1)):
-            loss = loss_of(model, text, torch.randint(len(text) - CONTEXT, (BATCH,)))
+            loss = loss_of(model, text, torch.randint(len(text) - SIZE.context, (SIZE.batch,)))
             inner.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             inner.step()
             for one in tokens:
-                tokens[one] += BATCH * CONTEXT
-            due += 1 / speed
-            time.sleep(max(due - time.monotonic(), 0))
-            due = max(due, time.monotonic() - 1 / speed)  # a machine that is too slow is not caught up with
+                tokens[one] += SIZE.batch * SIZE.context
+            clock.step(worker, speed, ahead)
         delta = flat(part) - starts[part]
-        client.num_samples = tokens[part] * BATCH * CONTEXT if rule == "DecoupledDiLoCo" else None  # tokens^2/steps
+        client.num_samples = (
+            tokens[part] * SIZE.batch * SIZE.context if rule == "DecoupledDiLoCo" else None
+        )  # tokens^2/steps
         counted = True
         try:
             client.send(delta, part)
@@ -160,11 +210,12 @@ def work(name: str, life: int, seed: int, text: Tensor, letters: int, url: str, 
         pull(part)
 
 
-def one(run: str, seed: int, text: Tensor, letters: int, seconds: float) -> dict[str, Any]:
+def one(run: str, seed: int, text: Tensor, letters: int, budget: float) -> dict[str, Any]:
     """Return the loss on the text's end, tokens and bytes at several times of one run."""
     rule, settings, parts, _ = RUNS[run]
     torch.manual_seed(seed)
     model, context = Network(letters), multiprocessing.get_context("fork")
+    clock, index = Clock(context), list(SPEEDS).index
     train, held = text[: -len(text) // 20], text[-len(text) // 20 :]
     shards = dict(zip(SPEEDS, train.tensor_split(len(SPEEDS)), strict=True))
     with socket.socket() as probe, tempfile.TemporaryDirectory() as name:
@@ -182,23 +233,28 @@ def one(run: str, seed: int, text: Tensor, letters: int, seconds: float) -> dict
         try:
             while not answers(url):
                 time.sleep(0.2)
-            begun, taken = time.time(), -1.0
+            taken, share = -1.0, 0.0
             plan = [(name, life, *when) for name, lives in LIVES.items() for life, when in enumerate(lives)]
-            while (now := time.time() - begun) < seconds:
+            while share < 1.0:
+                share = sum(clock.steps) * SIZE.batch * SIZE.context / budget
                 for name, life, comes, goes, how in plan:
-                    if comes * seconds <= now < goes * seconds and (name, life) not in there:
+                    if comes <= share < goes and (name, life) not in there:
                         file = folder / f"{name}-{life}.log"
+                        clock.begin(index(name), clock.now())
                         there[name, life] = context.Process(
-                            target=work, args=(name, life, seed, shards[name], letters, url, run, file), daemon=True
-                        )
+                            target=work, args=(name, life, seed, shards[name], letters, url, run, file, clock),
+                            daemon=True,
+                        )  # fmt: skip
                         there[name, life].start()
-                    elif now >= goes * seconds and there[name, life].is_alive():
+                    elif share >= goes and there[name, life].is_alive():
                         os.kill(there[name, life].pid, how)
                         there[name, life].join()
-                if now - taken >= seconds / 16:
-                    taken = now
-                    found.append((time.time() - begun, load(urllib.request.urlopen(f"{url}/model").read())))
-                time.sleep(0.1)
+                        clock.end(index(name))
+                if share - taken >= 1 / 10 or share >= 1.0:
+                    taken = share
+                    arrays = load(urllib.request.urlopen(f"{url}/model").read())
+                    found.append((time.time(), max(clock.now(), found[-1][1] if found else 0.0), arrays))
+                time.sleep(0.02)
         finally:
             for process in there.values():
                 process.kill()
@@ -209,14 +265,16 @@ def one(run: str, seed: int, text: Tensor, letters: int, seconds: float) -> dict
         made = {name: 0.0 for name in SPEEDS}
         for file in folder.glob("*.log"):
             made[file.stem[:3]] += sum(json.loads(line)["tokens"] for line in file.read_text().splitlines())
-    places = torch.randint(len(held) - CONTEXT, (128,), generator=torch.Generator().manual_seed(0))
+    places = torch.randint(
+        len(held) - SIZE.context, (4096 // SIZE.context,), generator=torch.Generator().manual_seed(0)
+    )
     points = []
-    for at, arrays in found:
+    for at, seconds, arrays in found:
         model.load_state_dict(arrays)
         with torch.no_grad():
             loss = loss_of(model, held, places).item()
-        before = [line for line in lines if line["at"] - begun <= at]
-        points.append({"seconds": round(at, 2), "loss": round(loss, 4)}
+        before = [line for line in lines if line["at"] <= at]
+        points.append({"seconds": round(seconds, 2), "loss": round(loss, 4)}
                       | {what: sum(line[what] for line in before) for what in ("tokens", "up", "down")})  # fmt: skip
     return {"run": run, "seed": seed, "points": points, "tokens of each": made}
 
@@ -240,18 +298,21 @@ def at(points: list[dict[str, Any]], what: str, value: float) -> float:
 def told(runs: list[dict[str, Any]]) -> str:
     """The table: losses at the same tokens (the fewest that a run has) and at the end, over seeds."""
     same = min(run["points"][-1]["tokens"] for run in runs)
-    lines = [f"| | loss at {same:,.0f} tokens | at the end | tokens by then | MB sent | MB got |\n|---|" + "---:|" * 5]
+    lines = [f"| | loss at {same:,.0f} tokens | at the end | tokens by then | seconds | MB sent | MB got |"]
+    lines.append("|---|" + "---:|" * 6)
     for name in dict.fromkeys(run["run"] for run in runs):
         mine = [run["points"] for run in runs if run["run"] == name]
 
         def spread(values: list[float], digits: int = 2) -> str:
-            return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+            several = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
+            return f"{statistics.mean(values):.{digits}f}{several}"
 
         last = [points[-1] for points in mine]
         lines.append(
             f"| {name} | {spread([at(points, 'tokens', same) for points in mine])} | "
             f"{spread([point['loss'] for point in last])} | "
-            f"{statistics.mean(p['tokens'] for p in last):,.0f} | {statistics.mean(p['up'] for p in last) / 1e6:.1f} | "
+            f"{statistics.mean(p['tokens'] for p in last):,.0f} | {statistics.mean(p['seconds'] for p in last):.0f} | "
+            f"{statistics.mean(p['up'] for p in last) / 1e6:.1f} | "
             f"{statistics.mean(p['down'] for p in last) / 1e6:.1f} |"
         )
     return "\n".join(lines)
@@ -260,58 +321,65 @@ def told(runs: list[dict[str, Any]]) -> str:
 def plot(runs: list[dict[str, Any]], path: str) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(9.6, 3.5), layout="constrained")
+    names, first = list(dict.fromkeys(run["run"] for run in runs)), runs[0]["seed"]
     for axes, (what, label, scale) in zip(
         figure.subplots(1, 3, sharey=True),
-        (("seconds", "seconds", 1), ("tokens", "thousand tokens that counted", 1e3), ("up", "MB sent by workers", 1e6)),
+        (("tokens", "thousand tokens that counted", 1e3), ("seconds", "seconds of the workers' clock", 1),
+         ("up", "MB sent by workers", 1e6)),
         strict=True,
-    ):
-        for number, name in enumerate(dict.fromkeys(run["run"] for run in runs)):
-            for run in (run for run in runs if run["run"] == name):
-                points = run["points"] if what != "up" else [point for point in run["points"] if point["up"]]
-                label_ = name if run["seed"] == runs[0]["seed"] else None
-                axes.plot(
-                    [point[what] / scale for point in points], [point["loss"] for point in points],
-                    color=f"C{number}", alpha=0.8, linewidth=1.2, label=label_,
-                )  # fmt: skip
+    ):  # fmt: skip
+        for run in runs:
+            points = run["points"] if what != "up" else [point for point in run["points"] if point["up"]]
+            axes.plot(
+                [point[what] / scale for point in points], [point["loss"] for point in points],
+                color=f"C{names.index(run['run'])}", linestyle=(0, (4, 1.5)) if "," in run["run"] else "-",
+                marker="o", markersize=2.5, linewidth=1.3, label=run["run"] if run["seed"] == first else None,
+            )  # fmt: skip
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
         if what == "up":
             axes.set_xscale("log")
-        elif what == "tokens":
-            axes.legend(fontsize=7)
     figure.axes[0].set_ylabel("loss of held-out text")
-    figure.savefig(path, dpi=85)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names), frameon=False
+    )
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", nargs="?", type=Path)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--tokens", type=float, default=500e3)
+    parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", nargs=2)
     given = parser.parse_args()
+    global SIZE
+    SIZE = SIZES[given.size]
     if given.plot:
-        runs = json.loads(Path(given.plot[0]).read_text())["runs"]
+        runs = sorted(json.loads(Path(given.plot[0]).read_text())["runs"], key=lambda run: [*RUNS].index(run["run"]))
         print(told(runs))
         return plot(runs, given.plot[1])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # workers and server end, too
     torch.set_num_threads(1)
     data = given.text.read_bytes()
     letters = sorted(set(data))
     text = torch.searchsorted(torch.tensor(letters), torch.tensor(list(data)))
     runs: list[dict[str, Any]] = []
     for seed in map(int, given.seeds.split(",")):
-        for run in RUNS:
-            if given.only in run:
-                runs.append(one(run, seed, text, len(letters), given.seconds))
-                last = runs[-1]["points"][-1]
-                print(f"seed {seed}, {run}: {last}, {runs[-1]['tokens of each']}", flush=True)
-                if given.out is not None:
-                    made = {"seconds": given.seconds, "steps": STEPS, "speeds": SPEEDS, "text": given.text.name,
-                            "parameters": sum(p.numel() for p in Network(len(letters)).parameters())}  # fmt: skip
-                    given.out.write_text(json.dumps({**made, "runs": runs}, indent=1) + "\n")
+        for run in given.only.split(";") if given.only else RUNS:
+            runs.append(one(run, seed, text, len(letters), given.tokens))
+            last = runs[-1]["points"][-1]
+            print(f"seed {seed}, {run}: {last}, {runs[-1]['tokens of each']}", flush=True)
+            if given.out is not None:
+                parameters = sum(p.numel() for p in Network(len(letters)).parameters())
+                made = {"tokens": given.tokens, "steps": STEPS, "speeds": SPEEDS, "text": given.text.name}
+                made |= {"size": SIZE._asdict(), "parameters": parameters}
+                given.out.write_text(json.dumps({**made, "runs": runs}, indent=1) + "\n")
     print(told(runs))
 
 
