@@ -1,6 +1,8 @@
-"""Encoded updates: whole rounds and arrivals, and the client's encoder. An upload is read from its bytes each time.
+r"""Encoded updates: whole rounds and arrivals, and the client's encoder. An upload is read from its bytes each time.
 
-All of it: pytest bench/ --case "*int8*" --case "*top-k*" --case "fp32 round*" --sizes 1e5,1e6,1e7,1e8 --threads 2
+All of it, two threads (a minute or two for each case and size):
+pytest bench/ --case "round in int8" --case "arrival of top-k*" --case "ACE int8 from int8" --case "fp32 round*" \
+  --case "encoder int8" --sizes 1e5,1e6,1e7,1e8 --threads 2
 """
 
 from __future__ import annotations
