@@ -26,6 +26,8 @@ part_of() { # FILE: what of fastagg_races runs its kernels
     norms.cuh) echo norms ;;
     moments.cuh) echo steps ;;
     cached_step.cu) echo rows ;;
+    combine.cu) echo combining ;;
+    noisy_step.cu) echo noise ;;
     distill.cu) echo distillation ;;
     *) echo "$1 has barriers: which part of fastagg_races runs them?" >&2; exit 1 ;;
   esac

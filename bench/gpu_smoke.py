@@ -26,6 +26,8 @@ RULES = {
     "ACE, fp32": lambda x: fastagg.ACE(x, lr=0.1, num_clients=3),
     "HeLoCo": lambda x: fastagg.HeLoCo([x[:3000], x[3000:]]),
     "FedBuff, private": lambda x: fastagg.FedBuff(x, buffer_size=3, privacy=fastagg.Gaussian(1.0, 0.5)),
+    "median": lambda x: fastagg.Server(x, fastagg.Robust("median", 3), fastagg.Adam(0.1)),
+    "Krum": lambda x: fastagg.Server(x, fastagg.Robust("multi_krum", 3), fastagg.SGD(0.5)),
 }
 FORMATS = ("int8", "int4", "int8-tensor", "sign", fastagg.TopK(0.01, "int2"))
 
@@ -53,7 +55,7 @@ def main() -> None:
     device = "cpu" if emulated else "cuda"
     name = "emulated" if emulated else torch.cuda.get_device_name()
     print(f"{name}; CUDA {torch.version.cuda}; compiled for {info['cuda_architectures']}")
-    encoded = [(f"FedBuff, {form}", RULES["FedBuff"], form) for form in FORMATS]
+    encoded = [(f"{rule}, {form}", RULES[rule], form) for rule in ("FedBuff", "median") for form in FORMATS]
     for rule, make, form in [*((rule, make, None) for rule, make in RULES.items()), *encoded]:
         expected, _ = played(make, "cpu", form)
         with place.emulated() if emulated else contextlib.nullcontext():

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "math/chacha.h"
+#include "math/combine.h"
 #include "math/directions.h"
 #include "math/hyper.h"
 #include "math/philox.h"
@@ -25,7 +26,7 @@ constexpr Dtype kWholeNumbers = static_cast<Dtype>(3);
 // with the device's addresses.
 constexpr Dtype kEncoded = static_cast<Dtype>(8), kEncodedThere = static_cast<Dtype>(9);
 struct WireThere : Wire {
-  const float* numbers = nullptr;  // that it stands for
+  const float* numbers = nullptr;  // that it stands for; null: they are let go
 };
 
 // An update as it arrived: consecutive pieces of the flat vector, each contiguous, read where they lie.
@@ -105,14 +106,14 @@ struct Held {
   float by;
 };
 
-// What the updates of a round become where that is not their sum, block by block: `rows` are `n` elements of each, at
-// most 1,024, in the order in which they came, not multiplied yet. Several threads call it, for blocks of their own.
+// What the updates of a round become where that is not their sum.
+class Runner;
 class Combine {
  public:
   virtual ~Combine() = default;
-  // What each update is multiplied by as it is combined. May refuse.
-  virtual void weigh(const std::vector<Held>& held, int64_t size, float* weights) const = 0;
-  virtual void block(const float* const* rows, int64_t count, const float* weights, int64_t n, float* out) const = 0;
+  // What each update is multiplied by as it is combined, which the runner may have to find out. May refuse.
+  virtual void weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const = 0;
+  virtual Combining how(int64_t count) const = 0;
 };
 
 // A place for a block of every update that waits, for as many threads as there are.

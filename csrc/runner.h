@@ -22,6 +22,11 @@ class Runner {
  public:
   virtual ~Runner() = default;
   virtual void step(const Update& update, const Direction& direction, const Optimizer& optimizer) = 0;
+  // [count, count], in double, on the diagonal and above it: the sums over all elements of the products of two updates,
+  // each times what it is multiplied by; if `apart`, of the squares of their differences. `wanted`, [count, count]: the
+  // pairs; null: all. At once, everywhere.
+  virtual std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted,
+                                        bool apart) = 0;
   // `upper` is for the processor alone.
   virtual void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) = 0;
   virtual void recompute_sum(const Rows& rows, const float* weights, float* sum) = 0;
@@ -40,7 +45,7 @@ class Runner {
   // Gets the kernels of this optimizer, and of what else a rule needs, ready, so that the first arrival need not.
   struct Needs {
     int format = -1;  // of rows; negative: there are none
-    bool noise = false, turns = false;
+    bool noise = false, turns = false, combines = false;
   };
   virtual void load(const Optimizer&, const Needs&) {}
 
@@ -50,13 +55,16 @@ class Runner {
     Update& update;
     store::Owner& owner;  // of its memory
     bool in_host;
-    bool stays;        // it is read again later
+    bool stays;        // it is read again later,
+    bool encoded;      // and if it is encoded, its bytes alone
     bool waits;        // the caller waits for the verdict, before it asks for more
     double clip_norm;  // 0: none
   };
   virtual std::shared_ptr<Judgement> judge(const Unread&) { return nullptr; }
   // Finds what is asked of each tensor of an update on the device, and waits for it.
   virtual void sum_tensors(const Update&, cpu::Tensors&) {}
+  // Lets an update that its sender may change become a copy, where `judge` is not asked.
+  virtual void keep(Update&, store::Owner&) {}
   // The verdict of the last judge on the device, and whether the kernels of the next `prepare` obey one (cuda.h). Null:
   // none.
   virtual const void* verdict() const { return nullptr; }

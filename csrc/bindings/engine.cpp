@@ -665,7 +665,9 @@ py::list waiting_of(const Shared& server) {
     entry["client"] = to_python(answer.client);
     entry["gain"] = brings.gain, entry["weight"] = brings.weight;
     entry["share"] = brings.share, entry["norm"] = brings.norm;
-    entry["update"] = tensors_in(answer.owner, answer.update, true);
+    const engine::HeldUpdate kept{answer.update, answer.owner};
+    const auto here = server.device < 0 ? kept : engine::moved(kept, server.engine->memory(), false);
+    entry["update"] = tensors_in(here.owner, here.update, true);
     entry["reported"] =
         answer.reported ? py::cast(std::const_pointer_cast<engine::Reported>(answer.reported)) : py::none();
     found.append(entry);

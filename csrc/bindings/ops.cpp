@@ -8,6 +8,7 @@
 
 #include "../cpu/combine.h"
 #include "../cpu/cpu.h"
+#include "../engine/on_cpu.h"
 #include "../engine/optimizer.h"
 #include "../engine/robust.h"
 #if defined(FASTAGG_CUDA)
@@ -201,7 +202,8 @@ void combine(const std::vector<std::pair<const Update*, float>>& updates, const 
   if (held.empty()) throw Refused("combine: there is no update");
   Desks desks(held.size());
   const Released released;
-  rule.weigh(held, held.front().update->size, desks.weights());
+  engine::OnCpu runner;
+  rule.weigh(held, held.front().update->size, runner, desks.weights());
   cpu::combine(held, rule, desks, at(out));
 }
 

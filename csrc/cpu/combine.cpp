@@ -6,35 +6,6 @@
 #include "blocks.h"
 
 namespace fastagg::cpu {
-namespace {
-
-// A squared distance below this share of both squares has lost 20 bits of 53.
-constexpr double kLost = 0x1p-20;
-
-// Sums over all elements for pairs of updates, [count, count] above the diagonal.
-std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted, bool apart) {
-  const size_t pairs = held.size() * held.size();
-  const int64_t count = static_cast<int64_t>(held.size()), groups = (size + kGroup - 1) / kGroup;
-  std::vector<double> sums(static_cast<size_t>(groups) * pairs), found(pairs);
-  Desks desks(held.size());
-  for (size_t k = 0; k < held.size(); ++k) desks.weights()[k] = held[k].by;
-  const Kernels& table = kernels();
-  auto group = [&](int64_t index) {
-    const Desks::Place place(desks);
-    double* const to = sums.data() + static_cast<size_t>(index) * pairs;
-    for (int64_t at = index * kGroup, end = std::min(size, at + kGroup); at < end; at += kBlock) {
-      const int64_t n = std::min(kBlock, end - at);
-      rows_at(held, table, at, n, place);
-      table.add_pairs({place.rows(), desks.weights(), count, n, apart, wanted, to});
-    }
-  };
-  parallel(groups, std::max(size * count * 4, kWorthSharing), group);
-  for (size_t pair = 0; pair < pairs; ++pair)
-    found[pair] = total_of_groups(static_cast<size_t>(groups), [&](size_t g) { return sums[g * pairs + pair]; });
-  return found;
-}
-
-}  // namespace
 
 void rows_at(const std::vector<Held>& held, const Kernels& table, int64_t at, int64_t n, const Desks::Place& place) {
   for (size_t k = 0; k < held.size(); ++k) {
@@ -59,30 +30,30 @@ void combine(const std::vector<Held>& held, const Combine& combine, Desks& desks
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t n = std::min(kBlock, end - at);
       rows_at(held, kernels(), at, n, place);
-      combine.block(place.rows(), count, desks.weights(), n, out + at);
+      combine_rows(combine.how(count), place.rows(), count, desks.weights(), n, out + at);
     }
   });
 }
 
-std::vector<double> squared_distances(const std::vector<Held>& held, int64_t size) {
-  const size_t count = held.size();
-  std::vector<double> found = pair_sums(held, size, nullptr, false);
-  std::vector<uint8_t> near(count * count);
-  bool any = false;
-  for (size_t i = 0; i < count; ++i)
-    for (size_t k = i + 1; k < count; ++k) {
-      double& square = found[i * count + k];
-      const double both = found[i * count + i] + found[k * count + k];
-      square = both - 2.0 * square;
-      any |= near[i * count + k] = square < kLost * both ? 1 : 0;
+std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted, bool apart) {
+  const size_t pairs = held.size() * held.size();
+  const int64_t count = static_cast<int64_t>(held.size()), groups = (size + kGroup - 1) / kGroup;
+  std::vector<double> sums(static_cast<size_t>(groups) * pairs), found(pairs);
+  Desks desks(held.size());
+  for (size_t k = 0; k < held.size(); ++k) desks.weights()[k] = held[k].by;
+  const Kernels& table = kernels();
+  auto group = [&](int64_t index) {
+    const Desks::Place place(desks);
+    double* const to = sums.data() + static_cast<size_t>(index) * pairs;
+    for (int64_t at = index * kGroup, end = std::min(size, at + kGroup); at < end; at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      rows_at(held, table, at, n, place);
+      table.add_pairs({place.rows(), desks.weights(), count, n, apart, wanted, to});
     }
-  if (any) {
-    const std::vector<double> again = pair_sums(held, size, near.data(), true);
-    for (size_t pair = 0; pair < near.size(); ++pair)
-      if (near[pair] != 0) found[pair] = again[pair];
-  }
-  for (size_t i = 0; i < count; ++i)
-    for (size_t k = i + 1; k < count; ++k) found[k * count + i] = found[i * count + k];
+  };
+  parallel(groups, std::max(size * count * 4, kWorthSharing), group);
+  for (size_t pair = 0; pair < pairs; ++pair)
+    found[pair] = total_of_groups(static_cast<size_t>(groups), [&](size_t g) { return sums[g * pairs + pair]; });
   return found;
 }
 

@@ -97,29 +97,15 @@ FASTAGG_FN void for_sorted(const Combination& c, Finish finish) {
 void combine_trimmed(const Combination& c) {
   if (c.count <= kFewRows) return trimmed_up_to(c);
   for_sorted(c, [&](const float* values, int64_t width) FASTAGG_INLINE {
-    F sum{};
-    for (int64_t k = c.cut; k < c.count - c.cut; ++k) sum = sum + Simd::load(values + k * width);
-    return sum / static_cast<float>(c.count - 2 * c.cut);
+    return trimmed_mean<F>(c.count, c.cut, [=](int64_t k) FASTAGG_INLINE { return Simd::load(values + k * width); });
   });
 }
 
-// The values that count are neighbours. They begin with the smallest; the window moves up for as long as the value that
-// enters is nearer to the median than the one that leaves.
 void combine_around(const Combination& c) {
-  const int64_t kept = c.count - c.cut;
   for_sorted(c, [&](const float* values, int64_t width) FASTAGG_INLINE {
-    const auto at = [=](int64_t k) FASTAGG_INLINE { return Simd::load(values + k * width); };
-    const F median = (at((c.count - 1) / 2) + at(c.count / 2)) * 0.5f;
-    const auto moves = [=](int64_t k) FASTAGG_INLINE { return (I)(at(k + kept) - median < median - at(k)); };
-    const F none{};
-    F sum{};
-    for (int64_t k = 0; k < c.count; ++k) {
-      I counts = ~I{};
-      if (k < c.cut) counts &= ~moves(k);
-      if (k >= kept) counts &= moves(k - kept);
-      sum = sum + chosen(counts, at(k), none);
-    }
-    return sum / static_cast<float>(kept);
+    return mean_around<F>(
+        c.count, c.cut, [=](int64_t k) FASTAGG_INLINE { return Simd::load(values + k * width); },
+        [](auto holds, F yes, F no) FASTAGG_INLINE { return chosen((I)holds, yes, no); });
   });
 }
 
@@ -148,7 +134,6 @@ void combine_mean(const Combination& given) {
 
 // -- squared distances
 
-constexpr int64_t kSumLanes = 8;                     // an element's products are added to the lane of its number mod 8
 constexpr int64_t kHeldSums = kSumLanes / kDoubles;  // vectors of them
 constexpr int64_t kTile = kFloats == 16 ? 4 : 2;     // rows whose sums with as many others are in registers
 

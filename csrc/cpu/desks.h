@@ -14,8 +14,9 @@ namespace fastagg {
 
 class Desks {
  public:
-  explicit Desks(size_t updates)
-      : taken_(static_cast<size_t>(cpu::threads())),
+  // Without `blocks` only weights have a place.
+  explicit Desks(size_t updates, bool blocks = true)
+      : taken_(blocks ? static_cast<size_t>(cpu::threads()) : 0),
         weights_(updates),
         rows_(taken_.size() * updates),
         memory_(rows_.size() * kBlock) {}

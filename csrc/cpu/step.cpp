@@ -343,8 +343,9 @@ class Step {
     if (direction_.buffer.combine != nullptr) {
       const Desks::Place place(*direction_.buffer.desks);
       rows_at(held, table_, at, n, place);
-      direction_.buffer.combine->block(place.rows(), static_cast<int64_t>(held.size()),
-                                       direction_.buffer.desks->weights(), n, scratch.values);
+      const auto count = static_cast<int64_t>(held.size());
+      combine_rows(direction_.buffer.combine->how(count), place.rows(), count, direction_.buffer.desks->weights(), n,
+                   scratch.values);
       Run run = run_at(scratch.values, at, n);
       run.gain = 1.0f, run.weight = run.scale;
       return finish(kAlongSingle, run, at);

@@ -68,6 +68,34 @@ void sum_parts(const Update& update, const Parts& parts, const Where& where);
 // out = the numbers that an encoded update stands for. Its arrays are on the device.
 void decode(const Wire& wire, float* out, const Where& where);
 
+// An update that waits: one vector of any type or, without data, encoded. It counts `by` times. And all of them, of
+// `size` elements; on the device, too.
+struct HeldRow {
+  const void* data = nullptr;
+  Dtype dtype = kFloat32;
+  float by = 1.0f;
+  Wire wire;
+};
+struct HeldRows {
+  const HeldRow* of;
+  int64_t count, size;
+};
+
+// out = the rows combined (math/combine.h).
+void combine(const HeldRows& rows, const Combining& how, float* out, const Where& where);
+
+// Sums over pairs of rows, as Runner::pair_sums tells, by group (math/reduce.h) and a tile of kSide*kSide pairs at a
+// time. Tile t has the rows from t/n*kSide on, and from t%n*kSide on, of n tiles in a row; `listed` are those that are
+// wanted. sums: [listed, kSide, kSide, groups].
+constexpr int64_t kSide = 8;
+struct Tiles {
+  const int32_t* listed;
+  int64_t count;
+  bool apart;
+  double* sums;
+};
+void pair_sums(const HeldRows& rows, const Tiles& tiles, const Where& where);
+
 // out = acc + weight*update. If acc is null, a new sum begins.
 void accumulate(const Update& update, const float* acc, double weight, float* out, const Where& where);
 

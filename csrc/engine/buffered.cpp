@@ -26,7 +26,7 @@ double weight_of(const Contribution& one) { return one.weight * one.share; }
 Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
                    const std::optional<Privacy::Setting>& privacy)
     : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {
-  is.keeps = setting_.combine != nullptr;
+  is.keeps = is.combines = setting_.combine != nullptr;
   is.sums = this;
   if (privacy) is.privacy = &privacy_.emplace(*privacy, setting.size, memory_);
   unit = setting.unit;
@@ -83,8 +83,8 @@ void Buffered::plan_held() {
   if (terms_.empty() && !setting_.combine) return;
   for (const Contribution& one : given_) terms_.push_back({one.update, factor(one)});
   if (!setting_.combine) return;
-  desks_ = std::make_unique<Desks>(terms_.size());
-  setting_.combine->weigh(terms_, setting_.size, desks_->weights());
+  desks_ = std::make_unique<Desks>(terms_.size(), memory_->is_host());
+  setting_.combine->weigh(terms_, setting_.size, *is.runner, desks_->weights());
 }
 
 // Whether an update that only has to be added up may wait as it came.
@@ -211,6 +211,7 @@ void Buffered::run_held(Runner& runner, const Updates& updates, const Optimizer&
     direction.buffer.held = &terms_;
     direction.buffer.combine = setting_.combine.get();
     direction.buffer.desks = desks_.get();
+    for (const HeldUpdate& one : waiting_) runner.hold(one.owner);
     return runner.step(*terms_.back().update, direction, optimizer);
   }
   if (outcome_ != Outcome::kStep || updates.empty()) {
@@ -307,16 +308,24 @@ void Buffered::fields(Archive& archive) {
   archive.field("total", total_);
   if (privacy_) privacy_->fields(archive);
   if (exact()) return exact_fields(archive);
-  if (archive.loads() ? archive.has("held") : !waiting_.empty()) archive.held("held", waiting_, setting_.size);
+  if (archive.loads() ? archive.has("held") : !waiting_.empty()) {
+    std::vector<HeldUpdate> here;  // as they are in the host's memory
+    if (!archive.loads())
+      for (const HeldUpdate& one : waiting_) here.push_back(memory_->is_host() ? one : moved(one, *memory_, false));
+    archive.held("held", here, setting_.size);
+    if (archive.loads()) waiting_ = std::move(here);
+  }
   if (archive.loads()) load_held();
   if (archive.loads() && !fresh() && !acc_) acc_ = memory_->vector(setting_.size);
   const bool there = archive.vector("acc", acc_, setting_.size, !fresh());  // between rounds the sum is empty
   if (!archive.loads()) return;
   check_loaded(there);
-  if (!memory_->is_host() && !waiting_.empty()) add_loaded();
+  if (memory_->is_host() || waiting_.empty()) return;
+  if (!setting_.combine) return add_loaded();
+  for (HeldUpdate& one : waiting_) one = moved(one, *memory_, true);
 }
 
-// On a device nothing waits: what did is added here, before it goes there.
+// On a device nothing waits that is to be added: what did is added here, before it goes there.
 void Buffered::add_loaded() {
   const int64_t nbytes = setting_.size * static_cast<int64_t>(sizeof(float));
   const store::Vector sum = store::new_vector(setting_.size);

@@ -100,10 +100,12 @@ class DirectionState {
     bool blends = false;      // it reads the versions that updates were trained from
     bool reads_once = false;  // one update's norm may be found by `run`, aside
     bool keeps = false;       // it keeps updates until their round is complete
+    bool combines = false;    // which becomes something else than their sum
     Sums* sums = nullptr;
     RowKeeper* rows = nullptr;
     Ages* ages = nullptr;
     Privacy* privacy = nullptr;
+    Runner* runner = nullptr;         // its server's, which `plan` may ask
     cpu::Tensors* tensors = nullptr;  // what it wants to know of each tensor, and of the optimizer's m
   };
   Traits is;

@@ -43,11 +43,12 @@ Engine::Engine(const Settings& settings, std::shared_ptr<DirectionState> directi
       inspector_(inspector_of(settings_, *direction_, *runner_)),
       extension_(std::move(extension)),
       model_(std::move(model)) {
+  direction_->is.runner = runner_.get();
   const InOrder order(*runner_);  // the caller has made the model on its stream
   if (!steps_in_python())
     runner_->load(optimizer_.planned(0, optimizer_.settings.lr, model_.data, model_.data),
                   {direction_->is.rows ? direction_->is.rows->format : -1, direction_->is.privacy != nullptr,
-                   direction_->is.tensors != nullptr});
+                   direction_->is.tensors != nullptr, direction_->is.combines});
 }
 
 Engine::~Engine() { runner_->settle(); }

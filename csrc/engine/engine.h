@@ -104,6 +104,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   DirectionState& direction() { return *direction_; }
   const OptimizerState& optimizer() const { return optimizer_; }
   const store::Vector& model() const { return model_; }
+  store::Memory& memory() const { return *memory_; }
   const store::Owner& state() const { return state_; }
   void set_state(store::Owner state) { state_ = std::move(state); }
   // The current version, for somebody who may hold it: it never changes from now on.

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <stdexcept>
+#include <type_traits>
+#include <utility>
 
 #include "../cpu/cpu.h"
 #include "../store/encoded.h"
@@ -11,10 +13,54 @@
 namespace fastagg::engine {
 
 int64_t HeldUpdate::nbytes() const {
-  if (store::is_encoded(update)) return store::encoded_in(update)->nbytes;
+  if (const Wire* const wire = store::wire_in(update)) return wire->nbytes;
   int64_t sum = 0;
   for (const Piece& piece : update.pieces) sum += piece.size * (piece.dtype == kFloat32 ? 4 : 2);
   return sum;
+}
+
+EncodedThere::EncodedThere(const Wire& from, store::Vector bytes_) : sent(std::move(bytes_)) {
+  static_cast<Wire&>(*this) = from;
+  const auto move = [&](auto*& at) {
+    if (at == nullptr) return;
+    const auto offset = reinterpret_cast<const uint8_t*>(at) - from.bytes;
+    const auto* const base = reinterpret_cast<const uint8_t*>(sent.data);
+    at = reinterpret_cast<std::remove_reference_t<decltype(at)>>(base + offset);
+  };
+  move(bytes), move(codes), move(scales), move(indices), move(ends);
+}
+
+HeldUpdate moved(const HeldUpdate& one, store::Memory& memory, bool there) {
+  HeldUpdate made;
+  made.by = one.by;
+  constexpr int64_t kWord = 4;  // where pieces begin
+  const int64_t room = one.nbytes() + kWord * static_cast<int64_t>(one.update.pieces.size());
+  const store::Vector bytes = there ? memory.bytes(room) : store::new_vector(room / kWord + 1);
+  const auto move = [&](void* to, const void* from, int64_t nbytes) {
+    there ? memory.put(to, from, nbytes) : memory.get(to, from, nbytes);
+  };
+  if (const Wire* const wire = store::wire_in(one.update)) {
+    move(bytes.data, wire->bytes, wire->nbytes);
+    if (there) {
+      const auto encoded = std::make_shared<EncodedThere>(*wire, bytes);
+      made.owner = encoded;
+      made.update.add(static_cast<const WireThere*>(encoded.get()), wire->size, kEncodedThere);
+    } else {
+      const auto encoded = store::Encoded::read(bytes.data, wire->nbytes);
+      made.owner = encoded;
+      made.update = encoded->update();
+    }
+    return made;
+  }
+  made.owner = bytes.owner;
+  auto* at = reinterpret_cast<char*>(bytes.data);
+  for (const Piece& piece : one.update.pieces) {
+    const int64_t nbytes = piece.size * (piece.dtype == kFloat32 ? 4 : 2);
+    move(at, piece.data, nbytes);
+    made.update.add(at, piece.size, piece.dtype);
+    at += (nbytes + kWord - 1) / kWord * kWord;
+  }
+  return made;
 }
 
 double bound_of(const HeldUpdate& one, int64_t size) {

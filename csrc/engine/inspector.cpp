@@ -101,6 +101,7 @@ class OfDevice : public Inspector {
       cpu::copy(answer.on_host, copy);
       if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
     }
+    if (prepared && is_.keeps) runner_.keep(answer.update, answer.owner);
     if (!prepared) judge(given);
     if (is_.tensors != nullptr) runner_.sum_tensors(answer.update, *is_.tensors);
   }
@@ -110,8 +111,8 @@ class OfDevice : public Inspector {
   void judge(Given& given) const {
     Answer& answer = *given.answer;
     const double clip_norm = answer.kind == Answer::kSum ? 0.0 : settings_.clip_norm;
-    std::shared_ptr<Judgement> found =
-        runner_.judge({answer.update, answer.owner, answer.in_host, is_.keeps, !settings_.defers, clip_norm});
+    std::shared_ptr<Judgement> found = runner_.judge(
+        {answer.update, answer.owner, answer.in_host, is_.keeps, is_.combines, !settings_.defers, clip_norm});
     answer.in_host = false;
     given.norm = std::nan("");
     if (!settings_.defers) {

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "../cpu/combine.h"
 #include "../cpu/cpu.h"
 #include "../math/reduce.h"
 #include "../runner.h"
@@ -13,6 +14,10 @@ class OnCpu : public Runner {
  public:
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
     cpu::step(update, direction, optimizer);
+  }
+  std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted,
+                                bool apart) override {
+    return cpu::pair_sums(held, size, wanted, apart);
   }
   void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) override {
     cpu::accumulate(update, acc, static_cast<float>(weight), out, upper);

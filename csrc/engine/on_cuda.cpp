@@ -1,10 +1,13 @@
 #include "on_cuda.h"
 
 #include <cstring>
+#include <utility>
 
 #include "../cpu/cpu.h"
+#include "../cpu/desks.h"
 #include "../math/reduce.h"
 #include "../store/encoded.h"
+#include "held.h"
 
 namespace fastagg::engine {
 namespace {
@@ -61,6 +64,7 @@ void OnCuda::follow() {
 }
 
 void OnCuda::step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
+  if (direction.buffer.combine != nullptr) return combined(direction.buffer, optimizer);
   if (direction.turns != nullptr) {
     const size_t place = pack(direction.turns->data(), direction.turns->size());
     const auto count = static_cast<int64_t>(direction.turns->size());
@@ -72,6 +76,76 @@ void OnCuda::step(const Update& update, const Direction& direction, const Optimi
   launches_.push_back([&update, direction, optimizer](const cuda::Where& where, const char*) {
     cuda::step(update, direction, optimizer, where);
   });
+}
+
+// `weights`: what they are multiplied by, in place of their own.
+std::vector<cuda::HeldRow> OnCuda::rows_of(const std::vector<Held>& held, const float* weights) {
+  std::vector<cuda::HeldRow> rows;
+  for (size_t k = 0; k < held.size(); ++k) {
+    cuda::HeldRow& row = rows.emplace_back();
+    row.by = weights != nullptr ? weights[k] : held[k].by;
+    if (const Wire* const wire = store::wire_in(*held[k].update)) {
+      row.wire = *wire;
+      continue;
+    }
+    Update update = *held[k].update;
+    store::Owner owner;
+    const bool kept = reinterpret_cast<uintptr_t>(update.pieces.front().data) % kApart == 0;
+    if (update.pieces.size() > 1 || !kept) keep(update, owner);  // it came with a checkpoint
+    row.data = update.pieces.front().data, row.dtype = update.pieces.front().dtype;
+  }
+  return rows;
+}
+
+// A step along what whole updates become, which is a vector of its own.
+void OnCuda::combined(const Buffer& buffer, const Optimizer& optimizer) {
+  const std::vector<cuda::HeldRow> rows = rows_of(*buffer.held, buffer.desks->weights());
+  const size_t place = pack(rows.data(), rows.size());
+  const int64_t size = buffer.held->front().update->size, count = static_cast<int64_t>(rows.size());
+  const store::Vector along = place_.memory->vector(size);
+  hold(along.owner);
+  launches_.push_back(
+      [=, how = buffer.combine->how(count), to = along.data](const cuda::Where& where, const char* bytes) {
+        cuda::combine({at<cuda::HeldRow>(bytes, place), count, size}, how, to, where);
+        Update whole;
+        whole.add(to, size, kFloat32);
+        cuda::step(whole, {}, optimizer, where);
+      });
+}
+
+std::vector<double> OnCuda::pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted, bool apart) {
+  const auto count = static_cast<int64_t>(held.size()), wide = (count + cuda::kSide - 1) / cuda::kSide;
+  std::vector<int32_t> tiles(static_cast<size_t>(wide * wide));  // those with a pair that is wanted
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t k = i; k < count; ++k)
+      if (wanted == nullptr || wanted[i * count + k] != 0)
+        tiles[static_cast<size_t>(i / cuda::kSide * wide + k / cuda::kSide)] = 1;
+  size_t listed = 0;
+  for (size_t tile = 0; tile < tiles.size(); ++tile)
+    if (tiles[tile] != 0) tiles[listed++] = static_cast<int32_t>(tile);
+  const std::vector<cuda::HeldRow> rows = rows_of(held, nullptr);
+  const size_t first = pack(rows.data(), rows.size()), second = pack(tiles.data(), listed);
+  const std::vector<char> sent = std::exchange(bytes_, {});
+  const auto in = static_cast<int64_t>(sent.size()), most = static_cast<int64_t>(listed);
+  const int64_t groups = (size + kGroup - 1) / kGroup;
+  std::vector<double> found(held.size() * held.size()), sums(listed * cuda::kSide * cuda::kSide * groups);
+  const auto out = static_cast<int64_t>(sums.size() * sizeof(double));
+  const store::Vector there = place_.memory->bytes(in), added = place_.memory->bytes(out);
+  cuda::copy_now(there.data, sent.data(), in, where());
+  const auto* const bytes = reinterpret_cast<const char*>(there.data);
+  cuda::pair_sums({at<cuda::HeldRow>(bytes, first), count, size},
+                  {at<int32_t>(bytes, second), most, apart, reinterpret_cast<double*>(added.data)}, where());
+  cuda::copy_now(sums.data(), added.data, out, where());
+  const double* next = sums.data();
+  for (size_t tile = 0; tile < listed; ++tile)
+    for (int64_t pair = 0; pair < cuda::kSide * cuda::kSide; ++pair, next += groups) {
+      const int64_t i = tiles[tile] / wide * cuda::kSide + pair / cuda::kSide;
+      const int64_t k = tiles[tile] % wide * cuda::kSide + pair % cuda::kSide;
+      if (i < count && k < count)
+        found[static_cast<size_t>(i * count + k)] =
+            total_of_groups(static_cast<size_t>(groups), [&](size_t g) { return next[g]; });
+    }
+  return found;
 }
 
 void OnCuda::accumulate(const Update& update, const float* acc, double weight, float* out, const Upper&) {
@@ -184,43 +258,59 @@ void OnCuda::bring(const Unread& unread) {
 
 // What is sent are its bytes. The device makes the numbers.
 void OnCuda::bring_encoded(const Unread& unread) {
-  struct There : WireThere {
-    store::Vector sent, made;
-  };
   const auto from = store::encoded_in(unread.update);
-  const auto there = std::make_shared<There>();
-  static_cast<Wire&>(*there) = *from;
-  there->sent = place_.memory->bytes(from->nbytes);
+  const auto there = std::make_shared<EncodedThere>(*from, place_.memory->bytes(from->nbytes));
   there->made = place_.memory->vector(from->size);
   char* const pinned = place_.queue->pinned(static_cast<size_t>(from->nbytes));
   std::memcpy(pinned, from->bytes, static_cast<size_t>(from->nbytes));
   cuda::copy(there->sent.data, pinned, from->nbytes, where());
-  const auto move = [&](auto*& at) {
-    if (at == nullptr) return;
-    const auto offset = reinterpret_cast<const uint8_t*>(at) - from->bytes;
-    const auto* const base = reinterpret_cast<const uint8_t*>(there->sent.data);
-    at = reinterpret_cast<std::remove_reference_t<decltype(at)>>(base + offset);
-  };
-  move(there->bytes), move(there->codes), move(there->scales), move(there->indices), move(there->ends);
   cuda::decode(*there, there->made.data, where());
   there->numbers = there->made.data;
-  hold(there);
+  hold(there->sent.owner), hold(there->made.owner), hold(there);
   unread.owner = there;
   unread.update = {};
   unread.update.add(static_cast<const WireThere*>(there.get()), from->size, kEncodedThere);
 }
 
+// What stays becomes one vector: of its own type, or in fp32 if it comes in pieces.
+void OnCuda::keep(Update& update, store::Owner& owner) {
+  hold_theirs(update, owner);
+  const bool whole = update.pieces.size() == 1;
+  const Dtype dtype = whole ? update.pieces.front().dtype : kFloat32;
+  const int64_t nbytes = update.size * (dtype == kFloat32 ? 4 : 2);
+  const store::Vector made = place_.memory->bytes(nbytes);
+  if (whole) {
+    cuda::copy(made.data, update.pieces.front().data, nbytes, where());
+  } else {
+    cuda::accumulate(update, nullptr, 1.0, made.data, where());
+  }
+  hold(made.owner);
+  owner = made.owner;
+  const int64_t size = std::exchange(update, {}).size;
+  update.add(made.data, size, dtype);
+}
+
+void OnCuda::hold_theirs(const Update& update, const store::Owner& owner) {
+  if (update.size * static_cast<int64_t>(sizeof(float)) <= kKept) hold(owner);
+}
+
 std::shared_ptr<Judgement> OnCuda::judge(const Unread& unread) {
   if (unread.in_host) {
     bring(unread);
-  } else if (unread.update.size * static_cast<int64_t>(sizeof(float)) <= kKept) {
-    hold(unread.owner);
+  } else if (unread.stays) {
+    keep(unread.update, unread.owner);
+  } else {
+    hold_theirs(unread.update, unread.owner);
   }
   std::shared_ptr<cuda::Coming> coming = place_.queue->coming();
   cuda::Rules rules;
   rules.clip_norm = unread.clip_norm;
   cuda::judge(unread.update, {}, rules, scratch_, verdict_, coming->place(), where());
   if (unread.waits) place_.queue->mark(*coming);
+  if (unread.encoded && unread.update.pieces.front().dtype == kEncodedThere) {
+    auto& there = *static_cast<EncodedThere*>(unread.owner.get());
+    there.numbers = nullptr, there.made = {};  // the queue has them until they are read
+  }
   return coming;
 }
 
@@ -266,6 +356,11 @@ void OnCuda::load(const Optimizer& optimizer, const Needs& needs) {
       cuda::step(*update, direction, optimizer, loads);
       if (kind == kMean) cuda::step(*update, direction, {}, loads);
     }
+  }
+  if (needs.combines) {
+    for (const int kind : {place_in<Mean>(Combines{}), place_in<Trimmed>(Combines{})})
+      cuda::combine({nullptr, 1, 1}, {kind, 0}, nullptr, loads);
+    for (const bool apart : {false, true}) cuda::pair_sums({nullptr, 1, 1}, {nullptr, 1, apart, nullptr}, loads);
   }
   if (needs.turns) {
     cuda::sum_parts(whole, {}, loads);

@@ -35,6 +35,9 @@ class OnCuda : public Runner {
   void hold(const store::Owner& owner) override { place_.queue->hold(owner); }
   void load(const Optimizer& optimizer, const Needs& needs) override;
   std::shared_ptr<Judgement> judge(const Unread& unread) override;
+  std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted,
+                                bool apart) override;
+  void keep(Update& update, store::Owner& owner) override;
   void sum_tensors(const Update& update, cpu::Tensors& tensors) override;
   const void* verdict() const override { return verdict_; }
   std::shared_ptr<Judgement> coming(const void* verdict) override;
@@ -49,6 +52,9 @@ class OnCuda : public Runner {
   template <typename T>
   size_t pack(const T* values, size_t count);
 
+  std::vector<cuda::HeldRow> rows_of(const std::vector<Held>& held, const float* weights);
+  void combined(const Buffer& buffer, const Optimizer& optimizer);
+  void hold_theirs(const Update& update, const store::Owner& owner);
   void bring(const Unread& unread);
   void bring_encoded(const Unread& unread);
   void check_whole() const;

@@ -23,6 +23,7 @@ Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
   std::stable_sort(all_.begin(), all_.end(), [](const Contribution& one, const Contribution& other) {
     return one.answer->client < other.answer->client;
   });
+  round_->is.runner = is.runner;
   outcome_ = round_->plan(all_, closes, Way::kMeasured);
   versions_ = round_->versions();
   bound_ = round_->bound(), kept_bound_ = round_->kept_bound();
@@ -36,7 +37,9 @@ Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
 }
 
 void Ordered::run(Runner& runner, const Updates&, const Optimizer& optimizer) {
-  if (outcome_ != Outcome::kKept) round_->run(runner, updates_, optimizer);
+  if (outcome_ == Outcome::kKept) return;
+  for (const Waiting& one : waiting_) runner.hold(one.answer.owner);
+  round_->run(runner, updates_, optimizer);
 }
 
 void Ordered::commit() noexcept {

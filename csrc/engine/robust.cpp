@@ -10,6 +10,33 @@
 namespace fastagg::engine {
 namespace {
 
+// A squared distance below this share of both squares has lost 20 bits of 53.
+constexpr double kLost = 0x1p-20;
+
+// [count, count]: the squared distances of all updates; where two are so near that their difference is lost in their
+// products, it is added up itself. On the diagonal is the square of the update's own norm.
+std::vector<double> squared_distances(const std::vector<Held>& held, int64_t size, Runner& runner) {
+  const size_t count = held.size();
+  std::vector<double> found = runner.pair_sums(held, size, nullptr, false);
+  std::vector<uint8_t> near(count * count);
+  bool any = false;
+  for (size_t i = 0; i < count; ++i)
+    for (size_t k = i + 1; k < count; ++k) {
+      double& square = found[i * count + k];
+      const double both = found[i * count + i] + found[k * count + k];
+      square = both - 2.0 * square;
+      any |= near[i * count + k] = square < kLost * both ? 1 : 0;
+    }
+  if (any) {
+    const std::vector<double> again = runner.pair_sums(held, size, near.data(), true);
+    for (size_t pair = 0; pair < near.size(); ++pair)
+      if (near[pair] != 0) found[pair] = again[pair];
+  }
+  for (size_t i = 0; i < count; ++i)
+    for (size_t k = i + 1; k < count; ++k) found[k * count + i] = found[i * count + k];
+  return found;
+}
+
 // The squares of how far each row is from a point: a mean of the rows, with these shares, which add up to 1. `apart`:
 // their squared distances from each other.
 std::vector<double> squares_from(const std::vector<double>& apart, const std::vector<double>& shares) {
@@ -27,7 +54,7 @@ std::vector<double> squares_from(const std::vector<double>& apart, const std::ve
 
 }  // namespace
 
-void Robust::weigh(const std::vector<Held>& held, int64_t size, float* weights) const {
+void Robust::weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const {
   const auto count = static_cast<int64_t>(held.size());
   const bool krum = setting_.rule == kKrum || setting_.rule == kMultiKrum;
   const int64_t least = krum ? std::max(2 * setting_.f + 3, setting_.keep)
@@ -38,20 +65,16 @@ void Robust::weigh(const std::vector<Held>& held, int64_t size, float* weights) 
                                      std::to_string(count));
   for (size_t k = 0; k < held.size(); ++k) weights[k] = held[k].by;
   if (sorts()) return;
-  const std::vector<double> found = shares(cpu::squared_distances(held, size), held.size());
+  const std::vector<double> found = shares(squared_distances(held, size, runner), held.size());
   for (size_t k = 0; k < held.size(); ++k) weights[k] = static_cast<float>(found[k] * static_cast<double>(weights[k]));
 }
 
-void Robust::block(const float* const* rows, int64_t count, const float* weights, int64_t n, float* out) const {
-  cpu::Combining how;
-  if (setting_.rule == kMeanAroundMedian) {
-    how.kind = place_in<Around>(Combines{}), how.cut = setting_.f;
-  } else if (sorts()) {
-    how.kind = place_in<Trimmed>(Combines{});
-    how.cut =
-        setting_.rule == kMedian ? (count - 1) / 2 : static_cast<int64_t>(setting_.trim * static_cast<double>(count));
-  }
-  cpu::combine_rows(how, rows, count, weights, n, out);
+Combining Robust::how(int64_t count) const {
+  if (setting_.rule == kMeanAroundMedian) return {place_in<Around>(Combines{}), setting_.f};
+  if (!sorts()) return {};
+  const int64_t cut =
+      setting_.rule == kMedian ? (count - 1) / 2 : static_cast<int64_t>(setting_.trim * static_cast<double>(count));
+  return {place_in<Trimmed>(Combines{}), cut};
 }
 
 // What each update counts for. They add up to 1, or to less if updates are clipped.

@@ -10,7 +10,7 @@
 //   2021)
 #pragma once
 
-#include "../cpu/combine.h"
+#include "../runner.h"
 
 namespace fastagg::engine {
 
@@ -39,8 +39,8 @@ class Robust : public Combine {
   };
   explicit Robust(const Setting& setting) : setting_(setting) {}
   // Throws Refusal: there are too few updates, or too many.
-  void weigh(const std::vector<Held>& held, int64_t size, float* weights) const override;
-  void block(const float* const* rows, int64_t count, const float* weights, int64_t n, float* out) const override;
+  void weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const override;
+  Combining how(int64_t count) const override;
 
  private:
   bool sorts() const { return setting_.rule <= kMeanAroundMedian; }

@@ -26,6 +26,15 @@ struct Around {
 };
 using Combines = List<Mean, Trimmed, Around>;
 constexpr int64_t kMostCombined = 1024;  // rows
+// Sums over pairs of rows: an element's product is added to the lane of its number mod 8. Lanes fold four by four after
+// a block of 1,024 elements; blocks are added in order to their group (reduce.h).
+constexpr int64_t kSumLanes = 8;
+
+// How elements are combined: the place in Combines, and how many are cut: of trimmed at each end, of around in all.
+struct Combining {
+  int kind = place_in<Mean>(Combines{});
+  int64_t cut = 0;
+};
 
 // Batcher's odd-even merge sort of `count` values: visit(i, j) with i < j puts the smaller value at i.
 template <typename Visit>
@@ -44,6 +53,30 @@ FASTAGG_FN void exchange(F& first, F& second) {
   const F smaller = L::smaller(first, second);
   second = L::larger(first, second);
   first = smaller;
+}
+
+// What trimmed makes of sorted values; at(k) is the k-th.
+template <typename F, typename At>
+FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
+  F sum{};
+  for (int64_t k = cut; k < count - cut; ++k) sum = sum + at(k);
+  return sum / static_cast<float>(count - 2 * cut);
+}
+
+// The same for around. The values that count are neighbours. They begin with the smallest; the window moves up for as
+// long as the value that enters is nearer to the median than the one that leaves. chosen(holds, yes, no) chooses.
+template <typename F, typename At, typename Chosen>
+FASTAGG_FN F mean_around(int64_t count, int64_t cut, At at, Chosen chosen) {
+  const int64_t kept = count - cut;
+  const F median = (at((count - 1) / 2) + at(count / 2)) * 0.5f;
+  F sum{};
+  for (int64_t k = 0; k < count; ++k) {
+    F counts = at(k);
+    if (k < cut) counts = chosen(at(k + kept) - median < median - at(k), F{}, counts);
+    if (k >= kept) counts = chosen(at(k) - median < median - at(k - kept), counts, F{});
+    sum = sum + counts;
+  }
+  return sum / static_cast<float>(kept);
 }
 
 }  // namespace fastagg

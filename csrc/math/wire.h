@@ -108,4 +108,11 @@ FASTAGG_FN float value_of(const Wire& wire, int64_t k) {
   }
 }
 
+// Element i of any.
+FASTAGG_FN float number_at(const Wire& wire, int64_t i) {
+  if (wire.format != kWireTopK) return element_of(wire, i);
+  const int64_t k = first_above(wire.indices, wire.count, i) - 1;
+  return k >= 0 && wire.indices[k] == i ? value_of(wire, k) : 0.0f;
+}
+
 }  // namespace fastagg

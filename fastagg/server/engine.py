@@ -329,7 +329,8 @@ def _waiting(entry: State, like: Statistics) -> State:
 
 def _loaded_waiting(entry: State, parts: Parts, like: Statistics) -> State:
     """Inverse of :func:`_waiting`. Tensors are copied."""
-    update = stored_pieces([piece.clone() for piece in entry["update"]]).to(parts.device)
+    update = stored_pieces([piece.clone() for piece in entry["update"]])
+    update = (update if parts.on_host else update.plain()).to(parts.device)
     buffers = None if entry["buffers"] is None else Pieces(entry["buffers"])
     if update.size != parts.layout.size or (buffers is not None and buffers.size != parts.layout.buffer_size):
         raise ValueError("an update that waits for its round is not of this model")

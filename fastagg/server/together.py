@@ -80,6 +80,8 @@ def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> s
     """Return why a step needs a number on the host first; None if it does not."""
     if getattr(direction, "privacy", None) is not None:
         return "clips every update, and counts whom it has clipped"
+    if direction.keeps:
+        return "keeps a round's updates, which must be finite, until they are combined"
     if direction.reads_momentum:
         return "turns each tensor by what it has in common with the momentum"
     if direction.measures:

@@ -393,6 +393,13 @@ WAITING: dict[str, Callable[..., fastagg.Server]] = {
     "HeLoCo, clipped, weighed": lambda p, **k: fastagg.Server(
         [p[:1], p[1:]], fastagg.Aligned(), fastagg.Nesterov(0.5), fastagg.Euclidean(1.0, 1.0), clip_norm=4.0, **k
     ),
+    "median": lambda p, **k: fastagg.Server(
+        p, fastagg.Robust("median", 4), fastagg.Adam(0.1), fastagg.Polynomial(0.5), clip_norm=4.0, **k
+    ),
+    "Krum in 8 bits": lambda p, **k: fastagg.Server(
+        p, fastagg.Robust("multi_krum", 5, f=1), fastagg.AMSGrad(0.1, moments="8bit"), **k
+    ),
+    "median, in order": lambda p, **k: fastagg.FedMedian(p, clients_per_round=3, deterministic=True, **k),
     "one by one, correlated noise": lambda p, **k: fastagg.Server(
         p, fastagg.Buffer(1, privacy=fastagg.Gaussian(
             0.5, 2.0, correlation=fastagg.BLT((0.3, 0.2), (0.95, 0.4)), max_participations=99,
@@ -480,6 +487,68 @@ def test_servers_that_are_sent_encoded_updates(sides: tuple[Side, Side], name: s
         state["direction"] = {key: held for key, held in state["direction"].items() if key not in ("acc", "held")}
     same(found[0], found[1])
     same(found[1], found[2])
+
+
+ROBUST: dict[str, dict[str, Any]] = {
+    "median": {}, "trimmed": {"trim": 0.21}, "mean_around_median": {"f": 1}, "krum": {"f": 1},
+    "multi_krum": {"f": 1}, "geometric_median": {"smoothing": 1e-3}, "centered_clip": {"radius": 20.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [
+        (1, 5),
+        (2, 1030),
+        (5, 3 * 65_536 + 2049),
+        (7, 2500),
+        (8, 1024),
+        (17, 700),
+        (33, 2),
+        (65, 301),
+        (300, 41),
+        (1024, 9),
+    ],
+)
+def test_robust_rules(sides: tuple[Side, Side], rule: Any, count: int, size: int) -> None:
+    """Updates in every form wait on either side, and a checkpoint of one is read by the other. Seven are nearly the
+    same, so their differences are added up. Senders use their memory again."""
+    if count < {"krum": 5, "multi_krum": 5, "mean_around_median": 3}.get(rule, 1):
+        pytest.skip("too few updates")
+    rng, cuts = np.random.default_rng(count), [size // 3, size - size // 3]
+    near = numbers(rng, size) * (1e4 if count == 7 else 1.0)
+    rows = [near + numbers(rng, size) * (30.0 if k % 5 == 4 else 1.0) for k in range(count)]
+
+    def form(k: int, side: Side) -> Any:
+        which = 0 if count == 7 else k % 5
+        if which == 4:
+            return fastagg.encode(list(rows[k].split(cuts)), WIRES[k // 5 % len(WIRES)], seed=k)
+        types = [WIDE[0], WIDE[0]], [WIDE[1], WIDE[1]], WIDE, WIDE[::-1]
+        return [side.put(one).to(dtype) for one, dtype in zip(rows[k].split(cuts), types[which], strict=True)]
+
+    def played(*on: Side) -> list[Any]:
+        state, model = None, [torch.ones(cut) for cut in cuts]
+        for half, side in enumerate(on):
+            with side.on():
+                direction = fastagg.Robust(rule, count, **ROBUST[rule])
+                server = fastagg.Server(model, direction, fastagg.AMSGrad(0.1), clip_norm=1e6, device=side.device)
+                if state is not None:
+                    server.load_state_dict(state)
+                for k in range(count)[half * count // 2 : (half + 1) * count // 2]:
+                    server.dispatch(k)
+                    sent = form(k, side)
+                    server.receive(k, sent)
+                    for piece in sent if isinstance(sent, list) else []:
+                        piece.fill_(float("nan"))
+                state = server.state_dict()
+        assert state is not None and state["version"] == 1
+        return [state["flat"], state["moments"]]
+
+    cpu, gpu = sides
+    expected = played(cpu, cpu)
+    for other in ((gpu, gpu), (cpu, gpu), (gpu, cpu))[: 1 if count > 500 else 3]:
+        same(expected, played(*other))
 
 
 def test_what_waited_on_the_cpu_is_added_up_where_it_is_loaded(sides: tuple[Side, Side]) -> None:

@@ -50,6 +50,10 @@ RULES: dict[str, Make] = {
     ),
     "CA2FL": lambda **k: fastagg.CA2FL(model(), lr=0.1, num_clients=CLIENTS, buffer_size=3, cache="int8", **k),
 }
+ROBUST: dict[str, Make] = {
+    rule: lambda rule=rule, **k: fastagg.Server(model(), fastagg.Robust(rule, 5), fastagg.Adam(0.1), **k)
+    for rule in ("median", "krum")
+}
 BOTH = pytest.mark.parametrize("validate", ["sync", "deferred"])
 
 
@@ -166,17 +170,20 @@ def test_many_clients_that_expire_at_once() -> None:
     same(*found)
 
 
-@BOTH
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("name", "validate"),
+    [*((name, how) for name in RULES for how in ("sync", "deferred")), *((r, "sync") for r in ROBUST)],
+)
 def test_random_streams(name: str, validate: str, seed: int) -> None:
     """Whoever sends on whichever stream: the bits are the CPU's, and so is what a client is sent. A sender lets its
     tensor go as soon as ``receive`` returns."""
     draw, turns = random.Random(seed), 25
     streams = [native.emulation.new_stream() for _ in range(3)]
-    whole = expected(RULES[name], 0)
+    make = {**RULES, **ROBUST}[name]
+    whole = expected(make, 0)
     with on_stream(draw.choice(streams)):
-        server = RULES[name](validate=validate)
+        server = make(validate=validate)
     for turn in range(turns):
         client = turn % CLIENTS
         encoded = fastagg.encode(update_of(turn), "int8", seed=turn) if turn % 5 == 3 else None
@@ -256,6 +263,25 @@ def test_a_launch_that_fails(name: str, validate: str) -> None:
         same(state_of(server), state_of(plain))
 
 
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_launch_that_fails_where_updates_wait(name: str) -> None:
+    """Whichever it is of those that find distances, combine and step: the answer counts when it comes again."""
+    plain = expected(ROBUST[name], 5)
+    with on_stream(0):
+        server = ROBUST[name]()
+        for turn in range(5):
+            server.dispatch(turn % CLIENTS)
+            launches = 1 if turn < 4 else 3 if name == "median" else 4  # of them a judge
+            for failing in range(launches):
+                native.emulation.fail_launch(failing)
+                with pytest.raises(DeviceError, match="emulated"):
+                    server.receive(turn % CLIENTS, update_of(turn), num_samples=1)
+                assert server.version == 0
+            native.emulation.fail_launch(-1)
+            server.receive(turn % CLIENTS, update_of(turn), num_samples=1)
+        same(state_of(server), state_of(plain))
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_launch_that_fails_behind_others(name: str) -> None:
     """Rows and the sum have changed already, so the server refuses all that follows, and nothing is saved of it."""
@@ -313,6 +339,8 @@ def test_a_folder_of_a_server_on_a_device(tmp_path: Path) -> None:
         "FedBuff": lambda: fastagg.FedBuff(batch_norm(), buffer_size=2),
         "AsyncFedED": lambda: fastagg.AsyncFedED(batch_norm(), lam=1.0, eps=1.0, validate="deferred"),
         "ACE, encoded": lambda: fastagg.ACE({"w": torch.zeros(300)}, lr=0.1, num_clients=6, cache="int8"),
+        "median": lambda: fastagg.Server({"w": torch.zeros(300)}, fastagg.Robust("median", 2), fastagg.Adam(0.1)),
+        "Krum, encoded": lambda: fastagg.Server({"w": torch.zeros(300)}, fastagg.Robust("krum", 4), fastagg.Adam(0.1)),
         "AsyncFedED, encoded": lambda: fastagg.AsyncFedED({"w": torch.zeros(300)}, lam=1.0, eps=1.0),
     }
     for name, make in rules.items():

@@ -152,6 +152,31 @@ void rows() {
   }
 }
 
+void combining() {
+  // Forty rows are sorted 128 elements at a time: threads share columns, and blocks run their loop twice.
+  const int64_t size = 5000, count = 40;
+  std::vector<std::vector<float>> values;
+  std::vector<cuda::HeldRow> rows(static_cast<size_t>(count));
+  for (cuda::HeldRow& row : rows) row.data = values.emplace_back(vector(size)).data(), row.by = 0.5f;
+  const cuda::HeldRows all{rows.data(), count, size};
+  std::vector<float> out(static_cast<size_t>(size));
+  for (int kind = 0; kind < Combines::kCount; ++kind) cuda::combine(all, {kind, 3}, out.data(), kWhere);
+  const std::vector<int32_t> tiles{0, 1, 6, 12, 24};
+  const auto listed = static_cast<int64_t>(tiles.size());
+  std::vector<double> sums(static_cast<size_t>(listed * cuda::kSide * cuda::kSide));
+  for (const bool apart : {false, true}) cuda::pair_sums(all, {tiles.data(), listed, apart, sums.data()}, kWhere);
+}
+
+void noise() {
+  const std::vector<float> g = vector(130 * kBlockSize);  // more blocks than the emulated device has warps
+  std::vector<float> past(g.size());
+  State state(static_cast<int64_t>(g.size()));
+  Direction direction;
+  direction.noise.deviation = 1.0f, direction.noise.count = 1;
+  direction.noise.past[0] = {past.data(), 0.3f, 0.9f};
+  cuda::step(whole(g), direction, state.optimizer(place_in<Amsgrad>(Optimizers{}), false), kWhere);
+}
+
 void distillation() {
   const int64_t count = 20, classes = 700;  // more rows than the emulated device has blocks
   const std::vector<float> logits = vector(count * classes);
@@ -171,7 +196,8 @@ int main(int count, char** names) {
   const struct {
     const char* name;
     void (*run)();
-  } all[] = {{"norms", norms}, {"steps", steps}, {"rows", rows}, {"distillation", distillation}};
+  } all[] = {{"norms", norms},         {"steps", steps}, {"rows", rows},
+             {"combining", combining}, {"noise", noise}, {"distillation", distillation}};
   for (const auto& each : all) {
     bool wanted = count == 1;
     for (int i = 1; i < count; ++i) wanted = wanted || std::strcmp(names[i], each.name) == 0;

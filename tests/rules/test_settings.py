@@ -114,6 +114,7 @@ SENSELESS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fastagg.CosineBuffer(None), "buffer_size"),
     (lambda: fastagg.FedAC(X, lr=0.1, validate="deferred"), "direction"),
     (lambda: fastagg.FedAvg(X, clients_per_round=2, deterministic=True, validate="deferred"), "deterministic"),
+    (lambda: fastagg.FedMedian(X, clients_per_round=2, validate="deferred"), "keeps a round's updates"),
     *((lambda make=make: make(deterministic=True), "deterministic: it needs a synchronous rule")
       for make in (BUFF, FADAS, MIXES)),
     (lambda: ACE(cache=TIERED(), mode="direct"), "mode='direct' every update needs"),

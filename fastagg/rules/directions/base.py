@@ -129,6 +129,7 @@ class Direction(Part):
         synchronous: whether all updates of a step must start from the current version.
         buffered: whether a step uses several updates, so that a round can be closed early.
         reads_momentum: whether an update is combined with the optimizer's m.
+        keeps: whether updates wait as they came until their round is complete.
         in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
         counts: whether :class:`fastagg.Facts` must hold how often a client has taken part.
         takes: what clients send besides an update, ``receive(..., extra=)``: names and numbers of elements; None: d.
@@ -143,6 +144,7 @@ class Direction(Part):
     synchronous: ClassVar[bool] = False
     buffered: ClassVar[bool] = False
     reads_momentum: ClassVar[bool] = False
+    keeps: ClassVar[bool] = False
     in_kernels: ClassVar[bool] = False
     counts: ClassVar[bool] = False
     takes: ClassVar[Mapping[str, int | None]] = {}

@@ -9,7 +9,6 @@ from fastagg import _checks
 from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.ops.combine import DEFAULTS, MOST, RobustRule, RobustSettings, robust_of
-from fastagg.ops.place import on_host_only
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.directions.buffer import check_window
 from fastagg.rules.staleness import Staleness
@@ -54,6 +53,7 @@ class Robust(Direction):
     at_least: int | None = field(default=None, kw_only=True)
     grace: float | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +74,6 @@ class Robust(Direction):
         return {name: getattr(self, name) for name in DEFAULTS}  # type: ignore[return-value]
 
     def start(self, material: Material) -> DirectionState:
-        on_host_only("Robust: updates are combined on the CPU", material.device)
         setting = native.engine.BufferedSetting(
             capacity=-1 if self.size is None else self.size, synchronous=self.synchronous, closes_first=False,
             at_least=self.at_least or 0, grace=self.grace or 0.0, exact=(0.0, 0.0), divisor=0.0, size=material.size,
