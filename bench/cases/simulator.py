@@ -50,10 +50,10 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def even(clients: int, seed: int) -> Any:
     """The digits, as many to each client: so both sides take as many steps, whoever answers when."""
-    from fastagg.sim.data.sections import SECTIONS
+    from fastagg.sim.data.sections import Digits
     from fastagg.sim.one import build
 
-    data = build.build_data(SECTIONS["digits"].model_validate({"name": "digits", "clients": clients}), seed)
+    data = build.build_data(Digits(name="digits", clients=clients), seed)
     whole = replace(data.clients[0], **{k: torch.cat([getattr(s, k) for s in data.clients]) for k in ("x", "y")})
     size = len(whole) // clients
     return replace(data, clients=[whole.part(torch.arange(n * size, (n + 1) * size)) for n in range(clients)])
