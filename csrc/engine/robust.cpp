@@ -13,8 +13,23 @@ namespace {
 // A squared distance below this share of both squares has lost 20 bits of 53.
 constexpr double kLost = 0x1p-20;
 
-// [count, count]: the squared distances of all updates; where two are so near that their difference is lost in their
-// products, it is added up itself. On the diagonal is the square of the update's own norm.
+// The squares of how far each row is from a point: a mean of the rows, with these shares, which add up to 1. `apart`:
+// their squared distances from each other.
+std::vector<double> squares_from(const std::vector<double>& apart, const std::vector<double>& shares) {
+  const size_t count = shares.size();
+  std::vector<double> found(count);
+  double spread = 0.0;
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t k = 0; k < count; ++k)
+      if (k != i) found[i] += shares[k] * apart[i * count + k];
+    spread += shares[i] * found[i];
+  }
+  for (double& one : found) one = std::max(0.0, one - 0.5 * spread);
+  return found;
+}
+
+}  // namespace
+
 std::vector<double> squared_distances(const std::vector<Held>& held, int64_t size, Runner& runner) {
   const size_t count = held.size();
   std::vector<double> found = runner.pair_sums(held, size, nullptr, false);
@@ -36,23 +51,6 @@ std::vector<double> squared_distances(const std::vector<Held>& held, int64_t siz
     for (size_t k = i + 1; k < count; ++k) found[k * count + i] = found[i * count + k];
   return found;
 }
-
-// The squares of how far each row is from a point: a mean of the rows, with these shares, which add up to 1. `apart`:
-// their squared distances from each other.
-std::vector<double> squares_from(const std::vector<double>& apart, const std::vector<double>& shares) {
-  const size_t count = shares.size();
-  std::vector<double> found(count);
-  double spread = 0.0;
-  for (size_t i = 0; i < count; ++i) {
-    for (size_t k = 0; k < count; ++k)
-      if (k != i) found[i] += shares[k] * apart[i * count + k];
-    spread += shares[i] * found[i];
-  }
-  for (double& one : found) one = std::max(0.0, one - 0.5 * spread);
-  return found;
-}
-
-}  // namespace
 
 void Robust::weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const {
   const auto count = static_cast<int64_t>(held.size());

@@ -2,12 +2,13 @@
 //
 //   median              of every element
 //   trimmed             trim < 1/2: the mean without the int(trim*count) smallest and largest (Yin et al. 2018)
-//   mean_around_median  count > 2*f: of every element the mean of the count - f values nearest to the median (Xie et
-//   al.) krum, multi_krum    count >= 2*f + 3: the one update, or the mean of `keep`, with the smallest sum of squared
+//   mean_around_median  count > 2*f: of every element the mean of the count - f values nearest to the median
+//                       (Xie et al. 2018)
+//   krum, multi_krum    count >= 2*f + 3: the one update, or the mean of `keep`, with the smallest sum of squared
 //                       distances to its count - f - 2 nearest others (Blanchard et al. 2017)
-//   geometric_median    Weiszfeld's iteration from the mean, with distances of at least `smoothing` (Pillutla et al.
-//   2022) centered_clip       v <- v + mean of (update - v), each clipped to `radius`, from zero (Karimireddy et al.
-//   2021)
+//   geometric_median    Weiszfeld's iteration from the mean, with distances of at least `smoothing`
+//                       (Pillutla et al. 2022)
+//   centered_clip       v <- v + mean of (update - v), each clipped to `radius`, from zero (Karimireddy et al. 2021)
 #pragma once
 
 #include "../runner.h"
@@ -50,5 +51,9 @@ class Robust : public Combine {
 
   Setting setting_;
 };
+
+// [count, count]: the squared distances of all updates; where two are so near that their difference is lost in their
+// products, it is added up itself. On the diagonal is the square of the update's own norm.
+std::vector<double> squared_distances(const std::vector<Held>& held, int64_t size, Runner& runner);
 
 }  // namespace fastagg::engine

@@ -22,6 +22,8 @@
 #include "../../csrc/cpu/kernels.h"
 #include "../../csrc/cpu/pool.h"
 #include "../../csrc/cpu/tuning.h"
+#include "../../csrc/engine/on_cpu.h"
+#include "../../csrc/engine/robust.h"
 #include "../../csrc/math/distill.h"
 
 namespace {
@@ -407,7 +409,8 @@ void run_combine(int64_t count, Hash& hash) {
       cpu::combine_rows({kind, (count - 1) / 3}, from.data(), count, weights.data(), n, out.data());
       hash.values(out);
     }
-  for (const double square : cpu::squared_distances(held, size)) hash.value(square);
+  engine::OnCpu runner;
+  for (const double square : engine::squared_distances(held, size, runner)) hash.value(square);
 }
 
 // ---- all of it

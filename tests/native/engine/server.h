@@ -25,16 +25,10 @@ constexpr double kRate = 0.25, kBeta1 = 0.9, kBeta2 = 0.99, kEps = 1e-3;
 // The mean, as what a round becomes: of updates that wait as they came.
 class Mean : public Combine {
  public:
-  void weigh(const std::vector<Held>& held, int64_t, float* weights) const override {
-    for (const Held& one : held) *weights++ = one.by;
+  void weigh(const std::vector<Held>& held, int64_t, Runner&, float* weights) const override {
+    for (const Held& one : held) *weights++ = one.by / static_cast<float>(held.size());
   }
-  void block(const float* const* rows, int64_t count, const float* weights, int64_t n, float* out) const override {
-    for (int64_t i = 0; i < n; ++i) {
-      double sum = 0.0;
-      for (int64_t k = 0; k < count; ++k) sum += static_cast<double>(weights[k]) * rows[k][i];
-      out[i] = static_cast<float>(sum / static_cast<double>(count));
-    }
-  }
+  Combining how(int64_t) const override { return {}; }
 };
 
 struct Server {
