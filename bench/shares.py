@@ -3,14 +3,10 @@ with a process for each client.
 
 python bench/shares.py [MEGABYTES [CLIENTS [ROUNDS]]]
 python bench/shares.py memory MEGABYTES...
-python bench/shares.py flower [CLIENTS [ROUNDS]]
 
 It prints, for FLARE's own running sum and for fastagg's in its place, the median of a round's seconds, and the shares
 of the aggregation, of the slowest client (it adds a number to each of its model's), and of the rest: the transport,
 with FLARE's work for it. Clients ask for a task every 0.1 s (FLARE's default: 2 s).
-
-With ``flower`` it prints the same of Flower's own processes on loopback with ResNet-18's 45 MB, and what the ServerApp
-spends in calls of the SuperLink, which it asks every 3 s (Flower's strategy) or every second.
 
 With ``memory`` it prints the server process's largest resident memory in three rounds of two clients, in GB, with and
 without FLARE's ``enable_tensor_disk_offload``, which puts what arrives on the disk until it is added; it says so if
@@ -132,30 +128,6 @@ def measured(whose: str, megabytes: int, clients: int, rounds: int) -> list[dict
     return rows
 
 
-def flower(clients: int = 2, rounds: int = 4) -> None:
-    from cases import flower as cases
-
-    cases._needed()
-    print(f"45 MB, {clients} clients")
-    print("| | seconds a round | aggregation | slowest client | the ServerApp's calls | the rest |")
-    print("|---|---:|---:|---:|---:|---:|")
-    for whose in ("Flower", "fastagg"):
-
-        def act(federation: Any, whose: str = whose) -> float:
-            for part in range(clients):
-                federation.node(part, clients)
-            federation.run("run", rule="FedAvg", whose=whose, rounds=rounds + 1, nodes=clients)
-            log = federation.wait("run", "BENCH done", 300 + 120 * rounds)
-            rows = [json.loads(line) for line in re.findall(r"BENCH (\{.*\})", log)][1:]
-            names = ("round", "aggregation", "client", "calls")
-            whole, *parts = (statistics.median(row[name] for row in rows) for name in names)
-            shares = " | ".join(f"{part / whole:.0%}" for part in (*parts, whole - sum(parts)))
-            print(f"| {whose} FedAvg | {whole:.2f} | {shares} |", flush=True)
-            return float(whole)
-
-        cases._processes(act, cases.BENCH / "flower_app")
-
-
 def memory(*sizes: int) -> None:
     print("| FLARE's server |", " | ".join(f"{size} MB" for size in sizes), "|")
     print("|---|" + "---:|" * len(sizes))
@@ -182,7 +154,7 @@ def main(megabytes: int = 45, clients: int = 4, rounds: int = 5) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["client"]:
         client()
-    elif sys.argv[1:2] in (["memory"], ["flower"]):
-        {"memory": memory, "flower": flower}[sys.argv[1]](*map(int, sys.argv[2:]))
+    elif sys.argv[1:2] == ["memory"]:
+        memory(*map(int, sys.argv[2:]))
     else:
         main(*map(int, sys.argv[1:4]))
