@@ -24,6 +24,7 @@ FLOORS = (
     "one write and fdatasync",
     "the digest alone",
     "one read of the disk",
+    "reading the rows",
 )
 # A sample of milliseconds depends on the current state of the core's clock and of the neighbours. So short steps need
 # more samples.
