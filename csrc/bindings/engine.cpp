@@ -102,24 +102,27 @@ auto reading(Shared& server, Act act) {
   return act(*server.engine);
 }
 
+// Its step is on the disk when it returns. What it returns is made before: nothing may fail after the step.
 py::object close_round(Shared& server, bool if_due) {
   engine::Receipt receipt;
   bool stepped = true;
+  py::float_ rate(0.0);
   {
     const Released released(server.is_long());
     if (!with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt, if_due); })) stepped = false;
   }
   if (!stepped || std::isnan(receipt.step_size)) return py::none();
-  return py::float_(receipt.step_size);
+  if (server.log && server.log->waits(true)) {
+    const Released released(true);
+    server.log->wait(server.log->last());
+  }
+  reinterpret_cast<PyFloatObject*>(rate.ptr())->ob_fval = receipt.step_size;
+  return rate;
 }
 
-// Whoever is sent a version, or answers, ends a round whose time is over. Its step is on the disk before a task of the
-// new version is sent.
+// Whoever is sent a version, or answers, ends a round whose time is over.
 void close_if_due(Shared& server) {
-  if (!server.by_time || close_round(server, true).is_none()) return;
-  if (!server.log || !server.log->waits(true)) return;
-  const Released released(true);
-  server.log->wait(server.log->last());
+  if (server.by_time) close_round(server, true);
 }
 
 // -- answers

@@ -51,11 +51,6 @@ class Log:
         """How many bytes wait to be written."""
         return int(self.journal.pending)
 
-    def wait(self, applied: bool = True) -> None:
-        """Wait for the disk, if answers do that make a step (``applied``), or that make none."""
-        if self.durability == "arrival" or (self.durability == "step" and applied):
-            self.flush()
-
     def flush(self) -> None:
         """Wait until all that has happened so far is on the disk."""
         if os.getpid() != self._process:  # a fork has no thread that writes

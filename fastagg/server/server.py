@@ -690,8 +690,6 @@ class Server:
         """
         with self._refusing():
             found: float | None = self._engine.close_round(if_due)
-            if found is not None and self._log is not None:
-                self._log.wait()
             return found
 
     def _named(self, outcomes: Sequence[Outcome], updates: Sequence[Any]) -> list[Outcome]:

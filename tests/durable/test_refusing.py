@@ -36,6 +36,11 @@ def test_what_is_refused_is_said_and_changes_nothing(
     assert "'raised'" in said or "'the same'" in said
 
 
+def test_nothing_is_needed_after_a_round_was_closed(library: Path) -> None:
+    """Every point of it: a call that raised has made no step."""
+    assert "'raised'" in refusing.run(library, "memory", "mine", "stored", "FedBuff", 1, 1, 60, "close_round")
+
+
 def test_without_threads_the_results_are_the_same(library: Path) -> None:
     code = """
 import ctypes, os, sys, torch, fastagg
