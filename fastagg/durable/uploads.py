@@ -19,7 +19,7 @@ from fastagg.errors import NotDurable, UnknownVersion
 from fastagg.server.dispatch import Receipt
 from fastagg.server.uploads import Refusing, Upload
 from fastagg.storage import raw
-from fastagg.storage.encoded import Encoded
+from fastagg.storage.encoded import Encoded, in_place
 from fastagg.storage.pieces import STREAMED, Pieces, tensor_in
 
 Task = tuple[int | str, int]  # client and version
@@ -145,7 +145,7 @@ class StoredUpload(Upload):
             if len(held) != self._nbytes:
                 raise OSError(errno.EIO, "the file became shorter")
         coded = self._dtype is torch.uint8
-        return Encoded.from_own(held) if coded else Pieces([tensor_in(held, self._dtype)]), self._blob
+        return in_place(held) if coded else Pieces([tensor_in(held, self._dtype)]), self._blob
 
     def _drop(self) -> None:
         if self._drops is not None:

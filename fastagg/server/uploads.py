@@ -13,7 +13,7 @@ from torch import Tensor
 from fastagg.errors import Busy, DTypeMismatch, EncodingError, FastaggError, ShapeMismatch
 from fastagg.server.dispatch import Receipt
 from fastagg.storage import memory, raw
-from fastagg.storage.encoded import HEADER, Encoded, largest
+from fastagg.storage.encoded import HEADER, in_place, largest
 from fastagg.storage.pieces import DTYPES
 
 Refusing = Callable[[], AbstractContextManager[None]]  # what is refused in it is counted
@@ -154,4 +154,4 @@ class HeldUpload(Upload):
 
     def _whole(self) -> tuple[object, ...]:
         coded = self._dtype is torch.uint8
-        return (Encoded.from_own(self._held.numpy()) if coded else self._held.view(self._dtype),)
+        return (in_place(self._held.numpy()) if coded else self._held.view(self._dtype),)

@@ -110,11 +110,6 @@ class Encoded:
         except TypeError:
             raise EncodingError(_checks.wrong("data", "bytes", data)) from None
 
-    @classmethod
-    def from_own(cls, data: memoryview | np.ndarray) -> Encoded:
-        """The same of memory that is the caller's own, and that nobody writes to any more: it is kept as it is."""
-        return cls(native.encoding.Encoded(data, own=True))
-
     def decode(self) -> Tensor:
         """Return the numbers that it stands for: fp32 [d], on the CPU."""
         out = memory.empty(self.size)
@@ -126,6 +121,11 @@ class Encoded:
 
     def __repr__(self) -> str:
         return f"<fastagg.Encoded {self.format}: {self.size} elements in {self.nbytes} bytes>"
+
+
+def in_place(data: memoryview | np.ndarray) -> Encoded:
+    """Return the encoded update of these bytes, which nobody writes to any more. They are not copied."""
+    return Encoded(native.encoding.Encoded(data, own=True))
 
 
 def _bytes(arrays: Mapping[str, Arrays], name: str, kind: str, count: int) -> np.ndarray:

@@ -16,6 +16,7 @@ import fastagg
 from fastagg import EncodingError, ErrorFeedback, TopK, encode
 from fastagg._build import native
 from fastagg.errors import CheckpointError, ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch
+from fastagg.storage.encoded import in_place
 
 pytestmark = pytest.mark.kernel
 
@@ -125,7 +126,7 @@ def test_bytes_are_kept_and_what_can_change_is_copied(format: object) -> None:
     odd = np.concatenate([whole[:1], whole])[1:]  # numbers that begin at odd addresses
     arrays = {name: one.copy() for name, one in made.arrays().items()}
     copies = [fastagg.Encoded.from_bytes(given) for given in (buffer, memoryview(buffer), odd, memoryview(data))]
-    copies += [fastagg.Encoded.from_arrays(arrays), fastagg.Encoded.from_own(odd)]
+    copies += [fastagg.Encoded.from_arrays(arrays), in_place(odd)]
     assert sys.getrefcount(data) == before + 1  # of `whole`
     buffer[:], odd[:] = bytes(len(buffer)), 255
     for array in arrays.values():
