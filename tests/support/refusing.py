@@ -217,10 +217,10 @@ def is_named(error: BaseException, kind: int) -> bool:
     if isinstance(error.__cause__, MemoryError):
         return True
     last = traceback.extract_tb(error.__traceback__)[-1].filename
-    # torch's own words, and what others' code makes of it. The last two are the interpreter's, which lost the error:
-    # a frame that it cannot make, and os.PathLike, which it takes for a class without __fspath__.
+    # torch's own words, and what others' code makes of it. The last three are the interpreter's, which lost the error:
+    # a frame that it cannot make, os.PathLike, which it takes for a class without __fspath__, and a lock.
     words = ("Failed to allocate", "can't allocate memory", "TensorBase", "Py_BuildValue",
-             "error return without exception set", "path should be string")  # fmt: skip
+             "error return without exception set", "path should be string", "can't allocate lock")  # fmt: skip
     return any(part in str(error) for part in words) or "fastagg" not in Path(last).parts[-4:]
 
 
