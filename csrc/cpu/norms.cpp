@@ -65,6 +65,14 @@ float* plain_at(const Update& update, int64_t at, int64_t count) {
   return static_cast<float*>(const_cast<void*>(piece->data)) + (at - piece->begin);
 }
 
+// How many strands a thread takes at a time: a whole group, or less of a small update, so that each thread reads here
+// what it steps afterwards. Cores that share no cache pay for every line that goes from one to the other.
+int64_t strands_at_a_time(int64_t strands) {
+  int64_t per = threads() > 1 && strands > 8 ? 2 : kGroupStrands;
+  while (per < kGroupStrands && per * 8 * threads() < strands) per *= 2;
+  return per;
+}
+
 // Returns the groups' sums in reduce.h's order. sums(values, at, count, out) sums one strand. `before` is called
 // before a strand is read, and returns whether it has summed the strand itself.
 //
@@ -72,24 +80,33 @@ float* plain_at(const Update& update, int64_t at, int64_t count) {
 // group's strands at several places in turn. The strands are still added in order.
 template <typename Of, typename Before>
 std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of sums, Before before) {
+  const int64_t strands = (update.size + kStrand - 1) / kStrand, per = strands_at_a_time(strands);
   std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup), Sums{});
+  std::vector<Sums> found(per < kGroupStrands ? static_cast<size_t>(strands) : 0);
   const Kernels& table = kernels();
-  const int64_t places = tuning().places, each = kGroupStrands / places;
-  auto group = [&](int64_t index) {
-    const int64_t begin = index * kGroup, end = std::min(update.size, begin + kGroup);
-    double found[kGroupStrands][kSums];
+  const int64_t turns = std::max<int64_t>(per / tuning().places, 1);
+  const auto add = [&](const Sums* of_strands, int64_t first, int64_t last) {
+    Sums& total = groups[static_cast<size_t>(first / kGroupStrands)];
+    for (int64_t s = first; s < last; ++s)
+      for (int k = 0; k < used; ++k) total[static_cast<size_t>(k)] += of_strands[s - first][static_cast<size_t>(k)];
+  };
+  auto part = [&](int64_t index) {
+    const int64_t first = index * per, last = std::min(strands, first + per);
+    Sums whole[kGroupStrands];
+    Sums* const out = found.empty() ? whole : &found[static_cast<size_t>(first)];
     Strand scratch;
-    for (int64_t turn = 0; turn < each; ++turn)
-      for (int64_t s = turn; s < kGroupStrands && begin + s * kStrand < end; s += each) {
-        const int64_t at = begin + s * kStrand, count = std::min(kStrand, end - at);
-        if (!before(at, count, found[s])) sums(strand_of(update, table, at, count, scratch), at, count, found[s]);
+    for (int64_t turn = 0; turn < turns; ++turn)
+      for (int64_t s = first + turn; s < last; s += turns) {
+        const int64_t at = s * kStrand, count = std::min(kStrand, update.size - at);
+        double* const sum = out[s - first].data();
+        if (!before(at, count, sum)) sums(strand_of(update, table, at, count, scratch), at, count, sum);
       }
-    Sums& total = groups[static_cast<size_t>(index)];
-    for (int64_t s = 0; s < kGroupStrands && begin + s * kStrand < end; ++s)
-      for (int k = 0; k < used; ++k) total[static_cast<size_t>(k)] += found[s][k];
+    if (found.empty()) add(whole, first, last);
   };
   // A pass that only reads hands nothing over, so already two groups are worth sharing.
-  parallel(static_cast<int64_t>(groups.size()), std::max(update.size * bytes, kWorthSharing), group);
+  parallel((strands + per - 1) / per, std::max(update.size * bytes, kWorthSharing), part);
+  for (int64_t first = 0; !found.empty() && first < strands; first += kGroupStrands)
+    add(&found[static_cast<size_t>(first)], first, std::min(strands, first + kGroupStrands));
   return groups;
 }
 

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -26,6 +27,14 @@ constexpr microseconds kTaken{100};
 constexpr microseconds kPatience{40};
 // For how many calls a worker does not spin after it found its core taken.
 constexpr int kBackOff = 16;
+
+// Up to so many bytes a call's data may still lie in the caches. There a thread leaves the others' chunks alone: cores
+// that share no cache (another core complex, and now and then two cores of a virtual machine) pay for each line that
+// changes sides more than a chunk's work, in this call and in the next one.
+constexpr int64_t kCached = int64_t{1} << 25;
+// But it does them if their thread begins none for so long: this, and so many times what one of its own took.
+constexpr microseconds kStandstill{20};
+constexpr int kSlower = 10;
 
 void pause() {
 #if defined(__x86_64__)
@@ -58,22 +67,52 @@ bool spin_until(Done done, microseconds limit, bool* taken) {
 // One thread's share of the chunks, on its own cache line.
 struct alignas(64) Share {
   std::atomic<int64_t> next{0};
-  int64_t end = 0;
+  int64_t begin = 0, end = 0;
+
+  int64_t left() const { return end - next.load(std::memory_order_relaxed); }
 };
 
 struct Job {
   Task task;
   void* context;
   std::vector<Share>& shares;
+  bool cached;  // what the chunks touch may lie in the caches of the threads that had them last
 
-  void work(size_t first) {
+  void work(size_t own) {
     const size_t count = shares.size();
-    for (size_t s = 0; s < count; ++s) {
-      Share& share = shares[(first + s) % count];
-      while (share.next.load(std::memory_order_relaxed) < share.end) {
-        const int64_t chunk = share.next.fetch_add(1, std::memory_order_relaxed);
-        if (chunk >= share.end) break;
-        task(context, chunk);
+    const int64_t begun = shares[own].left();
+    const auto start = Clock::now();
+    while (take(shares[own])) {
+    }
+    const auto patience =
+        cached ? kStandstill + kSlower * (Clock::now() - start) / std::max<int64_t>(begun, 1) : Clock::duration{0};
+    for (size_t s = 1; s < count; ++s) help(shares[(own + s) % count], patience);
+  }
+
+ private:
+  bool take(Share& share) {
+    if (share.left() <= 0) return false;
+    const int64_t chunk = share.next.fetch_add(1, std::memory_order_relaxed);
+    if (chunk < share.end) task(context, chunk);
+    return true;
+  }
+
+  // Does chunks of a thread that has not begun, or that has begun none for `patience`.
+  void help(Share& share, Clock::duration patience) {
+    auto moved = Clock::now();
+    int64_t seen = share.left();
+    bool late = seen == share.end - share.begin;
+    for (int64_t left = seen; left > 0; left = share.left()) {
+      if (left < seen) {
+        late = false;
+        moved = Clock::now();
+        seen = left;
+      }
+      if (late || Clock::now() - moved >= patience) {
+        take(share);
+        --seen;
+      } else {
+        for (int i = 0; i < 8; ++i) pause();
       }
     }
   }
@@ -116,14 +155,16 @@ class Pool {
   // Call it after the caller worked alone.
   void passed() { last_ = Clock::now(); }
 
-  void run(Task task, void* context, int64_t chunks) {
+  void run(Task task, void* context, int64_t chunks, int64_t bytes) {
     keep_off_this_core();
     const int64_t count = static_cast<int64_t>(shares_.size());
     for (int64_t s = 0; s < count; ++s) {
-      shares_[static_cast<size_t>(s)].end = chunks * (s + 1) / count;
-      shares_[static_cast<size_t>(s)].next.store(chunks * s / count, std::memory_order_relaxed);
+      Share& share = shares_[static_cast<size_t>(s)];
+      share.begin = chunks * s / count;
+      share.end = chunks * (s + 1) / count;
+      share.next.store(share.begin, std::memory_order_relaxed);
     }
-    Job job{task, context, shares_};
+    Job job{task, context, shares_, bytes < kCached};
     job_.store(&job);
     generation_.fetch_add(1);
     if (sleeping_.load() > 0) {
@@ -269,7 +310,7 @@ void parallel(int64_t chunks, int64_t bytes, Task task, void* context) {
     }
   }
   if (shared.pool != nullptr && shared.pool->worth(bytes)) {
-    shared.pool->run(task, context, chunks);
+    shared.pool->run(task, context, chunks, bytes);
     return;
   }
   for (int64_t chunk = 0; chunk < chunks; ++chunk) task(context, chunk);
