@@ -42,11 +42,10 @@ def results() -> Iterator[Check]:
         theirs, ours = ((f"server, Flower {rule}", who) for who in ("Flower", "fastagg"))
         yield page, f"| {rule} | {rate[theirs]:.0f} | {rate[ours]:.0f} | {rate[ours] / rate[theirs]:.1f} |"
         if rule == "FedAvg":
-            words = f"beside the model the server needs memory for {memory[ours]:.1f} more, "
-            words += f"Flower's for {memory[theirs]:.1f}"
+            words = f"memory grows by {memory[ours]:.1f} models, with Flower's by {memory[theirs]:.1f}"
             yield "README.md", f"{rate[ours]:.0f} updates a second against {rate[theirs]:.0f}; {words}"
     ours, theirs = (("server, FLARE FedAvg of whole models", who) for who in ("fastagg", "FLARE"))
-    words = f"beside the model it needs memory for {memory[ours]:.1f} more, FLARE's for {memory[theirs]:.1f}"
+    words = f"memory grows by {memory[ours]:.1f} models, with FLARE's by {memory[theirs]:.1f}"
     yield "README.md", f"{rate[ours]:.0f} updates a second against {rate[theirs]:.0f}; {words}"
     engine = "Flower's simulation engine"
     names = ("fastagg", "plain torch loop", "pfl-research", engine)
