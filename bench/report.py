@@ -91,6 +91,7 @@ def page(rows: Sequence[Row]) -> str:
     """Return the page that is read in a minute."""
     names = sorted({row.processor for row in rows if row.case in ROWS})
     parts = {
+        "sentence": _sentence(rows, names[0]) if names else "",
         "servers": _servers(rows), "table": _table(rows, names),
         "sources": "\n".join(f"- {_source(rows, name)}" for name in sorted({row.processor for row in rows})),
     }  # fmt: skip
@@ -98,6 +99,19 @@ def page(rows: Sequence[Row]) -> str:
     for key, value in parts.items():
         text = text.replace(f"{{{key}}}", value)
     return text
+
+
+def _sentence(rows: Sequence[Row], name: str) -> str:
+    """Say how whole updates of a large model compare on one processor."""
+    here = [row for row in rows if row.processor == name]
+    best = [row for rule in ARRIVALS if (row := best_peer(_near(here, f"arrival {rule}"))) is not None]
+    found = sorted(row.ratio[1] if row.ratio else 1.0 for row in best)
+    if not found:
+        return ""
+    return (
+        f"At ten million parameters a whole update is {found[0]:.1f} to {found[-1]:.1f} times as fast as the best "
+        f"torch loop of its arithmetic, on {name}."
+    )
 
 
 def _servers(rows: Sequence[Row]) -> str:
