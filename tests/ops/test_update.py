@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import reference
 from support.kernels import SIZES, same_bits, vector
 
 import fastagg
@@ -37,12 +36,6 @@ def test_accumulate(weight: float, isa: str) -> None:
         assert same_bits(ops.accumulate_(acc, update, weight), torch.from_numpy(expected))
         fresh = ops.accumulate_(acc, update, weight, fresh=True)
         assert same_bits(fresh, torch.from_numpy(np.float32(weight) * update.numpy()))
-
-
-def test_accumulate_is_near_the_float64_reference() -> None:
-    acc, update = vector(5000, 1), vector(5000, 2)
-    acc64 = reference.accumulate_(acc.double(), update, 0.3)
-    torch.testing.assert_close(ops.accumulate_(acc, update, 0.3).double(), acc64, rtol=1e-6, atol=1e-7)
 
 
 @given(cuts=st.lists(st.integers(0, 3000), max_size=8), seed=st.integers(0, 99), data=st.data())
@@ -99,7 +92,6 @@ def test_norm(size: int, isa: str) -> None:
     seen = ops.inspect(update)
     assert seen.finite
     assert seen.norm == pytest.approx(exact, rel=1e-14)
-    assert seen.norm == pytest.approx(math.sqrt(reference.sum_squares(update)), rel=1e-14)
 
 
 def test_norm_of_the_largest_floats_does_not_overflow(isa: str) -> None:
@@ -152,5 +144,3 @@ def test_distances(size: int, isa: str) -> None:
     assert (seen.moved**2, seen.norm**2) == (pytest.approx(want[0], rel=1e-13), pytest.approx(want[1], rel=1e-13))
     assert seen.inner == pytest.approx(want[2], rel=1e-9, abs=1e-9)
     assert ops.distances(update, x, base)[:3] == seen[:3]
-    exact = reference.distances(update, x, base)
-    assert (seen.moved**2, seen.inner) == (pytest.approx(exact[0], rel=1e-6), pytest.approx(exact[2], abs=1e-3))

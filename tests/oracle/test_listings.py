@@ -14,6 +14,7 @@ from support.oracle import (
     CA2FL,
     FADAS,
     AsyncFedED,
+    DelayAdaptiveASGD,
     FedAsync,
     FedAvg,
 )
@@ -49,19 +50,19 @@ def test_fadas_against_its_listing(case: Case, m_size: int, rule: Any) -> None:
 
 
 @quick
-@given(cases(size=SMALL, all_heard=True))
-def test_ace_against_its_listing(case: Case) -> None:
+@given(cases(size=SMALL), st.sampled_from(("full", "partial")))
+def test_ace_against_its_listing(case: Case, warmup: Any) -> None:
     cache = np.full((case.num_clients, case.size), np.nan)
 
     def arrive(server: Any, client: int, g: Vector, s: int) -> bool:
         cache[client] = g
-        if np.isnan(cache).any():
+        if warmup == "full" and np.isnan(cache).any():
             return False
-        server.x = server.x - 0.5 * cache.mean(axis=0)
+        server.x = server.x - 0.5 * np.nanmean(cache, axis=0)
         server.t += 1
         return True
 
-    same(ACE(case.x0, 0.5, case.num_clients), Loop(case, arrive), case)
+    same(ACE(case.x0, 0.5, case.num_clients, warmup), Loop(case, arrive), case)
 
 
 def sent_as_listed(case: Case) -> Case:
@@ -103,8 +104,44 @@ def test_aced_against_its_listing(case: Case, tau: int) -> None:
 
 
 @quick
-@given(cases(size=SMALL), st.integers(1, 4))
-def test_ca2fl_against_its_listing(case: Case, m_size: int) -> None:
+@given(cases(size=SMALL, all_heard=True), st.integers(0, 4))
+def test_aced_by_the_text_of_eq_7(case: Case, tau: int) -> None:
+    """A gradient is as old as the version that it was computed on."""
+    cache = np.full((case.num_clients, case.size), np.nan)
+    computed_on = np.zeros(case.num_clients)
+
+    def arrive(server: Any, j: int, g: Vector, s: int) -> bool:
+        warm = not np.isnan(cache).any()
+        cache[j], computed_on[j] = g, s
+        if np.isnan(cache).any():
+            return False
+        active = server.t - computed_on <= tau if warm else np.full(case.num_clients, True)
+        if active.any():
+            server.x = server.x - 0.5 * cache[active].mean(axis=0)
+        server.t += 1  # also without a step
+        return bool(active.any())
+
+    same(ACED(case.x0, 0.5, case.num_clients, max_delay=tau, freshness="gradient"), Loop(case, arrive), case)
+
+
+@quick
+@given(cases(size=SMALL, all_sent=True), st.sampled_from(("drop", "scaled", "lipschitz")))
+def test_delay_adaptive_asgd_against_its_listing(case: Case, stale: Any) -> None:
+    def arrive(server: Any, i: int, g: Vector, s: int) -> bool:
+        tau = server.t - s
+        late = {"drop": 0.0, "scaled": 0.5 * 2 / max(tau, 1), "lipschitz": min(0.5, 1 / (4 * 0.25 * max(tau, 1)))}
+        eta = 0.5 if tau <= 2 else late[stale]
+        server.x = server.x - eta * g
+        server.t += 1
+        return eta > 0.0
+
+    same(DelayAdaptiveASGD(case.x0, 0.5, 2, stale, 0.25), Loop(case, arrive), case)
+
+
+@quick
+@given(cases(size=SMALL), st.integers(1, 4), st.sampled_from(("start", "latest")))
+def test_ca2fl_against_its_listing(case: Case, m_size: int, repeat: Any) -> None:
+    """A client that comes twice in a round, as in the paper, and as in public programs."""
     n = case.num_clients
     h = np.zeros((n, case.size))
     h_next, acc = h.copy(), np.zeros(case.size)
@@ -112,30 +149,32 @@ def test_ca2fl_against_its_listing(case: Case, m_size: int) -> None:
 
     def arrive(server: Any, i: int, u: Vector, s: int) -> bool:
         nonlocal h, h_next, acc, arrived
-        acc = acc + (u - h[i])  # line 6
+        acc = acc + (u - (h if repeat == "start" else h_next)[i])  # line 6
         h_next[i] = u  # line 7
         arrived = [*arrived, i]
         if len(arrived) < m_size:
             return False
-        server.x = server.x + 0.7 * (h.mean(axis=0) + acc / len(set(arrived)))  # lines 18, 19
+        by = len(set(arrived)) if repeat == "start" else m_size
+        server.x = server.x + 0.7 * (h.mean(axis=0) + acc / by)  # lines 18, 19
         h, h_next, acc, arrived = h_next, h_next.copy(), np.zeros(case.size), []
         server.t += 1
         return True
 
-    same(CA2FL(case.x0, n, m_size, lr=0.7), Loop(case, arrive), case)
+    same(CA2FL(case.x0, n, m_size, 0.7, repeat), Loop(case, arrive), case)
 
 
 @quick
-@given(cases(size=SMALL, all_sent=True))
-def test_fedasync_against_its_equations(case: Case) -> None:
+@given(cases(size=SMALL, all_sent=True), st.sampled_from(("constant", "hinge", "polynomial")))
+def test_fedasync_against_its_equations(case: Case, policy: Any) -> None:
     def arrive(server: Any, i: int, u: Vector, s: int) -> bool:
         tau = server.t - s
-        a_t = 0.6 * (1.0 if tau <= 2 else 1 / (0.5 * (tau - 2) + 1))
+        hinge = 1.0 if tau <= 2 else 1 / (0.5 * (tau - 2) + 1)
+        a_t = 0.6 * {"constant": 1.0, "hinge": hinge, "polynomial": (tau + 1) ** -0.5}[policy]
         server.x = (1 - a_t) * server.x + a_t * (server.models[s] + u)
         server.t += 1
         return True
 
-    same(FedAsync(case.x0, 0.6, "hinge", a=0.5, b=2), Loop(case, arrive), case)
+    same(FedAsync(case.x0, 0.6, policy, a=0.5, b=2), Loop(case, arrive), case)
 
 
 @quick

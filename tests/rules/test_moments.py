@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import reference
-from support.kernels import BETAS, DECAYS, extreme, same_bits, spec_step, vector
+from support.kernels import DECAYS, extreme, same_bits, spec_step, vector
 from support.models import same
 from support.reference import moments as codec
 
@@ -88,20 +87,6 @@ def test_extreme_magnitudes_are_the_specification_to_the_bit(optimizer: str, isa
         ops.step_(x, update, optimizer=optimizer, lr=0.1, rounding=(1, step), **state)
         assert same_bits(x, expected.pop("x"))
         assert all(torch.equal(state[name], want) for name, want in expected.items())
-
-
-@pytest.mark.parametrize("optimizer", ADAPTIVE)
-def test_step_is_near_the_float64_reference(optimizer: str) -> None:
-    size = 3001
-    x, y = vector(size, 1), vector(size, 1)
-    state, other = moments.zeros(optimizer, "8bit", size), moments.zeros(optimizer, "8bit", size)
-    for step in range(10):
-        how = {"optimizer": optimizer, "lr": 1e-2, "rounding": (5, step), "betas": BETAS, **DECAYS[step % 4]}
-        ops.step_(x, vector(size, 9 + step, 1e-2), **how, **state)
-        reference.step_(y, vector(size, 9 + step, 1e-2), **how, **other)
-        torch.testing.assert_close(x, y, rtol=1e-6, atol=2e-6 * (step + 1))
-        for name, values in decoded(other).items():  # a rounding in fp32 may fall to the code's other side, rarely
-            assert (decoded(state)[name] == values).float().mean() > 0.999
 
 
 @pytest.mark.parametrize("first", [1e-6, 0.1, 2.0**-149, 1e30])

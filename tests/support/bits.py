@@ -20,7 +20,7 @@ def digest(value: Any) -> str:
         elif isinstance(one, np.ndarray):
             found.update(f"{one.dtype} {one.shape}".encode() + one.tobytes())
         elif isinstance(one, dict):
-            for name, item in one.items():
+            for name, item in sorted(one.items(), key=str):
                 if name not in ("lives", "incarnation", "ids", "id"):
                     add((str(name), item))
         elif isinstance(one, (list, tuple)):

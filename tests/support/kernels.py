@@ -1,8 +1,7 @@
 """Shared by the kernel tests: sizes, vectors, and the kernels' specification in float32.
 
 `spec_step` does the operations of csrc/math/optimizers.h in the same order in IEEE float32, so a kernel must equal it
-bit for bit. It shares the optimizer's formula with `support.reference`, which is float64, so a kernel must be close to
-that. `tests/support/oracle` has the papers' formulas.
+bit for bit. `tests/support/oracle` has the papers' formulas, in float64, which servers are compared with.
 """
 
 from __future__ import annotations
@@ -44,10 +43,6 @@ def moments(optimizer: str, size: int, seed: int, offset: int = 0) -> dict[str, 
     state = {"m": vector(size, seed, 1e-2, offset), "v": vector(size, seed + 1, 1e-2, offset).square()}
     state["vhat"] = torch.maximum(state["v"], vector(size, seed + 2, 1e-2, offset).square())
     return {name: state[name].contiguous() for name in OPTIMIZERS[optimizer]}
-
-
-def clones(state: dict[str, torch.Tensor], dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-    return {name: tensor.to(dtype or tensor.dtype, copy=True) for name, tensor in state.items()}
 
 
 def bits(tensor: torch.Tensor) -> list[int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import hashlib
 import os
 import random
 import signal
@@ -29,6 +28,7 @@ import fastagg
 from fastagg import FastaggError, NotDurable, Reentered
 from fastagg.durable import doctor, opening
 from support import inside
+from support.bits import digest
 from support.lossy import LossyDisk
 from support.presets import PRESETS, model, update
 
@@ -155,23 +155,7 @@ class Machine(LossyDisk):
 
 def fingerprint(server: fastagg.Server) -> str:
     """Of all that a client can see of a server, to the bit."""
-    digest = hashlib.sha256()
-
-    def eat(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            digest.update(str(tuple(value.shape)).encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, dict):
-            for key in sorted(value, key=str):
-                digest.update(str(key).encode())
-                eat(value[key])
-        elif isinstance(value, (list, tuple)):
-            for one in value:
-                eat(one)
-        else:
-            digest.update(repr(value).encode())
-
-    eat(without_lives(server))
-    return digest.hexdigest()
+    return digest(without_lives(server))
 
 
 def end_of(call: Callable[[], Any]) -> Any:

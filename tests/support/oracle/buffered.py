@@ -120,8 +120,6 @@ class Calibrated(Direction):
         repeat: Literal["start", "latest"] = "start",
         store: Store | None = None,
     ) -> None:
-        if repeat not in ("start", "latest"):
-            raise ValueError(repeat)
         self.num_clients, self.size, self.repeat = num_clients, size, repeat
         self.store: Store = (lambda client, row: row) if store is None else store
         self.cache: dict[int, Vector] = {}

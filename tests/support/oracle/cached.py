@@ -1,14 +1,12 @@
 """Rules that keep the latest gradient of every client (002).
 
-ACE: Alg. 1 (direct: the mean is recomputed from all rows) and Alg. a.5 (the clients keep their own last
-gradient and send differences). ACED: Alg. a.1 and Eq. 7.
+ACE: Alg. 1 (direct: the mean is recomputed from all rows). ACED: Alg. a.1 and Eq. 7.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 from .buffered import Store
@@ -30,8 +28,6 @@ class AllClients(Direction):
     """
 
     def __init__(self, num_clients: int, warmup: Warmup = "full", store: Store | None = None) -> None:
-        if warmup not in ("full", "partial"):
-            raise ValueError(warmup)
         self.num_clients, self.warmup = num_clients, warmup
         self.store: Store = (lambda client, row: row) if store is None else store
         self.rows: dict[int, Vector] = {}
@@ -75,8 +71,6 @@ class ActiveSet(AllClients):
         warmup: Warmup = "full",
         store: Store | None = None,
     ) -> None:
-        if freshness not in ("dispatch", "gradient"):
-            raise ValueError(freshness)
         super().__init__(num_clients, warmup, store)
         self.tau_algo, self.freshness = max_delay, freshness
         self.start: dict[int, int] = {}
@@ -102,39 +96,6 @@ class ActiveSet(AllClients):
             self.start[client] = version
 
 
-class Differences(Direction):
-    """ACE with client caches (002 Alg. a.5): the server keeps only u and adds (g_new - g_prev)/n.
-
-    A client's first message is its first gradient (g_prev = 0). warmup as in AllClients.
-    """
-
-    def __init__(self, num_clients: int, warmup: Warmup = "full") -> None:
-        self.num_clients, self.warmup = num_clients, warmup
-        self.heard: set[int] = set()
-        self.total: Vector | float = 0.0
-
-    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
-        self.heard.add(arrival.client)
-        self.total = self.total + arrival.weight * arrival.update
-        if self.warmup == "full" and len(self.heard) < self.num_clients:
-            return "wait"
-        return np.asarray(self.total, dtype=np.float64) / len(self.heard)
-
-
-class ClientGradients:
-    """The clients' side of Alg. a.5: remembers g_prev per client and gives g_new - g_prev."""
-
-    def __init__(self) -> None:
-        self.previous: dict[int, Vector] = {}
-
-    def difference(self, client: int, gradient: npt.ArrayLike) -> Vector:
-        """g_new - g_prev, and g_prev <- g_new."""
-        new = np.array(gradient, dtype=np.float64)
-        old = self.previous.get(client, np.zeros_like(new))
-        self.previous[client] = new
-        return new - old
-
-
 class ACE(Composed):
     """002 Alg. 1, direct aggregation: x <- x - eta*mean_i U_i on every arrival."""
 
@@ -148,13 +109,6 @@ class ACE(Composed):
         **common: Any,
     ) -> None:
         super().__init__(x0, AllClients(num_clients, warmup, store), SGD(lr), kind="gradient", **common)
-
-
-class ACEClientCache(Composed):
-    """002 Alg. a.5: receives g_new - g_prev. Clipping or weighing such differences would not give ACE."""
-
-    def __init__(self, x0: npt.ArrayLike, lr: float, num_clients: int, warmup: Warmup = "full", **common: Any) -> None:
-        super().__init__(x0, Differences(num_clients, warmup), SGD(lr), kind="gradient", **common)
 
 
 class ACED(Composed):

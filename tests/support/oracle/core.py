@@ -92,8 +92,8 @@ class Composed:
     buffers        model buffers that are not parameters, by name
     buffer_rule    "mean": floats take the plain mean over the arrivals since the last step, integers the
                    maximum; "latest": floats take the last arrival's; "keep"
-    idle_advances  whether an iteration without a step (ACED's empty active set, a dropped update) counts as a
-                   version, as in the papers' loops (002 Alg. a.1 line 9 and Alg. a.4 line 12: w^{t+1} = w^t)
+    An iteration without a step (ACED's empty active set, a dropped update) counts as a version, as in the papers' loops
+    (002 Alg. a.1 line 9 and Alg. a.4 line 12: w^{t+1} = w^t).
     """
 
     def __init__(
@@ -108,7 +108,6 @@ class Composed:
         weighting: Literal["uniform", "samples"] = "uniform",
         buffers: Buffers | None = None,
         buffer_rule: Literal["mean", "latest", "keep"] = "mean",
-        idle_advances: bool = True,
     ) -> None:
         self.x: Vector = np.array(x0, dtype=np.float64)
         self.t = 0
@@ -120,7 +119,6 @@ class Composed:
         self.weighting = weighting
         self.buffers: dict[str, npt.NDArray[Any]] = {k: np.array(v) for k, v in (buffers or {}).items()}
         self.buffer_rule = buffer_rule
-        self.idle_advances = idle_advances
         self.history: list[Vector] = [self.x.copy()]  # history[v] is the model of version v (003: GMIS)
         self.outstanding: set[tuple[int, int]] = set()
         self.last_sent: dict[int, int] = {}
@@ -188,8 +186,7 @@ class Composed:
         if isinstance(u_or_word, str):
             if u_or_word == "empty":
                 self.flush = []
-                if self.idle_advances:
-                    self._next_version()
+                self._next_version()
             return self._receipt(False, arrival.delay, None, norm, weight)
 
         lr, dropped = self._step(u_or_word)
@@ -204,9 +201,8 @@ class Composed:
         if not dropped:
             self._take_buffers()
         self.flush = []
-        if not dropped or self.idle_advances:
-            self.x = self.optimizer.step(self.x, d, lr)
-            self._next_version()
+        self.x = self.optimizer.step(self.x, d, lr)
+        self._next_version()
         return lr, dropped
 
     def _answered(self, client: int, version: int | None) -> int:

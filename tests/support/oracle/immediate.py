@@ -94,7 +94,7 @@ class FedAsync(Composed):
 class AsyncFedED(Composed):
     """003 Alg. 1: x <- x + lambda/(gamma+eps)*Delta_i; the next K from Eq. 8 (`local_steps(client)`).
 
-    `euclidean` holds the options of `Euclidean`: k_min, k_max, gamma_max, discard_adapts, k_from.
+    `euclidean` holds the options of `Euclidean`: k_min, k_max, gamma_max.
     """
 
     def __init__(

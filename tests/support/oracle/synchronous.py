@@ -18,36 +18,22 @@ from .optimizers import SGD, Adagrad, Adam, AMSGrad, Momentum, Optimizer, Yogi
 class Cohort(Buffer):
     """The round's mean delta: D = sum p_i*Delta_i, which makes x + D = sum p_i*x_i^K as all start from x.
 
-    stale="error": an update of an earlier round has no meaning here; "accept": it joins the round as it is.
+    An update of an earlier round has no meaning here.
     """
 
-    def __init__(self, size: int, stale: Literal["error", "accept"] = "error") -> None:
-        super().__init__(size)
-        self.stale = stale
-
     def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
-        if arrival.delay != 0 and self.stale == "error":
+        if arrival.delay != 0:
             raise ValueError(f"a synchronous round takes no update that is {arrival.delay} rounds old")
         return super().add(server, arrival)
 
 
 class _Synchronous(Composed):
-    def __init__(
-        self,
-        x0: npt.ArrayLike,
-        clients_per_round: int,
-        optimizer: Optimizer,
-        stale: Literal["error", "accept"] = "error",
-        **common: Any,
-    ) -> None:
-        super().__init__(x0, Cohort(clients_per_round, stale), optimizer, **common)
+    def __init__(self, x0: npt.ArrayLike, clients_per_round: int, optimizer: Optimizer, **common: Any) -> None:
+        super().__init__(x0, Cohort(clients_per_round), optimizer, **common)
 
 
-class _RobustCohort(Robust):
-    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
-        if arrival.delay != 0:
-            raise ValueError(f"a synchronous round takes no update that is {arrival.delay} rounds old")
-        return super().add(server, arrival)
+class _RobustCohort(Cohort, Robust):
+    """A round of which a robust rule makes the step."""
 
 
 class FedMedian(Composed):
@@ -89,8 +75,10 @@ class FedAvgM(_Synchronous):
         super().__init__(x0, clients_per_round, Momentum(lr, beta), **common)
 
 
-class FedAdam(_Synchronous):
-    """The mean delta into Adam."""
+class _Adaptive(_Synchronous):
+    """The mean delta into an optimizer with two moments."""
+
+    optimizer_of: type[Adam]
 
     def __init__(
         self,
@@ -102,39 +90,21 @@ class FedAdam(_Synchronous):
         bias_correction: bool = False,
         **common: Any,
     ) -> None:
-        super().__init__(x0, clients_per_round, Adam(lr, betas, eps, bias_correction), **common)
+        super().__init__(x0, clients_per_round, self.optimizer_of(lr, betas, eps, bias_correction), **common)
 
 
-class FedYogi(_Synchronous):
-    """The mean delta into Yogi."""
-
-    def __init__(
-        self,
-        x0: npt.ArrayLike,
-        clients_per_round: int,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.99),
-        eps: float = 1e-8,
-        bias_correction: bool = False,
-        **common: Any,
-    ) -> None:
-        super().__init__(x0, clients_per_round, Yogi(lr, betas, eps, bias_correction), **common)
+class FedAdam(_Adaptive):
+    optimizer_of = Adam
 
 
-class FedAMS(_Synchronous):
-    """The mean delta into AMSGrad (FedAMS option 1)."""
+class FedYogi(_Adaptive):
+    optimizer_of = Yogi
 
-    def __init__(
-        self,
-        x0: npt.ArrayLike,
-        clients_per_round: int,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.99),
-        eps: float = 1e-8,
-        bias_correction: bool = False,
-        **common: Any,
-    ) -> None:
-        super().__init__(x0, clients_per_round, AMSGrad(lr, betas, eps, bias_correction), **common)
+
+class FedAMS(_Adaptive):
+    """FedAMS, option 1."""
+
+    optimizer_of = AMSGrad
 
 
 class FedAdagrad(_Synchronous):
