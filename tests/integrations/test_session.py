@@ -283,32 +283,6 @@ def test_an_evaluation_that_fails_is_raised_and_not_hidden() -> None:
     session.close()
 
 
-def test_receiving_goes_on_while_a_version_is_evaluated() -> None:
-    may, began = threading.Event(), threading.Event()
-
-    def evaluate(version, model):
-        began.set()
-        assert may.wait(30)
-        return {"sum": float(model["w"].sum())}
-
-    server = fastagg.FedBuff(MODEL, buffer_size=1)
-    session = Session(server, Settings(evaluate_every=2), evaluate)
-    session.stepped()
-    assert began.wait(30)
-    for _ in range(2):
-        task = server.dispatch("a")
-        answered(session, [("a", task, Reply({n: t + 1 for n, t in task.params.items()}))])
-        session.stepped()
-        assert session.settle() == [], "version 0 is not done, and rows keep their order"
-    assert server.version == 2
-    may.set()
-    rows = session.settle(wait=True)
-    session.close()
-    assert [row.version for row in rows] == [0, 1, 2]
-    assert [row.found is None for row in rows] == [False, True, False]
-    assert rows[2].found["sum"] == pytest.approx(24.0), "version 2's own model"
-
-
 def test_the_last_version_is_evaluated_though_it_waits_behind_one_that_is() -> None:
     """The evaluation is not due when it comes, and the run ends before the previous version's evaluation has ended."""
     free = threading.Event()
