@@ -345,15 +345,6 @@ def sanitizers(session: nox.Session) -> None:
 
 
 @target("nightly")
-def ptx(session: nox.Session) -> None:
-    """Run nvcc's PTX on the CPU, and find the planted errors; ``-- 80 120`` names architectures. It needs nvcc."""
-    if shutil.which("nvcc") is None:
-        session.skip("no nvcc: no PTX")
-    install(session, *needed("test"), *COMPILING)
-    script(session, "ptx", *session.posargs)
-
-
-@target("nightly")
 def races(session: nox.Session) -> None:
     """Look for races in the CUDA kernels, emulated, with ThreadSanitizer."""
     install(session, *COMPILING)

@@ -3,9 +3,9 @@
 It changes the checkout that it runs in, so it runs in a copy (.ci/incremental.sh), whose build folder it takes. The
 numbers of files are those that CONTRIBUTING.md promises. Then the toys are compiled, and the
 comparisons that the tests have anyway must find and pass them: with the reference, to the bit, and with the oracle.
-Nearly every file depends on the row formats, so the toy of those is compiled only with --format. It is always counted.
+Nearly every file depends on the row formats, so the toy of those is only counted.
 
-    python .ci/contribute.py BUILD [--format]
+    python .ci/contribute.py BUILD
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def check(build: str, *chosen: tuple[str, str]) -> None:
         print(f"{tests} {word}: {re.findall(r'[0-9]+ passed', said)[-1]}")
 
 
-def main(build: str, with_format: bool) -> None:
+def main(build: str) -> None:
     counted = {what: (add(source), add(tests)) for what, (source, tests) in TOYS.items() if source is not FORMAT}
     check(
         build,
@@ -202,10 +202,8 @@ def main(build: str, with_format: bool) -> None:
     counted["a row format"] = (add(FORMAT), add(FORMAT_TESTS))
     if (said := promised("CONTRIBUTING.md")) != counted:
         sys.exit(f"CONTRIBUTING.md promises {said}, and it takes {counted} files")
-    if with_format:
-        check(build, ("tests/storage/test_rows.py", "int6"), ("tests/server/test_sums.py", "int6"))
     print(f"files of the package and of tests: {counted}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "--format" in sys.argv)
+    main(sys.argv[1])

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles the CUDA kernels for every architecture and reads the compiler's report: no kernel may spill registers or use
-# local memory. Then it checks the assembler's output, an older assembler, and the messages about a driver.
+# local memory. Then it checks the assembler's output, an older assembler, that nvcc contracts nothing, and the messages
+# about a driver.
 set -euo pipefail
 build=$1
 cmake -S . -B "$build" -G Ninja -DFASTAGG_CUDA=ON -DFASTAGG_DEVELOPER=ON -DPython_EXECUTABLE="$(command -v python)" \
@@ -40,6 +41,8 @@ older() { # OBJECT: assembles the PTX that it holds, and that of its source for 
   mkdir -p "$code"
   (cd "$code" && cuobjdump -xptx all "$1" >/dev/null && mv ./*.ptx 80)
   nvcc -std=c++17 -fmad=false -ptx -arch=compute_75 "$kernel" -o "$code/75"
+  # In the build's code, too, products and sums have two roundings unless a source asks for one.
+  test "$(grep -cE '^\s*fma\.' "$code/80")" = "$(grep -cE '^\s*fma\.' "$code/75")" || { echo "$kernel: fused"; return 1; }
   sed -i 's/^\.version .*/.version 8.4/' "$code/75" "$code/80"
   for architecture in 75 80 89 90; do
     "$build/older/nvidia/cuda_nvcc/bin/ptxas" -arch="sm_$architecture" -v -o /dev/null \

@@ -1,15 +1,10 @@
-# Compiles the CUDA kernels for the CPU with tests/emulation. FASTAGG_EMULATE_CUDA=ON: their sources as C++. PTX: nvcc's PTX of
-# them, translated (tests/emulation/ptx), and of the sources only what the host runs. Only for tests, never for a package.
+# Compiles the CUDA kernels' sources as C++ for the CPU, with tests/emulation. Only for tests, never for a package.
 add_library(fastagg_emulated OBJECT ${FASTAGG_CUDA_SOURCES} tests/emulation/emulation.cpp tests/emulation/streams.cpp)
 set_source_files_properties(${FASTAGG_CUDA_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
 target_include_directories(fastagg_emulated PRIVATE tests/emulation)
 target_compile_options(fastagg_emulated PRIVATE -O2 -ffp-contract=off)
 if(FASTAGG_DEVELOPER)
   target_compile_options(fastagg_emulated PRIVATE -Wall -Wextra -Werror -Wno-unknown-pragmas)
-endif()
-if(FASTAGG_EMULATE_CUDA STREQUAL "PTX")
-  include(cmake/ptx.cmake)
-  fastagg_ptx(fastagg_emulated)
 endif()
 target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/engine/on_cuda.cpp tests/emulation/allocations.cpp $<TARGET_OBJECTS:fastagg_emulated>)
 target_link_options(_native PRIVATE -Wl,-Bsymbolic-functions) # this library's operator new is its own

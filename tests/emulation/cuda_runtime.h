@@ -209,31 +209,6 @@ template <typename... Expected>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*kernel)(Expected...)) {
   return emulation::load(reinterpret_cast<const void*>(kernel));
 }
-#if defined(FASTAGG_PTX)
-namespace emulation::ptx {  // ptx/launch.cpp: runs the PTX of `kernel` on the parameters' bytes
-void launch(const void* kernel, unsigned blocks, unsigned threads, const char* parameters, size_t bytes);
-}  // namespace emulation::ptx
-
-template <typename... Expected, typename... Given>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
-  struct alignas(64) Parameters {
-    char bytes[32764];  // the most that CUDA takes
-  };
-  auto parameters = std::make_shared<Parameters>();
-  memset(parameters->bytes, 0xa5, sizeof parameters->bytes);
-  size_t end = 0;
-  const auto add = [&](const auto& argument) {
-    end = (end + alignof(decltype(argument)) - 1) / alignof(decltype(argument)) * alignof(decltype(argument));
-    memcpy(parameters->bytes + end, &argument, sizeof argument);
-    end += sizeof argument;
-  };
-  (add(static_cast<Expected>(arguments)), ...);
-  const void* const which = reinterpret_cast<const void*>(kernel);
-  return emulation::launch(config->stream, which, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
-    emulation::ptx::launch(which, blocks, threads, parameters->bytes, end);
-  });
-}
-#else
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
   const auto taken = std::make_shared<std::tuple<std::decay_t<Expected>...> >(std::forward<Given>(arguments)...);
@@ -242,4 +217,3 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     emulation::run(blocks, threads, [&] { std::apply(kernel, *taken); });
   });
 }
-#endif

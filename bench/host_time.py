@@ -1,6 +1,6 @@
 """The host's time of an answer on a CUDA device, without one: launches of the emulation (tests/emulation) do nothing.
 
-python .ci/host_time.py [SIZE]: the median of a task and its answer, by rule, in microseconds. It needs a build with
+python bench/host_time.py [SIZE]: the median of a task and its answer, by rule, in microseconds. It needs a build with
 -DFASTAGG_EMULATE_CUDA=ON.
 """
 
