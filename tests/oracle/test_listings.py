@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.oracle import (
@@ -22,8 +23,9 @@ from support.oracle.helpers import SMALL, Loop, Vector, quick, same
 from support.traces import Case, Return, Send, cases, synchronous_cases
 
 
+@pytest.mark.parametrize("rule", ["scaled", "reciprocal"])
 @quick
-@given(cases(size=SMALL, all_sent=True), st.integers(1, 4), st.sampled_from(("scaled", "reciprocal")))
+@given(case=cases(size=SMALL, all_sent=True), m_size=st.integers(1, 4))
 def test_fadas_against_its_listing(case: Case, m_size: int, rule: Any) -> None:
     acc = np.zeros(case.size)
     taus: list[int] = []
@@ -49,8 +51,9 @@ def test_fadas_against_its_listing(case: Case, m_size: int, rule: Any) -> None:
     same(oracle, Loop(case, arrive), case)
 
 
+@pytest.mark.parametrize("warmup", ["full", "partial"])
 @quick
-@given(cases(size=SMALL), st.sampled_from(("full", "partial")))
+@given(case=cases(size=SMALL))
 def test_ace_against_its_listing(case: Case, warmup: Any) -> None:
     cache = np.full((case.num_clients, case.size), np.nan)
 
@@ -124,8 +127,9 @@ def test_aced_by_the_text_of_eq_7(case: Case, tau: int) -> None:
     same(ACED(case.x0, 0.5, case.num_clients, max_delay=tau, freshness="gradient"), Loop(case, arrive), case)
 
 
+@pytest.mark.parametrize("stale", ["drop", "scaled", "lipschitz"])
 @quick
-@given(cases(size=SMALL, all_sent=True), st.sampled_from(("drop", "scaled", "lipschitz")))
+@given(case=cases(size=SMALL, all_sent=True))
 def test_delay_adaptive_asgd_against_its_listing(case: Case, stale: Any) -> None:
     def arrive(server: Any, i: int, g: Vector, s: int) -> bool:
         tau = server.t - s
@@ -138,8 +142,9 @@ def test_delay_adaptive_asgd_against_its_listing(case: Case, stale: Any) -> None
     same(DelayAdaptiveASGD(case.x0, 0.5, 2, stale, 0.25), Loop(case, arrive), case)
 
 
+@pytest.mark.parametrize("repeat", ["start", "latest"])
 @quick
-@given(cases(size=SMALL), st.integers(1, 4), st.sampled_from(("start", "latest")))
+@given(case=cases(size=SMALL), m_size=st.integers(1, 4))
 def test_ca2fl_against_its_listing(case: Case, m_size: int, repeat: Any) -> None:
     """A client that comes twice in a round, as in the paper, and as in public programs."""
     n = case.num_clients
@@ -163,8 +168,9 @@ def test_ca2fl_against_its_listing(case: Case, m_size: int, repeat: Any) -> None
     same(CA2FL(case.x0, n, m_size, 0.7, repeat), Loop(case, arrive), case)
 
 
+@pytest.mark.parametrize("policy", ["constant", "hinge", "polynomial"])
 @quick
-@given(cases(size=SMALL, all_sent=True), st.sampled_from(("constant", "hinge", "polynomial")))
+@given(case=cases(size=SMALL, all_sent=True))
 def test_fedasync_against_its_equations(case: Case, policy: Any) -> None:
     def arrive(server: Any, i: int, u: Vector, s: int) -> bool:
         tau = server.t - s
