@@ -68,6 +68,20 @@ def test_model_buffers(rule: Any) -> None:
     assert dropping.buffers["mean"][0] == 5.0
 
 
+@pytest.mark.parametrize(
+    ("rule", "lr", "expected"),
+    [
+        ("scaled", 0.1, {2: 0.1, 3: 0.1 / 3, 20: 0.1 / 20}),
+        ("reciprocal", 0.1, {2: 0.1, 3: 0.1, 20: 0.05}),  # Eq. 4 bites only beyond 1/eta
+        ("reciprocal", 1.0, {0: 1.0, 2: 1.0, 4: 0.25}),
+    ],
+)
+def test_delay_rules_of_fadas(rule: Any, lr: float, expected: dict[int, float]) -> None:
+    policy = DelayAdaptive(2, rule)
+    assert {tau: policy.learning_rate(lr, tau) for tau in expected} == pytest.approx(expected)
+    assert DelayAdaptive(None, rule).learning_rate(lr, 1000) == lr
+
+
 # ── FedAC and AsyncFedED's local steps ─────────────────────────────────────────────────────────────────────
 
 
