@@ -1,7 +1,7 @@
 // Binds the states of directions, the rows of clients, and where they are. fastagg/rules makes them.
 #include "../engine/aligned.h"
 #include "../engine/all_clients.h"
-#include "../engine/buffered.h"
+#include "../engine/buffers.h"
 #include "../engine/calibrated.h"
 #include "../engine/on_cpu.h"
 #include "../engine/ordered.h"
@@ -297,24 +297,23 @@ void bind_directions(py::module_& m) {
            }),
            by_name, arg("noise"), arg("clip"), arg("adapts"), arg("past"), arg("separation"), arg("most"));
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
-      .def(py::init<double, const Buffered::Setting&, std::shared_ptr<store::Memory>,
-                    const std::optional<Privacy::Setting>&>(),
-           by_name, arg("sign"), arg("setting"), arg("memory"), arg("privacy") = py::none())
+      .def(py::init(&engine::buffer_of), by_name, arg("sign"), arg("setting"), arg("memory"),
+           arg("privacy") = py::none())
       .def("set_key",
            [](Buffered& one, const std::string& bytes) {
              ChaChaKey key;
-             if (one.privacy() == nullptr || bytes.size() != sizeof key.words) throw Refused("a key has 32 bytes");
+             if (one.is.privacy == nullptr || bytes.size() != sizeof key.words) throw Refused("a key has 32 bytes");
              std::memcpy(key.words, bytes.data(), sizeof key.words);
-             one.privacy()->set_key(key);
+             one.is.privacy->set_key(key);
            })
-      .def_property_readonly("key_id", [](Buffered& one) { return one.privacy()->key_id(); })
-      .def_property_readonly("clip", [](Buffered& one) { return one.privacy()->clip(); })
+      .def_property_readonly("key_id", [](Buffered& one) { return one.is.privacy->key_id(); })
+      .def_property_readonly("clip", [](Buffered& one) { return one.is.privacy->clip(); })
       .def_property_readonly("room", &Buffered::room)
       .def_property_readonly("total", &Buffered::total)
-      .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.acc()); })
+      .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.sum.acc); })
       .def("bound_sum", [](Buffered& one, double bound) {
         check_bound(bound);
-        one.bound_sum(bound);
+        one.round.bound += bound;
       });
   py::class_<Ordered, DirectionState, std::shared_ptr<Ordered>>(m, "Ordered")
       .def(py::init<std::shared_ptr<DirectionState>>(), arg("round"));

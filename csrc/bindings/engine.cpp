@@ -131,7 +131,7 @@ void close_if_due(Shared& server) {
 py::object made_for(Shared& server, py::handle client, const Answer& answer) {
   py::object receipt = make<ReceiptObject>(server.receipts());
   receipt_in(receipt)->client = plain(client, answer.client).release().ptr();
-  if (server.now()->settings().defers) receipt_in(receipt)->later = new std::shared_ptr<Judgement>();
+  if (server.now()->settings.defers) receipt_in(receipt)->later = new std::shared_ptr<Judgement>();
   return receipt;
 }
 
@@ -140,7 +140,7 @@ void fill(Shared& server, const py::object& receipt, Answer& answer) {
   ReceiptObject* const one = receipt_in(receipt);
   one->value = answer.receipt;
   one->kept = true;
-  one->scales = server.now()->direction().is.immediate;
+  one->scales = server.now()->direction->is.immediate;
   if (answer.later) {
     *one->later = std::move(answer.later);
   } else {
@@ -209,9 +209,7 @@ const Answer* answer_in(py::handle given) {
 void set_base(Answer& answer, const py::object& task) {
   answer.kind = Answer::kModel;
   if (task.is_none()) return;
-  py::object flat = task.attr("flat");
-  answer.base = vector_of(flat).data;
-  answer.base_owner = owner_of(std::move(flat));
+  answer.base = vector_of(task.attr("flat"));
 }
 
 void set_sum(Answer& answer, int64_t count, double total) {
@@ -262,7 +260,7 @@ bool read_update(Shared& server, py::handle given, Arrays& arrays, Answer& answe
     if (answer.in_host) answer.on_host = answer.update;
     answer.owner = arrays.owner(answer.update.size * static_cast<int64_t>(sizeof(float)));
   } else if (found == Reader::Found::kArrays && server.checks_models) {
-    return !reading(server, [&](Engine& engine) { return cpu::nearly(answer.update, engine.model().data); });
+    return !reading(server, [&](Engine& engine) { return cpu::nearly(answer.update, engine.model.current.data); });
   }
   return true;
 }
@@ -414,7 +412,7 @@ py::object filled(Shared& server, py::object made, py::object client, engine::Ta
 
 // What goes with a client's task besides the model.
 py::object control_of(const Shared& server, const py::handle& client) {
-  return server.has_control ? py::object(python_of(*server.now()->extension()).attr("sent")(client)) : py::none();
+  return server.has_control ? py::object(python_of(*server.now()->extension).attr("sent")(client)) : py::none();
 }
 
 // dispatch(client, format): a place among the formats of encoded updates, or None
@@ -497,7 +495,7 @@ auto read_by(Of of) {
 Answer answer_of(const Shared& server, const log::Operation& operation, const py::object& body,
                  const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
-  const engine::Settings& settings = server.engine->settings();
+  const engine::Settings& settings = server.engine->settings;
   Answer answer;
   answer.client = operation.client;
   answer.version = operation.version;
@@ -546,7 +544,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
           "it is of a slice of a model, and servers in slices are gone: a model that is too large for one host is "
           "cut into parts, one server each");
     } else if (part.role == log::kRowRole) {
-      answer.row = part.data, answer.row_nbytes = part.count, answer.format = part.dtype;
+      answer.row = &part;
     }
   }
   if (operation.kind == log::kRow) {
@@ -560,8 +558,8 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
   }
   const auto& pieces = answer.update.pieces;
   if (std::any_of(pieces.begin(), pieces.end(), [](const Piece& one) { return one.dtype == kWholeNumbers; }) &&
-      (pieces.size() != 1 || answer.kind != Answer::kSum || server.engine->direction().is.sums == nullptr ||
-       server.engine->direction().is.sums->unit == 0.0))
+      (pieces.size() != 1 || answer.kind != Answer::kSum || server.engine->direction->is.sums == nullptr ||
+       server.engine->direction->is.sums->unit == 0.0))
     damaged("whole numbers, and this is no exact sum");
   if (operation.kind != log::kRow && answer.update.size != settings.size)
     damaged("the update has " + std::to_string(answer.update.size) + " numbers, expected " +
@@ -572,7 +570,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
     std::copy(values.begin(), values.end(), reported->values.data);
   }
   if (reported->given()) {
-    const py::object fits = python_of(*server.engine->extension()).attr("fits");
+    const py::object fits = python_of(*server.engine->extension).attr("fits");
     if (!py::cast<bool>(fits(reported->size, reported->counters.size()))) damaged("the statistics are not the model's");
     answer.reported = std::move(reported);
   }
@@ -581,11 +579,11 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
 
 // Sends an answer of the log to the device, as when it came.
 void bring(const Shared& server, Answer& answer) {
-  if (store::is_encoded(answer.update) && !answer.reported && !server.engine->extension()->asks.prepare)
+  if (store::is_encoded(answer.update) && !answer.reported && !server.engine->extension->asks.prepare)
     return stay_in_host(answer);
   const py::list pieces = tensors_in(answer.owner, answer.update);
   const py::object reported = answer.reported ? py::cast(answer.reported) : py::none();
-  const py::tuple found = python_of(*server.engine->extension()).attr("brought")(pieces, reported);
+  const py::tuple found = python_of(*server.engine->extension).attr("brought")(pieces, reported);
   const py::object there = found[0], extra = found[1];
   answer.update = update_of(there.attr("native"));
   answer.owner = owner_of(there);
@@ -627,15 +625,15 @@ std::shared_ptr<Shared> make_server(const engine::Settings& settings, std::share
   server->has_control = py::cast<bool>(python["control"]);
   server->device = py::cast<int32_t>(python["device"]);
   if (const py::object reader = python["reader"]; !reader.is_none()) server->reader = py::cast<Reader>(reader);
-  server->engine->set_state(owner_of(python["statistics"]));
+  server->engine->model.state = owner_of(python["statistics"]);
   return server;
 }
 
 // The current version and its statistics, of the same moment. Neither changes any more.
 std::pair<store::Vector, store::Owner> current(Shared& server) {
   return reading(server, [](Engine& engine) {
-    engine.follow();
-    return std::make_pair(engine.share_model(), engine.state());
+    engine.runner->follow();
+    return std::make_pair(engine.model.share(), engine.model.state);
   });
 }
 
@@ -648,19 +646,19 @@ void adopt(Shared& server, Shared& other) {
 
 py::list tensors_of(const Shared& server, const std::vector<store::Vector>& vectors) {
   py::list found;
-  server.engine->follow();
+  server.engine->runner->follow();
   for (const store::Vector& one : vectors) found.append(tensor_of(one, server.size));
   return found;
 }
 
 // The direction that keeps updates until their round is complete; null: it is another one.
 engine::Ordered* ordered_of(const Shared& server) {
-  return dynamic_cast<engine::Ordered*>(&server.engine->direction());
+  return dynamic_cast<engine::Ordered*>(server.engine->direction.get());
 }
 
 py::list waiting_of(const Shared& server) {
   py::list found;
-  server.engine->follow();
+  server.engine->runner->follow();
   const engine::Ordered* const ordered = ordered_of(server);
   if (ordered == nullptr) return found;
   for (const auto& [answer, brings] : ordered->waiting()) {
@@ -669,7 +667,7 @@ py::list waiting_of(const Shared& server) {
     entry["gain"] = brings.gain, entry["weight"] = brings.weight;
     entry["share"] = brings.share, entry["norm"] = brings.norm;
     const engine::HeldUpdate kept{answer.update, answer.owner};
-    const auto here = server.device < 0 ? kept : engine::moved(kept, server.engine->memory(), false);
+    const auto here = server.device < 0 ? kept : engine::moved(kept, *server.engine->memory, false);
     entry["update"] = tensors_in(here.owner, here.update, true);
     entry["reported"] =
         answer.reported ? py::cast(std::const_pointer_cast<engine::Reported>(answer.reported)) : py::none();
@@ -684,7 +682,7 @@ void load_waiting(Shared& server, const py::list& entries) {
     const auto entry = py::reinterpret_borrow<py::dict>(given);
     auto& [answer, brings] = all.emplace_back();
     answer.client = id_of(entry["client"]);
-    brings.start = brings.now = server.engine->ledger().now;
+    brings.start = brings.now = server.engine->ledger.now;
     brings.gain = py::cast<double>(entry["gain"]), brings.weight = py::cast<double>(entry["weight"]);
     brings.share = py::cast<double>(entry["share"]), brings.norm = py::cast<double>(entry["norm"]);
     answer.update = update_of(py::object(entry["update"]).attr("native"));
@@ -781,7 +779,7 @@ void bind_engine(py::module_& m) {
       },
       arg("pieces"));
 
-  const auto ledger = [](Shared& server) -> engine::Ledger& { return server.engine->ledger(); };
+  const auto ledger = [](Shared& server) -> engine::Ledger& { return server.engine->ledger; };
   py::class_<Shared, std::shared_ptr<Shared>>(m, "Engine")
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
            arg("memory"), arg("runner"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
@@ -812,7 +810,7 @@ void bind_engine(py::module_& m) {
              return with_engine(server, [&](Engine& engine) { return engine.expire(before); });
            })
       .def_property(
-          "lr", read_by([](Engine& engine) { return engine.lr(); }),
+          "lr", read_by([](Engine& engine) { return engine.optimizer.settings.lr; }),
           [](Shared& server, double lr) { with_engine(server, [&](Engine& engine) { engine.set_rate(lr); }); })
       .def("begin_incarnation",
            [](Shared& server, int64_t version, uint64_t number) { server.engine->begin_incarnation(version, number); })
@@ -829,20 +827,19 @@ void bind_engine(py::module_& m) {
              server.engine->records.attach(server.log);
              server.journal = std::move(journal);
            })
-      .def("cut_rows",
-           [](Shared& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut_rows(std::move(cut)); })
+      .def("cut_rows", [](Shared& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut = std::move(cut); })
       .def("watch",
            [](Shared& server, double slow, py::object tell) { server.slow = slow, server.tell = std::move(tell); })
       .def_readwrite("checks_models", &Shared::checks_models)
       .def("measure", [](Shared& server) { server.engine->measure(); })
       // what Python asks for on the current stream, to read what the server holds, comes after the server's work
-      .def("follow", [](const Shared& server) { server.engine->follow(); })
+      .def("follow", [](const Shared& server) { server.engine->runner->follow(); })
       .def_property_readonly("flat", [](Shared& server) { return tensor_of(current(server).first, server.size); })
       // the same vector for the holder of the lock, who lets it go before: a later step may write to it
       .def_property_readonly("model",
                              [](Shared& server) {
-                               server.engine->follow();
-                               return tensor_of(server.engine->model(), server.size);
+                               server.engine->runner->follow();
+                               return tensor_of(server.engine->model.current, server.size);
                              })
       .def("current",
            [](Shared& server) {
@@ -852,16 +849,16 @@ void bind_engine(py::module_& m) {
       .def("adopt", &adopt)
       .def_property_readonly("moments",
                              [](const Shared& server) {
-                               server.engine->follow();
-                               return moments_of(server.engine->optimizer());
+                               server.engine->runner->follow();
+                               return moments_of(server.engine->optimizer);
                              })
-      .def_property_readonly("moments_nbytes", [](const Shared& server) { return server.engine->optimizer().nbytes(); })
+      .def_property_readonly("moments_nbytes", [](const Shared& server) { return server.engine->optimizer.nbytes(); })
       .def_property_readonly("waiting", &waiting_of)
       .def("load_waiting", &load_waiting)
-      .def_property_readonly("version", read_by([](Engine& engine) { return engine.ledger().now; }))
-      .def_property_readonly("steps", read_by([](Engine& engine) { return engine.ledger().steps; }))
-      .def_property_readonly("offset", read_by([](Engine& engine) { return engine.ledger().offset; }))
-      .def_property_readonly("incarnations", read_by([](Engine& engine) { return engine.ledger().incarnations(); }))
+      .def_property_readonly("version", read_by([](Engine& engine) { return engine.ledger.now; }))
+      .def_property_readonly("steps", read_by([](Engine& engine) { return engine.ledger.steps; }))
+      .def_property_readonly("offset", read_by([](Engine& engine) { return engine.ledger.offset; }))
+      .def_property_readonly("incarnations", read_by([](Engine& engine) { return engine.ledger.incarnations.all; }))
       // the ledger; the caller holds the lock
       .def(
           "find",
@@ -880,34 +877,46 @@ void bind_engine(py::module_& m) {
       .def("check_client",
            [ledger](Shared& server, py::handle client) {
              const ClientId id = id_of(client);
-             ledger(server).check(id);
+             ledger(server).roster.clients.check(id);
              return plain(client, id);
            })
-      .def("owes", [ledger](Shared& server, py::handle client,
-                            int64_t version) { return ledger(server).owes(id_of(client), version); })
-      .def("owed", [ledger](Shared& server, py::handle client) { return ledger(server).owed(id_of(client)); })
-      .def("tell_next", [ledger](Shared& server, py::handle client,
-                                 int32_t steps) { ledger(server).tell_next_to(id_of(client), steps); })
+      .def("owes",
+           [ledger](Shared& server, py::handle client, int64_t version) {
+             const engine::Roster& roster = ledger(server).roster;
+             const int64_t place = roster.clients.find(id_of(client));
+             return place >= 0 && roster.tasks.find(place, version) != nullptr;
+           })
+      .def("owed",
+           [ledger](Shared& server, py::handle client) {
+             const engine::Ledger& of = ledger(server);
+             return of.roster.owed(of.place_of(id_of(client)));
+           })
+      .def("tell_next",
+           [ledger](Shared& server, py::handle client, int32_t steps) {
+             engine::Ledger& of = ledger(server);
+             const int64_t place = of.place_of(id_of(client));
+             of.roster.tells_steps(), of.roster.tell_next(place, steps);
+           })
       .def_property_readonly("kept",
                              [](const Shared& server) {
                                std::vector<store::Vector> kept;
-                               for (const auto& [version, data] : server.engine->ledger().all_kept())
+                               for (const auto& [version, data] : server.engine->ledger.kept.all())
                                  kept.push_back(data);
                                return tensors_of(server, kept);
                              })
-      .def_property_readonly("held_before",
-                             [](const Shared& server) { return tensors_of(server, server.engine->held_before()); })
-      .def_property_readonly("known", [ledger](Shared& server) { return ledger(server).known(); })
-      .def_property_readonly("open_tasks", [ledger](Shared& server) { return ledger(server).open_tasks(); })
-      .def_property_readonly("expired", [ledger](Shared& server) { return ledger(server).expired(); })
-      .def_property_readonly("oldest_task", [ledger](Shared& server) { return ledger(server).oldest_task(); })
+      .def_property_readonly(
+          "held_before", [](const Shared& server) { return tensors_of(server, server.engine->model.held_before()); })
+      .def_property_readonly("known", [ledger](Shared& server) { return ledger(server).roster.known; })
+      .def_property_readonly("open_tasks", [ledger](Shared& server) { return ledger(server).roster.tasks.count(); })
+      .def_property_readonly("expired", [ledger](Shared& server) { return ledger(server).leases.expired; })
+      .def_property_readonly("oldest_task", [ledger](Shared& server) { return ledger(server).leases.oldest(); })
       .def_property_readonly("ledger_nbytes", [ledger](Shared& server) { return ledger(server).nbytes(); })
       .def_property(
-          "skew", [ledger](Shared& server) { return ledger(server).skew; },
-          [ledger](Shared& server, double skew) { ledger(server).skew = skew; })
+          "skew", [ledger](Shared& server) { return ledger(server).leases.skew; },
+          [ledger](Shared& server, double skew) { ledger(server).leases.skew = skew; })
       .def("tasks",
            [ledger](Shared& server) {
-             return saved(ledger(server).state(), server.engine->settings().clients >= 0, server.size);
+             return saved(ledger(server).state(), server.engine->settings.clients >= 0, server.size);
            })
       .def("load_tasks",
            [ledger](Shared& server, const py::dict& state) { ledger(server).load(ledger_state_of(state)); });

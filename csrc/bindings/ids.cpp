@@ -96,7 +96,7 @@ int64_t offset_of(py::handle given) {
 }
 
 int64_t version_of(py::handle given, const ClientId& client) {
-  if (given.is_none()) return engine::Ledger::kLast;
+  if (given.is_none()) return engine::kLastSent;
   const py::object index = whole_of(given);
   int overflow = 0;
   const int64_t version = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;

@@ -99,8 +99,8 @@ Direction AllClients::exchange() const {
   return direction;
 }
 
-void AllClients::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
-  const Update& update = *updates.front();
+void AllClients::run(Runner& runner, const Optimizer& optimizer) {
+  const Update& update = *given_.update;
   const RowWeights::Next& next = weights_.next;
   Direction direction = exchange();
   const bool steps = outcome_ == Outcome::kStep, here = !aside_;
@@ -176,6 +176,7 @@ Differences::Differences(double sign, int64_t clients, bool full, float* sum)
 
 Outcome Differences::plan(const Contributions& given, bool, Way) {
   const Contribution& one = given.front();
+  update_ = one.update;
   weights_.plan(one.client, 1.0, true);
   kept_bound_ = weights_.row_bound + one.norm;  // differences add up
   bound_ = weights_.bound(kept_bound_, kept_bound_, false);
@@ -190,8 +191,8 @@ Outcome Differences::plan(const Contributions& given, bool, Way) {
   return outcome_;
 }
 
-void Differences::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
-  runner.step(*updates.front(), direction_, outcome_ == Outcome::kStep ? optimizer : Optimizer{});
+void Differences::run(Runner& runner, const Optimizer& optimizer) {
+  runner.step(*update_, direction_, outcome_ == Outcome::kStep ? optimizer : Optimizer{});
   weights_.put();
 }
 

@@ -24,7 +24,7 @@ class AllClients : public DirectionState, public RowKeeper {
   };
   AllClients(double sign, const Setting& setting, std::shared_ptr<store::RowStore> rows);
   Outcome plan(const Contributions& given, bool closes, Way way) override;
-  void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
+  void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override { return in_memory() ? client : -1; }
@@ -61,7 +61,7 @@ class Differences : public DirectionState, public RowKeeper {
   // `full`: nothing is applied until all clients have been heard.
   Differences(double sign, int64_t clients, bool full, float* sum);
   Outcome plan(const Contributions& given, bool closes, Way way) override;
-  void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
+  void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override { weights_.commit(false); }
   void cancel() noexcept override { weights_.take_back(); }
   void fields(Archive& archive) override { weights_.fields(archive), weights_.fields_of_totals(archive, false); }
@@ -72,6 +72,7 @@ class Differences : public DirectionState, public RowKeeper {
   float* const sum_;
   RowWeights weights_;
   Outcome outcome_ = Outcome::kKept;
+  const Update* update_ = nullptr;
   Direction direction_;
 };
 

@@ -36,7 +36,7 @@ struct Answer {
   };
   Kind kind = kUpdate;
   ClientId client;
-  int64_t version = INT64_MIN;                                // Ledger::kLast: the one that the client was sent last
+  int64_t version = INT64_MIN;                                // kLastSent: the one that the client was sent last
   std::optional<uint64_t> incarnation;                        // if the sender states it
   int64_t task = 0;                                           // its id; 0: not given
   int64_t offset = -1;                                        // in the log that it comes from; -1: not given
@@ -48,16 +48,13 @@ struct Answer {
   bool is_private = false;
   bool still = false;  // its owner does not write to them meanwhile, so that they may be read twice
   store::Owner copy;   // the engine's own, once it has read the numbers; `update` is in it then
-  const float* base = nullptr;
-  store::Owner base_owner;
+  store::Vector base;  // none: there is none
 
   int64_t count = 1;    // kSum: how many updates it is made of,
   double total = -1.0;  // and what they count for in a mean
 
-  int format = kPlainRows;  // kRow
-  const void* row = nullptr;
-  size_t row_nbytes = 0;
-  double norm = 0.0;
+  const log::Part* row = nullptr;  // kRow: in the record,
+  double norm = 0.0;               // and the norm of the update that became it
 
   std::shared_ptr<const Reported> reported;  // statistics
   store::Vector control;                     // what came besides the update (a change of a control variate), fp32

@@ -21,7 +21,7 @@ Calibrated::Calibrated(double sign, const Setting& setting, const Rows& rows, ui
   for (int64_t slot = rows.slots; slot-- > 0;) free_.push_back(static_cast<int32_t>(slot));
   const auto most = static_cast<size_t>(std::min(setting.capacity, setting.clients));
   fresh_.reserve(most);
-  terms_.reserve(2 * most);
+  next_.terms.reserve(2 * most);
   held_.reserve(static_cast<size_t>(setting.capacity));
 }
 
@@ -38,58 +38,58 @@ int64_t Calibrated::writes(int64_t client) const {
 }
 
 Outcome Calibrated::plan(const Contributions& given, bool, Way) {
-  const Contribution& one = given_ = given.front();
+  const Contribution& one = next_.given = given.front();
   Fresh* mine = fresh_of(one.client);
-  known_ = mine != nullptr;
-  read_ = slots_[static_cast<size_t>(one.client)];
-  if (!setting_.from_start && known_) read_ = mine->slot;
-  write_ = known_ ? mine->slot : free_.back();
+  next_.known = mine != nullptr;
+  next_.read = slots_[static_cast<size_t>(one.client)];
+  if (!setting_.from_start && next_.known) next_.read = mine->slot;
+  next_.write = next_.known ? mine->slot : free_.back();
   versions_ = held_;
   versions_.push_back(one.start);
-  outcome_ = static_cast<int64_t>(versions_.size()) == setting_.capacity ? Outcome::kStep : Outcome::kKept;
-  terms_.clear();
-  if (outcome_ == Outcome::kStep) {
+  next_.outcome = static_cast<int64_t>(versions_.size()) == setting_.capacity ? Outcome::kStep : Outcome::kKept;
+  next_.terms.clear();
+  if (next_.outcome == Outcome::kStep) {
     double distinct = 0.0;
     for (const Fresh& fresh : fresh_) {
-      terms_.emplace_back(fresh.slot, 1.0f);
+      next_.terms.emplace_back(fresh.slot, 1.0f);
       distinct += fresh.client == one.client ? one.share : fresh.share;
     }
-    if (!known_) {
-      terms_.emplace_back(write_, 1.0f);
+    if (!next_.known) {
+      next_.terms.emplace_back(next_.write, 1.0f);
       distinct += one.share;
     }
-    for (size_t i = 0, count = terms_.size(); i < count; ++i) {
+    for (size_t i = 0, count = next_.terms.size(); i < count; ++i) {
       const int64_t client = i < fresh_.size() ? fresh_[i].client : one.client;
-      if (const int32_t slot = slots_[static_cast<size_t>(client)]; slot >= 0) terms_.emplace_back(slot, -1.0f);
+      if (const int32_t slot = slots_[static_cast<size_t>(client)]; slot >= 0) next_.terms.emplace_back(slot, -1.0f);
     }
-    divisor_ = setting_.from_start ? distinct : total_ + one.share;
+    next_.divisor = setting_.from_start ? distinct : total_ + one.share;
   }
-  row_bound_next_ = std::max(row_bound_, std::abs(one.weight) * one.norm);
-  bound_ = row_bound_next_ * (kLargestElement / largest_row());
-  kept_bound_ = row_bound_next_ * std::max(2.0 * (total_ + one.share), static_cast<double>(setting_.clients));
+  next_.row_bound = std::max(row_bound_, std::abs(one.weight) * one.norm);
+  bound_ = next_.row_bound * (1.0 + 2.0 * static_cast<double>(setting_.capacity));
+  kept_bound_ = next_.row_bound * std::max(2.0 * (total_ + one.share), static_cast<double>(setting_.clients));
   resummation_->begin(arrivals_);
-  return outcome_;
+  return next_.outcome;
 }
 
-void Calibrated::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
-  const Update& update = *updates.front();
-  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(given_.client)};
+void Calibrated::run(Runner& runner, const Optimizer& optimizer) {
+  const Update& update = *next_.given.update;
+  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(next_.given.client)};
   Direction direction;
   direction.kind = kCalibrated;
-  direction.gain = given_.gain * given_.weight;
-  direction.weight = given_.share * is.sign;
-  direction.row = {rows_.format, rows_.row(read_), rows_.row(write_), key};
-  direction.row.coded = rows_.packed_at(const_cast<void*>(row_in(given_, rows_.format)));  // it is only read
+  direction.gain = next_.given.gain * next_.given.weight;
+  direction.weight = next_.given.share * is.sign;
+  direction.row = {rows_.format, rows_.row(next_.read), rows_.row(next_.write), key};
+  direction.row.coded = rows_.packed_at(const_cast<void*>(row_in(next_.given, rows_.format)));  // it is only read
   direction.buffer.acc = held_.empty() ? nullptr : acc_;
   direction.buffer.out = acc_;
-  if (outcome_ == Outcome::kKept) {
+  if (next_.outcome == Outcome::kKept) {
     runner.step(update, direction, Optimizer{});
   } else {
-    direction.buffer.scale = static_cast<float>(1.0 / divisor_);
+    direction.buffer.scale = static_cast<float>(1.0 / next_.divisor);
     direction.sum = {sum_, 1.0f, 1.0f, static_cast<float>(is.sign / static_cast<double>(setting_.clients)), {}};
-    for (const auto& [slot, weight] : terms_) direction.sum.terms.push_back({rows_.row(slot), weight});
+    for (const auto& [slot, weight] : next_.terms) direction.sum.terms.push_back({rows_.row(slot), weight});
     runner.step(update, direction, optimizer);
-    for (const auto& [slot, weight] : terms_) {
+    for (const auto& [slot, weight] : next_.terms) {
       resummation_->enters(runner, slot, weight);
       weights_[static_cast<size_t>(slot)] = weight > 0 ? 1.0f : 0.0f;
     }
@@ -99,17 +99,17 @@ void Calibrated::run(Runner& runner, const Updates& updates, const Optimizer& op
 
 void Calibrated::commit() noexcept {
   ++arrivals_;
-  row_bound_ = row_bound_next_;
-  if (known_) {
-    fresh_of(given_.client)->share = given_.share;
+  row_bound_ = next_.row_bound;
+  if (next_.known) {
+    fresh_of(next_.given.client)->share = next_.given.share;
   } else {
-    fresh_.push_back({given_.client, write_, given_.share});
+    fresh_.push_back({next_.given.client, next_.write, next_.given.share});
     free_.pop_back();
   }
-  held_.push_back(given_.start);
-  total_ += given_.share;
+  held_.push_back(next_.given.start);
+  total_ += next_.given.share;
   resummation_->put();
-  if (outcome_ != Outcome::kStep) return;
+  if (next_.outcome != Outcome::kStep) return;
   for (const Fresh& fresh : fresh_) {
     int32_t& slot = slots_[static_cast<size_t>(fresh.client)];
     if (slot >= 0) free_.push_back(slot);
@@ -121,7 +121,7 @@ void Calibrated::commit() noexcept {
 }
 
 void Calibrated::cancel() noexcept {
-  for (const auto& [slot, weight] : terms_) weights_[static_cast<size_t>(slot)] = weight > 0 ? 0.0f : 1.0f;
+  for (const auto& [slot, weight] : next_.terms) weights_[static_cast<size_t>(slot)] = weight > 0 ? 0.0f : 1.0f;
   resummation_->cancel();
 }
 

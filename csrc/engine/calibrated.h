@@ -19,7 +19,7 @@ class Calibrated : public DirectionState, public RowKeeper {
   Calibrated(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
              std::shared_ptr<Resummation> resummation);
   Outcome plan(const Contributions& given, bool closes, Way way) override;
-  void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
+  void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override;
@@ -32,7 +32,6 @@ class Calibrated : public DirectionState, public RowKeeper {
     double share;
   };
   Fresh* fresh_of(int64_t client);
-  double largest_row() const { return kLargestElement / (1.0 + 2.0 * static_cast<double>(setting_.capacity)); }
   void take_slots(const std::vector<std::pair<int64_t, int64_t>>& slots, const std::vector<Archive::Entry>& fresh,
                   const std::vector<int64_t>& free);
 
@@ -48,13 +47,15 @@ class Calibrated : public DirectionState, public RowKeeper {
   std::vector<int64_t> held_;
   double total_ = 0.0, row_bound_ = 0.0;
   int64_t arrivals_ = 0;
-  // Planned:
-  Contribution given_;
-  Outcome outcome_ = Outcome::kKept;
-  int64_t read_ = -1, write_ = -1;
-  bool known_ = false;
-  std::vector<std::pair<int64_t, float>> terms_;
-  double divisor_ = 1.0, row_bound_next_ = 0.0;
+  struct Planned {
+    Contribution given;
+    Outcome outcome = Outcome::kKept;
+    int64_t read = -1, write = -1;
+    bool known = false;
+    std::vector<std::pair<int64_t, float>> terms;
+    double divisor = 1.0, row_bound = 0.0;
+  };
+  Planned next_;
 };
 
 }  // namespace fastagg::engine

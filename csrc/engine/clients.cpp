@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "../refusal.h"
+
 namespace fastagg::engine {
 namespace {
 
@@ -29,7 +31,14 @@ size_t Clients::entry_of(int64_t number) const {
   return entry;
 }
 
+void Clients::check(const ClientId& id) const {
+  if (numbered_ >= 0 && (id.kind != ClientId::kNumber || id.number < 0 || id.number >= numbered_))
+    throw Refusal(Why::kUnknownClient,
+                  "client " + shown(id) + ": expected 0.." + std::to_string(numbered_ - 1) + " (num_clients)");
+}
+
 int64_t Clients::find(const ClientId& id) const {
+  if (numbered_ >= 0) return check(id), id.number;
   if (id.kind == ClientId::kNumber) return index_.empty() ? kNone : index_[entry_of(id.number)];
   const auto found = names_.find(key_of(id));
   return found == names_.end() ? kNone : found->second.place;
@@ -40,6 +49,7 @@ const Clients::Names::value_type& Clients::name_at(int64_t place) const {
 }
 
 int64_t Clients::token(int64_t place) const {
+  if (numbered_ >= 0) return place;
   return named_[static_cast<size_t>(place)] ? INT64_MIN + name_at(place).second.life : ids_[static_cast<size_t>(place)];
 }
 
@@ -60,10 +70,12 @@ uint32_t Clients::mark(const ClientId& id) {
 }
 
 uint32_t Clients::mark(int64_t place) const noexcept {
+  if (numbered_ >= 0) return marked(place);
   return named_[static_cast<size_t>(place)] ? marked(name_at(place).first) : marked(ids_[static_cast<size_t>(place)]);
 }
 
 ClientId Clients::at(int64_t place) const {
+  if (numbered_ >= 0) return ClientId::of(place);
   if (!named_[static_cast<size_t>(place)]) return ClientId::of(ids_[static_cast<size_t>(place)]);
   const std::string& name = name_at(place).first;
   if (name.empty() || name.front() != kLargeNumber) return {ClientId::kName, 0, name};
@@ -79,17 +91,18 @@ void Clients::grow() {
     if (place != kNone) index_[entry_of(ids_[static_cast<size_t>(place)])] = place;
 }
 
-int64_t Clients::add(const ClientId& id, int64_t place) {
-  const bool is_new = place < 0;
+int64_t Clients::add(const ClientId& id) {
+  const bool is_new = free_ < 0;
   if (is_new && ids_.size() >= INT32_MAX) throw std::length_error("more than 2^31 - 1 clients");
   if (id.kind == ClientId::kNumber && 8 * (numbers_ + 1) > 7 * index_.size()) grow();
   if (is_new) {
     if (named_.capacity() == named_.size()) named_.reserve(2 * named_.size() + 64);
-    ids_.push_back(0);
+    ids_.push_back(-1);
     named_.push_back(false);
-    place = static_cast<int64_t>(ids_.size()) - 1;
   }
+  const int64_t place = is_new ? static_cast<int64_t>(ids_.size()) - 1 : free_;
   int64_t& own = ids_[static_cast<size_t>(place)];
+  const int64_t next = own;
   if (id.kind == ClientId::kNumber) {
     const size_t entry = entry_of(id.number);
     index_[entry] = static_cast<int32_t>(place);
@@ -104,27 +117,30 @@ int64_t Clients::add(const ClientId& id, int64_t place) {
       throw;
     }
   }
+  if (!is_new) free_ = next;
   named_[static_cast<size_t>(place)] = id.kind != ClientId::kNumber;
   return place;
 }
 
 void Clients::remove(int64_t place) noexcept {
+  int64_t& own = ids_[static_cast<size_t>(place)];
   if (named_[static_cast<size_t>(place)]) {
     names_.erase(names_.find(name_at(place).first));
-    return;
+  } else {
+    // Entries behind it that would not be found over the gap move up.
+    const size_t mask = index_.size() - 1;
+    size_t gap = entry_of(own);
+    for (size_t next = (gap + 1) & mask; index_[next] != kNone; next = (next + 1) & mask) {
+      const size_t from = home(ids_[static_cast<size_t>(index_[next])]);
+      if (((next - from) & mask) < ((next - gap) & mask)) continue;
+      index_[gap] = index_[next];
+      gap = next;
+    }
+    index_[gap] = kNone;
+    --numbers_;
   }
-  const int64_t id = ids_[static_cast<size_t>(place)];
-  // Entries behind it that would not be found over the gap move up.
-  const size_t mask = index_.size() - 1;
-  size_t gap = entry_of(id);
-  for (size_t next = (gap + 1) & mask; index_[next] != kNone; next = (next + 1) & mask) {
-    const size_t from = home(ids_[static_cast<size_t>(index_[next])]);
-    if (((next - from) & mask) < ((next - gap) & mask)) continue;
-    index_[gap] = index_[next];
-    gap = next;
-  }
-  index_[gap] = kNone;
-  --numbers_;
+  own = free_;
+  free_ = place;
 }
 
 int64_t Clients::nbytes() const {

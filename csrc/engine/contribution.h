@@ -32,7 +32,6 @@ struct Contribution {
 const void* row_in(const Contribution& one, int format);
 
 using Contributions = std::vector<Contribution>;
-using Updates = std::vector<const Update*>;
 
 enum class Outcome { kKept, kStep, kIdle };  // waits; the model steps; the version moves on without a step
 

@@ -5,7 +5,7 @@
 // Where kernels are not called at once they may still come to nothing: `cancel` takes `run` back.
 //
 // What a direction is, is data (`is`). What only some have are interfaces of their own, to which `is` points: sums
-// (a buffer), rows (a row per client), ages (ACED).
+// (a buffer), rows (a row per client).
 #pragma once
 
 #include <cmath>
@@ -78,17 +78,7 @@ class RowKeeper {
   ~RowKeeper() = default;
 };
 
-// How old a client's information is (ACED): the only reason for a direction to hear of dispatches.
-class Ages {
- public:
-  // A client is about to be sent a version, which may fail, and was sent it.
-  virtual void before_sending(int64_t version) = 0;
-  virtual void sent(int64_t client, int64_t version) noexcept = 0;
-
- protected:
-  ~Ages() = default;
-};
-
+class Freshness;
 class Privacy;
 
 class DirectionState {
@@ -103,7 +93,7 @@ class DirectionState {
     bool combines = false;    // which becomes something else than their sum
     Sums* sums = nullptr;
     RowKeeper* rows = nullptr;
-    Ages* ages = nullptr;
+    Freshness* ages = nullptr;  // of clients (ACED)
     Privacy* privacy = nullptr;
     Runner* runner = nullptr;         // its server's, which `plan` may ask
     cpu::Tensors* tensors = nullptr;  // what it wants to know of each tensor, and of the optimizer's m
@@ -123,7 +113,7 @@ class DirectionState {
   virtual Outcome plan(const Contributions& given, bool closes, Way way) = 0;
   virtual void measured(const Contributions&) {}
   // `optimizer` steps exactly if `plan` said so. Allocates nothing.
-  virtual void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) = 0;
+  virtual void run(Runner& runner, const Optimizer& optimizer) = 0;
   virtual void commit() noexcept = 0;
   virtual void cancel() noexcept {}
 

@@ -7,6 +7,7 @@
 
 #include "../cpu/cpu.h"
 #include "../store/encoded.h"
+#include "answer.h"
 #include "archive.h"
 #include "contribution.h"
 
@@ -61,6 +62,34 @@ HeldUpdate moved(const HeldUpdate& one, store::Memory& memory, bool there) {
     at += (nbytes + kWord - 1) / kWord * kWord;
   }
   return made;
+}
+
+HeldUpdate taken(const Contribution& one, float by) noexcept {
+  Answer& from = *one.answer;
+  HeldUpdate made;
+  if (store::is_encoded(from.update)) {
+    made.owner = std::const_pointer_cast<store::Encoded>(store::encoded_in(from.update));
+  } else {
+    made.owner = std::move(from.copy ? from.copy : from.owner);
+  }
+  made.update = std::move(from.update);
+  made.by = by;
+  return made;
+}
+
+int64_t nbytes_of(const std::vector<HeldUpdate>& all) {
+  int64_t sum = 0;
+  for (const HeldUpdate& one : all) sum += one.nbytes();
+  return sum;
+}
+
+void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& memory, int64_t size) {
+  if (archive.loads() ? !archive.has("held") : all.empty()) return;
+  std::vector<HeldUpdate> here;
+  if (!archive.loads())
+    for (const HeldUpdate& one : all) here.push_back(memory.is_host() ? one : moved(one, memory, false));
+  archive.held("held", here, size);
+  if (archive.loads()) all = std::move(here);
 }
 
 double bound_of(const HeldUpdate& one, int64_t size) {

@@ -1,10 +1,15 @@
 // An update that waits for its round as it came: in its own type, or encoded.
 #pragma once
 
+#include <vector>
+
 #include "../plan.h"
 #include "../store/vector.h"
 
 namespace fastagg::engine {
+
+class Archive;
+struct Contribution;
 
 struct HeldUpdate {
   Update update;
@@ -22,6 +27,13 @@ struct EncodedThere : WireThere {
 
 // The same in a device's memory, or from there in the host's again.
 HeldUpdate moved(const HeldUpdate& one, store::Memory& memory, bool there);
+
+// Takes an answer's update over as it came. `by`: what it is multiplied by.
+HeldUpdate taken(const Contribution& one, float by) noexcept;
+
+int64_t nbytes_of(const std::vector<HeldUpdate>& all);
+// Saves or loads those of a state. What is loaded is in the host's memory.
+void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& memory, int64_t size);
 
 // Bounds the magnitude of its elements, after they are multiplied. Throws std::invalid_argument for what is no update
 // of `size` elements.

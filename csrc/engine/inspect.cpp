@@ -3,7 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "engine.h"
+#include "../cpu/cpu.h"
+#include "core.h"
 
 namespace fastagg::engine {
 namespace {
@@ -31,45 +32,13 @@ double largest_in(const Rows& one, const void* row) {
   return largest * ((1 << (facts.bits - 1)) - 1);
 }
 
-}  // namespace
-
-// Finds the task that an answer refers to, and what it counts for.
-void Transaction::find(Given& given) {
-  Answer& answer = *given.answer;
-  given.task = of_.find(answer);
-  of_.direction_->check(answer.client, given.task.version, of_.ledger_.now);
-  const Sums* const sums = of_.direction_->is.sums;
-  if (of_.direction_->is.privacy) {
-    if (answer.kind == Answer::kSum)
-      throw Refusal(Why::kSetting,
-                    "receive_partial: a sum of clients' updates is not clipped one by one, and this "
-                    "server is private; let clients answer it themselves");
-    given.participant = of_.ledger_.participation.place_for(answer.client);
-  }
-  if (answer.kind == Answer::kSum && answer.count > std::max(sums ? sums->room() : 0, kLargestOverflow))
-    throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
-                                     " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
-                                     " more than its buffer's size: let leaves take more often");
-  if (answer.is_whole() != (answer.kind == Answer::kSum && sums && sums->unit > 0.0))
-    throw Refusal(Why::kSetting, "receive_partial: an exact sum belongs to a buffer with exact=, and only there");
-  Contribution& brings = given.brings;
-  brings.client = given.task.client;
-  brings.start = given.task.version;
-  brings.now = of_.ledger_.now;
-  brings.share = share_of(answer);
-  brings.count = answer.count;
-  brings.total = answer.total;
-  given.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
-  if (!of_.prepares(answer)) weigh(given);
-}
-
-void Transaction::weigh(Given& given) {
+void weigh(const Core& of, Given& given) {
   Contribution& brings = given.brings;
   const int64_t delay = brings.now - brings.start;
-  if (of_.settings_.staleness.weight != Staleness::kAskWeight) {
-    brings.weight = of_.settings_.staleness.weight_of(delay);
-    given.counts = given.counts && !of_.settings_.staleness.drops(delay);
-  } else if (const auto weight = of_.extension_->weight(delay); weight) {
+  if (of.settings.staleness.weight != Staleness::kAskWeight) {
+    brings.weight = of.settings.staleness.weight_of(delay);
+    given.counts = given.counts && !of.settings.staleness.drops(delay);
+  } else if (const auto weight = of.extension->weight(delay); weight) {
     brings.weight = *weight;
   } else {
     given.counts = false;
@@ -77,35 +46,17 @@ void Transaction::weigh(Given& given) {
 }
 
 // What an answer counts for in a mean.
-double Transaction::share_of(const Answer& answer) const {
-  if (answer.kind == Answer::kSum) return 1.0;
-  if (!of_.settings_.weighs_by_samples) return 1.0;
+double share_of(const Settings& settings, const Answer& answer) {
+  if (answer.kind == Answer::kSum || !settings.weighs_by_samples) return 1.0;
   if (std::isnan(answer.samples))
     throw Refusal(Why::kSetting,
                   "num_samples: needed with weighting=\"samples\" and \"tokens\", got None; write receive(..., "
                   "num_samples=len(data))");
-  return std::min(answer.samples, of_.settings_.max_samples);
-}
-
-// Reads the update, once: into memory of the engine's own, which is the record's where there is one.
-void Transaction::inspect(Given& given) {
-  Answer& answer = *given.answer;
-  const Inspector& inspector = *of_.inspector_;
-  const bool prepared = of_.prepares(answer);
-  Rows row;  // that the record holds in place of the update
-  if (of_.direction_->is.rows && inspector.here && !prepared && !answer.blob) row = of_.direction_->is.rows->coded;
-  if (answer.kind == Answer::kRow) {
-    check_row(given, row);
-    given.brings.row = answer.row;
-    answer.update.size = of_.settings_.size;
-  }
-  of_.tensors();
-  of_.records.begin(given, inspector.numbers(answer), row, of_.ledger_);
-  inspector.inspect(given, prepared);
+  return std::min(answer.samples, settings.max_samples);
 }
 
 // Checks a row from a log: an answer whose update had this norm.
-void Transaction::check_row(const Given& given, const Rows& held) const {
+void check_row(const Given& given, const Rows& held) {
   const Answer& answer = *given.answer;
   // By so much at most an encoded row's numbers are larger than those of its update: bf16 rounds up by less than 2^-7,
   // and a scale is never below the smallest normal number (math/rows.h).
@@ -118,18 +69,18 @@ void Transaction::check_row(const Given& given, const Rows& held) const {
   if (!(answer.norm >= 0.0 && std::isfinite(answer.norm))) refuse("the norm of its update is no number");
   if (!given.counts) return;  // the update was dropped, and became no row
   if (answer.row == nullptr) refuse("the row is missing");
-  if (answer.format != held.format || static_cast<int64_t>(answer.row_nbytes) != held.packed_bytes())
+  if (answer.row->dtype != held.format || static_cast<int64_t>(answer.row->nbytes()) != held.packed_bytes())
     refuse("it holds a row of another format or size than this server's");
-  if (!(largest_in(held, answer.row) <= kRounded * std::abs(given.brings.weight) * answer.norm + kLeast))
+  if (!(largest_in(held, answer.row->data) <= kRounded * std::abs(given.brings.weight) * answer.norm + kLeast))
     refuse("its row's numbers are not finite, or larger than the update's norm allows");
 }
 
-Question Transaction::question_of(const Given& given) const {
+Question question_of(const Core& of, const Given& given) {
   const Answer& answer = *given.answer;
-  const Sums* const sums = of_.direction_->is.sums;
+  const Sums* const sums = of.direction->is.sums;
   return {answer.client,
           given.task.version,
-          of_.ledger_.now,
+          of.ledger.now,
           given.task.local_steps,
           given.norm,
           given.brings.share,
@@ -137,7 +88,7 @@ Question Transaction::question_of(const Given& given) const {
           sums ? sums->total() : 0.0,
           answer.update,
           answer.copy ? answer.copy : answer.owner,
-          of_.model_,
+          of.model.current,
           given.base,
           answer.control,
           answer.control_size,
@@ -145,15 +96,64 @@ Question Transaction::question_of(const Given& given) const {
           answer.extra};
 }
 
+}  // namespace
+
+// Finds the task that an answer refers to, and what it counts for.
+void Transaction::find(Given& given) {
+  Answer& answer = *given.answer;
+  given.task = of_.find(answer);
+  of_.direction->check(answer.client, given.task.version, of_.ledger.now);
+  const Sums* const sums = of_.direction->is.sums;
+  if (of_.direction->is.privacy) {
+    if (answer.kind == Answer::kSum)
+      throw Refusal(Why::kSetting,
+                    "receive_partial: a sum of clients' updates is not clipped one by one, and this "
+                    "server is private; let clients answer it themselves");
+    given.participant = of_.ledger.participation.place_for(answer.client);
+  }
+  if (answer.kind == Answer::kSum && answer.count > std::max(sums ? sums->room() : 0, kLargestOverflow))
+    throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
+                                     " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
+                                     " more than its buffer's size: let leaves take more often");
+  if (answer.is_whole() != (answer.kind == Answer::kSum && sums && sums->unit > 0.0))
+    throw Refusal(Why::kSetting, "receive_partial: an exact sum belongs to a buffer with exact=, and only there");
+  Contribution& brings = given.brings;
+  brings.client = given.task.client;
+  brings.start = given.task.version;
+  brings.now = of_.ledger.now;
+  brings.share = share_of(of_.settings, answer);
+  brings.count = answer.count;
+  brings.total = answer.total;
+  given.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
+  if (!of_.prepares(answer)) weigh(of_, given);
+}
+
+// Reads the update, once: into memory of the engine's own, which is the record's where there is one.
+void Transaction::inspect(Given& given) {
+  Answer& answer = *given.answer;
+  const Inspector& inspector = *of_.inspector;
+  const bool prepared = of_.prepares(answer);
+  Rows row;  // that the record holds in place of the update
+  if (of_.direction->is.rows && inspector.here && !prepared && !answer.blob) row = of_.direction->is.rows->coded;
+  if (answer.kind == Answer::kRow) {
+    check_row(given, row);
+    if (answer.row != nullptr) given.brings.row = answer.row->data;
+    answer.update.size = of_.settings.size;
+  }
+  if (cpu::Tensors* const tensors = of_.direction->is.tensors) tensors->m = of_.optimizer.m();
+  of_.records.begin(given, inspector.numbers(answer), row, of_.ledger);
+  inspector.inspect(given, prepared);
+}
+
 // What the extension finds out about an update, its weight and its clipping.
 void Transaction::prepare(Given& given) {
   Answer& answer = *given.answer;
   Contribution& brings = given.brings;
   if (of_.prepares(answer) && given.counts) {
-    given.base = of_.ledger_.kept(given.task.version);
-    given.findings = of_.extension_->prepare(question_of(given));
+    given.base = of_.ledger.kept.of(given.task.version);
+    given.findings = of_.extension->prepare(question_of(of_, given));
     const Findings& found = given.findings;
-    if (found.verdict != nullptr) answer.later = of_.runner_->coming(found.verdict);
+    if (found.verdict != nullptr) answer.later = of_.runner->coming(found.verdict);
     given.norm = found.norm.value_or(given.norm);
     brings.share = found.share.value_or(brings.share);
     if (found.update) answer.update = *found.update;
@@ -161,7 +161,7 @@ void Transaction::prepare(Given& given) {
     if (found.weight) {
       brings.weight = *found.weight;
     } else if (given.counts) {
-      weigh(given);
+      weigh(of_, given);
     }
   }
   brings.norm = given.norm;
@@ -171,12 +171,12 @@ void Transaction::prepare(Given& given) {
     brings.norm = most;
   }
   if (const log::Part* const row = given.operation.part(log::kRowRole); row != nullptr && brings.row == nullptr) {
-    of_.direction_->is.rows->encode(answer.update, brings, const_cast<uint8_t*>(row->data));
+    of_.direction->is.rows->encode(answer.update, brings, const_cast<uint8_t*>(row->data));
     brings.row = row->data;
   }
   if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
-  if (!of_.direction_->is.blends) return;
-  given.base = of_.ledger_.kept(given.task.version);
+  if (!of_.direction->is.blends) return;
+  given.base = of_.ledger.kept.of(given.task.version);
   brings.base = given.base.data;
 }
 

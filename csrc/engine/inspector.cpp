@@ -7,7 +7,7 @@
 #include "../cpu/cpu.h"
 #include "../math/fixed.h"
 #include "../store/encoded.h"
-#include "engine.h"
+#include "core.h"
 
 namespace fastagg::engine {
 namespace {
@@ -31,7 +31,7 @@ class OfProcessor : public Inspector {
     given.norm = answer.norm;
     if (answer.kind == Answer::kRow) return;
     if (const log::Part* const row = given.operation.part(log::kRowRole);
-        row != nullptr && settings_.clip_norm == 0.0 && answer.base == nullptr) {
+        row != nullptr && settings_.clip_norm == 0.0 && !answer.base) {
       given.norm = norm_of(is_.rows->encode(answer.update, given.brings, const_cast<uint8_t*>(row->data)));
       given.brings.row = row->data;
       return;
@@ -77,9 +77,9 @@ class OfProcessor : public Inspector {
       std::memcpy(to, from.pieces.front().data, static_cast<size_t>(from.size) * sizeof(int64_t));
       return squares_of(answer, nullptr);
     }
-    if (answer.base == nullptr) return cpu::absorb(from, answer.update, is_.tensors);
+    if (!answer.base) return cpu::absorb(from, answer.update, is_.tensors);
     std::vector<std::atomic<int32_t>> largest(1);
-    cpu::fold({{from, answer.base, 1.0f}}, nullptr, static_cast<float*>(to), largest);
+    cpu::fold({{from, answer.base.data, 1.0f}}, nullptr, static_cast<float*>(to), largest);
     return cpu::sum_squares(answer.update, is_.tensors);
   }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../store/vector.h"
@@ -24,28 +25,22 @@ class OpenTasks {
 
   explicit OpenTasks(int64_t places) : records_(static_cast<size_t>(places), kUnknown) {}
 
-  // Of a place, its last task first.
-  template <typename Task>
-  struct Walk {
-    Task* tasks;
-    int32_t at;
-    Task& operator*() const { return tasks[at]; }
-    Walk& operator++() { return at = tasks[at].next, *this; }
-    bool operator!=(const Walk& other) const { return at != other.at; }
-  };
-  template <typename Task>
-  struct Of {
-    Walk<Task> first;
-    Walk<Task> begin() const { return first; }
-    Walk<Task> end() const { return {first.tasks, -1}; }
-    bool empty() const { return first.at < 0; }
-  };
-  Of<const OpenTask> of(int64_t place) const { return {{tasks_.data(), first(place)}}; }
-  Of<OpenTask> of(int64_t place) { return {{tasks_.data(), first(place)}}; }
+  // Calls `act` with each of a place's tasks, the last one first; it may close that one.
+  template <typename Act>
+  void each(int64_t place, Act act) const {
+    for (int32_t at = first(place); at >= 0;) {
+      const OpenTask& one = tasks_[static_cast<size_t>(at)];
+      at = one.next;
+      act(one);
+    }
+  }
   const OpenTask* find(int64_t place, int64_t version) const {
-    for (const OpenTask& one : of(place))
-      if (one.version == version) return &one;
-    return nullptr;
+    int32_t at = first(place);
+    while (at >= 0 && tasks_[static_cast<size_t>(at)].version != version) at = tasks_[static_cast<size_t>(at)].next;
+    return at < 0 ? nullptr : &tasks_[static_cast<size_t>(at)];
+  }
+  void renew(double ends) {
+    for (OpenTask& one : tasks_) one.ends = ends;
   }
 
   // The version that its client was sent last; negative: none.
@@ -119,10 +114,14 @@ class OpenTasks {
   int64_t count_ = 0;
 };
 
-// Versions that are kept as long as a task is of them.
+// Versions that are kept as long as a task is of them, if their server needs them.
 class KeptVersions {
  public:
+  explicit KeptVersions(bool needed) : keeps(needed) {}
+  const bool keeps;
+
   void hold(int64_t version, const store::Vector& data) {
+    if (!keeps) return;
     One& one = kept_[version];
     if (one.count == 0) one.data = data;
     ++one.count;

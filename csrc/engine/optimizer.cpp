@@ -95,14 +95,12 @@ MomentBounds OptimizerState::measured() const {
 
 OptimizerState OptimizerState::copy() const {
   OptimizerState made = *this;
-  for (auto [to, from] : {std::pair{&made.m_, &m_}, {&made.v_, &v_}, {&made.vhat_, &vhat_}, {&made.units_, &units_}}) {
-    if (!*from) continue;
-    for (const Moment& one : moments()) {
-      if (one.data.data != from->data) continue;
+  for (const Moment& one : moments())
+    for (store::Vector* const to : {&made.m_, &made.v_, &made.vhat_, &made.units_}) {
+      if (to->data != one.data.data) continue;
       *to = memory_->bytes(one.nbytes);
-      memory_->copy(to->data, from->data, one.nbytes);
+      memory_->copy(to->data, one.data.data, one.nbytes);
     }
-  }
   return made;
 }
 

@@ -12,7 +12,7 @@ Ordered::Ordered(std::shared_ptr<DirectionState> round) : DirectionState(round->
 }
 
 Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
-  all_.clear(), updates_.clear();
+  all_.clear();
   for (Waiting& one : waiting_) {
     all_.push_back(one.brings);
     all_.back().answer = &one.answer;
@@ -31,15 +31,14 @@ Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
     all_.clear();
     waiting_.reserve(waiting_.size() + 1);
   }
-  for (const Contribution& one : all_) updates_.push_back(&one.answer->update);
   counted_ = &all_;
   return outcome_;
 }
 
-void Ordered::run(Runner& runner, const Updates&, const Optimizer& optimizer) {
+void Ordered::run(Runner& runner, const Optimizer& optimizer) {
   if (outcome_ == Outcome::kKept) return;
   for (const Waiting& one : waiting_) runner.hold(one.answer.owner);
-  round_->run(runner, updates_, optimizer);
+  round_->run(runner, optimizer);
 }
 
 void Ordered::commit() noexcept {

@@ -16,7 +16,7 @@ class Ordered : public DirectionState, public Sums {
   explicit Ordered(std::shared_ptr<DirectionState> round);
   void check(const ClientId& client, int64_t start, int64_t now) const override { round_->check(client, start, now); }
   Outcome plan(const Contributions& given, bool closes, Way way) override;
-  void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
+  void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void fields(Archive& archive) override { round_->fields(archive); }
   int64_t room() const override { return round_->is.sums->room() - static_cast<int64_t>(waiting_.size()); }
@@ -34,7 +34,6 @@ class Ordered : public DirectionState, public Sums {
   Outcome outcome_ = Outcome::kKept;
   const Contribution* last_ = nullptr;
   Contributions all_;  // if the round ends
-  Updates updates_;
 };
 
 }  // namespace fastagg::engine

@@ -21,7 +21,7 @@ int64_t Participation::place_for(const ClientId& id) {
   const int64_t found = clients_.find(id);
   if (found >= 0) return found;
   if (entries_.capacity() == entries_.size()) entries_.reserve(2 * entries_.size() + 16);
-  const int64_t place = clients_.add(id, -1);
+  const int64_t place = clients_.add(id);
   entries_.emplace_back();
   return place;
 }

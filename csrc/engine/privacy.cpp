@@ -45,7 +45,7 @@ int64_t Privacy::key_id() const {
 }
 
 void Privacy::begin(uint64_t incarnation, int64_t version) {
-  incarnation_ = static_cast<int64_t>(incarnation), version_ = version;
+  next_ = {static_cast<int64_t>(incarnation), version};
   step_key_ = derived(key_, incarnation, static_cast<uint64_t>(version));
 }
 
@@ -79,7 +79,7 @@ void Privacy::commit(bool stepped) noexcept {
   within_ = stepped ? 0 : within_next_;
   if (!stepped) return;
   clip_ = clip_next_;
-  last_incarnation_ = incarnation_, last_version_ = version_;
+  last_ = next_;
 }
 
 void Privacy::fields(Archive& archive) {
@@ -88,13 +88,13 @@ void Privacy::fields(Archive& archive) {
   archive.field("noise_key", id);
   archive.field("clip", clip_);
   archive.field("within", within_);
-  archive.field("noise_incarnation", last_incarnation_);
-  archive.field("noise_version", last_version_);
+  archive.field("noise_incarnation", last_.incarnation);
+  archive.field("noise_version", last_.number);
   if (!archive.loads()) return stored_sums(archive);
   if (setting.rate == 0.0) clip_ = setting.clip;
-  if (!(clip_ >= 0x1p-60 && clip_ <= 0x1p60) || within_ < 0 || last_version_ < 0)
+  if (!(clip_ >= 0x1p-60 && clip_ <= 0x1p60) || within_ < 0 || last_.number < 0)
     throw std::invalid_argument("a clipping norm, or a count");
-  if (sums_.empty() || last_version_ == 0) return;
+  if (sums_.empty() || last_.number == 0) return;
   if (id != key_id())
     throw std::invalid_argument(
         "its noise follows that of earlier steps, which needs the key of the server that made it, and no checkpoint "
@@ -105,31 +105,24 @@ void Privacy::fields(Archive& archive) {
 // Past noise is stored enciphered, because it tells what was added to earlier versions. The same sums have the same
 // place in the cipher's stream.
 void Privacy::stored_sums(Archive& archive) {
-  const ChaChaKey key = derived(key_, static_cast<uint64_t>(last_incarnation_), static_cast<uint64_t>(last_version_));
+  const ChaChaKey key = derived(key_, static_cast<uint64_t>(last_.incarnation), static_cast<uint64_t>(last_.number));
+  const int64_t nbytes = size_ * static_cast<int64_t>(sizeof(float));
+  std::vector<float> here(static_cast<size_t>(size_));
   for (size_t k = 0; k < sums_.size(); ++k) {
     const store::Vector copy = archive.loads() ? sums_[k] : memory_->vector(size_);
     const std::string name = "noise_" + std::to_string(k);
-    std::vector<float> here(static_cast<size_t>(size_));
-    const int64_t nbytes = size_ * static_cast<int64_t>(sizeof(float));
-    const auto cipher = [&](const float* from) {
-      memory_->get(here.data(), from, nbytes);
-      for (int64_t at = 0; at < size_; at += 16) {
-        uint32_t words[16];
-        chacha_words(key, static_cast<uint64_t>(at / 16), kStored + k, words);
-        for (int64_t i = at; i < std::min(size_, at + 16); ++i) {
-          float& one = here[static_cast<size_t>(i)];
-          one = float_from_bits(bits_of(one) ^ words[i - at]);
-        }
+    if (archive.loads() && !archive.vector(name.c_str(), copy, size_, true)) throw std::invalid_argument("past noise");
+    memory_->get(here.data(), sums_[k].data, nbytes);
+    for (int64_t at = 0; at < size_; at += 16) {
+      uint32_t words[16];
+      chacha_words(key, static_cast<uint64_t>(at / 16), kStored + k, words);
+      for (int64_t i = at; i < std::min(size_, at + 16); ++i) {
+        float& one = here[static_cast<size_t>(i)];
+        one = float_from_bits(bits_of(one) ^ words[i - at]);
       }
-      memory_->put(copy.data, here.data(), nbytes);
-    };
-    if (archive.loads()) {
-      if (!archive.vector(name.c_str(), copy, size_, true)) throw std::invalid_argument("past noise");
-      cipher(copy.data);
-    } else {
-      if (last_version_ > 0) cipher(sums_[k].data);
-      archive.vector(name.c_str(), copy, size_, last_version_ > 0);
     }
+    memory_->put(copy.data, here.data(), nbytes);
+    if (!archive.loads()) archive.vector(name.c_str(), copy, size_, last_.number > 0);
   }
 }
 

@@ -52,12 +52,16 @@ class Privacy {
   const std::shared_ptr<store::Memory> memory_;
   ChaChaKey key_{}, step_key_{};
   double clip_;
-  int64_t within_ = 0;                               // updates in the sum that were not clipped
-  int64_t last_incarnation_ = 0, last_version_ = 0;  // of the last noise; 0: there was none
-  std::vector<store::Vector> sums_;                  // of past noise, for correlated noise
+  int64_t within_ = 0;  // updates in the sum that were not clipped
+  struct Version {
+    int64_t incarnation = 0, number = 0;
+  };
+  Version last_;                     // that the last noise was for; 0: there was none
+  std::vector<store::Vector> sums_;  // of past noise, for correlated noise
   // Planned:
   double clip_next_ = 0.0;
-  int64_t within_next_ = 0, incarnation_ = 0, version_ = 0;
+  int64_t within_next_ = 0;
+  Version next_;
 };
 
 }  // namespace fastagg::engine

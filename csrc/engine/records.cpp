@@ -32,7 +32,7 @@ std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers, bool
 }  // namespace
 
 std::vector<log::Part> parts_of(const Answer& answer, const Update& update) {
-  if (answer.base != nullptr) return {{log::kParameters, kFloat32, static_cast<uint64_t>(update.size)}};
+  if (answer.base) return {{log::kParameters, kFloat32, static_cast<uint64_t>(update.size)}};
   std::vector<log::Part> parts;
   for (const Piece& piece : update.pieces) {
     const auto dtype = static_cast<uint8_t>(piece.dtype);
@@ -61,7 +61,7 @@ void Records::begin(Given& given, const Update& numbers, const Rows& row, const 
   operation.kind = row.size > 0 ? log::kRow : log::kAnswer;
   operation.client = answer.client;
   operation.version = given.task.version;
-  operation.incarnation = ledger.incarnation_of(given.task.version);
+  operation.incarnation = ledger.incarnations.of(given.task.version);
   operation.share = answer.kind == Answer::kSum ? answer.total : given.brings.share;
   if (answer.blob) {
     const log::Blob& blob = *answer.blob;
@@ -79,7 +79,7 @@ void Records::begin(Given& given, const Update& numbers, const Rows& row, const 
   for (size_t i = 0; i < rest.size(); ++i)
     std::memcpy(const_cast<uint8_t*>(operation.parts[first + i].data), rest[i].data, rest[i].nbytes());
   if (const log::Part* const place = operation.part(log::kRowRole); place != nullptr && answer.row != nullptr)
-    std::memcpy(const_cast<uint8_t*>(place->data), answer.row, place->nbytes());
+    std::memcpy(const_cast<uint8_t*>(place->data), answer.row->data, place->nbytes());
   given.record->blob = answer.blob;
 }
 

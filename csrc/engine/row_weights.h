@@ -55,13 +55,14 @@ class RowWeights {
 
 // How old a client's information is: a row leaves the sum when it is too old, and returns when its client is sent a
 // model, or answers.
-class Freshness : public Ages {
+class Freshness {
  public:
   // `max_delay`: how many versions it may be old. `by_dispatch`: a client is as fresh as the last model it was sent,
   // otherwise as its row. `full`: nothing is applied until all clients have been heard.
   Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool full);
-  void before_sending(int64_t version) override;
-  void sent(int64_t client, int64_t version) noexcept override;
+  // A client is about to be sent a version, which may fail, and was sent it.
+  void before_sending(int64_t version);
+  void sent(int64_t client, int64_t version) noexcept;
   // Who leaves and who returns with this update: `next.terms`. False: its own row is too old to enter.
   bool plan(const Contribution& given);
   void commit(const Contribution& given) noexcept;

@@ -6,6 +6,7 @@ namespace fastagg::engine {
 
 Outcome Single::plan(const Contributions& given, bool, Way) {
   const Contribution& one = given.front();
+  update_ = one.update;
   direction_ = {};
   direction_.gain = one.gain * is.sign;
   direction_.weight = weight_ = one.weight * scale(one);
@@ -32,8 +33,6 @@ double Single::growth(double lr) const {
   return std::abs(lr) * (between ? bound_ : bound());
 }
 
-void Single::run(Runner& runner, const Updates& updates, const Optimizer& optimizer) {
-  runner.step(*updates.front(), direction_, optimizer);
-}
+void Single::run(Runner& runner, const Optimizer& optimizer) { runner.step(*update_, direction_, optimizer); }
 
 }  // namespace fastagg::engine

@@ -15,13 +15,14 @@ class Single : public DirectionState {
   }
   Outcome plan(const Contributions& given, bool closes, Way way) override;
   void measured(const Contributions& given) override { plan(given, true, Way::kOnce); }
-  void run(Runner& runner, const Updates& updates, const Optimizer& optimizer) override;
+  void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override {}
   double bound() const override;
   double growth(double lr) const override;
   void fields(Archive&) override {}
 
  protected:
+  const Update* update_ = nullptr;
   Direction direction_;
   double weight_ = 0.0;
 };

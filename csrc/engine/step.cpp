@@ -5,7 +5,7 @@
 #include "../cpu/cpu.h"
 #include "../math/optimizers.h"
 #include "../store/encoded.h"
-#include "engine.h"
+#include "core.h"
 #include "on_cpu.h"
 
 namespace fastagg::engine {
@@ -28,14 +28,21 @@ void check_outcome(const log::Decided* was, const Receipt& now, bool answers) {
                                    std::to_string(was->version) + " then, " + std::to_string(now.version) + " now)");
 }
 
-}  // namespace
-
-Transaction::Transaction(Engine& of) : of_(of), order_(*of.runner_), given_(of.scratch_.given) {
-  of.records.check();
-  bounds_ = {of.model_bound_, of.optimizer_.bounds};
+double rate_of(const Core& of) {
+  const Staleness& staleness = of.settings.staleness;
+  if (staleness.rate == Staleness::kSame) return of.optimizer.settings.lr;
+  std::vector<int64_t> delays;
+  for (const int64_t start : of.direction->versions()) delays.push_back(of.ledger.now - start);
+  return staleness.rate == Staleness::kAskRate ? of.extension->rate(of.optimizer.settings.lr, delays)
+                                               : staleness.rate_of(of.optimizer.settings.lr, delays);
 }
 
-Transaction::~Transaction() { given_.clear(); }
+}  // namespace
+
+Transaction::Transaction(Core& of) : of_(of), order_(*of.runner), given_(of.scratch.given) {
+  of.records.check();
+  step_.bounds = {of.model.bound, of.optimizer.bounds};
+}
 
 Given& Transaction::add(Answer& answer) {
   Given& one = given_.emplace_back();
@@ -54,17 +61,17 @@ void OneAnswer::take(Answer& answer) {
   prepare(one);
   if (one.counts && !one.findings.waits) plan(false, once ? Way::kOnce : Way::kMeasured);
   if (once) read_once(one);
-  if (aside_) run(), finish();
-  decide(one, outcome_ != Outcome::kKept, one.findings.reported_norm.value_or(one.norm));
+  if (step_.aside) run(), finish();
+  decide(one, step_.outcome != Outcome::kKept, one.findings.reported_norm.value_or(one.norm));
   check_outcome(answer.decided, answer.receipt, true);
   conclude();
-  if (planned_ && !once && !aside_) run();
+  if (step_.planned && !once && !step_.aside) run();
   commit();
 }
 
 void OneAnswer::look_at(Answer& answer) {
   find(add(answer));
-  of_.inspector_->look_at(answer);
+  of_.inspector->look_at(answer);
   given_.clear();
 }
 
@@ -73,31 +80,31 @@ void OneAnswer::look_at(Answer& answer) {
 // update is copied instead, because a copy stays in the cache.
 bool OneAnswer::may_read_once(const Given& given) const {
   const Answer& answer = *given.answer;
-  const Settings& settings = of_.settings_;
-  const DirectionState& direction = *of_.direction_;
+  const Settings& settings = of_.settings;
+  const DirectionState& direction = *of_.direction;
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && given.counts && !answer.is_private &&
-         answer.base == nullptr && !answer.is_whole() &&
-         (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && of_.inspector_->here && !of_.records &&
-         of_.clip_norm() == 0.0 && !of_.prepares(answer) && !of_.steps_in_python() &&
-         (of_.optimizer_.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
+         !answer.base && !answer.is_whole() && (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) &&
+         of_.inspector->here && !of_.records && of_.clip_norm() == 0.0 && !of_.prepares(answer) &&
+         !of_.steps_in_python() &&
+         (of_.optimizer.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
 }
 
 // Calls the planned kernel, and checks what it has read before anything counts.
 void OneAnswer::read_once(Given& given) {
-  Scratch& scratch = of_.scratch_;
+  Scratch& scratch = of_.scratch;
   ReadsOnce reader;
-  of_.direction_->run(reader, scratch.updates, kernel_);
+  of_.direction->run(reader, step_.kernel);
   if (!std::isfinite(reader.squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   given.norm = given.brings.norm = scratch.contributions.front().norm = std::sqrt(reader.squares);
-  of_.direction_->measured(scratch.contributions);
+  of_.direction->measured(scratch.contributions);
   check_bounds();
 }
 
 // -- several in one pass
 
-size_t Several::together(const Engine& of, const Answer* answers, size_t count) {
-  const Sums* const sums = of.direction_->is.sums;
-  if (!of.settings_.folds || of.records || !sums || !sums->folds) return 0;
+size_t Several::together(const Core& of, const Answer* answers, size_t count) {
+  const Sums* const sums = of.direction->is.sums;
+  if (!of.settings.folds || of.records || !sums || !sums->folds) return 0;
   const auto most = std::min(count, static_cast<size_t>(sums->room()));
   const bool models = answers->kind == Answer::kModel;
   const auto fits = [&](const Answer& one) {
@@ -105,7 +112,7 @@ size_t Several::together(const Engine& of, const Answer* answers, size_t count) 
     return (models ? one.kind == Answer::kModel : updates) && !of.prepares(one);
   };
   size_t found = 0;
-  int64_t offset = of.ledger_.offset;
+  int64_t offset = of.ledger.offset;
   while (found < most && fits(answers[found])) {
     const int64_t next = answers[found].offset;
     if (next >= 0 && next <= offset) break;  // an answer that came twice
@@ -132,22 +139,22 @@ size_t Several::take(Answer* answers, size_t count) {
       break;
     }
     if (models) one.brings.norm = kLargestElement;  // the pass finds larger elements; of updates it finds the norm
-    one.brings.base = answers[i].base;
+    one.brings.base = answers[i].base.data;
     still = still && answers[i].still;
   }
-  Sums& sums = *of_.direction_->is.sums;
+  Sums& sums = *of_.direction->is.sums;
   try {
     plan(false, !models ? Way::kUpdates : still ? Way::kStillModels : Way::kModels);
     std::vector<double> squares(models ? 0 : given_.size());
     fit_ = sums.fold(models ? nullptr : &squares);
     if (fit_ < given_.size()) return 0;
     for (size_t i = 0; i < given_.size(); ++i)
-      given_[i].norm = models ? std::nan("") : of_.scratch_.contributions[i].norm = std::sqrt(squares[i]);
-    if (!models) of_.direction_->measured(of_.scratch_.contributions), check_bounds();
+      given_[i].norm = models ? std::nan("") : of_.scratch.contributions[i].norm = std::sqrt(squares[i]);
+    if (!models) of_.direction->measured(of_.scratch.contributions), check_bounds();
   } catch (const Refusal&) {  // whose fault it is turns out one by one; bounds of models assume the largest elements
     return fit_ = 0;
   }
-  for (Given& one : given_) decide(one, outcome_ != Outcome::kKept && &one == &given_.back(), one.norm);
+  for (Given& one : given_) decide(one, step_.outcome != Outcome::kKept && &one == &given_.back(), one.norm);
   conclude();
   run();
   commit();
@@ -158,20 +165,20 @@ size_t Several::take(Answer* answers, size_t count) {
 
 bool EndOfRound::take(Receipt* receipt, const log::Decided* was) {
   plan(true, Way::kMeasured);
-  if (outcome_ == Outcome::kKept) return false;
+  if (step_.outcome == Outcome::kKept) return false;
   *receipt = {};
   receipt->applied = applied();
-  receipt->version = of_.ledger_.now + 1;
-  if (steps()) receipt->step_size = lr_;
+  receipt->version = of_.ledger.now + 1;
+  if (steps()) receipt->step_size = step_.lr;
   check_outcome(was, *receipt, false);
   log::Operation end;
   end.kind = log::kCloseRound;
   end.decided = {receipt->applied, receipt->version, receipt->step_size, 0.0, 0.0};
-  record_ = of_.records.of(end);
+  log::Queued record = of_.records.of(end);
   conclude();
   run();
   commit();
-  of_.records.add(std::move(record_));
+  of_.records.add(std::move(record));
   return true;
 }
 
@@ -179,94 +186,76 @@ bool EndOfRound::take(Receipt* receipt, const log::Decided* was) {
 
 // What the answers make, and all that the step needs; nothing of it is visible yet.
 void Transaction::plan(bool closes, Way way) {
-  Scratch& scratch = of_.scratch_;
-  scratch.contributions.clear(), scratch.updates.clear();
+  Scratch& scratch = of_.scratch;
+  scratch.contributions.clear();
   for (Given& one : given_) {
     scratch.contributions.push_back(one.brings);
     scratch.contributions.back().update = &one.answer->update;
-    scratch.updates.push_back(&one.answer->update);
   }
-  if (Privacy* const privacy = of_.direction_->is.privacy) {
-    const int64_t makes = of_.ledger_.now + 1;
-    privacy->begin(of_.ledger_.incarnation_of(makes), makes);
+  if (Privacy* const privacy = of_.direction->is.privacy) {
+    const int64_t makes = of_.ledger.now + 1;
+    privacy->begin(of_.ledger.incarnations.of(makes), makes);
   }
-  outcome_ = planned(closes, way);
-  planned_ = true;
-  lr_ = steps() ? rate() : of_.lr();
+  while (!step_.planned) {
+    try {
+      step_.outcome = of_.direction->plan(scratch.contributions, closes, way);
+      step_.planned = true;
+    } catch (const RowsLost& lost) {  // which is an operation of its own
+      of_.give_up(lost.slots);
+    }
+  }
+  step_.lr = steps() ? rate_of(of_) : of_.optimizer.settings.lr;
   check_bounds();
   if (steps()) plan_step(way);
 }
 
-// What the direction plans. Rows that turn out to be lost are given up first, which is an operation of its own.
-Outcome Transaction::planned(bool closes, Way way) {
-  for (;;) {
-    try {
-      return of_.direction_->plan(of_.scratch_.contributions, closes, way);
-    } catch (const RowsLost& lost) {
-      of_.give_up(lost.slots);
-    }
-  }
-}
-
-double Transaction::rate() const {
-  const Staleness& staleness = of_.settings_.staleness;
-  if (staleness.rate == Staleness::kSame) return of_.lr();
-  std::vector<int64_t> delays;
-  for (const int64_t start : of_.direction_->versions()) delays.push_back(of_.ledger_.now - start);
-  return staleness.rate == Staleness::kAskRate ? of_.extension_->rate(of_.lr(), delays)
-                                               : staleness.rate_of(of_.lr(), delays);
-}
-
 // The vector of the next version, and the optimizer's struct.
 void Transaction::plan_step(Way way) {
-  const int64_t size = of_.settings_.size;
-  if (auto& before = of_.before_; before.size() + 2 + kWireFormats > before.capacity()) {
-    const auto gone = [](const Engine::Before& one) { return one.owner.expired(); };
-    before.erase(std::remove_if(before.begin(), before.end(), gone), before.end());
-    before.reserve(2 * before.size() + 8 + kWireFormats);
-  }
+  const int64_t size = of_.settings.size;
+  of_.model.make_room();
   if (of_.steps_in_python()) {  // only computes the direction, as a vector
-    aside_ = true;
-    next_ = of_.memory_->vector(size);
-    of_.memory_->zero(next_.data, size * static_cast<int64_t>(sizeof(float)));
-    kernel_ = {place_in<Sgd>(Optimizers{}), {}, {}, next_.data, next_.data};
-    kernel_.hyper.lr = 1.0f;
+    step_.aside = true;
+    step_.next = of_.memory->vector(size);
+    of_.memory->zero(step_.next.data, size * static_cast<int64_t>(sizeof(float)));
+    step_.kernel = {place_in<Sgd>(Optimizers{}), {}, {}, step_.next.data, step_.next.data};
+    step_.kernel.hyper.lr = 1.0f;
     return;
   }
-  aside_ = !given_.empty() && given_.front().findings.finishes;
-  if (aside_) moments_ = of_.optimizer_.copy();
-  if (const Sums* const sums = of_.direction_->is.sums; sums && of_.inspector_->here) sum_ = sums->along();
+  step_.aside = !given_.empty() && given_.front().findings.finishes;
+  if (step_.aside) step_.moments = of_.optimizer.copy();
+  if (const Sums* const sums = of_.direction->is.sums; sums && of_.inspector->here) step_.sum = sums->along();
   // Python that runs before the commit may still hand this version out.
-  const bool readable = of_.shared_ || !of_.inspector_->here || (of_.extension_ && of_.extension_->asks.statistics);
-  if (readable || aside_ || way == Way::kOnce) next_ = sum_ ? sum_ : of_.memory_->vector(size);
-  const OptimizerState& with = moments_ ? *moments_ : of_.optimizer_;
-  kernel_ = with.planned(of_.ledger_.steps, lr_, of_.model_.data, next_ ? next_.data : of_.model_.data);
+  const bool readable = of_.model.shared || !of_.inspector->here || (of_.extension && of_.extension->asks.statistics);
+  if (readable || step_.aside || way == Way::kOnce) step_.next = step_.sum ? step_.sum : of_.memory->vector(size);
+  const OptimizerState& with = step_.moments ? *step_.moments : of_.optimizer;
+  step_.kernel = with.planned(of_.ledger.steps, step_.lr, of_.model.current.data,
+                              step_.next ? step_.next.data : of_.model.current.data);
 }
 
 // Computes upper bounds of all elements after this step, and refuses an update that might not stay finite. An update
 // that waits for others is checked as if the step were taken now.
 void Transaction::check_bounds() {
-  const Settings& settings = of_.settings_;
-  const DirectionState& direction = *of_.direction_;
-  const OptimizerSettings& optimizer = of_.optimizer_.settings;
+  const Settings& settings = of_.settings;
+  const DirectionState& direction = *of_.direction;
+  const OptimizerSettings& optimizer = of_.optimizer.settings;
   const auto refuse = [&](const std::string& what) {
     const char* const type = settings.largest_model < kLargestModel ? "the model's own type" : "float32";
     throw Refusal(Why::kTooLarge, "the update is too large: " + what + " could leave the range of " + type);
   };
   if (!(direction.kept_bound() <= kLargestSum)) refuse("the sum of updates");
   for (bool measured = false;; measured = true) {
-    const Bounds now{of_.model_bound_, of_.optimizer_.bounds};
-    const double drag = optimizer.drag() * now.model, keep = std::max(1.0, std::abs(optimizer.keep(lr_)));
+    const Bounds now{of_.model.bound, of_.optimizer.bounds};
+    const double drag = optimizer.drag() * now.model, keep = std::max(1.0, std::abs(optimizer.keep(step_.lr)));
     const double d = direction.bound() + drag;
     Bounds next = now;
     if (!of_.steps_in_python()) {
-      const double along = direction.growth(lr_) + std::abs(lr_) * drag;
-      next.model = next.model * keep + of_.optimizer_.growth(lr_, d, along, next.moments);
+      const double along = direction.growth(step_.lr) + std::abs(step_.lr) * drag;
+      next.model = next.model * keep + of_.optimizer.growth(step_.lr, d, along, next.moments);
     }
     const bool fits = std::max(d, keep) <= kLargestElement &&
                       next.model <= std::min(kLargestModel, settings.largest_model) && next.moments.m <= kLargestSum &&
                       next.moments.v <= kLargestMoment;
-    bounds_ = steps() ? next : now;
+    step_.bounds = steps() ? next : now;
     if (fits) return;
     if (measured) refuse(d <= kLargestElement ? "the model or the optimizer's moments" : "the square of the direction");
     of_.measure();
@@ -275,19 +264,20 @@ void Transaction::check_bounds() {
 
 // -- conclude
 
-bool Transaction::applied() const { return steps() && (lr_ != 0.0 || of_.lr() == 0.0); }
+bool Transaction::applied() const { return steps() && (step_.lr != 0.0 || of_.optimizer.settings.lr == 0.0); }
 
 // Writes an answer's receipt, and the outcome into its record. `ends`: it is the one that makes a version.
 void Transaction::decide(Given& given, bool ends, double norm) {
-  const DirectionState& direction = *of_.direction_;
+  const DirectionState& direction = *of_.direction;
   Receipt& receipt = given.answer->receipt;
   const double weight = given.counts ? given.brings.weight : 0.0;
   receipt = {};
   receipt.applied = ends && applied();
-  receipt.version = of_.ledger_.now + ends;
-  receipt.delay = of_.ledger_.now - given.task.version;
+  receipt.version = of_.ledger.now + ends;
+  receipt.delay = of_.ledger.now - given.task.version;
   receipt.task = given.task.id;
-  if (ends && steps()) receipt.step_size = direction.is.immediate ? lr_ * weight * direction.scale(given.brings) : lr_;
+  if (ends && steps())
+    receipt.step_size = direction.is.immediate ? step_.lr * weight * direction.scale(given.brings) : step_.lr;
   receipt.norm = norm;
   receipt.weight = weight;
   of_.records.decide(given, direction.is.immediate);
@@ -296,37 +286,37 @@ void Transaction::decide(Given& given, bool ends, double norm) {
 // The last that may fail: statistics, and a row that a checkpoint has not written yet.
 void Transaction::conclude() {
   const bool counts = given_.empty() || given_.front().counts;
-  if (counts && of_.extension_ && of_.extension_->asks.statistics) {
-    std::vector<Statistics>& all = of_.scratch_.statistics;
+  if (counts && of_.extension && of_.extension->asks.statistics) {
+    std::vector<Statistics>& all = of_.scratch.statistics;
     all.clear();
     const auto add = [&](const Contribution& one) {
       if (one.answer->reported || one.answer->extra)
         all.push_back({one.answer->reported.get(), one.answer->extra.get(), one.share});
     };
-    if (planned_) {
-      for (const Contribution& one : of_.direction_->counted(of_.scratch_.contributions)) add(one);
+    if (step_.planned) {
+      for (const Contribution& one : of_.direction->counted(of_.scratch.contributions)) add(one);
     } else {
       add(given_.front().brings);
     }
-    const char* const name = applied() ? "step" : outcome_ != Outcome::kKept ? "drop" : "keep";
-    statistics_ = of_.extension_->statistics(all, name);
+    const char* const name = applied() ? "step" : step_.outcome != Outcome::kKept ? "drop" : "keep";
+    step_.statistics = of_.extension->statistics(all, name);
   }
-  if (const RowKeeper* const rows = of_.direction_->is.rows; rows && of_.cut_ && planned_ && !given_.empty())
-    of_.cut_->before(rows->writes(given_.front().brings.client));
+  if (const RowKeeper* const rows = of_.direction->is.rows; rows && of_.cut && step_.planned && !given_.empty())
+    of_.cut->before(rows->writes(given_.front().brings.client));
 }
 
 // -- run and commit
 
 // Calls the planned kernels. On a device nothing has changed until all that they need is ready.
 void Transaction::run() {
-  DirectionState& direction = *of_.direction_;
-  Runner& runner = *of_.runner_;
+  DirectionState& direction = *of_.direction;
+  Runner& runner = *of_.runner;
   try {
     runner.obey(given_.empty() ? nullptr : given_.front().findings.verdict);
-    direction.run(runner, of_.scratch_.updates, kernel_);
+    direction.run(runner, step_.kernel);
     runner.prepare();
     // What only this step may be the last to hold.
-    runner.hold(of_.model_.owner);
+    runner.hold(of_.model.current.owner);
     for (const Given& one : given_) runner.hold(one.base.owner);
     runner.launch();
   } catch (...) {
@@ -339,51 +329,47 @@ void Transaction::run() {
 // The part of a step that is the extension's. It works on a vector that nobody else holds, so it may fail.
 void Transaction::finish() {
   if (of_.steps_in_python()) {
-    Extension::Stepped found = of_.extension_->step(next_, of_.model_, lr_, of_.ledger_.steps + 1);
-    next_ = std::move(found.model);
-    stepped_ = std::move(found.change);
+    Extension::Stepped found = of_.extension->step(step_.next, of_.model.current, step_.lr, of_.ledger.steps + 1);
+    step_.next = std::move(found.model);
+    step_.change = std::move(found.change);
   }
   if (given_.empty()) return;
   const Findings& findings = given_.front().findings;
-  if (findings.finishes) findings.change->finish(next_, of_.settings_.size);
+  if (findings.finishes) findings.change->finish(step_.next, of_.settings.size);
 }
 
 // What was there before is let go with this object, because that may run Python's finalizers.
 void Transaction::commit() noexcept {
   for (const Given& one : given_)
-    if (one.participant >= 0 && one.counts) of_.ledger_.participation.count(one.participant, of_.ledger_.steps);
-  if (planned_) {
-    of_.direction_->commit();
-    if (next_ && next_.data == sum_.data) of_.direction_->is.sums->hand_over();
+    if (one.participant >= 0 && one.counts) of_.ledger.participation.count(one.participant, of_.ledger.steps);
+  if (step_.planned) {
+    of_.direction->commit();
+    if (step_.next && step_.next.data == step_.sum.data) of_.direction->is.sums->hand_over();
   }
   if (steps()) {
-    if (next_ && of_.shared_) of_.before_.push_back({of_.model_.owner, of_.model_.data});
-    for (const auto& [format, sent] : of_.sent_) of_.before_.push_back({sent.model.owner, sent.model.data});
-    of_.sent_.clear();
-    of_.shared_ = false;
-    if (next_) std::swap(of_.model_, next_);
-    if (moments_) std::swap(of_.optimizer_, *moments_);
-    ++of_.ledger_.steps;
+    of_.model.advance(step_.next);
+    if (step_.moments) std::swap(of_.optimizer, *step_.moments);
+    ++of_.ledger.steps;
   }
-  if (planned_) {
-    of_.model_bound_ = of_.direction_->model_bound = bounds_.model;
-    of_.optimizer_.bounds = bounds_.moments;
+  if (step_.planned) {
+    of_.model.bound = of_.direction->model_bound = step_.bounds.model;
+    of_.optimizer.bounds = step_.bounds.moments;
   }
-  if (outcome_ != Outcome::kKept) {
-    of_.enough_since_ = std::nan("");
-    ++of_.ledger_.now;
+  if (step_.outcome != Outcome::kKept) {
+    of_.enough_since = std::nan("");
+    ++of_.ledger.now;
   }
-  if (stepped_) stepped_->commit();
-  if (statistics_) {
-    statistics_->commit();
-    if (statistics_->state) std::swap(of_.state_, statistics_->state);
+  if (step_.change) step_.change->commit();
+  if (step_.statistics) {
+    step_.statistics->commit();
+    if (step_.statistics->state) std::swap(of_.model.state, step_.statistics->state);
   }
   for (Given& one : given_) {
     if (one.findings.change) one.findings.change->commit();
-    if (one.findings.next_steps > 0) of_.ledger_.tell_next(one.task.client, one.findings.next_steps);
+    if (one.findings.next_steps > 0) of_.ledger.roster.tell_next(one.task.client, one.findings.next_steps);
     const Answer& answer = *one.answer;
-    if (answer.offset >= 0) of_.ledger_.offset = answer.offset;
-    of_.ledger_.close(one.task.client, one.task.version, Ids::pack(answer.receipt.version, answer.receipt.applied));
+    if (answer.offset >= 0) of_.ledger.offset = answer.offset;
+    of_.ledger.close(one.task.client, one.task.version, Ids::pack(answer.receipt.version, answer.receipt.applied));
     of_.records.add(std::move(one.record));
   }
 }

@@ -25,7 +25,7 @@
 
 namespace fastagg::engine {
 
-class Engine;
+class Core;
 
 // An answer in a transaction, and what is known of it.
 struct Given {
@@ -41,11 +41,24 @@ struct Given {
   bool counts = true;        // no rule has dropped it
 };
 
+// What is planned of a step.
+struct Step {
+  bool planned = false;  // the direction has a plan
+  bool aside = false;    // the step may still fail after its kernels
+  Outcome outcome = Outcome::kKept;
+  double lr = 0.0;
+  store::Vector next;  // the next version; none: the step is in place
+  store::Vector sum;   // its memory may become the next version's
+  Optimizer kernel;
+  std::optional<OptimizerState> moments;  // a copy of the optimizer, if the real one must not change yet
+  Bounds bounds;
+  std::unique_ptr<Change> change, statistics;  // of the extension's
+};
+
 // Memory that transactions use again.
 struct Scratch {
   std::vector<Given> given;
   Contributions contributions;
-  Updates updates;
   std::vector<Statistics> statistics;
 };
 
@@ -56,8 +69,8 @@ class Transaction {
 
  protected:
   // Refuses if the log could not acknowledge it.
-  explicit Transaction(Engine& of);
-  ~Transaction();
+  explicit Transaction(Core& of);
+  ~Transaction() { given_.clear(); }
 
   Given& add(Answer& answer);
   void find(Given& given);
@@ -70,36 +83,21 @@ class Transaction {
   void run();
   void finish();
   void commit() noexcept;
-  bool steps() const { return outcome_ == Outcome::kStep; }
+  bool steps() const { return step_.outcome == Outcome::kStep; }
   bool applied() const;
 
-  Engine& of_;
+  Core& of_;
   const InOrder order_;
   std::vector<Given>& given_;
-  bool planned_ = false;  // the direction has a plan
-  bool aside_ = false;    // the step may still fail after its kernels
-  Outcome outcome_ = Outcome::kKept;
-  double lr_ = 0.0;
-  store::Vector next_;  // the next version; none: the step is in place
-  store::Vector sum_;   // its memory may become the next version's
-  Optimizer kernel_;
-  std::optional<OptimizerState> moments_;  // a copy of the optimizer, if the real one must not change yet
-  Bounds bounds_;
-  std::unique_ptr<Change> stepped_, statistics_;
+  Step step_;
 
  private:
-  void weigh(Given& given);
-  double share_of(const Answer& answer) const;
-  void check_row(const Given& given, const Rows& held) const;
-  Question question_of(const Given& given) const;
-  Outcome planned(bool closes, Way way);
-  double rate() const;
   void plan_step(Way way);
 };
 
 class OneAnswer : public Transaction {
  public:
-  explicit OneAnswer(Engine& of) : Transaction(of) {}
+  explicit OneAnswer(Core& of) : Transaction(of) {}
   void take(Answer& answer);
   // Refuses what can be known to be unfit before anything is done for it.
   void look_at(Answer& answer);
@@ -112,9 +110,9 @@ class OneAnswer : public Transaction {
 // Trained models, or updates, as many as fit the buffer, in one pass.
 class Several : public Transaction {
  public:
-  explicit Several(Engine& of) : Transaction(of) {}
+  explicit Several(Core& of) : Transaction(of) {}
   // How many of these answers one pass can take.
-  static size_t together(const Engine& of, const Answer* answers, size_t count);
+  static size_t together(const Core& of, const Answer* answers, size_t count);
   // Returns how many it took. 0: nothing has changed, and the first `fit` may be taken together.
   size_t take(Answer* answers, size_t count);
   size_t fit() const { return fit_; }
@@ -125,12 +123,9 @@ class Several : public Transaction {
 
 class EndOfRound : public Transaction {
  public:
-  explicit EndOfRound(Engine& of) : Transaction(of) {}
+  explicit EndOfRound(Core& of) : Transaction(of) {}
   // False: nothing has come. `was`: in a recovery, the outcome that it must have.
   bool take(Receipt* receipt, const log::Decided* was = nullptr);
-
- private:
-  log::Queued record_;
 };
 
 }  // namespace fastagg::engine

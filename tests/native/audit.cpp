@@ -60,7 +60,7 @@ void execute(Engine& engine, const log::Operation& operation) {
     answer.decided = &operation.decided, answer.norm = operation.decided.norm;
     if (operation.kind == log::kRow) {
       answer.kind = Answer::kRow;
-      answer.format = part->dtype, answer.row = part->data, answer.row_nbytes = part->nbytes();
+      answer.row = part;
     } else {
       answer.update.add(part->data, static_cast<int64_t>(part->count), kFloat32);
     }

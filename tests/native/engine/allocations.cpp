@@ -42,21 +42,21 @@ struct Seen {
   int64_t version, steps, open, known, room, expired;
   std::vector<std::pair<ClientId, int64_t>> last;
   std::vector<int64_t> owners, tasks;
-  Ledger::Incarnations incarnations;
+  std::vector<std::pair<int64_t, uint64_t>> incarnations;
 
   explicit Seen(const Server& server) : model(server.model()) {
     Engine& engine = *server.engine;
-    const Ledger& ledger = engine.ledger();
-    version = ledger.now, steps = ledger.steps, open = ledger.open_tasks(), known = ledger.known();
-    const Sums* const sums = engine.direction().is.sums;
-    room = sums ? sums->room() : 0, expired = ledger.expired();
-    if (const auto* const buffer = dynamic_cast<const Buffered*>(&engine.direction());
-        buffer && room < kCapacity && buffer->acc())
-      sum.assign(buffer->acc().data, buffer->acc().data + server.size);
+    const Ledger& ledger = engine.ledger;
+    version = ledger.now, steps = ledger.steps, open = ledger.roster.tasks.count(), known = ledger.roster.known;
+    const Sums* const sums = engine.direction->is.sums;
+    room = sums ? sums->room() : 0, expired = ledger.leases.expired;
+    if (const auto* const buffer = dynamic_cast<const Buffered*>(engine.direction.get());
+        buffer && room < kCapacity && buffer->sum.acc)
+      sum.assign(buffer->sum.acc.data, buffer->sum.acc.data + server.size);
     const Ledger::State state = ledger.state();
     for (size_t i = 0; i < state.clients.size(); ++i) last.emplace_back(state.clients[i], state.last_sent[i]);
     owners = state.task_client, tasks = state.task_version;
-    incarnations = ledger.incarnations();
+    incarnations = ledger.incarnations.all;
   }
   static bool same(const std::vector<float>& one, const std::vector<float>& other) {
     if (one.size() != other.size()) return false;
@@ -81,7 +81,7 @@ struct Fixture {
     for (int64_t i = 0; i < 3; ++i) engine.dispatch(ClientId::of(i));
     Answer one = answer_of(0, 0, first);
     CHECK(engine.receive(&one, 1).done == 1);
-    engine.begin_incarnation(engine.ledger().now, 5);
+    engine.begin_incarnation(engine.ledger.now, 5);
     for (int64_t i = 2; i < 5; ++i) engine.dispatch(ClientId::of(i));
     answers.push_back(answer_of(1, 0, second));
   }
@@ -122,8 +122,8 @@ bool receive(Fixture& on) {
 
 bool receive_model(Fixture& on) {
   on.answers.front().kind = Answer::kModel;
-  const store::Vector base = on.server.engine->ledger().kept(0);
-  on.answers.front().base = base.data, on.answers.front().base_owner = base.owner;
+  const store::Vector base = on.server.engine->ledger.kept.of(0);
+  on.answers.front().base = base;
   return receive(on);
 }
 
@@ -171,7 +171,7 @@ int64_t late_in(Rule rule, int64_t size, bool plants) {
   late = 0;
   for (int64_t turn = 0; turn < 12 * kClients; ++turn) {
     for (int64_t i = 0; turn % kClients == 0 && i < kClients; ++i) engine.dispatch(ClientId::of(i));
-    Answer one = answer_of(turn % kClients, Ledger::kLast, values);
+    Answer one = answer_of(turn % kClients, kLastSent, values);
     const auto taken = engine.receive(&one, 1);
     running = false;
     CHECK(taken.done == 1);

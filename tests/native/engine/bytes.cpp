@@ -65,23 +65,23 @@ void execute(uint8_t kind, const Bytes& body) {
       answer.decided = &operation.decided, answer.norm = operation.decided.norm;
       if (kind == log::kRow) {
         answer.kind = Answer::kRow;
-        answer.format = part->dtype, answer.row = part->data, answer.row_nbytes = part->nbytes();
+        answer.row = part;
       } else {
         answer.update.add(part->data, 8, kFloat32);
       }
     }
-    const auto before = engine.ledger().state();
+    const auto before = engine.ledger.state();
     try {
       engine.execute(operation, &answer);
     } catch (const Refusal&) {
-      const auto after = engine.ledger().state();
+      const auto after = engine.ledger.state();
       CHECK(before.version == after.version && before.task_version == after.task_version);
     }
-    CHECK(std::isfinite(engine.lr()));
-    const auto state = engine.ledger().state();
-    CHECK(static_cast<int64_t>(state.clients.size()) == engine.ledger().known());
-    CHECK(static_cast<int64_t>(state.task_client.size()) == engine.ledger().open_tasks());
-    for (const int64_t version : state.task_version) CHECK(version >= 0 && engine.ledger().kept(version));
+    CHECK(std::isfinite(engine.optimizer.settings.lr));
+    const auto state = engine.ledger.state();
+    CHECK(static_cast<int64_t>(state.clients.size()) == engine.ledger.roster.known);
+    CHECK(static_cast<int64_t>(state.task_client.size()) == engine.ledger.roster.tasks.count());
+    for (const int64_t version : state.task_version) CHECK(version >= 0 && engine.ledger.kept.of(version));
     engine.dispatch(ClientId::of(2));
   } catch (const Refusal&) {
   }

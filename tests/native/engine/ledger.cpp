@@ -9,6 +9,7 @@
 #include "check.h"
 
 using namespace fastagg;
+using engine::Ids;
 using engine::Ledger;
 
 namespace {
@@ -23,20 +24,19 @@ ClientId client_of(uint64_t which) {
 void crowd(uint64_t seed, bool expires) {
   std::mt19937_64 random(seed);
   Ledger ledger(-1, false);
-  ledger.given_time = 0.0;
-  if (expires) ledger.limits.lease = 1000.0;
+  if (expires) ledger.leases.limits.lease = 1000.0;
   std::map<ClientId, std::pair<int64_t, std::set<int64_t>>> model;  // the version sent last, and those owed
   const auto any = [&] {                                            // numbers in a row, far apart, negative, and names
     const uint64_t which = random() % 10000;
     return which % 4 == 0 ? client_of(which * 3 + 1) : ClientId::of(static_cast<int64_t>(which << 8 * (which % 8)));
   };
   const auto agree = [&] {
-    CHECK(ledger.known() == static_cast<int64_t>(model.size()));
+    CHECK(ledger.roster.known == static_cast<int64_t>(model.size()));
     for (const auto& [id, one] : model) {
-      std::vector<int64_t> owed = ledger.owed(id);
+      std::vector<int64_t> owed = ledger.roster.owed(ledger.place_of(id));
       CHECK(std::set<int64_t>(owed.begin(), owed.end()) == one.second && owed.size() == one.second.size());
-      if (one.second.count(one.first)) CHECK(ledger.find(id, Ledger::kLast).version == one.first);
-      CHECK(ledger.local_steps(id, 7) == static_cast<int32_t>(1 + one.first));
+      if (one.second.count(one.first)) CHECK(ledger.find(id, engine::kLastSent).version == one.first);
+      CHECK(ledger.roster.local_steps(id, 7) == static_cast<int32_t>(1 + one.first));
     }
   };
   int64_t largest = 0;
@@ -44,12 +44,12 @@ void crowd(uint64_t seed, bool expires) {
     for (int i = 0; i < 30000; ++i) {
       const ClientId id = any();
       const int64_t client = ledger.send(id, ledger.now, 1, {});
-      ledger.tell_next(client, static_cast<int32_t>(1 + ledger.now));
+      ledger.roster.tell_next(client, static_cast<int32_t>(1 + ledger.now));
       auto& one = model[id];
       one.first = ledger.now, one.second.insert(ledger.now);
-      if (random() % 3 != 0) ledger.close(client, ledger.now), one.second.erase(ledger.now);
+      if (random() % 3 != 0) ledger.close(client, ledger.now, Ids::kUncounted), one.second.erase(ledger.now);
       ledger.now += random() % 1000 == 0;
-      ledger.given_time += 1e-4;
+      ledger.leases.skew += 1e-4;
     }
     largest = std::max(largest, ledger.nbytes());
     agree();
@@ -64,7 +64,9 @@ void crowd(uint64_t seed, bool expires) {
     agree();
     for (int i = 0; i < 100; ++i) {
       const ClientId id = any();
-      CHECK(ledger.owes(id, ledger.now) == (model.count(id) > 0 && model[id].second.count(ledger.now) > 0));
+      const int64_t place = ledger.roster.clients.find(id);
+      const bool owes = place >= 0 && ledger.roster.tasks.find(place, ledger.now) != nullptr;
+      CHECK(owes == (model.count(id) > 0 && model[id].second.count(ledger.now) > 0));
     }
   }
   if (!expires) {
@@ -74,9 +76,9 @@ void crowd(uint64_t seed, bool expires) {
     return;
   }
   CHECK(ledger.nbytes() > 0 && largest > 0);
-  ledger.given_time += 2000.0;  // all leases are over
+  ledger.leases.skew += 2000.0;  // all leases are over
   while (const auto one = ledger.overdue()) ledger.pass(*one);
-  CHECK(ledger.known() == 0 && ledger.open_tasks() == 0);
+  CHECK(ledger.roster.known == 0 && ledger.roster.tasks.count() == 0);
 }
 
 }  // namespace

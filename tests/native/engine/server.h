@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../../../csrc/engine/all_clients.h"
-#include "../../../csrc/engine/buffered.h"
+#include "../../../csrc/engine/buffers.h"
 #include "../../../csrc/engine/calibrated.h"
 #include "../../../csrc/engine/engine.h"
 #include "../../../csrc/engine/on_cpu.h"
@@ -57,7 +57,7 @@ struct Server {
     if (buffers) {
       Buffered::Setting setting{kCapacity, false, size};
       if (combines) setting.combine = std::make_shared<Mean>();
-      direction = std::make_shared<Buffered>(1.0, setting, memory);
+      direction = buffer_of(1.0, setting, memory);
     } else if (rule == Rule::kAsgd) {
       direction = std::make_shared<Single>(-1.0, false, 0.0);
     } else {
@@ -87,7 +87,7 @@ struct Server {
         std::make_shared<Engine>(settings, direction, optimizer, 1, memory, std::move(runner), nullptr, zeros(size));
   }
 
-  std::vector<float> model() const { return {engine->model().data, engine->model().data + size}; }
+  std::vector<float> model() const { return {engine->model.current.data, engine->model.current.data + size}; }
 };
 
 inline std::vector<float> numbers(int64_t size, std::mt19937_64& random) {

@@ -39,6 +39,6 @@ void threads() {
     CHECK(static_cast<int64_t>(versions.size()) == kThreads * kTurns / per_step);
     int64_t next = 0;
     for (const int64_t version : versions) CHECK(version == ++next);  // each step once, and none left out
-    CHECK(server.engine->ledger().now == next && server.engine->ledger().open_tasks() == 0);
+    CHECK(server.engine->ledger.now == next && server.engine->ledger.roster.tasks.count() == 0);
   }
 }

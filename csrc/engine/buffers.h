@@ -1,0 +1,87 @@
+// The kinds of buffers: what is left of the updates of a round, and how a step is made of it.
+#pragma once
+
+#include <atomic>
+
+#include "../cpu/cpu.h"
+#include "../cpu/desks.h"
+#include "buffered.h"
+#include "held.h"
+
+namespace fastagg::engine {
+
+// The sum of the updates so far. Encoded ones may also wait as they came, behind the sum, in less memory. The step's
+// pass reads them. Those that wait are always the last that came, so everything is added in the order in which it came,
+// and the bits do not tell who waited.
+class Summed : public Buffered {
+ public:
+  using Buffered::Buffered;
+  void run(Runner& runner, const Optimizer& optimizer) override;
+  void commit() noexcept override;
+  size_t fold(std::vector<double>* squares) override;
+  int64_t nbytes() const override { return nbytes_of(waiting_) + Buffered::nbytes(); }
+
+ private:
+  void plan_sum(Way way) override;
+  bool sum_fields(Archive& archive) override;
+  float factor(const Contribution& one) const { return static_cast<float>(one.gain * is.sign * weight_of(one)); }
+  bool may_wait(const Contribution& one) const;
+  void run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer);
+  void add_loaded();
+  void tell_traits() noexcept;
+  bool fresh() const { return round.versions.size() == waiting_.size(); }  // nothing is in the sum
+
+  std::vector<HeldUpdate> waiting_;
+  // Planned:
+  bool waits_ = false;                // the update is kept as it came
+  std::vector<Held> terms_;           // what is read as it came, besides the last one of a step
+  bool in_place_ = false;             // models are checked in a pass of their own, and then added where the sum is
+  std::vector<cpu::Trained> models_;  // or updates, without a base
+  std::vector<std::atomic<int32_t>> largest_;  // of their elements
+};
+
+// The sum of whole numbers, in units of the setting, which never rounds (math/fixed.h).
+class ExactlySummed : public Buffered {
+ public:
+  using Buffered::Buffered;
+  void run(Runner& runner, const Optimizer& optimizer) override;
+
+ private:
+  void check_sum(int64_t count) const override;
+  void plan_sum(Way way) override;
+  bool sum_fields(Archive& archive) override;
+  void begin_sum();
+  // A leaf's sum, or nothing, comes to the sum in a pass of its own.
+  bool settles() const { return given_.empty() || given_.back().total >= 0.0; }
+  Upper upper() { return {reinterpret_cast<int32_t*>(high_.data), marks_.data()}; }
+
+  store::Vector high_;  // the upper halves; the lower ones are where other buffers have their sum
+  std::vector<uint8_t> marks_;
+};
+
+// Updates that wait as they came, because the round becomes something else than their sum (Combine).
+class Combined : public Buffered {
+ public:
+  using Buffered::Buffered;
+  void run(Runner& runner, const Optimizer& optimizer) override;
+  void commit() noexcept override;
+  int64_t nbytes() const override { return nbytes_of(waiting_) + Buffered::nbytes(); }
+
+ private:
+  void check_sum(int64_t count) const override;
+  void plan_sum(Way way) override;
+  bool sum_fields(Archive& archive) override;
+  // What is combined is not weighted by samples.
+  float factor(const Contribution& one) const { return static_cast<float>(one.gain * is.sign * one.weight); }
+
+  std::vector<HeldUpdate> waiting_;
+  std::vector<Held> terms_;  // of a planned step
+  std::unique_ptr<Desks> desks_;
+};
+
+// The kind that the setting asks for.
+std::shared_ptr<Buffered> buffer_of(double sign, const Buffered::Setting& setting,
+                                    const std::shared_ptr<store::Memory>& memory,
+                                    const std::optional<Privacy::Setting>& privacy = std::nullopt);
+
+}  // namespace fastagg::engine

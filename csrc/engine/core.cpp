@@ -1,0 +1,88 @@
+#include "core.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../cpu/cpu.h"
+
+namespace fastagg::engine {
+namespace {
+
+double largest_of(const store::Vector& model, int64_t size, double most) {
+  Update update;
+  update.add(model.data, size, kFloat32);
+  const double norm = std::sqrt(cpu::sum_squares(update));
+  if (norm < std::min(1e37, most / 2)) return norm;
+  double largest = 0.0;
+  for (int64_t i = 0; i < size; ++i) largest = std::max<double>(largest, std::abs(model.data[i]));
+  return largest;
+}
+
+}  // namespace
+
+Core::Core(const Settings& given, std::shared_ptr<DirectionState> along, const OptimizerSettings& steps, uint64_t seed,
+           std::shared_ptr<store::Memory> there, std::shared_ptr<Runner> kernels, std::shared_ptr<Extension> language,
+           store::Vector first)
+    : settings(given),
+      direction(std::move(along)),
+      optimizer(steps, language && language->asks.step ? 0 : given.size, seed, there),
+      ledger(given.clients, given.keeps_versions),
+      memory(std::move(there)),
+      runner(std::move(kernels)),
+      inspector(inspector_of(settings, *direction, *runner)),
+      extension(std::move(language)),
+      model(std::move(first)) {
+  const DirectionState::Traits& is = direction->is;
+  direction->is.runner = runner.get();
+  const InOrder order(*runner);  // the caller has made the model on its stream
+  if (!steps_in_python())
+    runner->load(optimizer.planned(0, optimizer.settings.lr, model.current.data, model.current.data),
+                 {is.rows ? is.rows->format : -1, is.privacy != nullptr, is.tensors != nullptr, is.combines});
+}
+
+Ledger::Found Core::find(const Answer& answer) const {
+  const ClientId& client = answer.client;
+  const std::optional<uint64_t>& incarnation = answer.incarnation;
+  if (answer.offset >= 0 && answer.offset <= ledger.offset)
+    throw Refusal(Why::kAlreadyCounted, "client " + shown(client) + ": the answer at offset " +
+                                            std::to_string(answer.offset) +
+                                            " was counted already, or skipped: the server has come to offset " +
+                                            std::to_string(ledger.offset) + "; go on behind it (server.offset)");
+  const Ledger::Found task = ledger.find(client, answer.version, answer.task);
+  if (incarnation && ledger.incarnations.of(task.version) != *incarnation)
+    throw Refusal(Why::kStaleIncarnation,
+                  "client " + shown(client) + ": its task (version " + std::to_string(task.version) + ", incarnation " +
+                      std::to_string(*incarnation) +
+                      ") was sent before the server was restarted, or by another server, and its version is lost; drop "
+                      "this answer and send a new task: server.dispatch(" +
+                      shown(client) + ")");
+  return task;
+}
+
+// Replaces the bounds, which otherwise only grow, by measured values. This is a pass over the vectors, and rarely
+// needed.
+void Core::measure() {
+  const InOrder order(*runner);
+  const auto of = [&](const store::Vector& one) {
+    if (extension && extension->asks.bounds) return extension->bounds(one, optimizer);
+    return Bounds{largest_of(one, settings.size, settings.largest_model), optimizer.measured()};
+  };
+  Bounds found = of(model.current);
+  if (direction->is.blends)
+    for (const auto& [version, kept] : ledger.kept.all()) found.model = std::max(found.model, of(kept).model);
+  model.bound = direction->model_bound = found.model;
+  optimizer.bounds = found.moments;
+}
+
+// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows.
+void Core::give_up(const std::vector<int64_t>& slots) {
+  records.check();
+  if (!direction->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
+  log::Operation operation;
+  operation.kind = log::kLost, operation.slots = slots;
+  log::Queued record = records.of(operation);
+  direction->is.rows->give_up(slots);
+  records.add(std::move(record));
+}
+
+}  // namespace fastagg::engine

@@ -1,0 +1,74 @@
+// What a server is made of, and what it knows. Its operations (engine.h) and transactions (transaction.h) work on it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "../store/row_cut.h"
+#include "direction.h"
+#include "extension.h"
+#include "inspector.h"
+#include "ledger.h"
+#include "model.h"
+#include "optimizer.h"
+#include "privacy.h"
+#include "records.h"
+#include "staleness.h"
+#include "transaction.h"
+
+namespace fastagg::engine {
+
+struct Settings {
+  int64_t size = 0;                      // of the model's vector
+  int64_t clients = -1;                  // ids are 0..clients-1; negative: any
+  double clip_norm = 0.0;                // of an update; 0: none
+  bool weighs_by_samples = false;        // whether an update's weight in a mean is its client's number of samples
+  double max_samples = kHeaviest;        // a larger number counts as this
+  double largest_model = kLargestModel;  // what the model's own types hold
+  int32_t local_steps = 0;               // of a task by default; 0: none are told
+  bool keeps_versions = false;           // every one that a client may answer
+  bool closes_early = false;             // `close_round` steps along what has come
+  bool folds = false;                    // trained models may be added several at a time, in one pass
+  bool defers = false;                   // kernels obey the device's verdict, for which nobody waits
+  Staleness staleness;
+};
+
+class Core {
+ public:
+  Core(const Settings& given, std::shared_ptr<DirectionState> along, const OptimizerSettings& steps, uint64_t seed,
+       std::shared_ptr<store::Memory> there, std::shared_ptr<Runner> kernels, std::shared_ptr<Extension> language,
+       store::Vector first);
+  ~Core() { runner->settle(); }
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  Records records;  // of every operation, once a log is attached
+  const Settings settings;
+  const std::shared_ptr<DirectionState> direction;
+  OptimizerState optimizer;
+  Ledger ledger;
+  const std::shared_ptr<store::Memory> memory;
+  const std::shared_ptr<Runner> runner;
+  const std::unique_ptr<Inspector> inspector;
+  const std::shared_ptr<Extension> extension;  // null: there is none
+  // The rows that a checkpoint has not written yet; a row is copied before it changes. None: no checkpoint is written.
+  std::shared_ptr<store::RowCut> cut;
+  Model model;
+  double enough_since = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
+  Scratch scratch;
+
+  // What updates are clipped to; 0: nothing.
+  double clip_norm() const { return direction->is.privacy ? direction->is.privacy->clip() : settings.clip_norm; }
+  bool steps_in_python() const { return extension && extension->asks.step; }
+  bool prepares(const Answer& answer) const {
+    return extension && (extension->asks.prepare || answer.control || answer.extra);
+  }
+  // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
+  // kAlreadyCounted.
+  Ledger::Found find(const Answer& answer) const;
+  void measure();  // computes new bounds of elements
+  // Rows on a disk are damaged: their clients begin anew. An operation of its own.
+  void give_up(const std::vector<int64_t>& slots);
+};
+
+}  // namespace fastagg::engine

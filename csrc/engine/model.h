@@ -1,0 +1,66 @@
+// A server's model: its current version, and what somebody may still hold of it and of earlier ones.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "../store/encoded.h"
+#include "../store/vector.h"
+
+namespace fastagg::engine {
+
+class Model {
+ public:
+  // What clients are sent of this version: made for the first of them, and the same for all.
+  struct Sent {
+    store::Vector model;
+    std::shared_ptr<store::Encoded> encoded;  // that the model was read back from; null: it is the version itself
+  };
+
+  explicit Model(store::Vector first) : current(std::move(first)) {}
+  store::Vector current;
+  store::Owner state;        // what the extension holds of it besides its vector: running statistics
+  double bound = 0.0;        // of the magnitudes of its elements
+  bool shared = false;       // whether somebody may hold this version
+  std::map<int, Sent> sent;  // in place of this version, once it was: by format; as it is, a look-ahead
+
+  // The current version, for somebody who may hold it: it never changes from now on.
+  const store::Vector& share() {
+    shared = true;
+    return current;
+  }
+  // Versions of before that somebody still holds: a task, or whoever was handed one.
+  std::vector<store::Vector> held_before() const {
+    std::vector<store::Vector> found;
+    for (const auto& [format, one] : sent) found.push_back(one.model);
+    for (const Before& one : before_)
+      if (store::Owner owner = one.owner.lock()) found.push_back({std::move(owner), one.data});
+    return found;
+  }
+  // For all that is sent of one more version.
+  void make_room() {
+    if (before_.size() + 2 + kWireFormats <= before_.capacity()) return;
+    const auto gone = [](const Before& one) { return one.owner.expired(); };
+    before_.erase(std::remove_if(before_.begin(), before_.end(), gone), before_.end());
+    before_.reserve(2 * before_.size() + 8 + kWireFormats);
+  }
+  // The next version, which then is the one of before; none: it was made in place.
+  void advance(store::Vector& next) noexcept {
+    if (next && shared) before_.push_back({current.owner, current.data});
+    for (const auto& [format, one] : sent) before_.push_back({one.model.owner, one.model.data});
+    sent.clear();
+    shared = false;
+    if (next) std::swap(current, next);
+  }
+
+ private:
+  struct Before {
+    std::weak_ptr<void> owner;
+    float* data;
+  };
+  std::vector<Before> before_;  // versions that were shared
+};
+
+}  // namespace fastagg::engine

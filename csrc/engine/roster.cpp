@@ -1,0 +1,85 @@
+#include "roster.h"
+
+#include "../refusal.h"
+
+namespace fastagg::engine {
+namespace {
+
+// Memory is given back when so few of so many places are used. It takes a moment.
+constexpr size_t kManyPlaces = 4096, kFewUsed = 8;
+
+}  // namespace
+
+int64_t Roster::place_for(const ClientId& id) {
+  const int64_t found = clients.find(id);
+  if (found >= 0) return found;
+  const auto places = static_cast<size_t>(tasks.places());
+  tasks.reserve_place();
+  if (!steps_.empty() && steps_.capacity() == places) steps_.reserve(2 * places + 16);
+  const int64_t place = clients.add(id);
+  if (place < tasks.places()) return place;
+  tasks.add_place();
+  if (!steps_.empty()) steps_.push_back(0);
+  return place;
+}
+
+std::vector<int64_t> Roster::owed(int64_t place) const {
+  std::vector<int64_t> found;
+  tasks.each(place, [&](const OpenTask& one) { found.push_back(one.version); });
+  return found;
+}
+
+void Roster::check_alone(const ClientId& id, int64_t version) const {
+  const int64_t place = clients.find(id);
+  if (place < 0) return;
+  for (const int64_t one : owed(place))
+    if (one != version)
+      throw Refusal(Why::kTooSoon, "client " + shown(id) + " has not answered its task of version " +
+                                       std::to_string(one) +
+                                       ", and a private server waits for that; or call "
+                                       "server.forget(" +
+                                       shown(id) + ")");
+}
+
+int32_t Roster::local_steps(const ClientId& id, int32_t usual) const {
+  const int64_t place = clients.find(id);
+  const int32_t own = place < 0 ? 0 : next_steps(place);
+  return own > 0 ? own : usual;
+}
+
+void Roster::remove(int64_t place, std::deque<Leases::Due>& due) noexcept {
+  tasks.drop(place);
+  tell_next(place, 0);
+  --known;
+  if (clients.numbered() >= 0) return;
+  clients.remove(place);
+  shrink(due);
+}
+
+// Gives the memory of many forgotten clients back: the others get new places.
+void Roster::shrink(std::deque<Leases::Due>& due) noexcept {
+  const auto places = static_cast<size_t>(tasks.places());
+  if (places < kManyPlaces || static_cast<size_t>(known) * kFewUsed > places) return;
+  try {
+    Clients all;
+    std::vector<int64_t> records;
+    std::vector<int32_t> steps, moved(places, -1);
+    for (size_t place = 0; place < places; ++place) {
+      const auto at = static_cast<int64_t>(place);
+      if (tasks.record(at) == OpenTasks::kUnknown) continue;
+      moved[place] = static_cast<int32_t>(all.add(clients.at(at)));
+      records.push_back(tasks.record(at));
+      if (!steps_.empty()) steps.push_back(steps_[place]);
+    }
+    for (Leases::Due& one : due) {
+      one.place = is_there(one) ? moved[static_cast<size_t>(one.place)] : -1;
+      if (one.place >= 0) one.token = all.token(one.place);
+    }
+    tasks.swap_places(records);
+    steps_.swap(steps);
+    std::swap(clients, all);
+  } catch (const std::bad_alloc&) {  // another time
+  }
+}
+
+}  // namespace fastagg::engine

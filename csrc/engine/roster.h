@@ -1,0 +1,55 @@
+// The clients that a server knows: the place of each, its open tasks, and the local steps that it is told with its next
+// one. Memory: 8 bytes per client and what its id takes (clients.h), 40 per open task; 4 per client if clients are told
+// how many steps to take.
+#pragma once
+
+#include <vector>
+
+#include "clients.h"
+#include "leases.h"
+#include "open_tasks.h"
+
+namespace fastagg::engine {
+
+class Roster {
+ public:
+  // `numbered` >= 0: the ids are the whole numbers below it. Negative: every id is accepted.
+  explicit Roster(int64_t numbered) : clients(numbered), tasks(std::max<int64_t>(numbered, 0)) {}
+
+  Clients clients;
+  OpenTasks tasks;
+  int64_t known = 0;  // clients that were sent a model and not forgotten
+
+  int64_t place_for(const ClientId& id);           // creates the place for a new client
+  std::vector<int64_t> owed(int64_t place) const;  // the versions of its open tasks
+  // Throws Refusal, kTooSoon: it has an open task of another version, whose answer may come at any time.
+  void check_alone(const ClientId& id, int64_t version) const;
+  // Whether the client of that task still has its place. A place without a client has no token, so it is asked first.
+  bool is_there(const Leases::Due& one) const {
+    return one.place >= 0 && tasks.is_known(one.place) && clients.token(one.place) == one.token;
+  }
+
+  // The local steps that `id` is told to take with its next task: its own number if one was set, otherwise `usual`.
+  int32_t local_steps(const ClientId& id, int32_t usual) const;
+  int32_t next_steps(int64_t place) const { return steps_.empty() ? 0 : steps_[static_cast<size_t>(place)]; }
+  // Makes room for what clients are told. Without it nobody is told anything.
+  void tells_steps() {
+    if (steps_.empty()) steps_.resize(static_cast<size_t>(tasks.places()), 0);
+  }
+  void tell_next(int64_t place, int32_t local_steps) noexcept {
+    if (!steps_.empty()) steps_[static_cast<size_t>(place)] = local_steps;
+  }
+
+  // Removes a client, which has no open task. Others may get new places, also in `due`.
+  void remove(int64_t place, std::deque<Leases::Due>& due) noexcept;
+  size_t nbytes() const {
+    return tasks.nbytes() + steps_.size() * sizeof(int32_t) + static_cast<size_t>(clients.nbytes());
+  }
+
+ private:
+  void shrink(std::deque<Leases::Due>& due) noexcept;
+
+  std::vector<int32_t> steps_;  // by place; empty if no client was told any
+};
+
+}  // namespace fastagg::engine
