@@ -1,7 +1,6 @@
 // An answer before its step is planned: its task, its bytes, its norm and its weight. It may be refused here.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "../cpu/cpu.h"
 #include "core.h"
@@ -11,25 +10,22 @@ namespace {
 
 constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for their versions
 
-// The largest magnitude in an encoded row. NaN or infinity if a number in the row is.
+// The largest magnitude in an encoded row, infinity if a number is not finite. Scales alone do not tell it: a client
+// may have sent the row, with codes that are smaller than they could be.
 double largest_in(const Rows& one, const void* row) {
-  const Facts facts = format_facts(one.format);
-  if (!facts.scaled) {  // bf16: the order of the bits is that of the magnitudes
-    uint16_t most = 0;
-    const auto* values = static_cast<const uint16_t*>(row);
-    for (int64_t i = 0; i < padded(one.size); ++i) most = std::max<uint16_t>(most, values[i] & 0x7fff);
-    const uint32_t bits = static_cast<uint32_t>(most) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-  }
+  constexpr int64_t kPart = 4 * kScaleBlock;
+  auto* const codes = const_cast<char*>(static_cast<const char*>(row));  // they are only read
+  auto* const scales = reinterpret_cast<float*>(codes + one.row_bytes());
+  float values[kPart];
   double largest = 0.0;
-  const auto* scales = reinterpret_cast<const float*>(static_cast<const char*>(row) + one.row_bytes());
-  for (int64_t i = 0; i < one.row_scales(); ++i) {
-    const double scale = std::abs(static_cast<double>(scales[i]));
-    if (!(scale <= largest)) largest = scale;  // NaN stays
+  for (int64_t begin = 0; begin < one.size; begin += kPart) {
+    const int64_t count = std::min(kPart, one.size - begin);
+    const Rows before{one.format, begin, 1, nullptr, nullptr};
+    cpu::read_row({one.format, count, 1, codes + before.row_bytes(), scales + before.row_scales()}, 0, values);
+    for (int64_t i = 0; i < count; ++i)
+      largest = std::max<double>(largest, std::isfinite(values[i]) ? std::abs(values[i]) : HUGE_VALF);
   }
-  return largest * ((1 << (facts.bits - 1)) - 1);
+  return largest;
 }
 
 void weigh(const Core& of, Given& given) {

@@ -242,6 +242,20 @@ def test_an_update_that_is_dropped_leaves_no_row(tmp_path: Path) -> None:
     assert equal(without_lives(found), without_lives(server))
 
 
+@pytest.mark.parametrize(("cache", "zero", "one"), [("int8", 0, 1), ("int4", 0x88, 0x89)])
+def test_a_row_that_a_client_has_made_need_not_use_its_scales(cache: Any, zero: int, one: int, tmp_path: Path) -> None:
+    arrays = {name: array.copy() for name, array in fastagg.encode(torch.ones(SIZE), cache, seed=0).arrays().items()}
+    arrays["codes"][:] = zero
+    arrays["codes"][0] = one
+    arrays["scales"][:] = 0.5, *[1e38] * (len(arrays["scales"]) - 1)
+    with opened(tmp_path / "a", maker("partial", cache)) as server:
+        server.dispatch(0)
+        assert server.receive(0, fastagg.Encoded.from_arrays(arrays)).durable
+        found = again(server, tmp_path / "b", maker("partial", cache))
+        assert kinds(tmp_path / "b") == {"row": 1}
+        assert equal(without_lives(found), without_lives(server))
+
+
 def at(place: int, *values: int) -> Callable[[bytearray], None]:
     """Sets bytes of a record's body; a negative place counts from its end."""
 
