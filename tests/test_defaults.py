@@ -85,6 +85,13 @@ def of_ops() -> Iterator[tuple[str, Any]]:
     yield "difference", ops.difference(u, base, memory.empty(D))
     yield "distances", ops.distances(u, x, base, inner=True)
     yield "combine", ops.combine([u, x, base], "median")
+    tiny = torch.arange(1, D + 1, dtype=torch.int32, device="cpu").view(torch.float32)  # below the normal numbers
+    moments = {"m": memory.zeros(D), "v": memory.zeros(D)}
+    yield (
+        "tiny",
+        (ops.inspect(tiny), ops.accumulate_(memory.zeros(D), tiny, 0.3), ops.difference(tiny, tiny * 0, own())),
+    )
+    yield "tiny v", (ops.step_(own(), u * 1e-20, optimizer="adam", lr=0.1, **moments), moments)
     unit = ops.exact_unit(100.0)
     total = ops.accumulate_exact_(ops.ExactSum.of(D), u, 1 / unit, fresh=True)
     whole = ops.read_exact(total)
@@ -160,6 +167,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "bf16, Turkish": {"dtype": torch.bfloat16, "threads": 1, "locale": "tr_TR.UTF-8"},  # i and I are two letters
     "float64, meta, German": {"dtype": torch.float64, "device": "meta", "threads": 3, "locale": "de_DE.UTF-8"},  # 0,5
+    "flushes to zero": {"flush": True},
 }
 
 
@@ -170,6 +178,7 @@ def main(case: str) -> None:
         locale.setlocale(locale.LC_ALL, given.get("locale", "C"))
     torch.set_default_dtype(given.get("dtype", torch.float32))
     torch.set_default_device(given.get("device"))
+    torch.set_flush_denormal(given.get("flush", False))
     with tempfile.TemporaryDirectory() as folder:
         found = {name: digest(value) for part in (of_ops(), of_presets(Path(folder))) for name, value in part}
     print(json.dumps({"locale": locale.setlocale(locale.LC_ALL), "found": found}))

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "floats.h"
 #include "tuning.h"
 
 namespace fastagg::cpu {
@@ -224,6 +225,7 @@ class Pool {
 #endif
 
   void serve(size_t index) {
+    const PlainFloats plain;  // not those of the thread that began this one
     uint64_t seen = 0;
     int quiet = 0;  // for so many more calls this worker sleeps at once
     for (;;) {
@@ -295,6 +297,7 @@ int threads() { return wanted.load(); }
 void set_threads(int count) { wanted.store(count); }
 
 void parallel(int64_t chunks, int64_t bytes, Task task, void* context) {
+  const PlainFloats plain;
   const int count = wanted.load();
   State& shared = *state().load();
   if (count == 1 || chunks == 1 || bytes < kWorthSharing || !shared.busy.try_lock()) {

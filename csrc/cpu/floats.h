@@ -1,0 +1,47 @@
+// How a thread's floating-point unit rounds, and what it does with the smallest numbers. A program may have it flush
+// them to zero (torch.set_flush_denormal; any library that was linked with -ffast-math), in some of its threads.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace fastagg::cpu {
+
+// As long as one lives, its thread computes as IEEE 754 says, so that results depend on no thread.
+class PlainFloats {
+ public:
+  PlainFloats() : before_(modes()) {
+    if ((before_ & kModes) != kPlain) set((before_ & ~kModes) | kPlain);
+  }
+  PlainFloats(const PlainFloats&) = delete;
+  PlainFloats& operator=(const PlainFloats&) = delete;
+  ~PlainFloats() {
+    if ((before_ & kModes) != kPlain) set(before_);
+  }
+
+ private:
+#if defined(__x86_64__)
+  static constexpr uint64_t kModes = 0xe040, kPlain = 0;  // flush to zero, rounding, denormals are zeros
+  static uint64_t modes() { return _mm_getcsr(); }
+  static void set(uint64_t modes) { _mm_setcsr(static_cast<uint32_t>(modes)); }
+#elif defined(__aarch64__)
+  static constexpr uint64_t kModes = 0x1c80000, kPlain = 0;  // flush to zero (both widths), rounding
+  static uint64_t modes() {
+    uint64_t found;
+    asm volatile("mrs %0, fpcr" : "=r"(found));
+    return found;
+  }
+  static void set(uint64_t modes) { asm volatile("msr fpcr, %0" : : "r"(modes)); }
+#else
+  static constexpr uint64_t kModes = 0, kPlain = 0;
+  static uint64_t modes() { return 0; }
+  static void set(uint64_t) {}
+#endif
+
+  const uint64_t before_;
+};
+
+}  // namespace fastagg::cpu
