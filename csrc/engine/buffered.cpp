@@ -63,11 +63,13 @@ void Buffered::plan_numbers(const Contributions& given, bool steps) {
   round.next_total = round.total;
   round.next_bound = round.versions.empty() ? 0.0 : round.bound;
   auto count = static_cast<int64_t>(round.versions.size());
+  double factor = 1.0;  // the largest that an element is multiplied by, which is a float
   for (const Contribution& one : given_) {
     count += one.count;
     if (steps) versions_.insert(versions_.end(), static_cast<size_t>(one.count), one.start);
     round.next_total += one.counts_for() * (setting_.divisor < 0.0 ? one.weight : 1.0);
-    const double most = std::abs(is.combines ? one.weight : weight_of(one)) * one.norm;
+    const double by = std::abs(is.combines ? one.weight : weight_of(one)), most = by * one.norm;
+    factor = std::max(factor, by);
     round.next_bound = is.combines ? std::max(round.next_bound, most) : round.next_bound + most;
   }
   // A round in which nobody had samples ends without a step.
@@ -79,7 +81,9 @@ void Buffered::plan_numbers(const Contributions& given, bool steps) {
   round.divisor = setting_.divisor > 0.0 ? setting_.divisor : round.next_total;
   // A waiting update must be fit for a step now. Otherwise it would block every later step.
   kept_bound_ = round.next_bound;
-  bound_ = kept_bound_ == 0.0 || is.combines ? kept_bound_ : kept_bound_ / round.divisor;
+  const double by = is.combines || round.divisor == 0.0 ? 1.0 : round.divisor;
+  bound_ = kept_bound_ / by;
+  if (factor / std::min(by, 1.0) > kLargestModel) bound_ = HUGE_VAL;  // it would spoil an update of zeros, too
   if (!privacy_) return;
   privacy_->plan(given_, steps, static_cast<int64_t>(versions_.size()));
   if (steps) bound_ += privacy_->bound(round.divisor);

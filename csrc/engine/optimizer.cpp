@@ -6,6 +6,7 @@
 #include "../cpu/cpu.h"
 #include "../math/moments.h"
 #include "../math/optimizers.h"
+#include "contribution.h"
 
 namespace fastagg::engine {
 namespace {
@@ -77,6 +78,9 @@ double OptimizerState::growth(double lr, double d, double along, MomentBounds& n
     const double part = 1.0 / static_cast<double>(settings.period);
     const double reach = Kind::reach({settings.beta1, settings.beta2, least, part}, d, next);
     if (!Kind::kAlong) found = std::abs(lr) * reach;
+    // Before the quotient by a second moment there is a rate, with its bias correction, and its product with m.
+    const double rate = std::abs(lr) / (settings.bias_correction ? 1.0 - settings.beta1 : 1.0);
+    if (Kind::kV && !Kind::kPlain && rate * std::max(next.m, 1.0) > kLargestModel) found = HUGE_VAL;
     if (settings.look_ahead) found += std::abs(lr) * settings.beta1 * next.m;
   });
   return found;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,7 @@ from support.models import same
 from torch import Tensor
 
 import fastagg
+from fastagg.server import engine
 
 pytestmark = pytest.mark.kernel
 
@@ -54,6 +57,34 @@ def test_a_hundred_clients_sum_in_fp32(name: str, dtype: torch.dtype) -> None:
         running += update / 100  # what a sum in the wire's own type gives
     theirs = (running - exact).norm() / exact.norm()
     assert ours < 1e-6 < 1e-4 < theirs
+
+
+@dataclass(frozen=True)
+class Heavy(fastagg.Staleness):
+    by: float = 1e38
+    weighs = True
+
+    def weight(self, delay: int) -> float:
+        return self.by
+
+
+SECOND = [fastagg.Adam, fastagg.AMSGrad, fastagg.Yogi, fastagg.Lookahead]
+BEYOND: list[fastagg.Server] = [
+    *(fastagg.Server(torch.ones(3), optimizer=kind(3.4e38, bias_correction=True)) for kind in SECOND),
+    *(fastagg.Server(torch.ones(3), optimizer=kind(1e25)) for kind in SECOND),  # lr*m, before it is divided
+    fastagg.Server(torch.ones(3), fastagg.Buffer(2), staleness=Heavy(), weighting="samples"),
+    fastagg.Server(torch.ones(3), fastagg.Buffer(1, normalize=1e-30), staleness=Heavy()),
+    fastagg.Server(torch.ones(3), fastagg.CosineBuffer(2), staleness=Heavy(), weighting="samples"),
+]
+
+
+@pytest.mark.parametrize("server", BEYOND, ids=repr)
+def test_a_factor_beyond_float32_spoils_not_even_an_update_of_zeros(server: fastagg.Server) -> None:
+    for number in (0.0, 1e-45, 1e17):
+        server.dispatch(0)
+        with contextlib.suppress(fastagg.UpdateTooLarge):
+            server.receive(0, torch.tensor([number, -number, 0.0]), num_samples=1e30)
+        assert engine.finite(server._running)
 
 
 @pytest.mark.parametrize("heaviest", [1e9, 1e30])

@@ -99,7 +99,7 @@ class Buffer(Direction):
                 raise ConfigError(f"exact: {type(self).__name__} weighs updates in floats; leave it out")
 
         if not isinstance(self.normalize, str):
-            _checks.number("normalize", self.normalize, above=0)
+            _checks.number("normalize", self.normalize, least=1e-30)
         elif _checks.one_of("normalize", self.normalize, ("buffer", "weights")) == "weights" and self.exact is not None:
             raise ConfigError("normalize: with exact= only whole numbers are added; write 'buffer', or a number")
         if self.normalize != "buffer" and not self.ends_early:

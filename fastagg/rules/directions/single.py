@@ -108,7 +108,7 @@ class Mixing(Direction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.normalize is not None:
-            _checks.number("normalize", self.normalize, above=0)
+            _checks.number("normalize", self.normalize, least=1e-30)
         if self.kind != "delta":
             raise ConfigError("Mixing averages models: kind must be 'delta', since a gradient is no model")
 
