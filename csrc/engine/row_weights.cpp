@@ -165,12 +165,14 @@ void Freshness::plan_terms(int64_t client, int64_t oldest) {
 
 bool Freshness::plan(const Contribution& given) {
   of_.next.terms.clear();
-  expired_next_ = expired_;
-  if (!by_dispatch_) due_[given.start].reserve(due_[given.start].size() + 1);
-  if (!begins()) return true;
   const int64_t oldest = given.now - max_delay_;
+  expired_next_ = begins() ? std::max(expired_, oldest) : expired_;
+  if (!by_dispatch_ && given.start >= expired_next_) {  // nobody would look at an older version again
+    std::vector<int64_t>& due = due_[given.start];
+    if (due.size() == due.capacity()) due.reserve(2 * due.size() + 4);
+  }
+  if (!begins()) return true;
   plan_terms(given.client, oldest);
-  expired_next_ = std::max(expired_, oldest);
   return (by_dispatch_ ? begun_[static_cast<size_t>(given.client)] : given.start) >= oldest;
 }
 
