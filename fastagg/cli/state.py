@@ -80,9 +80,14 @@ def audit(
 
     import fastagg
 
-    for name in modules or ():
-        import_module(name)
-    said = [json.loads(line) for line in receipts.read_text().splitlines()] if receipts else []
+    try:
+        for name in modules or ():
+            import_module(name)
+        said = [json.loads(line) for line in receipts.read_text().splitlines()] if receipts else []
+    except ImportError as error:
+        raise fastagg.ConfigError(f"--import: {error}") from None
+    except ValueError as error:
+        raise fastagg.ConfigError(f"--receipts: {receipts}: expected a JSON object a line: {error}") from None
     found = fastagg.audit(path, start=start, receipts=said)
     if as_json:
         print(json.dumps(found, indent=2))

@@ -74,10 +74,13 @@ def audit(
         raise CheckpointError(f"{path}: expected a folder of fastagg.open(path, make)")
     wanted = {}
     for one in receipts:
-        record, digest = (one["record"], one["digest"]) if isinstance(one, dict) else (one.sequence, one.digest)
+        try:
+            record, digest = (one["record"], one["digest"]) if isinstance(one, dict) else (one.sequence, one.digest)
+        except (LookupError, AttributeError):
+            raise ConfigError(_checks.wrong("receipts", "receipts, or dicts with record and digest", one)) from None
         if digest is None:
             raise ConfigError("receipts: one has no digest; read receipt.digest when receipt.durable is true")
-        wanted[record] = digest
+        wanted[_checks.whole("receipts: record", record, least=1)] = digest
     with named(path):
         disk = Disk(path)
         try:

@@ -87,6 +87,12 @@ def test_the_default_folder_is_named_after_recipe_and_seed_and_set_changes_keys(
     assert 'label = "Other"' in written
 
 
+def test_an_audit_says_what_it_cannot_read(tmp_path):
+    (tmp_path / "receipts").write_text("no")
+    assert "expected a JSON object a line" in refused("audit", tmp_path, "--receipts", tmp_path / "receipts")
+    assert "no_such_module" in refused("audit", tmp_path, "--import", "no_such_module")
+
+
 def test_compare_writes_one_table_and_one_plot_for_all(recipe, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text(RECIPE.replace("mine", "other").replace("Mine", "Other"))

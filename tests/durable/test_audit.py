@@ -77,6 +77,12 @@ def test_an_audit_compares_the_whole_state_at_checkpoints(name: str, tmp_path: P
     assert (found := fastagg.audit(tmp_path / "a", receipts=receipts))["same"], found["problem"]
 
 
+@pytest.mark.parametrize("bad", [{}, {"record": 1}, {"record": "1", "digest": "00"}, {"record": [], "digest": "00"}, 5])
+def test_what_is_no_receipt_is_refused_by_name(bad: object, folder: tuple[Path, list]) -> None:
+    with pytest.raises(fastagg.ConfigError, match=r"^receipts"):
+        fastagg.audit(folder[0], receipts=[bad])
+
+
 def test_the_digest_is_a_chain_over_the_records(folder: tuple[Path, list]) -> None:
     path, receipts = folder
     data, digest, digests = next(path.glob("journal-*")).read_bytes(), bytes(32), []
