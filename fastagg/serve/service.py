@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import shutil
 import time
 from collections import OrderedDict
@@ -113,9 +114,9 @@ class Service:
                 due.cancel()
 
         return Starlette(lifespan=lifespan, routes=[
-            Route("/task/{client}", self.guarded(self.task), methods=["GET"]),
-            Route("/update/{client}/{task}", self.guarded(self.update), methods=["POST"]),
-            Route("/heartbeat/{client}", self.guarded(self.heartbeat), methods=["POST"]),
+            Route("/task/{client:path}", self.guarded(self.task), methods=["GET"]),
+            Route("/update/{client:path}/{task}", self.guarded(self.update), methods=["POST"]),
+            Route("/heartbeat/{client:path}", self.guarded(self.heartbeat), methods=["POST"]),
             Route("/model", self.guarded(self.model), methods=["GET"]),
             Route("/parts", self.guarded(self.which), methods=["GET"]),
             Route("/", self.guarded(self.status, OPERATOR), methods=["GET"]),
@@ -132,7 +133,7 @@ class Service:
             client = request.path_params.get("client", who)
             given = request.headers.get("authorization", "")
             if self.tokens is not None and not self.tokens.allow(given, client):
-                _log.warning("401: %s, %s", request.url.path, request.client and request.client.host)
+                _log.warning("401: %r, %s", request.scope["path"], request.client and request.client.host)
                 return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": 'Basic realm="fastagg"'})
             try:
                 return await handler(request)
@@ -331,8 +332,12 @@ class Service:
         while True:
             await asyncio.sleep(1.0)
             for served in self.parts:
-                with contextlib.suppress(errors.FastaggError):  # it is in the log
+                try:
                     await run_in_threadpool(served.server.close_round, if_due=True)
+                except errors.FastaggError:  # it is in the log
+                    pass
+                except Exception as error:  # such as a thread that the system refuses now
+                    _log.warning("a round that may be due could not be ended: %r", error)
             self.look()
 
     def note(self, request: Request, found: Receipt | errors.AlreadyCounted | None = None) -> None:
@@ -400,6 +405,9 @@ def _whole(text: str, name: str) -> int:
 
 def _number(text: str | None, name: str) -> float | None:
     try:
-        return None if text is None else float(text)
+        number = None if text is None else float(text)
     except ValueError:
-        raise Refused(400, f"{name}: expected a number, got {text!r:.50}") from None
+        number = math.nan
+    if number is not None and math.isnan(number):  # no clock can wait for that
+        raise Refused(400, f"{name}: expected a number, got {text!r:.50}")
+    return number

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def body(value: float = 1.0, dtype: Any = np.float32, size: int = SIZE) -> bytes
 
 
 def test_updates_are_applied_once_and_are_durable(client: TestClient) -> None:
-    (ann, model), (bob, _) = task(client, "ann"), task(client, "bob")
+    (ann, model), (bob, _) = task(client, "ann"), task(client, "bob%2F1")  # an id may have slashes
     assert model.tolist() == torch.cat([one.reshape(-1) for one in ARRAYS.values()]).tolist()
     first = client.post(ann, content=body(), headers=FLOATS)
     assert first.status_code == 200 and first.json() == {"version": 0, "applied": False}
@@ -68,6 +69,7 @@ def test_updates_are_applied_once_and_are_durable(client: TestClient) -> None:
     half = torch.full((SIZE,), 3.0, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
     done = client.post(bob, content=half, headers={"Content-Type": "application/x-bfloat16"})
     assert done.json() == {"version": 1, "applied": True}
+    assert client.post("/heartbeat/bob%2F1").json() == {"version": 1, "open": {}}
     assert (task(client, "ann")[1] == model + 2).all()
 
 
@@ -167,9 +169,20 @@ def test_a_round_that_is_due_ends_while_nobody_calls(tmp_path: Path) -> None:
     cut = read(write_model(tmp_path / "model.safetensors", **ARRAYS), 1)
     settings = {"buffer_size": 5, "at_least": 1, "grace": 0.1}
     servers = opened(cut, "FedBuff", settings, 5, tmp_path)
-    with TestClient(Service(servers, cut, tmp_path).app()) as client:
+    close, failures = servers[0].close_round, [OSError("the system refuses a thread")]
+
+    def fails_once(**given: bool) -> object:
+        if failures:
+            raise failures.pop()
+        return close(**given)
+
+    with (
+        TestClient(Service(servers, cut, tmp_path).app()) as client,
+        mock.patch.object(servers[0], "close_round", fails_once),
+    ):
         client.post(task(client, "ann")[0], content=body(), headers=FLOATS)
         assert client.get("/model?after=0&wait=30").headers["x-version"] == "1"
+    assert not failures
 
 
 def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) -> None:
@@ -196,6 +209,7 @@ def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) 
     assert client.get("/nothing").status_code == 404
     assert client.get("/task/" + "x" * 300).status_code == 404
     assert client.get("/model?after=x").status_code == 400
+    assert client.get("/model?after=9&wait=nan").status_code == 400
     assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
 
 
