@@ -7,8 +7,10 @@ import os
 import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError
@@ -107,6 +109,20 @@ def whole(name: str, value: object, *, least: int, most: int | None = None) -> i
     raise ConfigError(wrong(name, f"a whole number {bound}", value, _in_python(name, value, int)))
 
 
+def flag(name: str, value: object) -> bool:
+    """Return ``value`` if it is True or False. A text such as "no" is neither."""
+    if not isinstance(value, bool):
+        raise ConfigError(wrong(name, "True or False", value, _in_python(name, value, bool)))
+    return value
+
+
+def flags(part: Any) -> None:
+    """Check all settings of a dataclass that are True or False."""
+    for one in fields(part):
+        if isinstance(one.default, bool):
+            flag(one.name, getattr(part, one.name))
+
+
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
@@ -161,7 +177,7 @@ def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | 
 def _in_python(name: str, value: object, kind: type) -> str:
     """Return what to write, if ``value`` is a number, but not one of Python's."""
     try:
-        if isinstance(value, str):
+        if isinstance(value, str) and kind is not bool:
             return f"write {kind(value)} without quotes"
         return f"write {kind.__name__}({name})" if hasattr(value, "item") and kind(value) == value else ""
     except (TypeError, ValueError, RuntimeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
-from typing import NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from fastagg import _checks
 from fastagg.errors import WrongArguments
@@ -67,6 +67,13 @@ def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: 
         return function(*args, **given)
 
     return call
+
+
+def made(kind: Callable[..., R], given: Mapping[Any, Any]) -> R:
+    """Return one of a class, whose settings are plain data."""
+    if not all(isinstance(key, str) for key in given):
+        raise WrongArguments(_checks.wrong(kind.__name__, "settings by their names", given))
+    return checked(kind)(**given)
 
 
 def _wrong(

@@ -72,6 +72,7 @@ class Distillation:
                 _checks.whole(f"distill.{name}", getattr(self, name), least=1)
         for name in ("batch_size", "inference_batch_size"):
             _checks.whole(f"distill.{name}", getattr(self, name), least=1)
+        _checks.flags(self)
         ops.alpha_bounds(self.alpha)
         if self.clip_norm is not None:
             _checks.number("distill.clip_norm", self.clip_norm, above=0)

@@ -147,4 +147,4 @@ def _made(kind: type[Goal], name: str, given: object) -> Goal:
     if not isinstance(given, Mapping):
         do = f"write {kind.__name__}(...), or its settings as a dict"
         raise ConfigError(_checks.wrong(name, f"a {kind.__name__} or its settings", given, do))
-    return _keywords.checked(kind)(**given)
+    return _keywords.made(kind, given)

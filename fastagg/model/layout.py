@@ -159,6 +159,9 @@ class Layout:
             ShapeMismatch: ``params`` has none of these forms, or no parameter that trains, or is lazy.
             ConfigError: ``buffers`` or ``tied`` do not fit the arrays.
         """
+        if tied is not None and not _are_groups(tied):
+            what = "groups of names (of a list: of places) such as [('embed.weight', 'head.weight')]"
+            raise ConfigError(_checks.wrong("tied", what, tied))
         if isinstance(params, Part):
             return params.fitting(buffers, tied)
         found = cls._of(params, buffers or {}, tied)
@@ -565,6 +568,11 @@ class Found:
         if like := [name for name in parameters if _LIKE_BUFFERS.search(name)]:
             do = f"if they are buffers, write buffers={{{like[0]!r}: 'mean'}}, or 'max', 'keep' or 'first'"
             warnings.warn(f"params: {_names(like)} are stepped like parameters; {do}", UserWarning, stacklevel=7)
+
+
+def _are_groups(tied: object) -> bool:
+    groups = tied if isinstance(tied, (tuple, list)) else [None]
+    return all(isinstance(group, (tuple, list)) and all(type(one) in (str, int) for one in group) for group in groups)
 
 
 def mode_of(how: Mapping[str, str], name: str) -> str | None:

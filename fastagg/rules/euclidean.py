@@ -54,7 +54,7 @@ class Euclidean(Staleness):
         _checks.number("kappa", self.kappa, least=0)
         _checks.whole("local_steps", self.local_steps, least=1, most=_MOST_STEPS)
         if self.max_local_steps is not None:
-            _checks.whole("max_local_steps", self.max_local_steps, least=self.local_steps)
+            _checks.whole("max_local_steps", self.max_local_steps, least=self.local_steps, most=_MOST_STEPS)
         if self.gamma_max is not None:
             _checks.number("gamma_max", self.gamma_max, above=0)
 

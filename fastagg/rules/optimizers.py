@@ -63,6 +63,7 @@ class Optimizer(Part):
 
     def __post_init__(self) -> None:
         _checks.number("lr", self.lr, least=0)
+        _checks.flags(self)
 
     def step(
         self, x: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float, round: int

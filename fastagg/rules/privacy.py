@@ -9,6 +9,7 @@ from typing import Any
 from fastagg import _checks
 from fastagg._build import native
 from fastagg._extras import PRIVACY, require
+from fastagg._keywords import made
 from fastagg._types import Native
 from fastagg.errors import ConfigError
 
@@ -160,7 +161,7 @@ class Gaussian:
     def __post_init__(self) -> None:
         for name, kind in (("clip_norm", AdaptiveClip), ("correlation", BLT)):
             if isinstance(given := getattr(self, name), dict):  # from a checkpoint
-                object.__setattr__(self, name, kind(**given))
+                object.__setattr__(self, name, made(kind, given))
         _checks.number("noise_multiplier", self.noise_multiplier, least=0)
         if self.noise_multiplier > 1e6:
             raise ConfigError(_checks.wrong("noise_multiplier", "at most 1e6", self.noise_multiplier))
@@ -230,7 +231,7 @@ class Gaussian:
 def privacy_of(given: Any) -> Gaussian | None:
     """Return the setting ``privacy``, which may be plain data."""
     if isinstance(given, dict):
-        return Gaussian(**given)
+        return made(Gaussian, given)
     if given is None or isinstance(given, Gaussian):
         return given
     raise ConfigError(_checks.wrong("privacy", "a fastagg.Gaussian, or None", given))

@@ -57,7 +57,7 @@ class Rule(NamedTuple):
         elif self.least is not None or self.above is not None:
             _checks.number(name, value, least=self.least, above=self.above)
         elif isinstance(self.default, bool):
-            return bool(value)
+            return _checks.flag(name, value)
         return value
 
 
@@ -113,7 +113,7 @@ class BaseSettings(TypedDict, total=False):
     )]  # fmt: skip
     max_samples: Annotated[float | None, Rule(
         "for ``weighting=\"samples\"``: a client that states more samples counts as if it had so many. None: it counts "
-        "for what it states.", above=0,
+        "for what it states.", least=1e-30,
     )]  # fmt: skip
 
     fastest_steps: Annotated[int | None, Rule(

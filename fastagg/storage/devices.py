@@ -23,7 +23,7 @@ def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
         device = first.device if isinstance(first, Tensor) and first.is_cuda else "cpu"
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         near = _checks.meant(device, ("cpu", "cuda"))
         raise ConfigError(_checks.wrong("device", "'cpu', 'cuda' or 'cuda:0'", device) + near) from error
     if chosen.type == "cpu":

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastagg import _checks
+from fastagg import _checks, _keywords
 from fastagg._build import native
 from fastagg._types import Plain, State
 from fastagg.errors import CacheError, CheckpointError, ConfigError
@@ -101,7 +101,7 @@ def bytes_of(name: str, given: int | str, expected: str = "bytes, such as 8_000_
 
 def tiered_of(config: Plain) -> Tiered:
     """The settings of a checkpoint; older ones say what happens to damaged rows, and how many a device has."""
-    return Tiered(**{key: value for key, value in config.items() if key not in ("damaged", "device")})
+    return _keywords.made(Tiered, {key: value for key, value in config.items() if key not in ("damaged", "device")})
 
 
 class _Kept(NamedTuple):

@@ -151,6 +151,7 @@ class Direction(Part):
 
     def __post_init__(self) -> None:
         _checks.one_of("kind", self.kind, KINDS)
+        _checks.flags(self)
 
     @property
     def clients(self) -> int | None:
