@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import stat
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +152,13 @@ def write(state: State, path: Path) -> None:
     sums = torch.serialization.get_crc32_options()
     try:
         torch.serialization.set_crc32_options(True)  # `read` checks them
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".partial", delete=False) as f:
-            temporary = f.name
+        name = path.with_name(f"{path.name}{secrets.token_hex(4)}.partial")
+        with open(name, "xb", opener=partial(os.open, mode=0o666 if mode is None else 0o600)) as f:
+            temporary = name
             torch.save(state, f)
             f.flush()
-            os.chmod(temporary, mode)
+            if mode is not None:
+                os.fchmod(f.fileno(), mode)
             os.fsync(f.fileno())
         os.replace(temporary, path)
         temporary = None
@@ -165,17 +168,15 @@ def write(state: State, path: Path) -> None:
     finally:
         torch.serialization.set_crc32_options(sums)
         if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def _mode(path: Path) -> int:
-    """Return the mode of the file at ``path``, or the mode that a new file would get."""
+def _mode(path: Path) -> int | None:
+    """Return the mode of the file at ``path``. None: there is none, and the system gives a new file its mode."""
     try:
         found = path.stat().st_mode
     except OSError:
-        mask = os.umask(0o077)
-        os.umask(mask)
-        return 0o666 & ~mask
+        return None
     if not stat.S_ISREG(found):
         raise CheckpointError(
             f"{path}: the checkpoint could not be written: no regular file is there; give another path"
@@ -205,6 +206,8 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
 def read(path: Path) -> State:
     """Read what :func:`write` wrote. It loads only tensors and plain data, never code."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+            raise CheckpointError(f"{path}: no regular file is there; expected one that server.save(path) wrote")
         with zipfile.ZipFile(path) as file:
             _check_members(file.infolist(), path)
             damaged = file.testzip()  # torch does not check the checksums

@@ -186,15 +186,17 @@ class Pace:
         self.speeds: dict[Client, tuple[float, float]] = {}  # steps a second, and when it said so
 
     def steps(self, client: Client, speed: float | None) -> int:
-        """Return how many steps a client is to take, which takes as many a second, if it tells."""
+        """Return how many steps a client is to take that was sent a task. It takes so many a second, if it tells."""
         now = time.monotonic()
         if speed is not None:
-            self.speeds[client] = _checks.number("speed", speed, above=0), now
+            self.speeds[client] = speed, now
+        for one, (_, when) in list(self.speeds.items()):
+            if now - when > self.lease and one != client:
+                self.speeds.pop(one, None)
         mine = self.speeds.get(client)
         if mine is None:
             return self.fastest
-        counted = [one for one, when in list(self.speeds.values()) if now - when <= self.lease]
-        return max(1, math.floor(self.fastest * mine[0] / max(counted, default=mine[0])))
+        return max(1, math.floor(self.fastest * mine[0] / max(one for one, _ in [mine, *self.speeds.values()])))
 
 
 class Receipt(native.Receipt):

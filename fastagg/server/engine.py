@@ -78,12 +78,13 @@ class Running:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer, with its current learning rate."""
-        return self.extension.optimizer
+        """The optimizer, with the engine's learning rate: what its log and its checkpoints say is one rate."""
+        held, rate = self.extension.optimizer, self.engine.lr
+        return held if held.lr == rate else replace(held, lr=rate)
 
     def follow_rate(self) -> None:
-        """An operation has set the engine's learning rate."""
-        self.extension.optimizer = replace(self.extension.optimizer, lr=self.engine.lr)
+        """An operation has set the engine's learning rate, which a user's own optimizer may look at."""
+        self.extension.optimizer = self.optimizer
 
 
 def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
@@ -157,8 +158,7 @@ def new_incarnation() -> int:
 
 def config(parts: Parts, running: Running) -> Plain:
     """Return all settings as plain data."""
-    extension = running.extension
-    rules = {"direction": parts.direction, "optimizer": extension.optimizer, "staleness": parts.staleness}
+    rules = {"direction": parts.direction, "optimizer": running.optimizer, "staleness": parts.staleness}
     given = {key: value for key, value in parts.settings.items() if RULES[key].kept}
     described = {key: registry.describe(part) for key, part in rules.items()}
     return dict(checkpoint.plain({**described, **given, "num_clients": parts.num_clients}))

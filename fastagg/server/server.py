@@ -154,9 +154,9 @@ class Server:
 
     @lr.setter
     def lr(self, rate: float) -> None:
-        optimizer = dataclasses.replace(self.optimizer, lr=rate)
+        dataclasses.replace(self.optimizer, lr=rate)  # checks it
         self._engine.lr = rate
-        self._running.extension.optimizer = optimizer
+        self._running.follow_rate()
 
     @property
     def steps(self) -> int:
@@ -231,13 +231,13 @@ class Server:
         try:
             if self._pace is None and speed is not None:
                 raise ConfigError("speed: this server tells no local steps by it; make it with fastest_steps=")
-            steps = None if self._pace is None else self._pace.steps(client, speed)
+            speed = None if speed is None else _checks.number("speed", speed, above=0)
             sent = None if format is None else _FORMATS[_checks.one_of("format", format, words(Download))]
             task: Dispatch = self._dispatch(client, sent)
         except FastaggError as error:
             self._refused(error)
             raise
-        return task if steps is None else task.for_client(task.client, steps, task.id)
+        return task if self._pace is None else task.for_client(task.client, self._pace.steps(client, speed), task.id)
 
     def _settle(self, client: Client) -> None:
         """Apply what the device has found out about a client's earlier answers."""

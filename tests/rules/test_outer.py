@@ -258,6 +258,17 @@ def test_local_steps_follow_the_speeds_that_were_told() -> None:
     assert task.local_steps == 7 and server.receive("b", torch.ones(2), task=task.id).applied
     server.forget("d")
     assert server.dispatch("b").local_steps == 15
+    for client, speed in ((0.5, 100.0), ("e", -1.0)):  # what is refused is not told
+        with pytest.raises(fastagg.FastaggError):
+            server.dispatch(client, speed=speed)  # type: ignore[arg-type]
+    assert server.dispatch("b").local_steps == 15
+
+
+def test_speeds_take_no_memory_when_their_lease_is_over() -> None:
+    server = fastagg.AsyncDiLoCo(torch.zeros(2), fastest_steps=50, lease=1e-9)
+    for client in range(100):
+        server.dispatch(client, speed=1.0)
+    assert server._pace is not None and len(server._pace.speeds) < 3
 
 
 # -- fragments ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -190,7 +191,8 @@ def test_a_file_keeps_its_mode_and_a_new_one_has_the_usual(tmp_path: Path) -> No
     server, path = MAKE["FedBuff"](), tmp_path / "state"
     mask = os.umask(0o027)
     try:
-        server.save(path)
+        with mock.patch("os.umask", side_effect=AssertionError("it is the whole process's")):
+            server.save(path)
     finally:
         os.umask(mask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -221,6 +223,8 @@ def test_what_is_no_regular_file_is_left_alone(what: str, tmp_path: Path) -> Non
     before = path.stat().st_mode
     with pytest.raises(CheckpointError, match="no regular file"):
         MAKE["FedBuff"]().save(path)
+    with pytest.raises(CheckpointError, match=r"a folder, no file|no regular file"):
+        fastagg.load(path)
     assert path.stat().st_mode == before
 
 

@@ -82,6 +82,8 @@ def test_a_learning_rate_that_follows_a_schedule(name: str) -> None:
         with pytest.raises(fastagg.ConfigError, match="lr"):
             server.lr = bad  # type: ignore[assignment]
     assert server.lr == 0.125 and stepped(server, first).step_size == 0.125
+    server._engine.lr = 0.25  # as between two lines of another thread's, when a checkpoint is written
+    assert server.lr == server.optimizer.lr == server.config()["optimizer"]["lr"] == 0.25
 
 
 def test_a_model_that_was_read_and_dropped_costs_later_updates_nothing() -> None:
