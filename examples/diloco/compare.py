@@ -337,14 +337,13 @@ def plot(runs: list[dict[str, Any]], path: str) -> None:
                 marker="o", markersize=2.5, linewidth=1.3, label=run["run"] if run["seed"] == first else None,
             )  # fmt: skip
         axes.set_xlabel(label)
+        axes.set_ylim(top=3.5)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         if what == "up":
             axes.set_xscale("log")
     figure.axes[0].set_ylabel("loss of held-out text")
-    figure.legend(
-        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names), frameon=False
-    )
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=120)
 
 
@@ -363,7 +362,7 @@ def main() -> None:
     if given.plot:
         runs = sorted(json.loads(Path(given.plot[0]).read_text())["runs"], key=lambda run: [*RUNS].index(run["run"]))
         print(told(runs))
-        return plot(runs, given.plot[1])
+        return plot([run for run in runs if not given.only or run["run"] in given.only.split(";")], given.plot[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # workers and server end, too
     torch.set_num_threads(1)
     data = given.text.read_bytes()
