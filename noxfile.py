@@ -124,7 +124,8 @@ def wheel(session: nox.Session) -> None:
     for name in filter(os.path.exists, listed.rstrip("\0").split("\0")):
         (COPY / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(name, COPY / name)
-    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(FOLDER / "wheel"), str(COPY))
+    traced = "cmake.define.FASTAGG_TRACE=ON"  # tests/native/trace.cpp beside it, of the same objects
+    session.run("pip", "wheel", "-q", "--no-deps", "-C", traced, "-w", str(FOLDER / "wheel"), str(COPY))
 
 
 @target("commit", "wheel")
@@ -140,6 +141,15 @@ def readme(session: nox.Session) -> None:
         session.log(f"{line}: {time.time() - begun:.0f} s")
         if again := compiled_since(begun):
             session.error(f"compiled again: {again}")
+
+
+@target("commit", "wheel")
+def arm(session: nox.Session) -> None:
+    """Compare the kernels' bits and the audits of logs: on this machine, by the wheel's code, and on ARM, emulated."""
+    install(session, *COMPILING)
+    debian(session, "qemu-aarch64", "g++-aarch64-linux-gnu", "qemu-user")
+    (trace,) = (COPY / "build").rglob("fastagg_trace")
+    script(session, "arm", trace.parent)
 
 
 @target("commit")
@@ -246,14 +256,6 @@ def engine(session: nox.Session) -> None:
     """Test the engine without Python under AddressSanitizer, UBSan and ThreadSanitizer."""
     install(session, *COMPILING)
     script(session, "engine")
-
-
-@target("commit")
-def arm(session: nox.Session) -> None:
-    """Compare the kernels' bits and the audits of logs with those of a build for ARM, emulated."""
-    install(session, *COMPILING)
-    debian(session, "qemu-aarch64", "g++-aarch64-linux-gnu", "qemu-user")
-    script(session, "arm")
 
 
 @target("commit")
