@@ -18,7 +18,6 @@
 namespace fastagg {
 
 enum Dtype : int { kFloat32 = 0, kFloat16, kBFloat16, kDtypes };
-constexpr const char* kDtypeNames[kDtypes] = {"float32", "float16", "bfloat16"};
 // Whole numbers of 64 bits, in units: only a leaf's exact sum is of this type, and only buffers with exact sums take
 // it.
 constexpr Dtype kWholeNumbers = static_cast<Dtype>(3);

@@ -119,7 +119,7 @@ class cuda:  # a module, which a stub can write as a class alone
     soft_targets: Any
     distill: Any
 
-emulation: Any  # for tests, in builds that emulate CUDA (csrc/bindings/testing.h)
+emulation: Any  # for tests, in builds that emulate CUDA (tests/emulation/testing.h)
 
 class memory:
     @staticmethod

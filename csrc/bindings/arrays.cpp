@@ -7,7 +7,7 @@
 
 #include "host.h"
 #if defined(FASTAGG_CUDA_EMULATED)
-#include "testing.h"
+#include "../../tests/emulation/testing.h"
 #endif
 
 namespace fastagg::bindings {

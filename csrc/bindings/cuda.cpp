@@ -2,9 +2,6 @@
 #include "../cuda/cuda.h"
 
 #include "structs.h"
-#if defined(FASTAGG_CUDA_EMULATED)
-#include "testing.h"
-#endif
 
 namespace py = pybind11;
 
@@ -59,11 +56,9 @@ void bind_device_structs(py::module_& m) {
              return cuda::Where{device, at<void>(stream), at<cuda::Verdict>(verdict)};
            }),
            by_name, arg("device"), arg("stream"), arg("verdict") = 0);
-  py::class_<cuda::Rules>(m, "Rules")
-      .def(py::init([](double clip_norm, double lam, double eps, double gamma_max) {
-             return cuda::Rules{clip_norm, lam, eps, gamma_max};
-           }),
-           by_name, arg("clip_norm") = 0.0, arg("lam") = 0.0, arg("eps") = 1.0, arg("gamma_max") = 0.0);
+  using Rules = cuda::Rules;
+  bind_fields<Rules>(m, "Rules", "clip_norm", &Rules::clip_norm, "lam", &Rules::lam, "eps", &Rules::eps, "gamma_max",
+                     &Rules::gamma_max);
   py::class_<cuda::Against>(m, "Against")
       .def(py::init([](Address x, Address base, bool inner) { return cuda::Against{at(x), at(base), inner}; }), by_name,
            arg("x") = 0, arg("base") = 0, arg("inner") = false);
@@ -88,20 +83,6 @@ void bind_functions(py::module_& m) {
   m.def("soft_targets", &soft_targets, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"), arg("where"));
   m.def("distill", &distill, by_name, arg("logits"), arg("batch"), arg("targets"), arg("out"), arg("where"));
 }
-
-#if defined(FASTAGG_CUDA_EMULATED)
-void bind_emulation(py::module_& to) {
-  py::module_ m = to.def_submodule("emulation", "For tests (csrc/bindings/testing.h). Streams are numbers.");
-  m.def("current_stream", [] { return reinterpret_cast<Address>(emulation::current_stream()); });
-  m.def("use_stream", [](Address stream) { emulation::use_stream(at<void>(stream)); });
-  m.def("new_stream", [] { return reinterpret_cast<Address>(emulation::new_stream()); });
-  m.def("settle", [](Address stream) { emulation::settle_stream(at<void>(stream)); });
-  m.def("take_counts", &emulation::take_counts);
-  m.def("unload", &emulation::unload);
-  m.def("empty_launches", &emulation::empty_launches);
-  m.def("fail_launch", &emulation::fail_launch);
-}
-#endif
 
 }  // namespace
 

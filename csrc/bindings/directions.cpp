@@ -79,20 +79,11 @@ std::pair<std::shared_ptr<Runner>, std::shared_ptr<store::Memory>> on_device(int
 
 // -- directions
 
-std::shared_ptr<AllClients> all_clients(double sign, AllClients::Setting setting, const Rows& rows, uint64_t seed,
-                                        Address sum, std::shared_ptr<Resummation> resummation) {
+std::shared_ptr<AllClients> all_clients(double sign, AllClients::Setting setting, std::shared_ptr<store::RowStore> rows,
+                                        uint64_t seed, Address sum) {
   if (setting.clients < 1) throw Refused("all clients: expected at least one");
-  if (rows.slots != setting.clients) throw Refused("all clients: expected a row for each");
-  setting.resums = resummation != nullptr, setting.seed = seed, setting.sum = at(sum);
-  if (resummation) return std::make_shared<AllClients>(sign, setting, std::move(resummation));
-  return std::make_shared<AllClients>(sign, setting, std::make_shared<RowMemory>(rows));
-}
-
-std::shared_ptr<AllClients> all_clients_on(double sign, AllClients::Setting setting, std::shared_ptr<RowFile> rows,
-                                           uint64_t seed, Address sum) {
-  if (rows == nullptr || rows->setting().clients != setting.clients)
-    throw Refused("all clients: expected a row for each");
-  setting.seed = seed, setting.sum = at(sum);
+  if (rows == nullptr || rows->shape().slots != setting.clients) throw Refused("all clients: expected a row for each");
+  setting.resums = dynamic_cast<Resummation*>(rows.get()) != nullptr, setting.seed = seed, setting.sum = at(sum);
   return std::make_shared<AllClients>(sign, setting, std::move(rows));
 }
 
@@ -196,7 +187,7 @@ void bind_rows(py::module_& m) {
                                    py::bytes(row->scales.data(), row->scales.size()));
            })
       .def_property_readonly("count", &store::RowCut::count);
-  py::class_<RowFile, std::shared_ptr<RowFile>>(m, "RowFile")
+  py::class_<RowFile, store::RowStore, std::shared_ptr<RowFile>>(m, "RowFile")
       .def(py::init(&row_file), by_name, arg("format"), arg("shape"), arg("memory"), arg("keep"), arg("path"))
       .def("on_first_use",
            [](RowFile& rows, py::function claim) {
@@ -247,8 +238,11 @@ void bind_directions(py::module_& m) {
 #if defined(FASTAGG_CUDA)
   m.def("on_device", &on_device, arg("device"), arg("size"), arg("allocate"));
 #endif
+  py::class_<store::RowStore, std::shared_ptr<store::RowStore>>(m, "RowStore");
   bind_rows(m);
-  py::class_<Resummation, std::shared_ptr<Resummation>>(m, "Resummation")
+  py::class_<RowMemory, store::RowStore, std::shared_ptr<RowMemory>>(m, "RowMemory")
+      .def(py::init<const Rows&>(), arg("rows"));
+  py::class_<Resummation, RowMemory, std::shared_ptr<Resummation>>(m, "Resummation")
       .def(py::init([](const Rows& rows, std::shared_ptr<store::Memory> memory, py::object owner) {
              return std::make_shared<Resummation>(rows, std::move(memory), owner_of(std::move(owner)));
            }),
@@ -278,24 +272,16 @@ void bind_directions(py::module_& m) {
   py::class_<Robust, Combine, std::shared_ptr<Robust>>(m, "Robust")
       .def(py::init(&robust), by_name, arg("rule"), arg("trim"), arg("f"), arg("keep"), arg("radius"),
            arg("iterations"), arg("smoothing"));
-  py::class_<Buffered::Setting>(m, "BufferedSetting")
-      .def(
-          py::init([](int64_t capacity, bool synchronous, bool closes_first, int64_t at_least, double grace,
-                      std::pair<double, double> exact, double divisor, int64_t size, std::shared_ptr<Combine> combine) {
-            return Buffered::Setting{capacity, synchronous, size,         closes_first, at_least,
-                                     grace,    exact.first, exact.second, divisor,      std::move(combine)};
-          }),
-          by_name, arg("capacity"), arg("synchronous"), arg("closes_first"), arg("at_least"), arg("grace"),
-          arg("exact"), arg("divisor"), arg("size"), arg("combine") = py::none());
-  py::class_<Privacy::Setting>(m, "PrivacySetting")
-      .def(py::init([](double noise, double clip, const std::tuple<double, double, double>& adapts,
-                       const std::pair<std::vector<double>, std::vector<double>>& past, int64_t separation,
-                       int64_t most) {
-             const auto [quantile, rate, count_noise] = adapts;
-             return Privacy::Setting{noise,      clip,        quantile,   rate, count_noise,
-                                     past.first, past.second, separation, most};
-           }),
-           by_name, arg("noise"), arg("clip"), arg("adapts"), arg("past"), arg("separation"), arg("most"));
+  using Round = Buffered::Setting;
+  bind_fields<Round>(m, "BufferedSetting", "capacity", &Round::capacity, "synchronous", &Round::synchronous,
+                     "closes_first", &Round::closes_first, "at_least", &Round::at_least, "grace", &Round::grace,
+                     "largest", &Round::largest, "unit", &Round::unit, "divisor", &Round::divisor, "size", &Round::size,
+                     "combine", &Round::combine);
+  using Private = Privacy::Setting;
+  bind_fields<Private>(m, "PrivacySetting", "noise", &Private::noise, "clip", &Private::clip, "quantile",
+                       &Private::quantile, "rate", &Private::rate, "count_noise", &Private::count_noise, "omega",
+                       &Private::omega, "theta", &Private::theta, "separation", &Private::separation, "most",
+                       &Private::most);
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
       .def(py::init(&engine::buffer_of), by_name, arg("sign"), arg("setting"), arg("memory"),
            arg("privacy") = py::none())
@@ -318,16 +304,11 @@ void bind_directions(py::module_& m) {
   py::class_<Ordered, DirectionState, std::shared_ptr<Ordered>>(m, "Ordered")
       .def(py::init<std::shared_ptr<DirectionState>>(), arg("round"));
   py::class_<AllClients, DirectionState, std::shared_ptr<AllClients>> all(m, "AllClients");
-  py::class_<AllClients::Setting>(m, "AllClientsSetting")
-      .def(py::init([](int64_t clients, bool full, bool direct, int64_t max_delay, bool by_dispatch) {
-             return AllClients::Setting{clients, full, direct, max_delay, by_dispatch};
-           }),
-           by_name, arg("clients"), arg("full"), arg("direct") = false, arg("max_delay") = -1,
-           arg("by_dispatch") = true);
-  all.def(py::init(&all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"),
-          arg("resummation"));
+  using Setting = AllClients::Setting;
+  bind_fields<Setting>(m, "AllClientsSetting", "clients", &Setting::clients, "full", &Setting::full, "direct",
+                       &Setting::direct, "max_delay", &Setting::max_delay, "by_dispatch", &Setting::by_dispatch);
+  all.def(py::init(&all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"));
   all.def("give_up", &AllClients::give_up);
-  all.def_static("on", &all_clients_on, by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"));
   py::class_<Differences, DirectionState, std::shared_ptr<Differences>>(m, "Differences")
       .def(py::init([](double sign, int64_t clients, bool full, Address sum) {
              if (clients < 1) throw Refused("differences: expected at least one client");
@@ -335,11 +316,9 @@ void bind_directions(py::module_& m) {
            }),
            by_name, arg("sign"), arg("clients"), arg("full"), arg("sum"));
   py::class_<Calibrated, DirectionState, std::shared_ptr<Calibrated>> of_calibrated(m, "Calibrated");
-  py::class_<Calibrated::Setting>(m, "CalibratedSetting")
-      .def(py::init([](int64_t clients, int64_t capacity, bool from_start) {
-             return Calibrated::Setting{clients, capacity, from_start};
-           }),
-           by_name, arg("clients"), arg("capacity"), arg("from_start"));
+  using Calibration = Calibrated::Setting;
+  bind_fields<Calibration>(m, "CalibratedSetting", "clients", &Calibration::clients, "capacity", &Calibration::capacity,
+                           "from_start", &Calibration::from_start);
   of_calibrated.def(py::init(&calibrated), by_name, arg("sign"), arg("setting"), arg("rows"), arg("where"),
                     arg("resummation"));
 }

@@ -714,42 +714,26 @@ void bind_engine(py::module_& m) {
       .def(py::init(&staleness_of), by_name, arg("weight") = "one", arg("rate") = "same", arg("a") = 0.0,
            arg("b") = 0.0, arg("threshold") = 0.0, arg("lipschitz") = 1.0);
   py::class_<engine::OptimizerSettings>(m, "Optimizer")
-      .def(py::init([](const std::string& kind, double lr, std::pair<double, double> betas, double eps,
-                       bool bias_correction, bool coded, double eps_root, double weight_decay, bool decoupled,
-                       double initial, int64_t period, bool look_ahead) {
-             return engine::OptimizerSettings{optimizer_named(kind),
-                                              lr,
-                                              betas.first,
-                                              betas.second,
-                                              eps,
-                                              bias_correction,
-                                              coded,
-                                              eps_root,
-                                              weight_decay,
-                                              decoupled,
-                                              initial,
-                                              period,
-                                              look_ahead};
+      .def(py::init([](const std::string& kind, std::pair<double, double> betas, const py::kwargs& given) {
+             using S = engine::OptimizerSettings;
+             auto made = made_of<S>(given, "lr", &S::lr, "eps", &S::eps, "bias_correction", &S::bias_correction,
+                                    "coded", &S::coded, "eps_root", &S::eps_root, "weight_decay", &S::weight_decay,
+                                    "decoupled_weight_decay", &S::decoupled, "initial", &S::initial, "period",
+                                    &S::period, "look_ahead", &S::look_ahead);
+             made.kind = optimizer_named(kind);
+             std::tie(made.beta1, made.beta2) = betas;
+             return made;
            }),
-           arg("kind"), by_name, arg("lr"), arg("betas") = std::pair(0.0, 0.0), arg("eps") = 1.0,
-           arg("bias_correction") = false, arg("coded") = false, arg("eps_root") = 0.0, arg("weight_decay") = 0.0,
-           arg("decoupled_weight_decay") = false, arg("initial") = 0.0, arg("period") = 1, arg("look_ahead") = false);
-  py::class_<Settings>(m, "Settings")
-      .def(py::init([](int64_t size, int64_t clients, double clip_norm, double max_samples, double largest_model,
-                       int32_t local_steps, bool weighs_by_samples, bool keeps_versions, bool closes_early, bool folds,
-                       bool defers, const engine::Staleness& staleness) {
-             return Settings{size,         clients,       clip_norm,   weighs_by_samples,
-                             max_samples,  largest_model, local_steps, keeps_versions,
-                             closes_early, folds,         defers,      staleness};
-           }),
-           by_name, arg("size"), arg("clients"), arg("clip_norm"), arg("max_samples"), arg("largest_model"),
-           arg("local_steps"), arg("weighs_by_samples"), arg("keeps_versions"), arg("closes_early"), arg("folds"),
-           arg("defers"), arg("staleness"));
-  py::class_<engine::Extension::Asks>(m, "Asks").def(
-      py::init([](bool prepare, bool step, bool statistics, bool bounds) {
-        return engine::Extension::Asks{prepare, step, statistics, bounds};
-      }),
-      by_name, arg("prepare"), arg("step"), arg("statistics"), arg("bounds"));
+           arg("kind"), arg("betas") = std::pair(0.0, 0.0));
+  bind_fields<Settings>(m, "Settings", "size", &Settings::size, "clients", &Settings::clients, "clip_norm",
+                        &Settings::clip_norm, "max_samples", &Settings::max_samples, "largest_model",
+                        &Settings::largest_model, "local_steps", &Settings::local_steps, "weighs_by_samples",
+                        &Settings::weighs_by_samples, "keeps_versions", &Settings::keeps_versions, "closes_early",
+                        &Settings::closes_early, "folds", &Settings::folds, "defers", &Settings::defers, "staleness",
+                        &Settings::staleness);
+  using Asks = engine::Extension::Asks;
+  bind_fields<Asks>(m, "Asks", "prepare", &Asks::prepare, "step", &Asks::step, "statistics", &Asks::statistics,
+                    "bounds", &Asks::bounds);
   // the numbers of an answer that Python has read; who sent it, and for which task, are arguments of `receive`
   py::class_<Answer>(m, "Answer")
       .def_readwrite("reported", &Answer::reported)

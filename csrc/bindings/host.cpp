@@ -157,35 +157,17 @@ void end_calls() {
   }
 }
 
-#if defined(Py_GIL_DISABLED)
 py::object item_at(py::handle sequence, Py_ssize_t place) {
-  PyObject* const from = sequence.ptr();
-  if (PyTuple_CheckExact(from)) {
-    return py::reinterpret_borrow<py::object>(place < PyTuple_GET_SIZE(from) ? PyTuple_GET_ITEM(from, place) : nullptr);
-  }
-  PyObject* const found = PyList_GetItemRef(from, place);
+  PyObject* const found = PySequence_GetItem(sequence.ptr(), place);
   if (found == nullptr) PyErr_Clear();
   return py::reinterpret_steal<py::object>(found);
 }
 
 py::object item_of(py::handle dict, py::handle key) {
-  PyObject* found = nullptr;
-  if (PyDict_GetItemRef(dict.ptr(), key.ptr(), &found) < 0) PyErr_Clear();
+  PyObject* const found = PyObject_GetItem(dict.ptr(), key.ptr());
+  if (found == nullptr) PyErr_Clear();
   return py::reinterpret_steal<py::object>(found);
 }
-#else
-py::object item_at(py::handle sequence, Py_ssize_t place) {
-  PyObject* const from = sequence.ptr();
-  const bool there = place < PySequence_Fast_GET_SIZE(from);
-  return py::reinterpret_borrow<py::object>(there ? PySequence_Fast_GET_ITEM(from, place) : nullptr);
-}
-
-py::object item_of(py::handle dict, py::handle key) {
-  PyObject* const found = PyDict_GetItemWithError(dict.ptr(), key.ptr());
-  if (found == nullptr) PyErr_Clear();
-  return py::reinterpret_borrow<py::object>(found);
-}
-#endif
 
 store::Owner owner_of(py::object object) {
   PyObject* const held = object.release().ptr();

@@ -78,18 +78,13 @@ class PythonDisk : public Disk {
 };
 
 std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& given) {
-  Journal::Start start;
-  start.folder = py::cast<std::string>(given["folder"]);
-  start.folder_id = py::cast<uint64_t>(given["folder_id"]);
-  start.sequence = py::cast<uint64_t>(given["sequence"]);
-  start.chain = py::cast<Chain>(given["chain"]);
-  start.number = py::cast<uint64_t>(given["number"]);
-  start.segment_bytes = py::cast<uint64_t>(given["segment_bytes"]);
+  using Start = Journal::Start;
+  Start start;
+  set_fields(start, given, "folder", &Start::folder, "folder_id", &Start::folder_id, "sequence", &Start::sequence,
+             "chain", &Start::chain, "number", &Start::number, "segment_bytes", &Start::segment_bytes, "free",
+             &Start::free, "place", &Start::place, "number_here", &Start::number_here);
   for (const auto& [name, first] : py::cast<std::vector<std::pair<std::string, uint64_t>>>(given["busy"]))
     start.busy.push_back({name, first});
-  start.free = py::cast<std::vector<std::string>>(given["free"]);
-  start.place = py::cast<uint64_t>(given["place"]);
-  start.number_here = py::cast<uint64_t>(given["number_here"]);
   std::unique_ptr<Disk> on;
   if (const py::object folder = disk.attr("descriptor"); folder.is_none()) {
     on = std::make_unique<PythonDisk>(std::move(disk));

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "../cpu/cpu.h"
-#include "../cpu/distill.h"
 #include "../cpu/pool.h"
 #include "../cpu/tuning.h"
 #include "../math/reduce.h"

@@ -18,6 +18,7 @@ namespace {
 PyTypeObject* task_type = nullptr;
 
 PyObject* number_or_none(double value) { return std::isnan(value) ? Py_NewRef(Py_None) : PyFloat_FromDouble(value); }
+PyObject* number_or_none(int64_t value) { return value == 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(value); }
 
 void release(std::initializer_list<PyObject*> objects) {
   for (PyObject* one : objects) Py_XDECREF(one);
@@ -67,10 +68,7 @@ PyObject* norm_of(const ReceiptObject& one) { return PyFloat_FromDouble(one.valu
 PyObject* weight_of(const ReceiptObject& one) { return PyFloat_FromDouble(one.value.weight); }
 PyObject* kept_of(const ReceiptObject& one) { return PyBool_FromLong(one.kept); }
 
-PyObject* task_named(PyObject* self, void*) {
-  const int64_t id = receipt_of(self)->value.task;
-  return id == 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
-}
+PyObject* task_named(PyObject* self, void*) { return number_or_none(receipt_of(self)->value.task); }
 
 PyObject* durable_of(PyObject* self, void*) {
   const ReceiptObject* const one = receipt_of(self);
@@ -152,19 +150,12 @@ PyObject* new_task(PyTypeObject* type, PyObject*, PyObject*) {
   return self;
 }
 
-PyObject* local_steps_of(PyObject* self, void*) {
-  const int32_t steps = task_at(self)->local_steps;
-  return steps == 0 ? Py_NewRef(Py_None) : PyLong_FromLong(steps);
-}
+PyObject* id_of(PyObject* self, void*) { return number_or_none(task_at(self)->id); }
+PyObject* local_steps_of(PyObject* self, void*) { return number_or_none(int64_t{task_at(self)->local_steps}); }
 
 PyObject* incarnation_of(PyObject* self, void*) {
   const TaskObject* const one = task_at(self);
   return one->has_incarnation ? PyLong_FromUnsignedLongLong(one->incarnation) : Py_NewRef(Py_None);
-}
-
-PyObject* id_of(PyObject* self, void*) {
-  const int64_t id = task_at(self)->id;
-  return id == 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
 }
 
 PyObject* encoded_of(PyObject* self, void*) {

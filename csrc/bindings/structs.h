@@ -46,6 +46,30 @@ int named(const std::string& name, const char* const (&names)[Count], const char
   return static_cast<int>(found - std::begin(names));
 }
 
+// Sets the fields of a struct that Python gives by name, (name, field, name, field, ...). Returns how many it gives.
+template <typename T>
+size_t set_fields(T&, const pybind11::dict&) {
+  return 0;
+}
+template <typename T, typename Of, typename Field, typename... More>
+size_t set_fields(T& to, const pybind11::dict& given, const char* name, Field Of::* field, More... more) {
+  const bool there = given.contains(name);
+  if (there) to.*field = given[name].template cast<Field>();
+  return static_cast<size_t>(there) + set_fields(to, given, more...);
+}
+template <typename T, typename... Fields>
+T made_of(const pybind11::dict& given, Fields... fields) {
+  T made{};
+  if (set_fields(made, given, fields...) != given.size()) throw pybind11::type_error("a field that is not there");
+  return made;
+}
+// Such a struct as a class of Python's, made by keyword.
+template <typename T, typename... Fields>
+void bind_fields(pybind11::module_& m, const char* name, Fields... fields) {
+  pybind11::class_<T>(m, name).def(
+      pybind11::init([=](const pybind11::kwargs& given) { return made_of<T>(given, fields...); }));
+}
+
 int optimizer_named(const std::string& name);                   // its place in Optimizers
 using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
 void add_piece(Update& update, Address address, int64_t size, int dtype);
@@ -61,6 +85,7 @@ void check_slot(const Rows& rows, int64_t slot);
 
 void bind_structs(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
+void bind_emulation(pybind11::module_& to);  // tests/emulation, in builds that emulate CUDA
 
 namespace bindings {
 

@@ -18,40 +18,15 @@ namespace {
 using train::Crew;
 using train::Description;
 using train::Table;
-using Pair = std::array<int64_t, 2>;
-
-template <typename T>
-void set(const py::dict& given, const char* name, T& to) {
-  if (given.contains(name)) to = given[name].cast<T>();
-}
-
-void set(const py::dict& given, const char* name, int64_t (&to)[2]) {
-  if (!given.contains(name)) return;
-  const Pair pair = given[name].cast<Pair>();
-  to[0] = pair[0];
-  to[1] = pair[1];
-}
 
 std::vector<Description> descriptions(const std::vector<py::dict>& layers) {
   std::vector<Description> found;
   for (const py::dict& each : layers) {
-    Description one;
-    set(each, "kind", one.kind);
-    set(each, "input", one.in);
-    set(each, "other", one.other);
-    set(each, "relu", one.relu);
-    set(each, "channels", one.channels);
-    set(each, "kernel", one.kernel);
-    set(each, "stride", one.stride);
-    set(each, "padding", one.padding);
-    set(each, "groups", one.groups);
-    set(each, "eps", one.eps);
-    set(each, "momentum", one.momentum);
-    set(each, "weight", one.weight);
-    set(each, "bias", one.bias);
-    set(each, "mean", one.mean);
-    set(each, "variance", one.variance);
-    found.push_back(one);
+    using D = Description;
+    found.push_back(made_of<D>(each, "kind", &D::kind, "input", &D::in, "other", &D::other, "relu", &D::relu,
+                               "channels", &D::channels, "kernel", &D::kernel, "stride", &D::stride, "padding",
+                               &D::padding, "groups", &D::groups, "eps", &D::eps, "momentum", &D::momentum, "weight",
+                               &D::weight, "bias", &D::bias, "mean", &D::mean, "variance", &D::variance));
   }
   return found;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 
@@ -13,6 +14,14 @@ namespace fastagg::cpu {
 
 struct alignas(64) Scratch {
   float values[kBlock];
+
+  // The n values; if there are not a block's, a copy with zeros behind them.
+  const float* padded(const float* from, int64_t n) {
+    if (n == kBlock) return from;
+    std::memcpy(values, from, static_cast<size_t>(n) * sizeof(float));
+    std::memset(values + n, 0, static_cast<size_t>(kBlock - n) * sizeof(float));
+    return values;
+  }
 };
 
 inline std::vector<Piece>::const_iterator piece_at(const Update& update, int64_t position) {
@@ -103,6 +112,13 @@ inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(po
 template <typename T>
 T* shifted(T* pointer, int64_t by) {
   return pointer == nullptr ? nullptr : pointer + by;
+}
+
+template <typename T>
+void raise(std::atomic<T>& largest, T most) {
+  T held = largest.load(std::memory_order_relaxed);
+  while (held < most && !largest.compare_exchange_weak(held, most, std::memory_order_relaxed)) {
+  }
 }
 
 inline bool streams(int64_t size) { return tuning().stream_from > 0 && size >= tuning().stream_from; }

@@ -1,13 +1,60 @@
 // Several updates at once: their elements combined (math/combine.h), and sums over pairs of them.
 #pragma once
 
+#include <atomic>
+#include <thread>
 #include <vector>
 
 #include "../math/combine.h"
+#include "../math/reduce.h"
 #include "../plan.h"
-#include "desks.h"
+#include "pool.h"
 
-namespace fastagg::cpu {
+namespace fastagg {
+
+// Memory for a block of every update that waits, for the threads that combine them: made before a step, in which
+// nothing allocates.
+class Desks {
+ public:
+  // Without `blocks` only weights have a place.
+  explicit Desks(size_t updates, bool blocks = true)
+      : taken_(blocks ? static_cast<size_t>(cpu::threads()) : 0),
+        weights_(updates),
+        rows_(taken_.size() * updates),
+        memory_(rows_.size() * kBlock) {}
+
+  // A desk while this lives. There are as many as threads; if there are more threads by now, one waits.
+  class Place {
+   public:
+    explicit Place(Desks& of) : of_(of) {
+      for (;; ++at_) {
+        if (at_ == of_.taken_.size()) at_ = 0, std::this_thread::yield();
+        if (!of_.taken_[at_].exchange(true, std::memory_order_acquire)) return;
+      }
+    }
+    Place(const Place&) = delete;
+    Place& operator=(const Place&) = delete;
+    ~Place() { of_.taken_[at_].store(false, std::memory_order_release); }
+    const float** rows() const { return of_.rows_.data() + first(); }
+    float* block(size_t update) const { return of_.memory_.data() + (first() + update) * kBlock; }
+
+   private:
+    size_t first() const { return at_ * of_.weights_.size(); }
+    Desks& of_;
+    size_t at_ = 0;
+  };
+
+  // What each update is multiplied by.
+  float* weights() { return weights_.data(); }
+
+ private:
+  std::vector<std::atomic<bool>> taken_;
+  std::vector<float> weights_;
+  std::vector<const float*> rows_;
+  std::vector<float> memory_;
+};
+
+namespace cpu {
 
 // out = n <= 1,024 elements of each row, times its weight, combined. At least one row and at most kMostCombined.
 void combine_rows(const Combining& how, const float* const* rows, int64_t count, const float* weights, int64_t n,
@@ -23,4 +70,5 @@ void combine(const std::vector<Held>& held, const Combine& combine, Desks& desks
 // What a runner's pair_sums (runner.h) tell. Each update is read once.
 std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted, bool apart);
 
-}  // namespace fastagg::cpu
+}  // namespace cpu
+}  // namespace fastagg

@@ -1,5 +1,5 @@
-#include "../math/crc32c.h"
-
+// CRC-32C (Castagnoli's polynomial, reflected: 0x82F63B78; RFC 3720): by the processor's instruction where it has one,
+// otherwise with tables.
 #include <cstring>
 
 #include "cpu.h"
@@ -16,7 +16,24 @@
 namespace fastagg::cpu {
 namespace {
 
-constexpr CrcTable kTable = crc_table();
+struct Tables {
+  uint32_t of[8][256];  // of[k][b]: byte b followed by k zero bytes
+};
+
+constexpr Tables made() {
+  Tables tables{};
+  for (uint32_t b = 0; b < 256; ++b) {
+    uint32_t crc = b;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1u) != 0 ? 0x82F63B78u : 0u);
+    tables.of[0][b] = crc;
+  }
+  for (int k = 1; k < 8; ++k)
+    for (uint32_t b = 0; b < 256; ++b)
+      tables.of[k][b] = (tables.of[k - 1][b] >> 8) ^ tables.of[0][tables.of[k - 1][b] & 255u];
+  return tables;
+}
+
+constexpr Tables kTable = made();
 
 uint64_t word_at(const uint8_t* data) {
   uint64_t word;

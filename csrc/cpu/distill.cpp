@@ -1,11 +1,11 @@
-#include "distill.h"
+#include "../math/distill.h"
 
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
 
-#include "../math/distill.h"
+#include "cpu.h"
 #include "kernels.h"
 #include "pool.h"
 

@@ -15,6 +15,11 @@ FASTAGG_FN double fold_lanes(const T* lanes) {
   return quads[0];
 }
 
+template <typename T>
+FASTAGG_FN void raise(T& most, T value) {
+  most = value > most ? value : most;
+}
+
 // The largest value of scale*in. NaN is skipped here; it makes the row's sum NaN later.
 template <typename T>
 FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
@@ -22,16 +27,10 @@ FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
   for (int64_t l = 0; l < kColumns; ++l) lanes[l] = -__builtin_huge_val();
   int64_t k = 0;
   for (; k + kColumns <= n; k += kColumns)
-    for (int64_t l = 0; l < kColumns; ++l) {
-      const T value = scale * in[k + l];
-      lanes[l] = value > lanes[l] ? value : lanes[l];
-    }
-  for (int64_t l = 0; k + l < n; ++l) {
-    const T value = scale * in[k + l];
-    lanes[l] = value > lanes[l] ? value : lanes[l];
-  }
+    for (int64_t l = 0; l < kColumns; ++l) raise(lanes[l], scale * in[k + l]);
+  for (int64_t l = 0; k + l < n; ++l) raise(lanes[l], scale * in[k + l]);
   for (int64_t half = kColumns / 2; half > 0; half /= 2)
-    for (int64_t l = 0; l < half; ++l) lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
+    for (int64_t l = 0; l < half; ++l) raise(lanes[l], lanes[l + half]);
   return lanes[0];
 }
 
@@ -42,25 +41,19 @@ FASTAGG_FN void exponentials(const T* in, T scale, T most, int64_t n, T* out, do
   for (int64_t at = 0; at < n; at += kBlock) {
     const int64_t end = at + kBlock < n ? at + kBlock : n;
     T plain[kColumns] = {}, weighted[kColumns] = {};
+    const auto add = [&](int64_t l, int64_t i) FASTAGG_INLINE {
+      const T t = scale * in[i] - most, e = exp_negative(t);
+      plain[l] += e;
+      weighted[l] += weigh(e, t, i);
+      out[i] = e;
+    };
     int64_t k = at;
     for (; k + kColumns <= end; k += kColumns) {
       FASTAGG_NO_CARRY
-      for (int64_t l = 0; l < kColumns; ++l) {
-        const T t = scale * in[k + l] - most;
-        const T e = exp_negative(t);
-        plain[l] += e;
-        weighted[l] += weigh(e, t, k + l);
-        out[k + l] = e;
-      }
+      for (int64_t l = 0; l < kColumns; ++l) add(l, k + l);
     }
     FASTAGG_NO_CARRY
-    for (int64_t l = 0; l < end - k; ++l) {
-      const T t = scale * in[k + l] - most;
-      const T e = exp_negative(t);
-      plain[l] += e;
-      weighted[l] += weigh(e, t, k + l);
-      out[k + l] = e;
-    }
+    for (int64_t l = 0; l < end - k; ++l) add(l, k + l);
     sums[0] += fold_lanes(plain);
     sums[1] += fold_lanes(weighted);
   }

@@ -1,9 +1,11 @@
-#include "fixed.h"
+#include "../math/fixed.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "../math/reduce.h"
+#include "blocks.h"
+#include "cpu.h"
 
 namespace fastagg::cpu {
 namespace {

@@ -13,12 +13,6 @@ size_t together(const std::vector<Trained>& trained, size_t first) {
   return same == 3 ? 2 : same;
 }
 
-void raise(std::atomic<int32_t>& largest, int32_t most) {
-  int32_t held = largest.load(std::memory_order_relaxed);
-  while (held < most && !largest.compare_exchange_weak(held, most, std::memory_order_relaxed)) {
-  }
-}
-
 }  // namespace
 
 void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,

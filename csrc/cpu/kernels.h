@@ -69,12 +69,13 @@ struct RowChange {
   const float* in;
   float gain;
   const uint32_t* words;  // this block's random words
-  Row read, write;        // may be the same row; `read` may be missing
-  Row term;               // a different row from the written one
-  float entering, leaving, dither, term_weight;
-  float* sum;
+  Row write;
   int64_t n, ahead;
   const float* ask;  // the next stage will read a block here; it is prefetched
+  Row read = {};     // may be the written row; missing: there is no old one
+  Row term = {};     // a different row from the written one
+  float entering = 0.0f, leaving = 0.0f, dither = 0.0f, term_weight = 0.0f;
+  float* sum = nullptr;
 };
 
 // out = acc + weight[0]*(in[0] - base) + ..., in this order. If acc is null, it counts as zero; if base is null, so

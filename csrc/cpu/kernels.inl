@@ -73,19 +73,12 @@ constexpr void fill_rows(Kernels& to, List<Each...>) {
 }
 #endif
 
-// Fills the table from the lists of optimizers and row formats.
+// A direction with every optimizer, and alone. Tensors are turned towards m.
 template <typename Towards, typename... Each>
 constexpr void fill_steps(void (*(&to)[kActs])(const Run&), List<Each...>) {
   int act = 0;
-  ((to[act++] = fused<Towards, Each>), ...);
-}
-
-// Tensors are turned towards m.
-template <typename... Each>
-constexpr void fill_turned(void (*(&to)[kActs])(const Run&), List<Each...>) {
-  int act = 0;
-  ((Each::kM ? void(to[act] = fused<AlongTurned, Each>) : void(), ++act), ...);
-  to[kGives] = fused<AlongTurned, Gives>;
+  ((to[act++] = Each::kM || !__is_same(Towards, AlongTurned) ? fused<Towards, Each> : nullptr), ...);
+  to[kGives] = fused<Towards, Gives>;
 }
 
 constexpr Kernels made() {
@@ -93,21 +86,14 @@ constexpr Kernels made() {
   to.isa = FASTAGG_ISA;
   to.lanes = FASTAGG_LANES;
   fill_steps<AlongSingle>(to.fused[kAlongSingle], Optimizers{});
-  fill_turned(to.fused[kAlongTurned], Optimizers{});
+  fill_steps<AlongTurned>(to.fused[kAlongTurned], Optimizers{});
   fill_steps<AlongFlush>(to.fused[kAlongFlush], Optimizers{});
   fill_steps<AlongBlend>(to.fused[kAlongBlend], Optimizers{});
   fill_steps<AlongMean<true>>(to.fused[kAlongReplace], Optimizers{});
   fill_steps<AlongMean<false>>(to.fused[kAlongEnter], Optimizers{});
   fill_steps<AlongCalibrated<true>>(to.fused[kAlongCalibrated], Optimizers{});
   fill_steps<AlongSum>(to.fused[kAlongSum], Optimizers{});
-  to.fused[kAlongSingle][kGives] = fused<AlongSingle, Gives>;
-  to.fused[kAlongFlush][kGives] = fused<AlongFlush, Gives>;
-  to.fused[kAlongBlend][kGives] = fused<AlongBlend, Gives>;
-  to.fused[kAlongReplace][kGives] = fused<AlongMean<true>, Gives>;
-  to.fused[kAlongEnter][kGives] = fused<AlongMean<false>, Gives>;
   to.fused[kAlongBuffered][kGives] = fused<AlongCalibrated<false>, Gives>;
-  to.fused[kAlongCalibrated][kGives] = fused<AlongCalibrated<true>, Gives>;
-  to.fused[kAlongSum][kGives] = fused<AlongSum, Gives>;
   to.fused[kAlongReplace][kMoves] = fused<AlongMean<true>, Moves>;
   to.fused[kAlongEnter][kMoves] = fused<AlongMean<false>, Moves>;
 #if !defined(FASTAGG_LOOPS_ONLY)

@@ -147,7 +147,29 @@ auto squares_and(Tensors* tensors) {
   };
 }
 
+// Whether |u - x| < share*|u| on evenly spaced elements, at most `most` of them.
+bool nearer_than(double share, const Update& update, const float* x, int64_t most) {
+  const int64_t every = (update.size + most - 1) / most;
+  double apart = 0.0, length = 0.0;
+  int64_t at = 0;
+  for (const Piece& piece : update.pieces)
+    for (; at < piece.begin + piece.size; at += every) {
+      float value;
+      widen(kernels(), piece, at - piece.begin, &value, 1);
+      const double u = value, difference = u - static_cast<double>(x[at]);
+      apart += difference * difference;
+      length += u * u;
+    }
+  return apart < share * share * length;
+}
+
 }  // namespace
+
+bool nearly(const Update& update, const float* x) {
+  // A few elements come first. They are enough for an ordinary update.
+  constexpr int64_t kFew = 16, kMany = 1024;
+  return update.size > 0 && nearer_than(0.5, update, x, kFew) && nearer_than(0.1, update, x, kMany);
+}
 
 Tensors::Tensors(std::vector<int64_t> ends) : ends_(std::move(ends)) {
   size_t count = 0;

@@ -2,14 +2,30 @@
 // L1 cache.
 #include <utility>
 
+#include "../math/fixed.h"
 #include "../math/noise.h"
 #include "blocks.h"
 #include "combine.h"
 #include "cpu.h"
-#include "fixed.h"
 
 namespace fastagg::cpu {
 namespace {
+
+// Adds a term to a block of a sum of whole numbers (math/fixed.h), or begins a new sum if acc is null. A lower half
+// that the last term left nearly full is carried first. That changes how the sum is written, and not the sum; so it
+// does no harm if `out` comes to nothing.
+void add_fixed_block(const Kernels& table, const Upper& upper, Fixed run, int64_t at) {
+  uint8_t& mark = upper.marks[at / kBlock];
+  if (run.acc == nullptr) {
+    mark = 0;
+  } else if ((mark & kNearlyFullMark) != 0) {
+    int32_t* const high = upper.values + at;
+    if ((mark & kHasUpper) == 0) std::memset(high, 0, static_cast<size_t>(run.n) * sizeof(int32_t));
+    table.carry_fixed(const_cast<float*>(run.acc), high, run.n);
+    mark = kHasUpper;
+  }
+  if (table.add_fixed(run) >= kNearlyFull) mark |= kNearlyFullMark;
+}
 
 // Adds what there is of a top-k to a block, with the bits of adding all of it: a zero changes nothing but, if it is
 // positive, the sign of a zero. `signed_zeros`: whether the block may have negative ones. False: a value is itself
@@ -277,9 +293,7 @@ class Step {
                      tuning().prefetch};
     if (rest > 0) {
       std::memset(direction.values + n, 0, rest);
-      std::memcpy(x.values, run.x, bytes);
-      std::memset(x.values + n, 0, rest);
-      block.x = x.values;
+      block.x = x.padded(run.x, n);
       block.x_out = out.values;
     }
     table_.coded[optimizer_.kind](block, optimizer_.hyper, optimizer_.moments.key, at / kScaleBlock);
@@ -293,11 +307,7 @@ class Step {
     const float* values = reader.block(at, n);
     Scratch given, sum;
     const bool partial = whole != n;
-    if (partial) {
-      std::memset(given.values, 0, sizeof given.values);
-      std::memcpy(given.values, values, static_cast<size_t>(n) * sizeof(float));
-      values = given.values;
-    }
+    if (partial) values = given.padded(values, n);
     Run run = run_at(values, at, n);
     const Row read = row_at(direction_.row.read, at), write = row_at(direction_.row.write, at);
     const float* ask = optimizer_.steps() ? run.x + kBlock : values + kBlock;
@@ -311,19 +321,15 @@ class Step {
     size_t next = 0;
     if (write.data != nullptr) {
       float* total = run.sum;
-      if (partial) {
-        std::memset(sum.values, 0, sizeof sum.values);
-        std::memcpy(sum.values, run.sum, static_cast<size_t>(n) * sizeof(float));
-        total = sum.values;
-      }
+      if (partial) sum.padded(run.sum, n), total = sum.values;
       // If a term is the row being written, it is added after the row was written.
       const bool termed =
           !direction_.sum.terms.empty() && direction_.sum.terms[0].row.data != direction_.row.write.data;
       const Term term = termed ? direction_.sum.terms[0] : Term{};
       next = termed ? 1 : 0;
-      table_.change[direction_.row.format]({values, run.gain, words, read, write, row_at(term.row, at), run.entering,
-                                            run.leaving, run.dither, term.weight, total, whole, tuning().prefetch,
-                                            ask});
+      table_.change[direction_.row.format]({values, run.gain, words, write, whole, tuning().prefetch, ask, read,
+                                            row_at(term.row, at), run.entering, run.leaving, run.dither, term.weight,
+                                            total});
       if (partial) std::memcpy(run.sum, sum.values, static_cast<size_t>(n) * sizeof(float));
     } else {
       Scratch old;
@@ -401,20 +407,7 @@ class Step {
     if (direction_.row.coded.data != nullptr)
       copy_row(row_at(direction_.row.coded, at), direction_.row.write, at, run.n);
     else if (write.data != nullptr)
-      table_.change[direction_.row.format]({run.update,
-                                            run.gain,
-                                            words,
-                                            {},
-                                            write,
-                                            {},
-                                            0.0f,
-                                            0.0f,
-                                            0.0f,
-                                            0.0f,
-                                            nullptr,
-                                            padded(run.n),
-                                            tuning().prefetch,
-                                            ask});
+      table_.change[direction_.row.format]({run.update, run.gain, words, write, padded(run.n), tuning().prefetch, ask});
     finish(along(), run, at);
     add_terms(0, run.sum, at, run.n);
   }
@@ -532,17 +525,12 @@ double encode(const Update& update, double gain, int format, const RandomKey& ke
   return read_once(update, [&](const float* values, int64_t at, int64_t count) {
     for (const int64_t end = at + count; at < end; values += kBlock, at += kBlock) {
       const int64_t n = std::min(kBlock, end - at);
-      Scratch last;  // rows have whole scale blocks
-      if (n < kBlock) {
-        std::memset(last.values, 0, sizeof last.values);
-        std::memcpy(last.values, values, static_cast<size_t>(n) * sizeof(float));
-      }
-      const float* const in = n < kBlock ? last.values : values;
+      Scratch last;
+      const float* const in = last.padded(values, n);  // rows have whole scale blocks
       alignas(64) uint32_t words[4 * kCalls];
       if (facts.random) table.random_words(key, at / kBlock, words, nullptr);
       const Row to{static_cast<char*>(row.data) + at * facts.bits / 8, shifted(row.scales, at / kScaleBlock)};
-      table.change[format](
-          {in, static_cast<float>(gain), words, {}, to, {}, 0.0f, 0.0f, 0.0f, 0.0f, nullptr, padded(n), 0, in});
+      table.change[format]({in, static_cast<float>(gain), words, to, padded(n), 0, in});
     }
   });
 }

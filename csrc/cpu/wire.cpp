@@ -19,13 +19,8 @@ bool for_each_block(const Update& update, int64_t bytes, Visit visit) {
     Reader reader(update, table, begin);
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t n = std::min(kBlock, end - at);
-      const float* values = reader.block(at, n);
-      Scratch padded;
-      if (n < kBlock) {
-        std::memcpy(padded.values, values, static_cast<size_t>(n) * sizeof(float));
-        std::memset(padded.values + n, 0, static_cast<size_t>(kBlock - n) * sizeof(float));
-        values = padded.values;
-      }
+      Scratch last;
+      const float* const values = last.padded(reader.block(at, n), n);
       if (table.largest(values, n) >= kInfinity) finite.store(false, std::memory_order_relaxed);
       visit(values, at, n);
     }
@@ -41,7 +36,7 @@ bool encode_row(const Update& update, int format, uint8_t* codes, float* scales,
     alignas(64) uint32_t words[4 * kCalls];
     table.random_words(key, at / kBlock, words, nullptr);
     const Row write{codes + at * bits / 8, shifted(scales, at / kScaleBlock)};
-    table.change[format]({values, 1.0f, words, {}, write, {}, 0.0f, 0.0f, 0.0f, 0.0f, nullptr, padded(n), 0, nullptr});
+    table.change[format]({values, 1.0f, words, write, padded(n), 0, nullptr});
   });
 }
 
@@ -59,11 +54,7 @@ bool encode_tensors(const Update& update, const Wire& into, int8_t* codes, float
   std::vector<std::atomic<uint32_t>> most(static_cast<size_t>(into.count));
   const bool finite = for_each_block(update, 4, [&](const float* values, int64_t at, int64_t n) {
     for_each_array(at, n, [&](int64_t array, int64_t first, int64_t count) {
-      std::atomic<uint32_t>& to = most[static_cast<size_t>(array)];
-      const uint32_t found = table.largest(values + first, count);
-      uint32_t held = to.load(std::memory_order_relaxed);
-      while (held < found && !to.compare_exchange_weak(held, found, std::memory_order_relaxed)) {
-      }
+      raise(most[static_cast<size_t>(array)], table.largest(values + first, count));
     });
   });
   for (int64_t k = 0; k < into.count; ++k)

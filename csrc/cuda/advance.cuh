@@ -15,15 +15,13 @@ struct PlainMoments {
 };
 
 template <bool Whole>
-__device__ __forceinline__ PlainMoments load_plain(const Moments& from, int64_t begin, int64_t size) {
-  PlainMoments found;
+__device__ __forceinline__ void load_block(PlainMoments& to, const Moments& from, int64_t begin, int64_t size) {
   each_half(begin, size,
-            [&](int h, int64_t at, int64_t left) { found.half[h] = load_moments<Whole>(has(from), from, at, left); });
-  return found;
+            [&](int h, int64_t at, int64_t left) { to.half[h] = load_moments<Whole>(has(from), from, at, left); });
 }
 
-__device__ __forceinline__ void optimize_plain(const Optimizer& o, PlainMoments& held, bool whole, int64_t begin,
-                                               int64_t size, const Halves& d, const Halves& x) {
+__device__ __forceinline__ void advance(const Optimizer& o, PlainMoments& held, bool whole, int64_t begin, int64_t size,
+                                        const Halves& d, const Halves& x) {
   Halves out;
   visit_at(o.kind, Optimizers{}, [&](auto kind) {
 #pragma unroll
@@ -36,22 +34,5 @@ __device__ __forceinline__ void optimize_plain(const Optimizer& o, PlainMoments&
 
 template <bool Coded>
 using MomentsIn = std::conditional_t<Coded, CodedMoments, PlainMoments>;
-
-template <bool Coded, bool Whole>
-__device__ __forceinline__ MomentsIn<Coded> load_moments_in(const Moments& from, int64_t begin, int64_t size) {
-  if constexpr (Coded)
-    return load_coded<Whole>(from, begin);
-  else
-    return load_plain<Whole>(from, begin, size);
-}
-
-template <bool Coded>
-__device__ __forceinline__ void advance(const Optimizer& o, MomentsIn<Coded>& held, bool whole, int64_t begin,
-                                        int64_t size, const Halves& d, const Halves& x) {
-  if constexpr (Coded)
-    optimize_coded(o, held, whole, begin, size, begin / kScaleBlock, d, x);
-  else
-    optimize_plain(o, held, whole, begin, size, d, x);
-}
 
 }  // namespace fastagg::cuda

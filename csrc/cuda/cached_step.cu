@@ -18,8 +18,7 @@ struct Along {
   DirectionKind kind;
   bool takes_update;  // false: only terms are added
   double gain;
-  Row read, write, coded;
-  RandomKey key;
+  Exchange row;
   float* sum;
   float entering, leaving, dither, sum_scale;
   const float* acc;
@@ -33,8 +32,8 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
                                              int j, const Along& c, const Terms& terms, const Optimizer& optimizer,
                                              float gain, bool keep) {
   const int64_t index = begin / kScaleBlock;
-  const bool reads = c.read.data != nullptr, steps = optimizer.kind >= 0;
-  const bool as_row = c.coded.data != nullptr && gain == 1.0f;  // it came as the row that it becomes
+  const bool reads = c.row.read.data != nullptr, steps = optimizer.kind >= 0;
+  const bool as_row = c.row.coded.data != nullptr && gain == 1.0f;  // it came as the row that it becomes
   // All loads start before anything is computed. The number of loads in flight determines the memory throughput.
   Halves given{}, old{}, x{}, acc{}, sum{};
   MomentsIn<Coded> held{};
@@ -42,29 +41,29 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
     constexpr bool kWhole = decltype(w)::value;
     if (steps) {
       x = load_halves<kWhole>(optimizer.x, begin, size);
-      held = load_moments_in<Coded, kWhole>(optimizer.moments, begin, size);
+      load_block<kWhole>(held, optimizer.moments, begin, size);
     }
     if (c.sum != nullptr) sum = load_halves<kWhole>(c.sum, begin, size);
     if (c.acc != nullptr) acc = load_halves<kWhole>(c.acc, begin, size);
     if (keep && c.takes_update && !as_row) given = read_halves<kWhole>(reader, begin, size);
   });
-  if (reads) old = decode<Format>(c.read, index);
+  if (reads) old = decode<Format>(c.row.read, index);
   if (keep && as_row) {
-    given = decode<Format>(c.coded, index);
+    given = decode<Format>(c.row.coded, index);
   } else if (keep && c.takes_update) {
     each([&](int h, int e) { given.half[h].v[e] *= gain; });
   } else if (reads) {
     given = old;  // a dropped update: the client's row stays as it was, zero if there was none
   }
   Halves entering = given;
-  if (c.write.data != nullptr) {
+  if (c.row.write.data != nullptr) {
     __syncwarp();  // every lane has read the old row, which may be the one written now
     if (keep && as_row)
-      copy_block<Format>(c.coded, c.write, index);
+      copy_block<Format>(c.row.coded, c.row.write, index);
     else if (keep || !reads)
-      entering = encode<Format>(c.write, index, given, dice, j);
-    else if (c.write.data != c.read.data)
-      copy_block<Format>(c.read, c.write, index);
+      entering = encode<Format>(c.row.write, index, given, dice, j);
+    else if (c.row.write.data != c.row.read.data)
+      copy_block<Format>(c.row.read, c.row.write, index);
     __syncwarp();  // terms may read the new row
   }
   const auto finish_sum = [&] {
@@ -94,7 +93,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
     if (!steps) store_halves(whole, c.out, begin, size, d);
     if (terms.count > 0) finish_sum();
   }
-  if (steps) advance<Coded>(optimizer, held, whole, begin, size, d, x);
+  if (steps) advance(optimizer, held, whole, begin, size, d, x);
 }
 
 template <typename Format, bool Coded, typename Reader>
@@ -106,21 +105,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   const float gain = judged(c.gain, verdict);
   Dice dice{};
   const auto rolled = [&](int64_t block) {
-    if (Format::kRandom && c.write.data != nullptr) dice = roll(c.key, block);
+    if (Format::kRandom && c.row.write.data != nullptr) dice = roll(c.row.key, block);
   };
   for_each_scale_block<Reader>(source, aligned, rolled, [&](bool whole, Reader& reader, int64_t begin, int j) {
     cached_block<Format, Coded>(reader, dice, whole, source.size, begin, j, c, terms, optimizer, gain, keep);
   });
-}
-
-template <typename Reader>
-using CachedKernel = void (*)(typename Reader::From, bool, Along, Terms, Optimizer, const Verdict*);
-
-template <typename Reader, typename... Each>
-CachedKernel<Reader> cached_kernel_for(List<Each...>, int format, bool coded) {
-  constexpr CachedKernel<Reader> kKernels[][2] = {
-      {cached_kernel<Each, false, Reader>, cached_kernel<Each, true, Reader>}...};
-  return kKernels[format][coded];
 }
 
 }  // namespace
@@ -134,10 +123,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
   along.kind = direction.kind;
   along.takes_update = true;
   along.gain = direction.gain;
-  along.read = row.read;
-  along.write = row.write;
-  along.coded = row.coded;
-  along.key = row.key;
+  along.row = row;
   along.sum = sum.values;
   along.entering = sum.entering;
   along.leaving = sum.leaving;
@@ -162,13 +148,17 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
     const bool steps = steps_first || (direction.kind == kMean && next == sum.terms.size());
     read_with(update, [&](auto with, const auto& source) {
       using Reader = typename decltype(with)::Reader;
-      launch_obeying("cached step", where, blocks,
-                     cached_kernel_for<Reader>(RowFormats{}, row.format, steps && optimizer.moments.coded()), source,
-                     aligned, along, terms, steps ? optimizer : none, where.verdict);
+      launch_of(row.format, RowFormats{}, [&](auto format) {
+        using Format = decltype(format);
+        launch("cached step", where, blocks,
+               steps && optimizer.moments.coded() ? cached_kernel<Format, true, Reader>
+                                                  : cached_kernel<Format, false, Reader>,
+               source, aligned, along, terms, steps ? optimizer : none, where.verdict);
+      });
     });
     along.kind = kMean;  // the remaining terms
     along.takes_update = steps_first = false;
-    along.read = along.write = along.coded = {};
+    along.row = {};
     along.acc = nullptr;
   } while (next < sum.terms.size());
 }

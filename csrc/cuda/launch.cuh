@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "cuda.h"
 
@@ -81,11 +83,10 @@ __device__ __forceinline__ void wait_for_judge() {
 #endif
 }
 
-// Launches kernel(arguments...) on `where`. If the launch fails, it throws an exception with the launch's name.
-// `obeys`: the kernel calls wait_for_judge before it reads or writes anything.
+// Launches kernel(arguments...) on `where`. If the launch fails, it throws an exception with the launch's name. A
+// kernel that takes a verdict obeys it: it calls wait_for_judge before it reads or writes anything.
 template <typename... Expected, typename... Given>
-void launch_on(bool obeys, const char* what, const Where& where, Shape shape, void (*kernel)(Expected...),
-               Given&&... arguments) {
+void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
   static_assert((((sizeof(Expected) + 7) / 8 * 8) + ...) <= 4096, "before CUDA 12.1 a kernel takes no more");
   if (where.loads) {
     cudaFuncAttributes found;
@@ -100,23 +101,10 @@ void launch_on(bool obeys, const char* what, const Where& where, Shape shape, vo
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
-  config.numAttrs = kDependent && obeys ? 1 : 0;
-#else
-  static_cast<void>(obeys);
+  constexpr bool kObeys = (std::is_same_v<Expected, const Verdict*> || ...);
+  config.numAttrs = kDependent && kObeys && where.verdict != nullptr ? 1 : 0;
 #endif
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Given>(arguments)...), what);
-}
-
-template <typename... Expected, typename... Given>
-void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
-  launch_on(false, what, where, shape, kernel, std::forward<Given>(arguments)...);
-}
-
-// The same for kernels that obey `where`'s verdict.
-template <typename... Expected, typename... Given>
-void launch_obeying(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...),
-                    Given&&... arguments) {
-  launch_on(where.verdict != nullptr, what, where, shape, kernel, std::forward<Given>(arguments)...);
 }
 
 }  // namespace fastagg::cuda

@@ -52,16 +52,14 @@ __device__ __forceinline__ void store_words(bool whole, uint8_t* codes, int64_t 
 }
 
 template <bool Whole>
-__device__ __forceinline__ CodedMoments load_coded(const Moments& from, int64_t begin) {
-  CodedMoments found{};
-  found.m = load_words<Whole>(from.coded_m, begin);
-  found.unit_m = from.units_m[begin / kScaleBlock];
+__device__ __forceinline__ void load_block(CodedMoments& to, const Moments& from, int64_t begin, int64_t) {
+  to.m = load_words<Whole>(from.coded_m, begin);
+  to.unit_m = from.units_m[begin / kScaleBlock];
   if (from.coded_v != nullptr) {
-    found.v = load_words<Whole>(from.coded_v, begin);
-    found.unit_v = from.units_v[begin / kScaleBlock];
+    to.v = load_words<Whole>(from.coded_v, begin);
+    to.unit_v = from.units_v[begin / kScaleBlock];
   }
-  if (from.coded_vhat != nullptr) found.vhat = load_words<Whole>(from.coded_vhat, begin);
-  return found;
+  if (from.coded_vhat != nullptr) to.vhat = load_words<Whole>(from.coded_vhat, begin);
 }
 
 // The random words for this lane's four words. The lanes compute the Philox calls together.
@@ -113,10 +111,10 @@ __device__ __forceinline__ float kept_finite(float value) {
   return value > -largest ? value : -largest;
 }
 
-// Steps one scale block along d: writes the new x, codes and units. `index`: its number in the whole model. It branches
-// on the optimizer's kind only where kinds differ, so that the rest is compiled once.
-__device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMoments& held, bool whole, int64_t begin,
-                                               int64_t size, int64_t index, Halves d, Halves x) {
+// Steps one scale block along d: writes the new x, codes and units. It branches on the optimizer's kind only where
+// kinds differ, so that the rest is compiled once.
+__device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& held, bool whole, int64_t begin,
+                                        int64_t size, Halves d, Halves x) {
   const int odd = lane() / kHalfWarp;
   const auto place = [odd](int h) { return 16 * h + 8 * odd; };  // the place of a code in its word
   const float full_m = full_of(held.unit_m, kSpanM), full_v = full_of(held.unit_v, kSpanV);
@@ -157,7 +155,7 @@ __device__ __forceinline__ void optimize_coded(const Optimizer& o, const CodedMo
   }
   const uint32_t unit_m = unit_bits(bits_of(most_m), kSpanM), unit_v = unit_bits(bits_of(most_v), kSpanV);
   const bool same_unit = bits_of(held.unit_v) == unit_v;
-  const Words random = random_words(o.moments.key, index);
+  const Words random = random_words(o.moments.key, begin / kScaleBlock);
   Words m{}, v{}, vhat{};
   Halves out;
   visit_at(o.kind, Optimizers{}, [&](auto kind) {

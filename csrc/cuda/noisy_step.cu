@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     Halves x{}, d{}, acc{};
     loading(whole, [&](auto w) {
       constexpr bool kWhole = decltype(w)::value;
-      held = load_moments_in<Coded, kWhole>(optimizer.moments, begin, size);
+      load_block<kWhole>(held, optimizer.moments, begin, size);
       x = load_halves<kWhole>(optimizer.x, begin, size);
       if (along.acc != nullptr) acc = load_halves<kWhole>(along.acc, begin, size);
       if (keep) d = read_halves<kWhole>(reader, begin, size);
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                                 : direction_of<kFlush>(to, 0.0f, acc.half[h].v[e], by, along.scale, keep);
     });
     add_noise(noise, numbers + j * kScaleBlock, begin, size, d);
-    advance<Coded>(optimizer, held, whole, begin, size, d, x);
+    advance(optimizer, held, whole, begin, size, d, x);
   });
 }
 
@@ -91,9 +91,9 @@ void noisy_step(const Update& update, const Direction& direction, const Optimize
   const DeviceGuard guard(where.device);
   const bool aligned =
       all_aligned(direction.buffer.acc, optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
-  launch_obeying("a step with noise", where, warps(blocks_of(update.size), where.device),
-                 optimizer.moments.coded() ? noisy_kernel<true> : noisy_kernel<false>, source_of(update), aligned,
-                 summed_of(direction), direction.noise, optimizer, where.verdict);
+  launch("a step with noise", where, warps(blocks_of(update.size), where.device),
+         optimizer.moments.coded() ? noisy_kernel<true> : noisy_kernel<false>, source_of(update), aligned,
+         summed_of(direction), direction.noise, optimizer, where.verdict);
 }
 
 }  // namespace fastagg::cuda

@@ -100,24 +100,6 @@ __global__ void __launch_bounds__(kThreads) read_kernel(Row row, int64_t size, b
     write(out, index, size, aligned, decode<Format>(row, index));
 }
 
-template <typename... Each>
-auto recompute_kernel_for(List<Each...>, int format) {
-  constexpr decltype(&recompute_kernel<Float32>) kKernels[] = {recompute_kernel<Each>...};
-  return kKernels[format];
-}
-
-template <typename... Each>
-auto add_kernel_for(List<Each...>, int format) {
-  constexpr decltype(&add_kernel<Float32>) kKernels[] = {add_kernel<Each>...};
-  return kKernels[format];
-}
-
-template <typename... Each>
-auto read_kernel_for(List<Each...>, int format) {
-  constexpr decltype(&read_kernel<Float32>) kKernels[] = {read_kernel<Each>...};
-  return kKernels[format];
-}
-
 }  // namespace
 
 void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const Where& where) {
@@ -125,9 +107,10 @@ void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blo
   const DeviceGuard guard(where.device);
   const int64_t count = (blocks.last - blocks.first + blocks.stride - 1) / blocks.stride;
   const Table table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
-  launch("recompute sum", where, warps(count * kScaleBlocks, where.device),
-         recompute_kernel_for(RowFormats{}, rows.format), table, rows.size, all_aligned(sum), weights, sum,
-         blocks.first, count, blocks.stride);
+  launch_of(rows.format, RowFormats{}, [&](auto format) {
+    launch("recompute sum", where, warps(count * kScaleBlocks, where.device), recompute_kernel<decltype(format)>, table,
+           rows.size, all_aligned(sum), weights, sum, blocks.first, count, blocks.stride);
+  });
 }
 
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
@@ -135,8 +118,10 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
   if (count == 0) return;
   const DeviceGuard guard(where.device);
   const Table table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
-  launch("add rows", where, warps(count * kScaleBlocks, where.device), add_kernel_for(RowFormats{}, rows.format), table,
-         rows.size, jobs, count, weights, weight);
+  launch_of(rows.format, RowFormats{}, [&](auto format) {
+    launch("add rows", where, warps(count * kScaleBlocks, where.device), add_kernel<decltype(format)>, table, rows.size,
+           jobs, count, weights, weight);
+  });
 }
 
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where) {
@@ -165,8 +150,10 @@ void copy_now(void* to, const void* from, int64_t bytes, const Where& where) {
 
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {
   const DeviceGuard guard(where.device);
-  launch("read row", where, warps(padded(rows.size) / kScaleBlock, where.device),
-         read_kernel_for(RowFormats{}, rows.format), rows.row(slot), rows.size, all_aligned(out), out);
+  launch_of(rows.format, RowFormats{}, [&](auto format) {
+    launch("read row", where, warps(padded(rows.size) / kScaleBlock, where.device), read_kernel<decltype(format)>,
+           rows.row(slot), rows.size, all_aligned(out), out);
+  });
 }
 
 }  // namespace fastagg::cuda

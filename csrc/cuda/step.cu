@@ -68,12 +68,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 // The same with 8-bit moments. The elements of a scale block share a unit.
 template <DirectionKind Direct, typename Reader>
 __device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t begin, int64_t size, const Summed& along,
-                                           const Factors& by, const Optimizer& optimizer, int64_t index, bool keep) {
-  CodedMoments held;
+                                           const Factors& by, const Optimizer& optimizer, bool keep) {
+  CodedMoments held{};
   Halves x, d{}, other{};
   loading(whole, [&](auto w) {
     constexpr bool kWhole = decltype(w)::value;
-    held = load_coded<kWhole>(optimizer.moments, begin);
+    load_block<kWhole>(held, optimizer.moments, begin, size);
     x = load_halves<kWhole>(optimizer.x, begin, size);
     if constexpr (Direct == kFlush) other = load_halves<kWhole>(along.acc, begin, size);
     if constexpr (Direct == kBlend) other = load_halves<kWhole>(along.base, begin, size);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t b
   each([&](int h, int e) {
     d.half[h].v[e] = direction_of<Direct>(d.half[h].v[e], x.half[h].v[e], other.half[h].v[e], by, along.scale, keep);
   });
-  optimize_coded(optimizer, held, whole, begin, size, index, d, x);
+  advance(optimizer, held, whole, begin, size, d, x);
 }
 
 template <DirectionKind Direct, typename Reader>
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   for_each_scale_block<Reader>(
       source, aligned, [](int64_t) {},
       [&](bool whole, Reader& reader, int64_t begin, int) {
-        coded_rows<Direct>(reader, whole, begin, source.size, along, by, optimizer, begin / kScaleBlock, keep);
+        coded_rows<Direct>(reader, whole, begin, source.size, along, by, optimizer, keep);
       });
 }
 
@@ -133,21 +133,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <typename Reader>
 using StepKernel = void (*)(typename Reader::From, bool, Summed, Optimizer, const Verdict*);
-template <typename Reader>
-using CodedKernel = void (*)(typename Reader::From, bool, Summed, Optimizer, const Verdict*);
 
+// By direction: with 8-bit moments, then of every optimizer.
 template <typename Reader, typename... Kinds>
-StepKernel<Reader> step_kernel_for(List<Kinds...>, int kind, DirectionKind direct) {
+StepKernel<Reader> step_kernel_for(List<Kinds...>, const Optimizer& optimizer, DirectionKind direct) {
   constexpr StepKernel<Reader> kKernels[][3] = {
+      {coded_kernel<kSingle, Reader>, coded_kernel<kFlush, Reader>, coded_kernel<kBlend, Reader>},
       {step_kernel<Kinds, kSingle, Reader>, step_kernel<Kinds, kFlush, Reader>, step_kernel<Kinds, kBlend, Reader>}...};
-  return kKernels[kind][direct];
-}
-
-template <typename Reader>
-CodedKernel<Reader> coded_kernel_for(DirectionKind direct) {
-  constexpr CodedKernel<Reader> kKernels[] = {coded_kernel<kSingle, Reader>, coded_kernel<kFlush, Reader>,
-                                              coded_kernel<kBlend, Reader>};
-  return kKernels[direct];
+  return kKernels[optimizer.moments.coded() ? 0 : 1 + optimizer.kind][direct];
 }
 
 }  // namespace
@@ -162,22 +155,17 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
   const unsigned blocks = warps(blocks_of(update.size), where.device);
   read_with(update, [&](auto with, const auto& source) {
     using Reader = typename decltype(with)::Reader;
-    if (optimizer.moments.coded())
-      launch_obeying("server step", where, blocks, coded_kernel_for<Reader>(direction.kind), source, aligned, along,
-                     optimizer, where.verdict);
-    else
-      launch_obeying("server step", where, blocks,
-                     step_kernel_for<Reader>(Optimizers{}, optimizer.kind, direction.kind), source, aligned, along,
-                     optimizer, where.verdict);
+    launch("server step", where, blocks, step_kernel_for<Reader>(Optimizers{}, optimizer, direction.kind), source,
+           aligned, along, optimizer, where.verdict);
   });
 }
 
 void accumulate(const Update& update, const float* acc, double weight, float* acc_out, const Where& where) {
   const DeviceGuard guard(where.device);
   read_with(update, [&](auto with, const auto& source) {
-    launch_obeying("accumulate", where, warps(blocks_of(update.size), where.device),
-                   accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc, weight,
-                   acc_out, where.verdict);
+    launch("accumulate", where, warps(blocks_of(update.size), where.device),
+           accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc, weight, acc_out,
+           where.verdict);
   });
 }
 

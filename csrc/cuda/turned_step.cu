@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         Halves x{}, d{};
         loading(whole, [&](auto w) {
           constexpr bool kWhole = decltype(w)::value;
-          held = load_plain<kWhole>(optimizer.moments, begin, size);
+          load_block<kWhole>(held, optimizer.moments, begin, size);
           x = load_halves<kWhole>(optimizer.x, begin, size);
           d = read_halves<kWhole>(reader, begin, size);
         });
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             to = turn.along == 0.0f ? by * to : turned_of(to, by, held.half[h].m.v[e], turn.along);
           }
         });
-        advance<false>(optimizer, held, whole, begin, size, d, x);
+        advance(optimizer, held, whole, begin, size, d, x);
       });
 }
 

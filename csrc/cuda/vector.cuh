@@ -7,10 +7,18 @@
 
 #include <cuda_runtime.h>
 
+#include "../math/list.h"
 #include "../math/reduce.h"
 #include "launch.cuh"
 
 namespace fastagg::cuda {
+
+// Calls launch(T{}) on the host with the type at `place` of a list.
+template <typename Launch, typename... Each>
+void launch_of(int place, List<Each...>, Launch launch) {
+  int at = 0;
+  ((at++ == place ? launch(Each{}) : void()), ...);
+}
 
 constexpr int kFour = 4;
 constexpr int64_t kRow = kWarp * kFour;

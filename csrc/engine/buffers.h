@@ -3,8 +3,8 @@
 
 #include <atomic>
 
+#include "../cpu/combine.h"
 #include "../cpu/cpu.h"
-#include "../cpu/desks.h"
 #include "buffered.h"
 #include "held.h"
 

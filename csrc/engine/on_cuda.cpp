@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "../cpu/combine.h"
 #include "../cpu/cpu.h"
-#include "../cpu/desks.h"
 #include "../math/reduce.h"
 #include "../store/encoded.h"
 #include "held.h"

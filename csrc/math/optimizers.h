@@ -115,7 +115,7 @@ struct Adam {
   }
 };
 
-struct Amsgrad {
+struct Amsgrad : Adam {
   static constexpr const char* kName = "amsgrad";
   static constexpr bool kM = true, kV = true, kVhat = true, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
@@ -127,10 +127,9 @@ struct Amsgrad {
   FASTAGG_FN F moved(F, F x, const MomentsOf<F>& s, const Hyper& h) {
     return descend<L>(x, s.m, s.vhat, h);
   }
-  static double reach(const Decay& s, double d, MomentBounds& bound) { return Adam::reach(s, d, bound); }
 };
 
-struct Yogi {
+struct Yogi : Adam {
   static constexpr const char* kName = "yogi";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false, kPlain = false;
   template <typename L, typename F>
@@ -139,17 +138,13 @@ struct Yogi {
     const F square = d * d;
     s.v = s.v - (h.rest2 * square) * L::sign(s.v - square);
   }
-  template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
-    return Adam::moved<L>(d, x, s, h);
-  }
   static double reach(const Decay& s, double d, MomentBounds& bound) {
     bound = {std::max(bound.m, d), bound.v + d * d};
     return std::min(bound.m / s.eps, largest_ratio(s, std::min(s.beta2, 1.0 - s.beta2)));
   }
 };
 
-struct Adagrad {
+struct Adagrad : Adam {
   static constexpr const char* kName = "adagrad";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false, kPlain = false;
   template <typename L, typename F>
@@ -157,28 +152,19 @@ struct Adagrad {
     s.m = ema(decay1, s.m, h.rest1, d);
     s.v = s.v + d * d;
   }
-  template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
-    return Adam::moved<L>(d, x, s, h);
-  }
   static double reach(const Decay& s, double d, MomentBounds& bound) {
     bound = {std::max(bound.m, d), bound.v + d * d};
     return std::min(bound.m / s.eps, std::max(2.0, kVanishing / s.eps));
   }
 };
 
-struct Lookahead {
+struct Lookahead : Adam {
   static constexpr const char* kName = "lookahead";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
-  template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
-    Adam::advance<L>(d, s, h, decay1, decay2);
-  }
   template <typename L, typename F>
   FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
     return descend<L>(x, ema(h.beta1, s.m, h.rest1, d), s.v, h);
   }
-  static double reach(const Decay& s, double d, MomentBounds& bound) { return Adam::reach(s, d, bound); }
 };
 
 struct Nesterov {

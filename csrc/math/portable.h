@@ -78,9 +78,6 @@ struct Scalar {
   }
   FASTAGG_FN U bits(F value) { return bits_of(value); }
   FASTAGG_FN F from_bits(U bits) { return float_from_bits(bits); }
-  FASTAGG_FN I at_most(I value, I limit) { return value < limit ? value : limit; }
-  FASTAGG_FN I at_least(I value, I limit) { return value > limit ? value : limit; }
-  FASTAGG_FN U least(U a, U b) { return a < b ? a : b; }
   FASTAGG_FN F number(I whole) { return static_cast<F>(whole); }
   FASTAGG_FN I whole(U bits) { return static_cast<I>(bits); }
   FASTAGG_FN U word(I whole) { return static_cast<U>(whole); }

@@ -56,14 +56,12 @@ FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels)
 //   put      a value over its scale, rounded with 16 random bits
 //   kept     what was put stands for
 //   join     writes what was put of a pair; split reads it back as numbers, and value says what they stand for
-struct Float32 {
-  static constexpr const char* kName = "fp32";
-  static constexpr int kBits = 32, kPlanes = 2;
-  static constexpr int32_t kLevels = 0;
-  static constexpr bool kRandom = false;
-  typedef uint32_t Code;
-  FASTAGG_FN int32_t put(float value, uint32_t) { return static_cast<int32_t>(bits_of(value)); }
-  FASTAGG_FN float kept(int32_t put, float) { return float_from_bits(static_cast<uint32_t>(put)); }
+
+// A code for each element: the lowest bits of what was put.
+template <typename Bits>
+struct TwoPlanes {
+  typedef Bits Code;
+  static constexpr int kBits = 8 * static_cast<int>(sizeof(Code)), kPlanes = 2;
   FASTAGG_FN void join(Code* codes, int64_t i, int64_t plane, int32_t first, int32_t second) {
     codes[i] = static_cast<Code>(first);
     codes[i + plane] = static_cast<Code>(second);
@@ -72,15 +70,21 @@ struct Float32 {
     first = static_cast<int32_t>(codes[i]);
     second = static_cast<int32_t>(codes[i + plane]);
   }
+};
+
+struct Float32 : TwoPlanes<uint32_t> {
+  static constexpr const char* kName = "fp32";
+  static constexpr int32_t kLevels = 0;
+  static constexpr bool kRandom = false;
+  FASTAGG_FN int32_t put(float value, uint32_t) { return static_cast<int32_t>(bits_of(value)); }
+  FASTAGG_FN float kept(int32_t put, float) { return float_from_bits(static_cast<uint32_t>(put)); }
   FASTAGG_FN float value(int32_t number, float) { return float_from_bits(static_cast<uint32_t>(number)); }
 };
 
-struct BFloat16 {
+struct BFloat16 : TwoPlanes<uint16_t> {
   static constexpr const char* kName = "bf16";
-  static constexpr int kBits = 16, kPlanes = 2;
   static constexpr int32_t kLevels = 0;
   static constexpr bool kRandom = true;
-  typedef uint16_t Code;
   FASTAGG_FN int32_t put(float value, uint32_t random) {
     const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
     const uint32_t most = 0x7f7fffffu;  // the largest finite number must not carry into infinity
@@ -88,14 +92,6 @@ struct BFloat16 {
     return static_cast<int32_t>(((bits & 0x80000000u) | (carried < most ? carried : most)) >> 16);
   }
   FASTAGG_FN float kept(int32_t put, float) { return float_from_bits(static_cast<uint32_t>(put) << 16); }
-  FASTAGG_FN void join(Code* codes, int64_t i, int64_t plane, int32_t first, int32_t second) {
-    codes[i] = static_cast<Code>(first);
-    codes[i + plane] = static_cast<Code>(second);
-  }
-  FASTAGG_FN void split(const Code* codes, int64_t i, int64_t plane, int32_t& first, int32_t& second) {
-    first = codes[i];
-    second = codes[i + plane];
-  }
   FASTAGG_FN float value(int32_t number, float scale) { return kept(number, scale); }
 };
 
@@ -111,18 +107,8 @@ struct Scaled {
   FASTAGG_FN float value(int32_t number, float scale) { return static_cast<float>(number) * scale; }
 };
 
-struct Int8 : Scaled<127> {
+struct Int8 : Scaled<127>, TwoPlanes<int8_t> {
   static constexpr const char* kName = "int8";
-  static constexpr int kBits = 8, kPlanes = 2;
-  typedef int8_t Code;
-  FASTAGG_FN void join(Code* codes, int64_t i, int64_t plane, int32_t first, int32_t second) {
-    codes[i] = static_cast<Code>(number_of(first));
-    codes[i + plane] = static_cast<Code>(number_of(second));
-  }
-  FASTAGG_FN void split(const Code* codes, int64_t i, int64_t plane, int32_t& first, int32_t& second) {
-    first = codes[i];
-    second = codes[i + plane];
-  }
 };
 
 struct Int4 : Scaled<7> {

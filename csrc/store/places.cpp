@@ -5,22 +5,9 @@
 #include <utility>
 
 namespace fastagg::store {
-namespace {
-
-template <typename T>
-void make_room(std::vector<T>& values, size_t more) {
-  if (values.capacity() < values.size() + more) values.reserve(2 * values.size() + more + 16);
-}
-
-}  // namespace
 
 Places::Places(int64_t clients, int64_t sums, int64_t keep)
     : per_slot_(sums), keep_(keep), slots_(static_cast<size_t>(clients), -1) {}
-
-void Places::make_room_for(size_t rows) {
-  make_room(free_, rows);
-  make_room(retired_, rows);
-}
 
 void Places::reserve(SlotFile& file) {
   make_room_for(1);
@@ -30,36 +17,22 @@ void Places::reserve(SlotFile& file) {
     free_.pop_back();
     return;
   }
-  if (used_ == file.slots()) file.grow(used_ + 1);
-  make_room(born_, 1);
-  sums_.reserve(born_.capacity() * static_cast<size_t>(per_slot_));
-  born_.resize(static_cast<size_t>(used_ + 1));
-  sums_.resize(born_.size() * static_cast<size_t>(per_slot_));
-  reserved_ = used_++;
-}
-
-void Places::retire(int64_t slot) noexcept {
-  if (slot < 0) return;
-  if (born_[static_cast<size_t>(slot)] == cuts_) {
-    free_.push_back(slot);
-  } else {
-    retired_.emplace_back(cuts_, slot);
-  }
+  const auto used = static_cast<int64_t>(cut_.size());
+  if (used == file.slots()) file.grow(used + 1);
+  make_room(sums_, static_cast<size_t>(per_slot_));
+  cut_.push_back(-1);
+  sums_.resize(cut_.size() * static_cast<size_t>(per_slot_));
+  reserved_ = used;
 }
 
 int64_t Places::move(int64_t client) noexcept {
-  int64_t& slot = slots_[static_cast<size_t>(client)];
-  retire(slot);
-  slot = reserved_;
-  reserved_ = -1;
-  born_[static_cast<size_t>(slot)] = cuts_;
-  return slot;
+  drop(client);
+  return slots_[static_cast<size_t>(client)] = std::exchange(reserved_, -1);
 }
 
 void Places::drop(int64_t client) noexcept {
-  int64_t& slot = slots_[static_cast<size_t>(client)];
-  retire(slot);
-  slot = -1;
+  const int64_t slot = std::exchange(slots_[static_cast<size_t>(client)], -1);
+  if (slot >= 0 && cut_[static_cast<size_t>(slot)] < 0) free_.push_back(slot);
 }
 
 Places::Cut Places::cut() {
@@ -68,6 +41,8 @@ Places::Cut Places::cut() {
   for (const int64_t slot : slots_)
     if (slot >= 0) cut.sums.insert(cut.sums.end(), sums(slot), sums(slot) + per_slot_);
   cut.number = ++cuts_;
+  for (const int64_t slot : slots_)
+    if (slot >= 0) cut_[static_cast<size_t>(slot)] = cuts_;
   return cut;
 }
 
@@ -81,13 +56,13 @@ std::vector<int64_t> Places::kept_with(int64_t number) const {
 
 void Places::confirm(int64_t number) {
   confirmed_ = kept_with(number);
-  const int64_t oldest =
-      static_cast<int64_t>(confirmed_.size()) < keep_ ? 0 : *std::min_element(confirmed_.begin(), confirmed_.end());
-  size_t given_up = 0;
-  while (given_up < retired_.size() && retired_[given_up].first < oldest) ++given_up;
-  make_room(free_, given_up);
-  for (size_t i = 0; i < given_up; ++i) free_.push_back(retired_[i].second);
-  retired_.erase(retired_.begin(), retired_.begin() + static_cast<std::ptrdiff_t>(given_up));
+  if (static_cast<int64_t>(confirmed_.size()) < keep_) return;
+  const int64_t oldest = *std::min_element(confirmed_.begin(), confirmed_.end());
+  for (size_t slot = 0; slot < cut_.size(); ++slot) {  // a row that a client has is of the last cut, or of none
+    if (cut_[slot] < 0 || cut_[slot] >= oldest) continue;
+    free_.push_back(static_cast<int64_t>(slot));
+    cut_[slot] = -1;
+  }
 }
 
 void Places::load(const Cut& cut, const std::vector<CountingCut>& others, int64_t last, int64_t slots_in_file) {
@@ -113,17 +88,14 @@ void Places::load(const Cut& cut, const std::vector<CountingCut>& others, int64_
         needed[static_cast<size_t>(slot)] = std::max(needed[static_cast<size_t>(slot)], number);
   }
   confirmed_.push_back(cut.number);
-  // No row is of this cut, or of a later one: each stays when its client has another one.
-  born_.assign(needed.size(), -1);
   sums_.assign(needed.size() * static_cast<size_t>(per_slot_), 0);
   free_.clear();
-  retired_.clear();
   for (int64_t slot = slots_in_file; slot-- > 0;) {
-    const int64_t number = needed[static_cast<size_t>(slot)];
+    int64_t& number = needed[static_cast<size_t>(slot)];
     if (number < 0) free_.push_back(slot);
-    if (number >= 0 && number != kUsed) retired_.emplace_back(number, slot);
+    if (number == kUsed) number = cuts_;
   }
-  std::sort(retired_.begin(), retired_.end());
+  cut_ = std::move(needed);
   slots_ = cut.slots;
   auto from = cut.sums.begin();
   for (const int64_t slot : slots_) {
@@ -131,12 +103,11 @@ void Places::load(const Cut& cut, const std::vector<CountingCut>& others, int64_
     std::copy_n(from, per_slot_, sums_.begin() + slot * per_slot_);
     from += per_slot_;
   }
-  used_ = slots_in_file;
   reserved_ = -1;
 }
 
 int64_t Places::nbytes() const {
-  return static_cast<int64_t>((slots_.size() + born_.size()) * sizeof(int64_t) + sums_.size() * sizeof(uint32_t));
+  return static_cast<int64_t>((slots_.size() + cut_.size()) * sizeof(int64_t) + sums_.size() * sizeof(uint32_t));
 }
 
 }  // namespace fastagg::store

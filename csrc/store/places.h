@@ -25,13 +25,13 @@ class Places {
   }
 
   // So many rows will be moved or dropped: it cannot fail then.
-  void make_room_for(size_t rows);
+  void make_room_for(size_t rows) { make_room(free_, rows); }
   // A slot for one row, of which nothing is known yet, and room for its `move`.
   void reserve(SlotFile& file);
   // The client's row is in the reserved slot from now on; the slot.
   int64_t move(int64_t client) noexcept;
   // Whether the client has a row that no cut knows.
-  bool is_new(int64_t client) const { return of(client) >= 0 && born_[static_cast<size_t>(of(client))] == cuts_; }
+  bool is_new(int64_t client) const { return of(client) >= 0 && cut_[static_cast<size_t>(of(client))] < 0; }
   // The client has no row any more.
   void drop(int64_t client) noexcept;
 
@@ -43,8 +43,8 @@ class Places {
   Cut cut();
   std::vector<int64_t> kept_with(int64_t number) const;
   void confirm(int64_t number);
-  using CountingCut =
-      std::pair<int64_t, std::vector<int64_t>>;  // a cut that counts: its number, and its slots by client
+  // A cut that counts: its number, and its slots by client.
+  using CountingCut = std::pair<int64_t, std::vector<int64_t>>;
   // `others`: cuts that still count, the one that was made last at the end; `last`: no cut had a larger number. Throws
   // std::invalid_argument, with nothing changed, for a cut that cannot be of a file of so many slots.
   void load(const Cut& cut, const std::vector<CountingCut>& others, int64_t last, int64_t slots_in_file);
@@ -52,15 +52,16 @@ class Places {
   int64_t nbytes() const;
 
  private:
-  void retire(int64_t slot) noexcept;
+  template <typename T>
+  static void make_room(std::vector<T>& values, size_t more) {
+    if (values.capacity() < values.size() + more) values.reserve(2 * values.size() + more + 16);
+  }
 
   int64_t per_slot_, keep_;
   std::vector<int64_t> slots_;  // by client
   std::vector<uint32_t> sums_;  // by slot
-  std::vector<int64_t> born_;   // by slot: how many cuts there had been
+  std::vector<int64_t> cut_;    // by slot: the last cut that has it; negative: none
   std::vector<int64_t> free_;
-  int64_t used_ = 0;                                  // slots from here on were never used
-  std::vector<std::pair<int64_t, int64_t>> retired_;  // (cuts so far, slot), in order: a checkpoint may need it
   int64_t cuts_ = 0, reserved_ = -1;
   std::vector<int64_t> confirmed_;
 };

@@ -1,8 +1,8 @@
 // The rows of all clients in a file: for more clients than memory has rows for.
 //
-// A row lies in a slot of the file (slot_file.h), and its windows have checksums (windows.h). When a client is sent a
-// model the system is asked for its row, so that it is in the page cache when the client answers. An arrival reads its
-// client's row into memory, and writes the new one to a free slot, which the page cache takes.
+// A row lies in a slot of the file, and its windows have checksums (slot_file.h). When a client is sent a model the
+// system is asked for its row, so that it is in the page cache when the client answers. An arrival reads its client's
+// row into memory, and writes the new one to a free slot, which the page cache takes.
 // A slot that a checkpoint refers to is not written over (places.h): the checkpoint is the list of the slots, and the
 // rows stay where they are. The sum is added up again window by window (sweep.h). Kernels run on the CPU.
 #pragma once
@@ -18,7 +18,6 @@
 #include "row_store.h"
 #include "slot_file.h"
 #include "sweep.h"
-#include "windows.h"
 
 namespace fastagg::store {
 

@@ -8,7 +8,7 @@
 
 #include "../math/reduce.h"
 #include "../runner.h"
-#include "windows.h"
+#include "slot_file.h"
 
 namespace fastagg::store {
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <utility>
 
 #include "blocks.h"
 
@@ -20,13 +22,17 @@ struct Vector {
 
 // `nbytes` of host memory that nobody has written to. With `keep` it is reused when the last owner is gone. Throws
 // std::bad_alloc.
-Owner new_memory(int64_t nbytes, bool keep = true);
+inline Owner new_memory(int64_t nbytes, bool keep = true) {
+  const auto size = static_cast<size_t>(nbytes);
+  return Owner(take(size), GivesBack{size, keep});
+}
 
-inline Vector new_vector(int64_t count) {
-  Owner owner = new_memory(count * static_cast<int64_t>(sizeof(float)));
-  auto* data = static_cast<float*>(owner.get());
+inline Vector new_bytes(int64_t nbytes) {
+  Owner owner = new_memory(nbytes);
+  auto* const data = static_cast<float*>(owner.get());
   return {std::move(owner), data};
 }
+inline Vector new_vector(int64_t count) { return new_bytes(count * static_cast<int64_t>(sizeof(float))); }
 
 // Where a server's vectors are: in host memory, or on a device. Every method may throw std::bad_alloc or what the
 // device reports. Addresses of two kinds: of this memory, and (put, get) of the host's.
@@ -42,6 +48,15 @@ class Memory {
   virtual bool is_host() const { return true; }  // whether the processor may read it
 };
 
-std::shared_ptr<Memory> host_memory();
+class HostMemory : public Memory {
+ public:
+  Vector bytes(int64_t nbytes) override { return new_bytes(nbytes); }
+  void zero(void* at, int64_t nbytes) override { std::memset(at, 0, static_cast<size_t>(nbytes)); }
+  void copy(void* to, const void* from, int64_t nbytes) override { std::memcpy(to, from, static_cast<size_t>(nbytes)); }
+  void put(void* to, const void* host, int64_t nbytes) override { copy(to, host, nbytes); }
+  void get(void* host, const void* from, int64_t nbytes) override { copy(host, from, nbytes); }
+};
+
+inline std::shared_ptr<Memory> host_memory() { return std::make_shared<HostMemory>(); }
 
 }  // namespace fastagg::store

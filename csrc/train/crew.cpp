@@ -15,9 +15,7 @@ Crew::Crew(int64_t threads) : process_(getpid()) {
   }
 }
 
-Crew::~Crew() { end(); }
-
-void Crew::end() {
+Crew::~Crew() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ends_ = true;

@@ -39,7 +39,6 @@ class Crew {
  private:
   explicit Crew(int64_t threads);
   bool is_here() const;
-  void end();
   void work();
   // Runs the task with the lock given back.
   void run(Task& task, std::unique_lock<std::mutex>& lock);

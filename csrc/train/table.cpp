@@ -203,9 +203,9 @@ class Table::Builder {
       layer.in = static_cast<int32_t>(one.in);
       layer.other = static_cast<int32_t>(one.other);
       layer.out = static_cast<int32_t>(i + 1);
-      std::copy_n(one.kernel, 2, layer.kernel);
-      std::copy_n(one.stride, 2, layer.stride);
-      std::copy_n(one.padding, 2, layer.padding);
+      std::copy(one.kernel.begin(), one.kernel.end(), layer.kernel);
+      std::copy(one.stride.begin(), one.stride.end(), layer.stride);
+      std::copy(one.padding.begin(), one.padding.end(), layer.padding);
       layer.groups = one.groups;
       layer.eps = one.eps;
       layer.momentum = one.momentum;
@@ -290,10 +290,7 @@ class Table::Builder {
       *each = take(net.packed);
   }
 
-  int32_t* list(int64_t count) {
-    to_.lists_.push_back(std::make_unique<std::vector<int32_t>>(static_cast<size_t>(count)));
-    return to_.lists_.back()->data();
-  }
+  int32_t* list(int64_t count) { return to_.lists_.emplace_back(static_cast<size_t>(count)).data(); }
 
   void add_lists() {
     int64_t longest = 1;
@@ -334,8 +331,7 @@ class Table::Builder {
   int64_t add_phases(Layer& layer, const Image& in, const Image& out) {
     const Description& one = given_[static_cast<size_t>(layer.out) - 1];
     const Side rows = side(one, in, out, 0), columns = side(one, in, out, 1);
-    to_.phases_.push_back(std::make_unique<std::vector<Phase>>());
-    std::vector<Phase>& phases = *to_.phases_.back();
+    std::vector<Phase>& phases = to_.phases_.emplace_back();
     int64_t longest = 0;
     for (int64_t py = 0; py < rows.phases(); ++py)
       for (int64_t px = 0; px < columns.phases(); ++px) {

@@ -1,6 +1,8 @@
 // Builds networks from descriptions of their layers.
 #pragma once
 
+#include <array>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +17,7 @@ struct Description {
   int64_t in = 0, other = -1;
   bool relu = false;
   int64_t channels = 0;  // of a convolution's output
-  int64_t kernel[2] = {1, 1}, stride[2] = {1, 1}, padding[2] = {0, 0};
+  std::array<int64_t, 2> kernel{1, 1}, stride{1, 1}, padding{0, 0};
   int64_t groups = 1;
   float eps = 0.0f, momentum = 0.0f;
   int64_t weight = -1, bias = -1, mean = -1, variance = -1;  // places in the flat parameters, and in the buffers
@@ -51,8 +53,8 @@ class Table {
 
   std::vector<Image> images_;
   std::vector<Layer> layers_;
-  std::vector<std::unique_ptr<std::vector<int32_t>>> lists_;
-  std::vector<std::unique_ptr<std::vector<Phase>>> phases_;
+  std::deque<std::vector<int32_t>> lists_;
+  std::deque<std::vector<Phase>> phases_;
   std::vector<int32_t> places_, turning_;
   int64_t parameters_, workspace_ = 0;
   Net net_{};

@@ -187,22 +187,22 @@ class Gaussian:
     def native(self, size: int | None) -> Native:
         """The settings of the native part, for a buffer of this size."""
         clip, noise = self.clip_norm, self.noise_multiplier
-        past: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-        adapts, first = (0.5, 0.0, 0.0), clip
+        more: dict[str, float | tuple[float, ...]] = {}
         if isinstance(clip, AdaptiveClip):
             counts = (size or 0) / 20 if clip.count_noise is None else clip.count_noise
             if not 2 * counts > noise:
                 raise ConfigError(
                     f"count_noise: the buffer's size / 20 is {counts}, and more than {noise / 2} is needed; give it"
                 )
-            adapts, first = (clip.quantile, clip.rate, counts), clip.initial
+            more = {"quantile": clip.quantile, "rate": clip.rate, "count_noise": counts}
             noise = 0.0 if noise == 0 else (noise**-2 - (2 * counts) ** -2) ** -0.5
         if self.correlation is not None and self.max_participations is not None:
-            past = (self.correlation.omega, self.correlation.theta)
+            more |= {"omega": self.correlation.omega, "theta": self.correlation.theta}
             noise *= self.correlation.sensitivity(self.max_participations, self.min_separation)
         return native.engine.PrivacySetting(
-            noise=noise, clip=first, adapts=adapts, past=past, separation=self.min_separation,
-            most=_MOST if self.max_participations is None else self.max_participations,
+            noise=noise, clip=clip.initial if isinstance(clip, AdaptiveClip) else clip,
+            separation=self.min_separation,
+            most=_MOST if self.max_participations is None else self.max_participations, **more,
         )  # fmt: skip
 
     def epsilon(self, steps: int, delta: float) -> float:

@@ -8,9 +8,9 @@
 #include <mutex>
 #include <set>
 
-#include "../../csrc/bindings/testing.h"
 #include "../../csrc/store/process.h"
 #include "cuda_runtime.h"
+#include "testing.h"
 
 namespace emulation {
 

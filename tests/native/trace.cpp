@@ -19,7 +19,6 @@
 
 #include "../../csrc/cpu/combine.h"
 #include "../../csrc/cpu/cpu.h"
-#include "../../csrc/cpu/distill.h"
 #include "../../csrc/cpu/kernels.h"
 #include "../../csrc/cpu/pool.h"
 #include "../../csrc/cpu/tuning.h"

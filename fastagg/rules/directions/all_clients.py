@@ -109,8 +109,8 @@ class AllClientsState(SumState):
         self.resummation = None if setting.mode == "direct" else resummation_of(self.cache, material)
         super().__init__(
             native.engine.AllClients(
-                sign=setting.sign, setting=setting.native_setting(), rows=self.cache.native, seed=seed,
-                sum=self.sum.data_ptr(), resummation=self.resummation,
+                sign=setting.sign, setting=setting.native_setting(), seed=seed, sum=self.sum.data_ptr(),
+                rows=self.resummation or native.engine.RowMemory(self.cache.native),
             )
         )  # fmt: skip
 
@@ -148,7 +148,7 @@ class TieredState(SumState):
         self.rows = TieredRows(setting.cache, material.size, setting.num_clients)
         self.sum = memory.zeros(material.size, material.device)
         super().__init__(
-            native.engine.AllClients.on(
+            native.engine.AllClients(
                 sign=setting.sign, setting=setting.native_setting(), rows=self.rows.native, seed=material.seed,
                 sum=self.sum.data_ptr(),
             )

@@ -174,15 +174,14 @@ class BufferState(DirectionState):
     """The sum of the updates so far. The last update of a full round goes directly into the step."""
 
     def __init__(self, setting: Buffer, material: Material) -> None:
-        exact = (0.0, 0.0)
+        exact = {}
         if setting.exact is not None:
             on_host_only("exact: sums of whole numbers are added on the CPU", material.device)
-            exact = (setting.exact, ops.exact_unit(setting.exact))
+            exact = {"largest": setting.exact, "unit": ops.exact_unit(setting.exact)}
         native_setting = native.engine.BufferedSetting(
             capacity=-1 if setting.size is None else setting.size, synchronous=setting.synchronous,
             closes_first=setting.overflow == "close", at_least=setting.at_least or 0, grace=setting.grace or 0.0,
-            exact=exact, divisor=_DIVISORS.get(setting.normalize, setting.normalize),
-            size=material.size,
+            divisor=_DIVISORS.get(setting.normalize, setting.normalize), size=material.size, **exact,
         )  # fmt: skip
         private = None
         if setting.privacy is not None:

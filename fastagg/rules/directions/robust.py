@@ -76,7 +76,7 @@ class Robust(Direction):
     def start(self, material: Material) -> DirectionState:
         setting = native.engine.BufferedSetting(
             capacity=-1 if self.size is None else self.size, synchronous=self.synchronous, closes_first=False,
-            at_least=self.at_least or 0, grace=self.grace or 0.0, exact=(0.0, 0.0), divisor=0.0, size=material.size,
+            at_least=self.at_least or 0, grace=self.grace or 0.0, size=material.size,
             combine=robust_of(self.rule, None, self._rule()),
         )  # fmt: skip
         return DirectionState(native.engine.Buffered(sign=self.sign, setting=setting, memory=material.memory))
