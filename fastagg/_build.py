@@ -91,7 +91,7 @@ def build_info() -> Plain:
         "tuned_by": tuning.source(),
         "threads": get_num_threads(),
         "cuda_built": built,
-        "cuda_skipped": None if built else f"{native.cuda_skipped}; to build with CUDA: {WITH_CUDA}",
+        "cuda_skipped": None if built else f"{native.cuda_skipped}; to build with CUDA, in a clone: {WITH_CUDA}",
         "cuda_architectures": [f"sm_{arch}" for arch in native.cuda_architectures.split(",") if arch],
         "cuda_runtime": f"{runtime // 1000}.{runtime % 1000 // 10}" if built else None,
         "cuda_devices": int(native.cuda_device_count()) if built else 0,

@@ -27,5 +27,5 @@ def require(what: str, extra: str, modules: tuple[str, ...]) -> None:
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        absent = f"{' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        absent = f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
         raise MissingDependency(f'{what} needs {absent}: pip install "fastagg[{extra}]"')

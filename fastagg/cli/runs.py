@@ -39,6 +39,9 @@ def demo(
 
     Real digits, three seeds; a table, plots and a report, in about 15 seconds.
     """
+    from fastagg import _extras
+
+    _extras.require("the simulator", "sim", _extras.SIM)
     # Before anything heavy is imported, so that it is on the screen at once.
     print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)

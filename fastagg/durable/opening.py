@@ -208,7 +208,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
     engine.limit(server._engine, server._parts.settings)
     _log.info(
         "%s: recovered version %d: checkpoint %d, then %s", disk.path, server.version, past.checkpoint.sequence,
-        past.replayed,
+        ", ".join(f"{count} {name}" for name, count in past.replayed.items()) or "nothing",
     )  # fmt: skip
     return _Opened(server, keeper, start, past.reader.passed + past.streamed, False)
 

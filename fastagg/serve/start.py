@@ -52,7 +52,7 @@ def serve(
         servers = [stack.enter_context(one) for one in opened(cut, rule, settings, workers, folder)]
         for part in cut:
             part.arrays.clear()  # the servers have copies
-        _log.info("%s: %s parameters in %d parts, %s", model, f"{cut.layout.size:,}", len(cut), servers[0].direction)
+        _log.info("%s: %s parameters, parts: %d, %s", model, f"{cut.layout.size:,}", len(cut), servers[0].direction)
         app = Service(servers, cut, folder, known, **limits).app()
         uvicorn.run(
             app, host=host, port=port, http=Connection, ws="none", timeout_keep_alive=30, timeout_graceful_shutdown=3,

@@ -48,8 +48,8 @@ def _check_kernels(device: torch.device) -> None:
     """Check that this build's kernels can run on a CUDA device that torch can use."""
     if not native.cuda_architectures:
         raise DeviceError(
-            f"{device}: this build of fastagg has no CUDA kernels ({native.cuda_skipped}); install it with nvcc and "
-            f"`{WITH_CUDA}`, or use device='cpu'"
+            f"{device}: this build of fastagg has no CUDA kernels ({native.cuda_skipped}); install the wheel with "
+            f"`1cuda` in its name, or in a clone, with nvcc, `{WITH_CUDA}`, or use device='cpu'"
         )
     devices, _, words = native.cuda_answer()
     if devices == 0:

@@ -55,11 +55,11 @@ def test_the_end_is_compared_by_a_test_that_is_named(group):
     near = [group("A", FAST, [(0, 0.1), (10, 0.95)]), group("B", SLOW, SLOW)]
     *_, end, chance = findings.sentences(near, "B")
     assert end == "Accuracy at the end: A is first and B last, 22.5 points below."
-    assert chance == "At the level of 5% (paired t-tests over seeds) no method is above another."
+    assert chance == "At the level of 5% (paired t-tests over seeds) no method is above another in accuracy."
     runs = [[(0, 0.1), (10, 0.9 + k / 100)] for k in (1, 2, 3, 2)]
     groups = [group("A", *runs), group("B", *[SLOW] * 4), group("C", *[SLOW] * 4)]
     assert findings.sentences(groups, "B")[-1] == (
-        "At the level of 5% (paired t-tests over seeds, with Holm's correction for 2 of them) A is above B."
+        "At the level of 5% (paired t-tests over seeds, with Holm's correction for 2 of them) A is above B in accuracy."
     )
     sheet = findings.differences(groups, "B")
     assert [row[0] for row in sheet.rows] == ["accuracy: A - B", "accuracy: B - C", "time: B / A", "time: B / C"]

@@ -32,6 +32,7 @@ _IGNORED = {
     "fraction_train": "there are no rounds to sample nodes for; concurrency says how many train at a time",
     "min_train_nodes": "there are no rounds to sample nodes for; min_available_nodes says how many must be online",
 }
+_NEVER = "clients do not evaluate; give evaluate_clients_every, the versions between two evaluations"
 _OF_EVALUATION = ("min_evaluate_nodes", "evaluate_metrics_aggr_fn")
 Config = Callable[[int, int], ConfigRecord]  # of a version and a node
 _ROUNDS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
@@ -80,10 +81,9 @@ class AsyncStrategy(FedAvg):
     ) -> None:
         ignored = dict(_IGNORED)
         if evaluate_clients_every is None:
-            never = "clients do not evaluate, as evaluate_clients_every is None"
-            ignored |= dict.fromkeys(_OF_EVALUATION, never)
+            ignored |= dict.fromkeys(_OF_EVALUATION, _NEVER)
             if settings.get("fraction_evaluate", 0.0) != 0.0:
-                ignored["fraction_evaluate"] = never
+                ignored["fraction_evaluate"] = _NEVER
         self.settings, flower = split(settings, ignored)
         super().__init__(**{"min_available_nodes": 1, "min_evaluate_nodes": 1, **flower})
         for name, value in (("concurrency", concurrency), ("evaluate_clients_every", evaluate_clients_every)):
@@ -144,7 +144,7 @@ class AsyncStrategy(FedAvg):
         if num_rounds is None and num_updates is None and self.settings.stop is None:
             raise ConfigError("num_rounds: expected a limit, here, in num_updates or in stop=, got None for all")
         if evaluate_config is not None and self.evaluate_clients_every is None:
-            raise ConfigError("evaluate_config: clients do not evaluate, as evaluate_clients_every is None")
+            raise ConfigError(f"evaluate_config: {_NEVER}")
         for name in _ROUNDS:
             if getattr(type(self), name) is not getattr(AsyncStrategy, name) or name in vars(self):
                 raise ConfigError(f"{name}: {_NO_ROUNDS}")

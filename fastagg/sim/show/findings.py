@@ -111,9 +111,9 @@ def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet |
     rows = [[name, text, str(len(one.difference.pairs)), f"{one.p:.3f}"] for name, one, text in found]
     caption = (
         "Accuracy: points of the last five versions. Time: ratios (geometric means) until the target. By "
-        f"{_test(ends)}: of tables of equal methods at most {LEVEL:.0%} have a p below {LEVEL:g} for an accuracy, and "
-        "as many for a time. A run that never reaches the target counts up to its end, and all others up to there; "
-        "the accuracy of a diverged run is 0."
+        f"{_test(ends)}: were all methods equal, at most {LEVEL:.0%} of such tables had an accuracy with a p below "
+        f"{LEVEL:g}, and as many a time. A run that never reaches the target counts up to its end, and all others up "
+        "to there; the accuracy of a diverged run is 0."
     )
     return Sheet("Differences", ["difference", "mean, 95% interval", "seeds", "p"], rows, caption) if rows else None
 
@@ -256,7 +256,8 @@ def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
     if found := contrasts(groups, "last5_accuracy_mean", base):
         apart = [f"{one.more} is above {one.fewer}" for one in found if one.p <= LEVEL]
         lines.append(
-            f"At the level of {LEVEL:.0%} ({_test(found)}) {', '.join(apart) or 'no method is above another'}."
+            f"At the level of {LEVEL:.0%} ({_test(found)}) {', '.join(apart) or 'no method is above another'} "
+            "in accuracy."
         )
     return lines
 
