@@ -131,7 +131,7 @@ def FedNesterov(params: object, *, lr: float = 1.0, buffer_size: int = 10, **ser
         >>> fastagg.FedNesterov(torch.zeros(2), buffer_size=2).version
         0
     """
-    return Server(params, Buffer(buffer_size), Nesterov(lr), **server)
+    return Server(params, directions.Buffer(buffer_size), Nesterov(lr), **server)
 
 
 ''',

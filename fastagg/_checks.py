@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import reprlib
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError
@@ -34,6 +35,36 @@ _ELSEWHERE = {
     "sample": ("dispatch",), "rounds": ("versions",), "f": ("num_malicious_nodes",), "keep": ("num_nodes_to_select",),
     "trim": ("beta",), "gpu": ("cuda",),
 }  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """What a setting may be besides its type: ``lr: Annotated[float, Rule(least=0)]``.
+
+    Attributes:
+        meaning, default: its documentation, and its value if it is not given, where nothing else says them.
+        least, above, below, most: its range, for numbers.
+        name: what it is called in messages, if not by its own name.
+        free: whether it may change from one opening of a folder to the next: it does not affect the model.
+        kept: whether a checkpoint has it.
+    """
+
+    meaning: str = ""
+    default: Any = None
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    most: float | None = None
+    name: str = ""
+    free: bool = False
+    kept: bool = True
+
+
+Positive = Annotated[float, Rule(above=0)]
+NotNegative = Annotated[float, Rule(least=0)]
+Divisor = Annotated[float, Rule(least=1e-30)]
+Decay = Annotated[float, Rule(least=0, below=1)]
+Count = Annotated[int, Rule(least=1)]
+Size = Annotated[int, Rule(least=1, name="buffer_size")]
 
 
 class _Short(reprlib.Repr):
@@ -116,11 +147,53 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def flags(part: Any) -> None:
-    """Check all settings of a dataclass that are True or False."""
-    for one in fields(part):
-        if isinstance(one.default, bool):
-            flag(one.name, getattr(part, one.name))
+def fits(name: str, value: Any, hint: Any) -> Any:
+    """Return ``value`` if it is what a type says, with its :class:`Rule`: a number, or one of a Literal's words. Other
+    types say nothing here."""
+    kinds = dict(_kinds(hint, None))
+    if value is None and NoneType in kinds:
+        return value
+    rule = next((one for one in kinds.values() if one), None)
+    name = rule.name or name if rule else name
+    classes = (*(kind for kind in kinds if isinstance(kind, type)), *[int] * (float in kinds))
+    for kind in kinds:
+        if get_origin(kind) is Literal and not isinstance(value, classes):
+            return one_of(name, value, get_args(kind))
+    if bool in kinds:
+        return flag(name, value)
+    if rule and int in kinds:
+        return whole(name, value, least=int(rule.least or 0), most=None if rule.most is None else int(rule.most))
+    if rule and float in kinds:
+        found = number(name, value, above=rule.above, least=rule.least)
+        if (rule.below is not None and found >= rule.below) or (rule.most is not None and found > rule.most):
+            begin = f"({rule.above:g}" if rule.least is None else f"[{rule.least:g}"
+            end = f"{rule.most:g}]" if rule.below is None else f"{rule.below:g})"
+            raise ConfigError(wrong(name, f"a number in {begin}, {end}", value))
+    return value
+
+
+def _kinds(hint: Any, rule: Rule | None) -> Iterator[tuple[Any, Rule | None]]:
+    """Yield the types that a value may have, and what else is said of them."""
+    if get_origin(hint) is Annotated:
+        yield from _kinds(hint.__origin__, hint.__metadata__[0])
+    elif get_origin(hint) in (Union, UnionType):
+        for one in get_args(hint):
+            yield from _kinds(one, rule)
+    else:
+        yield hint, rule
+
+
+def fields(owner: object, prefix: str = "") -> None:
+    """Check the fields of a dataclass of ours that say what they may be. Those of a user's class are its own."""
+    ours = next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
+    for name, hint in _fields(ours).items():
+        fits(prefix + name, getattr(owner, name), hint)
+
+
+@cache
+def _fields(kind: Any) -> Mapping[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: hints[one.name] for one in dataclasses.fields(kind)}
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -76,6 +76,14 @@ def made(kind: Callable[..., R], given: Mapping[Any, Any]) -> R:
     return checked(kind)(**given)
 
 
+def passes_on(function: Callable[..., object], more: Mapping[str, object]) -> None:
+    """Give a function's signature the keywords that it passes on, with their defaults, in place of its ``**``."""
+    own = inspect.signature(function, eval_str=True)
+    plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    found = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in more.items()]
+    function.__signature__ = own.replace(parameters=[*plain, *found])  # type: ignore[attr-defined]
+
+
 def _wrong(
     known: Keywords, args: tuple[object, ...], given: Mapping[str, object], place: Callable[[str], str]
 ) -> tuple[str, str] | None:

@@ -10,48 +10,19 @@ the client was sent. ``x`` is the model, ``s`` the version that an update starte
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from textwrap import fill
-from typing import Any, ParamSpec, Unpack, cast
+from typing import Annotated, Any, ParamSpec, Unpack, cast
 
 from fastagg import _checks, _keywords
 from fastagg.distill import Distillation
 from fastagg.errors import ConfigError
+from fastagg.ops import RobustRule
 from fastagg.registry import preset as registered
-from fastagg.rules.directions import (
-    ActiveSet,
-    Aligned,
-    AllClients,
-    Buffer,
-    Calibrated,
-    Cohort,
-    CosineBuffer,
-    Differences,
-    Echo,
-    Mixing,
-    Robust,
-    RoundSettings,
-    Single,
-)
+from fastagg.rules import directions, names
 from fastagg.rules.euclidean import Euclidean
-from fastagg.rules.names import (
-    AceMode,
-    Cache,
-    DecaySettings,
-    DelayRule,
-    Freshness,
-    Moments,
-    Policy,
-    Repeat,
-    Rule,
-    SecondSettings,
-    Stale,
-    Warmup,
-    Weighting,
-    words,
-)
 from fastagg.rules.optimizers import (
     SGD,
     Adagrad,
@@ -131,23 +102,22 @@ def explained(doc: str) -> dict[str, str]:
 def _passed_on() -> dict[str, tuple[str, object]]:
     """Return what presets pass on to their parts and to the server: name to line and default."""
     found: dict[str, tuple[str, object]] = {}
-    for settings, part, doc in ((RoundSettings, Buffer, Buffer.__doc__), (SecondSettings, AMSGrad, Optimizer.__doc__)):
-        lines = explained(doc or "")
-        found |= {name: (lines.get(name, ""), getattr(part, name)) for name in settings.__annotations__}
+    for settings, part, told in ((_ROUNDS, directions.Buffer, directions.Buffer), (_STEPS, AMSGrad, Optimizer)):
+        lines = explained(told.__doc__ or "")
+        found |= {name: (lines.get(name, ""), getattr(part, name)) for name in settings}
     return found | {name: (f"{name}: {rule.meaning}", rule.default) for name, rule in RULES.items()}
 
 
+_ROUNDS, _STEPS = directions.RoundSettings.__annotations__, names.SecondSettings.__annotations__
 _PASSED_ON = _passed_on()
 
 
 def preset(function: Callable[P, Server]) -> Callable[P, Server]:
     """Register a preset. Its signature and its documentation get what it passes on."""
-    checked = registered(function)
-    own = inspect.signature(function, eval_str=True)
-    taken = {name: one for name, one in own.parameters.items() if one.kind is not one.VAR_KEYWORD}
-    more = [name for name in _PASSED_ON if name in _keywords.of(function).settings and name not in taken]
-    keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_PASSED_ON[name][1]) for name in more]
-    checked.__signature__ = own.replace(parameters=[*taken.values(), *keywords])  # type: ignore[attr-defined]
+    checked, known = registered(function), _keywords.of(function)
+    taken = (*known.positional, *known.named)
+    more = [name for name in _PASSED_ON if name in known.settings and name not in taken]
+    _keywords.passes_on(checked, {name: _PASSED_ON[name][1] for name in more})
     if (doc := function.__doc__) is None:  # python -OO
         return checked
     said = {name: line for name, (line, _) in _PASSED_ON.items()}
@@ -161,28 +131,27 @@ def preset(function: Callable[P, Server]) -> Callable[P, Server]:
     return checked
 
 
-class CohortSettings(ClientSettings, RoundSettings, DecaySettings, total=False):
+class CohortSettings(ClientSettings, directions.RoundSettings, names.DecaySettings, total=False):
     """The arguments of FedAvg and FedProx."""
 
 
-class BufferSettings(ServerSettings, RoundSettings, DecaySettings, total=False):
+class BufferSettings(ServerSettings, directions.RoundSettings, names.DecaySettings, total=False):
     """The arguments of the other presets that add updates up."""
 
 
-class StepSettings(ServerSettings, DecaySettings, total=False):
+class StepSettings(ServerSettings, names.DecaySettings, total=False):
     """The arguments of those whose every update is a step, with an optimizer that has a momentum."""
 
 
-class AdaptiveSettings(BufferSettings, SecondSettings, total=False):
+class AdaptiveSettings(BufferSettings, names.SecondSettings, total=False):
     """The arguments of those whose optimizer has a second moment."""
 
 
-def _parted(settings: Mapping[str, Any]) -> tuple[RoundSettings, dict[str, Any], ServerSettings]:
+def _parted(settings: Mapping[str, Any]) -> tuple[directions.RoundSettings, dict[str, Any], ServerSettings]:
     parts: list[dict[str, Any]] = [{}, {}, {}]
     for name, value in settings.items():
-        place = 0 if name in RoundSettings.__annotations__ else 1 if name in SecondSettings.__annotations__ else 2
-        parts[place][name] = value
-    return cast(RoundSettings, parts[0]), parts[1], cast(ServerSettings, parts[2])
+        parts[0 if name in _ROUNDS else 1 if name in _STEPS else 2][name] = value
+    return cast(directions.RoundSettings, parts[0]), parts[1], cast(ServerSettings, parts[2])
 
 
 @preset
@@ -208,7 +177,7 @@ def FedBuff(
         (True, tensor([2., 2.]))
     """
     rounds, steps, rest = _parted(server)
-    return Server(params, Buffer(buffer_size, **rounds), SGD(lr, **steps), staleness, **rest)
+    return Server(params, directions.Buffer(buffer_size, **rounds), SGD(lr, **steps), staleness, **rest)
 
 
 @preset
@@ -220,9 +189,9 @@ def FADAS(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     delay_threshold: float | None = 10,
-    delay_rule: DelayRule = "scaled",
+    delay_rule: names.DelayRule = "scaled",
     bias_correction: bool = False,
-    moments: Moments = "fp32",
+    moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Federated adaptive asynchronous optimization: a buffer as in FedBuff, AMSGrad, and a delay-adaptive step.
@@ -245,11 +214,11 @@ def FADAS(
         >>> server.flat  # without a past, AMSGrad steps by lr, whatever the size of the update
         tensor([ 0.1000, -0.1000])
     """
-    _checks.one_of("delay_rule", delay_rule, words(DelayRule))
+    _checks.fits("delay_rule", delay_rule, names.DelayRule)
     policy: Staleness = Constant() if delay_threshold is None else DelayAdaptive(delay_threshold, delay_rule)
     rounds, steps, rest = _parted(server)
     optimizer = AMSGrad(lr, betas, eps, bias_correction, moments=moments, **steps)
-    return Server(params, Buffer(buffer_size, **rounds), optimizer, policy, **rest)
+    return Server(params, directions.Buffer(buffer_size, **rounds), optimizer, policy, **rest)
 
 
 @preset
@@ -257,7 +226,7 @@ def FedAsync(
     params: object,
     *,
     alpha: float = 0.6,
-    policy: Policy = "polynomial",
+    policy: names.Policy = "polynomial",
     a: float | None = None,
     b: float | None = None,
     normalize: float | None = None,
@@ -285,15 +254,14 @@ def FedAsync(
         >>> server.flat  # half of the client's model
         tensor([0.5000, 0.5000])
     """
-    _checks.one_of("policy", policy, words(Policy))
-    if _checks.number("alpha", alpha, above=0) > 1:
-        raise ConfigError(f"alpha: expected a number in (0, 1], got {alpha!r}")
+    _checks.fits("policy", policy, names.Policy)
+    _checks.fits("alpha", alpha, Annotated[float, _checks.Rule(above=0, most=1)])
     given = {key: value for key, value in (("a", a), ("b", b)) if value is not None}
     for key in given:
         if key not in {"constant": (), "hinge": ("a", "b"), "polynomial": ("a",)}[policy]:
             raise ConfigError(f"{key}: policy {policy!r} has no such setting, got {given[key]!r}; leave it out")
     kind = {"constant": Constant, "hinge": Hinge, "polynomial": Polynomial}[policy]
-    return Server(params, Mixing(normalize=normalize), SGD(alpha), kind(**given), **server)
+    return Server(params, directions.Mixing(normalize=normalize), SGD(alpha), kind(**given), **server)
 
 
 @preset
@@ -307,7 +275,7 @@ def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Serv
         >>> server.flat
         tensor([-0.1000, -0.1000])
     """
-    return Server(params, Single(kind="gradient"), SGD(lr), **server)
+    return Server(params, directions.Single(kind="gradient"), SGD(lr), **server)
 
 
 @preset
@@ -316,7 +284,7 @@ def DelayAdaptiveASGD(
     *,
     lr: float,
     delay_threshold: float,
-    stale: Stale = "scaled",
+    stale: names.Stale = "scaled",
     lipschitz: float | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
@@ -337,9 +305,10 @@ def DelayAdaptiveASGD(
         >>> server.receive("slow", torch.ones(2)).step_size  # two versions late: lr * 1 / 2
         0.05
     """
-    _checks.one_of("stale", stale, words(Stale))
-    rule: Rule = "threshold" if stale == "scaled" else stale
-    return Server(params, Single(kind="gradient"), SGD(lr), DelayAdaptive(delay_threshold, rule, lipschitz), **server)
+    _checks.fits("stale", stale, names.Stale)
+    rule: names.Rule = "threshold" if stale == "scaled" else stale
+    policy = DelayAdaptive(delay_threshold, rule, lipschitz)
+    return Server(params, directions.Single(kind="gradient"), SGD(lr), policy, **server)
 
 
 @preset
@@ -348,9 +317,9 @@ def ACE(
     *,
     lr: float,
     num_clients: int,
-    cache: Cache | Tiered = "fp32",
-    warmup: Warmup = "full",
-    mode: AceMode = "incremental",
+    cache: names.Cache | Tiered = "fp32",
+    warmup: names.Warmup = "full",
+    mode: names.AceMode = "incremental",
     optimizer: Optimizer | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
@@ -376,13 +345,13 @@ def ACE(
         >>> server.flat
         tensor([-0.1000, -0.1000])
     """
-    _checks.one_of("mode", mode, words(AceMode))
+    _checks.fits("mode", mode, names.AceMode)
     steps = SGD(lr) if optimizer is None else optimizer
     if mode == "client":
         if cache != "fp32":
             raise ConfigError(f"cache: with mode='client' the server keeps no updates, got {cache!r}")
-        return Server(params, Differences(num_clients, warmup), steps, **server)
-    return Server(params, AllClients(num_clients, cache, warmup, mode), steps, **server)
+        return Server(params, directions.Differences(num_clients, warmup), steps, **server)
+    return Server(params, directions.AllClients(num_clients, cache, warmup, mode), steps, **server)
 
 
 @preset
@@ -392,9 +361,9 @@ def ACED(
     lr: float,
     num_clients: int,
     max_delay: int = 10,
-    cache: Cache | Tiered = "fp32",
-    freshness: Freshness = "dispatch",
-    warmup: Warmup = "full",
+    cache: names.Cache | Tiered = "fp32",
+    freshness: names.Freshness = "dispatch",
+    warmup: names.Warmup = "full",
     **server: Unpack[ActiveSettings],
 ) -> Server:
     """ACE over the clients that are fresh: their information is at most ``max_delay`` versions old.
@@ -415,7 +384,7 @@ def ACED(
         >>> server.flat
         tensor([-0.1000, -0.1000])
     """
-    direction = ActiveSet(num_clients, cache=cache, warmup=warmup, max_delay=max_delay, freshness=freshness)
+    direction = directions.ActiveSet(num_clients, cache=cache, warmup=warmup, max_delay=max_delay, freshness=freshness)
     return Server(params, direction, SGD(lr), **server)
 
 
@@ -426,8 +395,8 @@ def CA2FL(
     num_clients: int,
     buffer_size: int = 10,
     lr: float = 1.0,
-    cache: Cache = "fp32",
-    repeat: Repeat = "start",
+    cache: names.Cache = "fp32",
+    repeat: names.Repeat = "start",
     staleness: Staleness | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
@@ -447,7 +416,7 @@ def CA2FL(
         >>> server.flat
         tensor([1., 1.])
     """
-    return Server(params, Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), staleness, **server)
+    return Server(params, directions.Calibrated(num_clients, buffer_size, cache, repeat), SGD(lr), staleness, **server)
 
 
 @preset
@@ -481,7 +450,7 @@ def AsyncFedED(
         True
     """
     policy = Euclidean(lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max)
-    return Server(params, Single(), SGD(1.0), policy, **server)
+    return Server(params, directions.Single(), SGD(1.0), policy, **server)
 
 
 @preset
@@ -492,7 +461,7 @@ def FedEcho(
     num_clients: int,
     lr: float = 1.0,
     buffer_size: int = 5,
-    cache: Cache = "fp32",
+    cache: names.Cache = "fp32",
     staleness: Staleness | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
@@ -518,7 +487,7 @@ def FedEcho(
         >>> server.receive(0, torch.zeros(8)).applied
         True
     """
-    direction = Echo(buffer_size, num_clients=num_clients, distill=distill, cache=cache)
+    direction = directions.Echo(buffer_size, num_clients=num_clients, distill=distill, cache=cache)
     return Server(params, direction, SGD(lr), staleness, **server)
 
 
@@ -530,7 +499,7 @@ def FedAC(
     buffer_size: int = 10,
     betas: tuple[float, float] = (0.6, 0.9),
     eps: float = 1e-8,
-    moments: Moments = "fp32",
+    moments: names.Moments = "fp32",
     staleness: Staleness | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
@@ -547,7 +516,8 @@ def FedAC(
         >>> server.receive("ann", torch.ones(2)).applied
         True
     """
-    return Server(params, CosineBuffer(buffer_size), Lookahead(lr, betas, eps, moments=moments), staleness, **server)
+    optimizer = Lookahead(lr, betas, eps, moments=moments)
+    return Server(params, directions.CosineBuffer(buffer_size), optimizer, staleness, **server)
 
 
 def _synchronous(
@@ -556,12 +526,12 @@ def _synchronous(
     clients_per_round: int | None,
     make: Callable[..., Optimizer],
     *given: Any,
+    along: Callable[..., directions.Direction] = directions.Cohort,
     **more: Any,
 ) -> Server:
-    if clients_per_round is not None:
-        _checks.whole("clients_per_round", clients_per_round, least=1)
+    _checks.fits("clients_per_round", clients_per_round, _checks.Count | None)
     rounds, steps, rest = _parted(server)
-    return Server(params, Cohort(clients_per_round, **rounds), make(*given, **more, **steps), **rest)
+    return Server(params, along(clients_per_round, **rounds), make(*given, **more, **steps), **rest)
 
 
 @preset
@@ -570,7 +540,7 @@ def FedAvg(
     *,
     clients_per_round: int | None,
     lr: float = 1.0,
-    weighting: Weighting = "samples",
+    weighting: names.Weighting = "samples",
     **server: Unpack[CohortSettings],
 ) -> Server:
     """Synchronous averaging, ``x <- sum_i p_i x_i^K`` where p_i is the share of samples (the AsyncFedED paper, Eq. 38).
@@ -600,7 +570,7 @@ def FedProx(
     *,
     clients_per_round: int | None,
     lr: float = 1.0,
-    weighting: Weighting = "samples",
+    weighting: names.Weighting = "samples",
     **server: Unpack[CohortSettings],
 ) -> Server:
     """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`).
@@ -619,7 +589,7 @@ def FedAvgM(
     clients_per_round: int | None,
     lr: float = 1.0,
     beta: float = 0.9,
-    moments: Moments = "fp32",
+    moments: names.Moments = "fp32",
     **server: Unpack[BufferSettings],
 ) -> Server:
     """Synchronous rounds; momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019).
@@ -646,7 +616,7 @@ def FedAdam(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-3,
     bias_correction: bool = False,
-    moments: Moments = "fp32",
+    moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Synchronous rounds; Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021: eps 1e-3).
@@ -671,7 +641,7 @@ def FedYogi(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-3,
     bias_correction: bool = False,
-    moments: Moments = "fp32",
+    moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Synchronous rounds; Yogi on the mean delta D: as Adam, but ``v <- v - (1-b2)*D*D*sign(v - D*D)``.
@@ -694,7 +664,7 @@ def FedAdagrad(
     lr: float = 1e-2,
     beta: float = 0.0,
     eps: float = 1e-3,
-    moments: Moments = "fp32",
+    moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021).
@@ -717,7 +687,7 @@ def FedAMS(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     bias_correction: bool = False,
-    moments: Moments = "fp32",
+    moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
     """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
@@ -731,19 +701,15 @@ def FedAMS(
     return _synchronous(server, params, clients_per_round, AMSGrad, lr, betas, eps, bias_correction, moments=moments)
 
 
-class RobustRounds(ClientSettings, DecaySettings, total=False):
+class RobustRounds(ClientSettings, names.DecaySettings, total=False):
     """The arguments of the robust presets."""
 
     at_least: int | None
     grace: float | None
 
 
-def _robust(server: Mapping[str, Any], params: object, clients_per_round: int | None, lr: float, **rule: Any) -> Server:
-    if clients_per_round is not None:
-        _checks.whole("clients_per_round", clients_per_round, least=1)
-    rounds, steps, rest = _parted(server)
-    along = Robust(size=clients_per_round, synchronous=True, **rule, **cast(Any, rounds))
-    return Server(params, along, SGD(lr, **steps), **rest)
+def _robust(rule: RobustRule, **settings: Any) -> Callable[..., directions.Direction]:
+    return partial(directions.Robust, rule, synchronous=True, **settings)
 
 
 @preset
@@ -762,7 +728,7 @@ def FedMedian(
         >>> server.flat
         tensor([1.])
     """
-    return _robust(server, params, clients_per_round, lr, rule="median")
+    return _synchronous(server, params, clients_per_round, SGD, lr, along=_robust("median"))
 
 
 @preset
@@ -779,7 +745,7 @@ def FedTrimmedAvg(
         >>> fastagg.FedTrimmedAvg(torch.zeros(2), clients_per_round=10, beta=0.3).direction.trim
         0.3
     """
-    return _robust(server, params, clients_per_round, lr, rule="trimmed", trim=beta)
+    return _synchronous(server, params, clients_per_round, SGD, lr, along=_robust("trimmed", trim=beta))
 
 
 @preset
@@ -802,7 +768,8 @@ def Krum(
         >>> fastagg.Krum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2).direction.f
         2
     """
-    return _robust(server, params, clients_per_round, lr, rule="krum", f=num_malicious_nodes)
+    along = _robust("krum", f=num_malicious_nodes)
+    return _synchronous(server, params, clients_per_round, SGD, lr, along=along)
 
 
 @preset
@@ -828,9 +795,8 @@ def MultiKrum(
         >>> server.direction.keep
         3
     """
-    return _robust(
-        server, params, clients_per_round, lr, rule="multi_krum", f=num_malicious_nodes, keep=num_nodes_to_select
-    )
+    along = _robust("multi_krum", f=num_malicious_nodes, keep=num_nodes_to_select)
+    return _synchronous(server, params, clients_per_round, SGD, lr, along=along)
 
 
 @preset
@@ -840,7 +806,7 @@ def DiLoCo(
     clients_per_round: int | None,
     lr: float = 0.7,
     momentum: float = 0.9,
-    moments: Moments = "fp32",
+    moments: names.Moments = "fp32",
     **server: Unpack[BufferSettings],
 ) -> Server:
     """Synchronous rounds of few workers; Nesterov on their mean delta: ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
@@ -885,7 +851,7 @@ def AsyncDiLoCo(
         [1, 2]
     """
     _, steps, rest = _parted(server)
-    return Server(params, Single(), DelayedNesterov(lr, momentum, period, **steps), staleness, **rest)
+    return Server(params, directions.Single(), DelayedNesterov(lr, momentum, period, **steps), staleness, **rest)
 
 
 @preset
@@ -920,7 +886,7 @@ def HeLoCo(
         (tensor([1.2500, 1.2500]), tensor([1.5000, 1.5000]))
     """
     _, steps, rest = _parted(server)
-    along = Aligned(rho=rho, c_ok=c_ok, k_s=k_s, k_d=k_d, kappa=kappa, beta_max=beta_max, eps=eps)
+    along = directions.Aligned(rho=rho, c_ok=c_ok, k_s=k_s, k_d=k_d, kappa=kappa, beta_max=beta_max, eps=eps)
     return Server(params, along, Nesterov(lr, momentum, momentum, look_ahead=True, **steps), staleness, **rest)
 
 
@@ -931,8 +897,8 @@ def DecoupledDiLoCo(
     buffer_size: int | None,
     lr: float = 0.7,
     momentum: float = 0.9,
-    weighting: Weighting = "tokens",
-    moments: Moments = "fp32",
+    weighting: names.Weighting = "tokens",
+    moments: names.Moments = "fp32",
     staleness: Staleness | None = None,
     **server: Unpack[CohortSettings],
 ) -> Server:
@@ -958,7 +924,7 @@ def DecoupledDiLoCo(
     """
     rounds, steps, rest = _parted({"weighting": weighting, **server})
     optimizer = Nesterov(lr, momentum, moments=moments, **steps)
-    return Server(params, Buffer(buffer_size, **rounds), optimizer, staleness, **rest)
+    return Server(params, directions.Buffer(buffer_size, **rounds), optimizer, staleness, **rest)
 
 
 @preset
@@ -977,4 +943,4 @@ def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server:
         >>> [server.receive(worker, torch.ones(2)).applied for worker in ("fast", "slow")]
         [True, False]
     """
-    return Server(params, Single(kind="gradient"), SGD(lr), Cutoff(delay_threshold), **server)
+    return Server(params, directions.Single(kind="gradient"), SGD(lr), Cutoff(delay_threshold), **server)

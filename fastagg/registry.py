@@ -24,6 +24,9 @@ R = TypeVar("R")
 class Part:
     """What a server is made of: base class of directions, optimizers and staleness policies."""
 
+    def __post_init__(self) -> None:
+        _checks.fields(self)
+
 
 T = TypeVar("T", bound=Part)
 

@@ -15,9 +15,7 @@ from support.models import same
 import fastagg
 from fastagg import _keywords, registry
 from fastagg.errors import CheckpointError, ConfigError, MissingPart, WrongArguments
-from fastagg.rules import names, optimizers
-from fastagg.rules.directions import all_clients, base
-from fastagg.server import statistics
+from fastagg.rules import names
 from fastagg.server.settings import RULES
 from fastagg.storage.cache import FORMATS
 
@@ -123,12 +121,8 @@ def test_the_typed_settings_are_the_servers_own() -> None:
         assert {"num_clients", *(() if counts_alike else ("weighting",))} <= _keywords.of(preset).settings, name
 
 
-def test_words_are_those_of_the_checks() -> None:
-    assert names.words(names.Kind) == base.KINDS
+def test_formats_of_rows_are_those_of_the_kernels() -> None:
     assert names.words(names.Cache) == tuple(FORMATS)
-    assert names.words(names.Warmup) == all_clients.WARMUPS
-    assert names.words(names.Moments) == optimizers.FORMATS
-    assert names.words(names.Buffers) == statistics.MODES
 
 
 def test_every_word_is_accepted_and_another_is_not() -> None:

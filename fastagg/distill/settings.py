@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from torch import nn
 
 from fastagg import _checks, ops
+from fastagg._checks import Count, Decay, NotNegative, Positive
 from fastagg._types import Arrays, Plain
 from fastagg.errors import ConfigError
 
@@ -48,16 +49,16 @@ class Distillation:
 
     model: nn.Module
     unlabelled: object
-    samples: int | None = 2000
+    samples: Count | None = 2000
     alpha: float | tuple[float, float] = (0.2, 0.8)
-    clip_norm: float | None = 5.0
-    lr: float = 3e-6
+    clip_norm: Positive | None = 5.0
+    lr: NotNegative = 3e-6
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     keep_moments: bool = False
-    steps: int | None = None
-    batch_size: int = 128
-    inference_batch_size: int = 500
+    steps: Count | None = None
+    batch_size: Count = 128
+    inference_batch_size: Count = 500
     shape: tuple[int, ...] | None = None
     forward: Callable[[nn.Module, Arrays], object] | None = field(default=None, repr=False)
     offload: bool = False
@@ -67,22 +68,12 @@ class Distillation:
             raise ConfigError(f"distill.model: expected an nn.Module, got {type(self.model).__name__}")
         if self.unlabelled is None:
             raise ConfigError("distill.unlabelled: FedEcho needs data without labels, got None")
-        for name in ("samples", "steps"):
-            if getattr(self, name) is not None:
-                _checks.whole(f"distill.{name}", getattr(self, name), least=1)
-        for name in ("batch_size", "inference_batch_size"):
-            _checks.whole(f"distill.{name}", getattr(self, name), least=1)
-        _checks.flags(self)
+        _checks.fields(self, "distill.")
         ops.alpha_bounds(self.alpha)
-        if self.clip_norm is not None:
-            _checks.number("distill.clip_norm", self.clip_norm, above=0)
-        _checks.number("distill.lr", self.lr, least=0)
-        _checks.number("distill.eps", self.eps, above=0)
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise ConfigError(_checks.wrong("distill.betas", "two numbers", self.betas))
         for beta in self.betas:
-            if not 0 <= _checks.number("distill.betas", beta) < 1:
-                raise ConfigError(f"distill.betas: expected numbers in [0, 1), got {self.betas!r}")
+            _checks.fits("distill.betas", beta, Decay)
 
     def settings(self) -> Plain:
         """Return all settings that are plain data, for checkpoints."""

@@ -11,18 +11,10 @@ import torch
 
 from fastagg import _checks
 from fastagg._types import Native, Plain, State
-from fastagg.durable import trees
+from fastagg.durable import folder, trees
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.doctor import server_of
-from fastagg.durable.folder import (
-    Checkpoint,
-    Contents,
-    checkpoint_name,
-    contents,
-    model_digest,
-    read_checkpoint,
-    read_log,
-)
+from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log
 from fastagg.durable.recovery import Replay
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.server.server import Server
@@ -81,12 +73,8 @@ def audit(
         if digest is None:
             raise ConfigError("receipts: one has no digest; read receipt.digest when receipt.durable is true")
         wanted[_checks.whole("receipts: record", record, least=1)] = digest
-    with named(path):
-        disk = Disk(path)
-        try:
-            return _audited(disk, start, wanted, make)
-        finally:
-            disk.leave()
+    with named(path), Disk(path) as disk:
+        return _audited(disk, start, wanted, make)
 
 
 def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callable[[], Server] | None) -> Plain:
@@ -108,7 +96,7 @@ def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callab
         "path": str(disk.path), "same": problem is None, "problem": problem, "where": where, "start": begin.sequence,
         "last": run.last, "counts": run.counts, "version": server.version,
         "digest": chain.digest.hex() if chain.known else None,
-        "base": chain.base if chain.known else None, "model": model_digest(server.flat),
+        "base": chain.base if chain.known else None, "model": folder.model_digest(server.flat),
     }  # fmt: skip
 
 
@@ -142,7 +130,7 @@ class _Audit(Replay):
         """Compare a checkpoint with the server, which has executed all before it."""
         name = checkpoint_name(checkpoint.sequence)
         said = checkpoint.manifest
-        if "model" in said and said["model"] != model_digest(checkpoint.state["flat"]):
+        if "model" in said and said["model"] != folder.model_digest(checkpoint.state["flat"]):
             raise _Differs(f"{name}: its model is not the one whose hash it has")
         if _differ(self.chain, checkpoint.chain):
             raise _Differs(f"{name}: the records before it were others: one of them was changed, or the checkpoint was")

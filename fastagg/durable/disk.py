@@ -11,22 +11,11 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fastagg.errors import CheckpointError, FastaggError
 from fastagg.storage import files
+from fastagg.storage.files import named as named
 
 Bytes = bytes | bytearray | memoryview
 _MOST_BUFFERS = 512  # of one call; the system's limit is 1,024
-
-
-@contextlib.contextmanager
-def named(path: Path, kind: type[FastaggError] = CheckpointError) -> Iterator[None]:
-    """Raise the system's errors as errors of this ``kind``, which name the path."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, FastaggError):
-            raise
-        raise kind(f"{path}: {error}") from error
 
 
 class Disk:
@@ -47,6 +36,12 @@ class Disk:
         if create:
             files.make_folder(path)
         self.descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> Disk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
     def leave(self) -> None:
         """Unlock and close the folder. Nothing can be done with it any more."""
@@ -146,11 +141,7 @@ class Disk:
 
     def sync_folder(self, name: str = ".") -> None:
         """Wait until the names in the folder, or in a folder in it, are on the disk."""
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._here())
-        try:
-            files.sync(folder, names=True)
-        finally:
-            os.close(folder)
+        files.sync_folder(name, inside=self._here())
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file or folder. A file that had the new name is removed."""

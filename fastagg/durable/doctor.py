@@ -9,17 +9,8 @@ from typing import Any
 
 from fastagg import rules  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import (
-    LOCK,
-    Checkpoint,
-    Contents,
-    checkpoint_name,
-    contents,
-    read_checkpoint,
-    read_log,
-)
-from fastagg.durable.keys import key_of, take_key
-from fastagg.durable.recovery import Replay, check_made, load_into, made_of
+from fastagg.durable.folder import LOCK, Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log
+from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_key
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
@@ -62,10 +53,8 @@ def _folder(path: Path, replay: bool, check: bool) -> dict[str, Any]:
         disk = Disk(path)
     except OSError as error:
         return {"path": str(path), "kind": "folder", "healthy": False, "problems": [f"{path}: {error}"]}
-    try:
+    with disk:
         return examine_on(disk, replay=replay, check=check)
-    finally:
-        disk.leave()
 
 
 def examine_on(disk: Disk, *, replay: bool = False, check: bool = False) -> dict[str, Any]:
@@ -74,11 +63,8 @@ def examine_on(disk: Disk, *, replay: bool = False, check: bool = False) -> dict
     if not (held.checkpoints or held.segments or LOCK in names):
         ran = {"config.toml", "comparison.csv"}.intersection(names)
         slices = any(name.startswith("cut-") for name in names)
-        what = (
-            "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt"
-            if ran
-            else ("of a server in slices, which are gone" if slices else "another folder")
-        )
+        what = "of a server in slices, which are gone" if slices else "another folder"
+        what = "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt" if ran else what
         raise CheckpointError(f"{disk.path}: no folder of fastagg.open(path, make): it is {what}")
     problems: list[str] = []
     checkpoints, oldest, newest = _checkpoints(disk, held, problems, check)
@@ -118,12 +104,10 @@ def _log(
     disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
 ) -> dict[str, Any]:
     """What the log holds, and what an opening makes of it: that reads what is behind the newest checkpoint."""
-    walk: Replay = _Walk(disk, held)
-    would, reader = "go on", None
+    walk, would, reader = Replay(None, disk, held), "go on", None
     try:
         if replay:
-            server = server_of(disk, newest, "replay")
-            walk = Replay(server, disk, held)
+            walk.server = server_of(disk, newest, "replay")
         reader = read_log(disk, held, newest)
         walk.all(reader)
     except (FastaggError, OSError) as error:
@@ -155,7 +139,7 @@ def _before(disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, 
     reader = None
     try:
         reader = read_log(disk, held, oldest)
-        _Walk(disk, held).all(reader)
+        Replay(None, disk, held).all(reader)
     except (FastaggError, OSError) as error:
         if reader is None or reader.last < newest.sequence:  # the other way reports what comes behind
             problems.append(f"{error} ({only})")
@@ -171,16 +155,6 @@ def _torn(disk: Disk, held: Contents, reader: Any) -> str | None:
     return f"{held.segments[reader.segments[segment][0]]}, byte {place}"
 
 
-class _Walk(Replay):
-    """Reads the operations of a log, and the uploads that they refer to, without a server."""
-
-    def __init__(self, disk: Disk, found: Contents) -> None:
-        super().__init__(None, disk, found)
-
-    def _execute(self, operation: Any, record: Any, update: Any) -> None:
-        """Nothing is executed."""
-
-
 def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Server] | None = None) -> Server:
     """Return a server in memory with a checkpoint's state. ``what`` asks for it.
 
@@ -190,9 +164,7 @@ def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Serv
     from fastagg.server.loading import server_from
 
     if make is not None:
-        server = make()
-        check_made(disk, dict(newest.manifest["made"]), made_of(server))
-        take_key(disk, server, newest.state)
+        server = made_for(disk, newest, make)
         load_into(server, newest.state)
         return server
     config = newest.state["config"]

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastagg.durable import trees
@@ -56,13 +57,13 @@ class Latch:
         return self._is_set or mine.acquire(timeout=-1 if seconds is None else seconds)
 
 
+@dataclass(eq=False)
 class _Request:
     """Somebody waits for a checkpoint."""
 
-    def __init__(self) -> None:
-        self.done = Latch()
-        self.written: int | None = None
-        self.error: FastaggError | None = None
+    done: Latch = field(default_factory=Latch)
+    written: int | None = None
+    error: FastaggError | None = None
 
 
 class Keeper:

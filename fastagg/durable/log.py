@@ -19,8 +19,8 @@ from fastagg.durable.folder import checkpoint_name, say_end
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.uploads import StoredUpload, Uploads
 from fastagg.errors import CheckpointError
-from fastagg.server.attached import Durability
 from fastagg.server.dispatch import Client, Receipt
+from fastagg.server.server import Durability
 from fastagg.server.uploads import HeldUpload, Refusing, Upload
 
 SMALL = 256 << 10  # bytes of an upload that waits in memory, and lies in the log: a file costs two syncs, and a name

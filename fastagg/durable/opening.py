@@ -16,11 +16,10 @@ from fastagg._build import native
 from fastagg._keywords import checked
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Checkpoint, Contents, checkpoint_name, contents, free_name
+from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Contents, checkpoint_name, contents, free_name
 from fastagg.durable.keeper import EVERY, ROOM, Keeper
-from fastagg.durable.keys import take_key
 from fastagg.durable.log import Durability, Log, begin_journal
-from fastagg.durable.recovery import Recovered, check_made, made_of, no_server, recover
+from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError, ConfigError
 from fastagg.removed import REMOVED
@@ -177,15 +176,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
     found = contents(disk)
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
-
-    def server_for(checkpoint: Checkpoint) -> Server:
-        server = make()
-        server._as_stored(checkpoint.state)
-        check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
-        take_key(disk, server, checkpoint.state)
-        return server
-
-    past = recover(disk, found, server_for, check=check)
+    past = recover(disk, found, make, check=check)
     server = past.server
     server._running.follow_rate()
     start = _start(disk, found, past)

@@ -13,20 +13,17 @@ from typing import Any, NamedTuple
 
 from fastagg import _checks
 from fastagg._types import Native, Plain, State
-from fastagg.durable.disk import Disk
-from fastagg.durable.folder import (
-    Checkpoint,
-    Contents,
-    checkpoint_name,
-    read_checkpoint,
-    read_log,
-    read_upload,
-)
+from fastagg.durable import folder
+from fastagg.durable.disk import Disk, named
+from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, read_checkpoint, read_log, read_upload
 from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError
 from fastagg.removed import remaining
+from fastagg.rules.privacy import NoiseKey
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.settings import FREE
+
+KEY, _KEY_BYTES = "noise-key", 32  # a file that only its owner may read
 
 
 class Recovered(NamedTuple):
@@ -41,9 +38,9 @@ class Recovered(NamedTuple):
     damaged: list[int]  # checkpoints that could not be read, by their numbers
 
 
-def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *, check: bool = False) -> Recovered:
-    """Restore the server that ``make`` makes for a checkpoint, without limits of tasks. ``check``: look at all rows on
-    a disk, not at a sample.
+def recover(disk: Disk, found: Contents, make: Callable[[], Server], *, check: bool = False) -> Recovered:
+    """Restore the server that ``make`` makes, without limits of tasks. ``check``: look at all rows on a disk, not at a
+    sample.
 
     Raises:
         CheckpointError: the folder is damaged. OSError, CacheError: the system refuses to read or write something.
@@ -51,7 +48,7 @@ def recover(disk: Disk, found: Contents, make: Callable[[Checkpoint], Server], *
     """
     checkpoint, damaged = newest(disk, found)
     reader = read_log(disk, found, checkpoint)
-    server = make(checkpoint)
+    server = made_for(disk, checkpoint, make)
     if isinstance(cache := checkpoint.state["direction"].get("cache"), dict):
         cache["later"] = True  # the log says which rows were given up, and when
     try:
@@ -102,6 +99,15 @@ def load_into(server: Server, state: State) -> None:
     engine.limit(server._engine, None)
 
 
+def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> Server:
+    """Return a new server that may have a checkpoint's state. ConfigError: ``make`` makes another one."""
+    server = make()
+    server._as_stored(checkpoint.state)
+    check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
+    take_key(disk, server, checkpoint.state)
+    return server
+
+
 def made_of(server: Server) -> Plain:
     """Return the settings that a folder's server must keep, as in JSON."""
     config = {key: value for key, value in server.config().items() if key not in FREE}
@@ -140,9 +146,10 @@ def no_server(given: object) -> ConfigError:
 
 
 class Replay:
-    """Executes the operations of a log again.
+    """Executes the operations of a log again, or only reads them and the uploads that they refer to.
 
     Attributes:
+        server: who executes them; None: nobody.
         counts: how many were executed, by kind.
         uploads: files that they refer to -> the record's number.
         streamed: the bytes of these files.
@@ -175,7 +182,8 @@ class Replay:
                 self.uploads[operation.streamed[0]] = record.sequence
                 self.streamed += operation.streamed[1]
                 update = read_upload(self.disk, self.found, operation.streamed)
-            self._execute(operation, record, update)
+            if self.server is not None:
+                self.server._engine.execute(operation, record.body, update)
         except CacheError:
             raise
         except FastaggError as error:
@@ -184,5 +192,38 @@ class Replay:
             ) from error
         self.counts[operation.kind] = self.counts.get(operation.kind, 0) + 1
 
-    def _execute(self, operation: Native, record: Native, update: Native) -> None:
-        self.server._engine.execute(operation, record.body, update)
+
+# A log that is executed again needs the noise that there was, so a private server's key must outlive the process. It is
+# in no checkpoint and in no record: these are copied and sent around, and whoever has key and model knows the model
+# without its noise.
+
+
+def key_of(disk: Disk) -> NoiseKey | None:
+    """Return a folder's key; None: it has none."""
+    with named(disk.path / KEY):
+        if KEY not in disk.names():
+            return None
+        key = NoiseKey(disk.read_of(KEY))
+    if len(key) != _KEY_BYTES:
+        raise CheckpointError(f"{disk.path / KEY}: expected {_KEY_BYTES} bytes, got {len(key)}")
+    return key
+
+
+def take_key(disk: Disk, server: Server, state: State | None) -> None:
+    """Let a server draw its noise with the folder's key. ``state``: of the folder's checkpoint; None: there is none,
+    and the folder gets the server's own key, if it has no other."""
+    if getattr(server.direction, "privacy", None) is None:
+        return
+    key = key_of(disk)
+    if key is not None:
+        server._draw_with(key)
+    elif state is None:
+        with named(disk.path / KEY):
+            disk.remove(KEY + folder.PARTIAL)
+            disk.put(KEY + folder.PARTIAL, [server._parts.key])
+            disk.rename(KEY + folder.PARTIAL, KEY)
+            disk.sync_folder()
+    else:
+        raise CheckpointError(f"{disk.path / KEY}: it is missing: without it the log's steps cannot be made again")
+    if state is not None and state["direction"].get("noise_key") != server._running.extension.state.native.key_id:
+        raise CheckpointError(f"{disk.path / KEY}: it is not the key of this folder's noise")

@@ -37,12 +37,8 @@ def salvage(
     with named(to):
         if to.exists() and os.listdir(to):
             raise CheckpointError(f"{to}: expected a new or an empty folder")
-    with named(path):
-        disk = Disk(path)
-        try:
-            return _salvaged(disk, to, make)
-        finally:
-            disk.leave()
+    with named(path), Disk(path) as disk:
+        return _salvaged(disk, to, make)
 
 
 def _salvaged(disk: Disk, to: os.PathLike[str], make: Callable[[], Server] | None) -> Plain:

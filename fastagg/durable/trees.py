@@ -160,18 +160,9 @@ def read(disk: Disk, folder: str, manifest: Plain) -> State:
     try:
         with disk.opened(f"{folder}/{TENSORS}", write=False) as file:
             return restored(manifest["state"], dict(_tensors(disk, file, manifest)))
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
-    except (
-        FileNotFoundError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+        raise CheckpointError(f"{path}: the checkpoint is damaged: {kind}{error}") from error
 
 
 def _tensors(disk: Disk, file: int, manifest: Plain) -> Iterator[tuple[str, Tensor]]:

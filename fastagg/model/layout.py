@@ -479,11 +479,8 @@ class Layout:
         else:
             form = "a list of arrays" if self.form == "list" else "an nn.Module, or a mapping from names to arrays"
             raise ShapeMismatch(f"trained model: expected {form}, got {type(trained).__name__}")
-        given: list[tuple[Entry, Tensor]] = []  # all is checked before there is a vector of the model's size
-        for e in self.entries:
-            if e.name not in arrays or e.role in ("constant", "alias"):
-                continue
-            given.append((e, _trained(e, arrays[e.name])))
+        own = [e for e in self.entries if e.name in arrays and e.role in self._by_role]
+        given = [(e, _trained(e, arrays[e.name])) for e in own]  # all is checked before there is a vector of this size
         vector = memory.empty(self.size, flat.device)
         parts = [array for e, array in given if e.role == "parameter"]
         alike = all(array.dtype is torch.float32 and array.device == flat.device for array in parts)
@@ -491,13 +488,13 @@ class Layout:
         at_once = self.all_fp32 and alike and self.size < _AT_ONCE and sum(map(Tensor.numel, parts)) == self.size
         if at_once:
             torch.cat([array.reshape(-1) for array in parts], out=vector).sub_(flat)
-        cuts = iter(vector.split([e.size for e, _ in given if e.role == "parameter"]) if at_once else ())
+        cuts = iter(vector.split([e.size for e in own if e.role == "parameter"]))
         result: dict[str, Tensor] = {}
         for e, array in given:
             if e.role != "parameter":
                 result[e.name] = array.clone()
                 continue
-            cut = next(cuts) if at_once else self._cut(vector, e)
+            cut = next(cuts)
             result[e.name] = cut.view(e.shape)
             if at_once:
                 continue

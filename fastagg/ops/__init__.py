@@ -19,8 +19,7 @@ from fastagg.ops.exact import ExactSum, accumulate_exact_, add_exact_, exact_nor
 from fastagg.ops.exact import whole_numbers as whole_numbers
 from fastagg.ops.place import on_cuda
 from fastagg.ops.step import step_
-from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, inspect
-from fastagg.ops.verdict import judge
+from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, inspect, judge
 
 __all__ = [
     "OPTIMIZERS",

@@ -48,6 +48,14 @@ def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: to
     return tensor.data_ptr()
 
 
+def check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a tensor of another type, device or shape, or one that is not contiguous."""
+    if tensor.dtype is not dtype or tensor.device != device:
+        raise DTypeMismatch(f"{name}: expected {dtype} on {device}, got {tensor.dtype} on {tensor.device}")
+    if tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        raise ShapeMismatch(f"{name}: expected a contiguous {list(shape)}, got {list(tensor.shape)}")
+
+
 def moment_blocks(size: int) -> int:
     """Number of blocks of 8-bit moments for ``size`` parameters. The last block is padded."""
     return -(-size // MOMENT_BLOCK)
@@ -160,7 +168,4 @@ def _check_units(optimizer: str, units: Tensor, blocks: int, device: torch.devic
     rows = 2 if "v" in OPTIMIZERS[optimizer] else 1
     if not OPTIMIZERS[optimizer] or optimizer in native.plain_optimizers:
         raise ConfigError(f"{optimizer} has no moments" + (" in 8 bits" if OPTIMIZERS[optimizer] else ""))
-    if units.dtype is not torch.float32 or units.device != device:
-        raise DTypeMismatch(f"units: expected torch.float32 on {device}, got {units.dtype} on {units.device}")
-    if tuple(units.shape) != (rows, blocks) or not units.is_contiguous():
-        raise ShapeMismatch(f"units: expected a contiguous [{rows}, {blocks}], got {list(units.shape)}")
+    check("units", units, (rows, blocks), torch.float32, device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastagg._build import native
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
-from fastagg.ops.checks import address
+from fastagg.ops.checks import address, check
 from fastagg.ops.place import CPU, Cuda, place, where
 from fastagg.storage import memory
 
@@ -47,10 +47,8 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
     if not (math.isfinite(scale) and scale > 0):
         raise ConfigError(f"scale: expected a number > 0, got {scale!r}")
     probs = torch.empty_like(logits) if out is None else out
-    _like("out", probs, logits)
-    device = logits.device
-    on = _place(logits)
-    rows, classes = logits.shape
+    (rows, classes), device, on = logits.shape, logits.device, _place(logits)
+    check("out", probs, (rows, classes), logits.dtype, device)
     labels = memory.empty(rows, device, torch.int64)
     entropy = memory.empty(rows, device, torch.float64)
     batch, said = (rows, classes), (probs.data_ptr(), labels.data_ptr(), entropy.data_ptr(), rows)
@@ -172,26 +170,13 @@ def _matrix(name: str, tensor: Tensor) -> None:
         raise ShapeMismatch(f"{name}: expected a contiguous matrix, got strides {list(tensor.stride())}")
 
 
-def _like(name: str, tensor: Tensor, other: Tensor) -> None:
-    if tensor.dtype is not other.dtype or tensor.device != other.device:
-        raise DTypeMismatch(f"{name}: expected {other.dtype} on {other.device}, got {tensor.dtype} on {tensor.device}")
-    if tensor.shape != other.shape or not tensor.is_contiguous():
-        raise ShapeMismatch(f"{name}: expected shape {list(other.shape)}, contiguous, got {list(tensor.shape)}")
-
-
 def _check_targets(student: Tensor, targets: SoftTargets, rows: Tensor | None) -> None:
     probs, labels, entropy = targets
     count, classes = probs.shape if probs.dim() == 2 else (-1, -1)
     if classes != student.shape[1] or (rows is None and count != student.shape[0]):
         raise ShapeMismatch(f"student: logits of shape {list(student.shape)}, the teachers' are {list(probs.shape)}")
-    if not probs.is_contiguous():
-        raise ShapeMismatch("targets.probs: expected a contiguous matrix")
-    if probs.dtype is not student.dtype or probs.device != student.device:
-        raise DTypeMismatch(
-            f"targets.probs: expected {student.dtype} on {student.device}, got {probs.dtype} on {probs.device}"
-        )
-    for name, tensor, dtype in (("labels", labels, torch.int64), ("entropy", entropy, torch.float64)):
-        if tensor.dtype is not dtype or tensor.shape != (count,) or not tensor.is_contiguous():
-            raise ShapeMismatch(f"targets.{name}: expected {dtype} of shape [{count}], got {list(tensor.shape)}")
+    check("targets.probs", probs, (count, classes), student.dtype, student.device)
+    check("targets.labels", labels, (count,), torch.int64, student.device)
+    check("targets.entropy", entropy, (count,), torch.float64, student.device)
     if rows is not None and (rows.dtype is not torch.int64 or rows.shape != student.shape[:1]):
         raise ShapeMismatch(f"rows: expected int64 of shape [{student.shape[0]}], got {rows.dtype} {list(rows.shape)}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from fastagg import _checks
+from fastagg._checks import Decay, NotNegative
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.registry import Part
@@ -26,7 +27,6 @@ __all__ = [
     "Yogi",
 ]
 
-FORMATS = ("fp32", "8bit")  # of moments: fastagg.rules.moments
 _SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
 _HYPER = ("betas", "eps", "bias_correction", "period", "look_ahead")
 _SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from zero
@@ -58,12 +58,8 @@ class Optimizer(Part):
         ConfigError: a setting is out of range.
     """
 
-    lr: float = 1.0
+    lr: NotNegative = 1.0
     kernel: ClassVar[str] = ""  # csrc/math/optimizers.h; none: `step` is called
-
-    def __post_init__(self) -> None:
-        _checks.number("lr", self.lr, least=0)
-        _checks.flags(self)
 
     def step(
         self, x: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float, round: int
@@ -113,13 +109,8 @@ class Optimizer(Part):
 class _Decaying(Optimizer):
     """What all of the package's optimizers share: weight decay."""
 
-    weight_decay: float = field(default=0.0, kw_only=True)
+    weight_decay: NotNegative = field(default=0.0, kw_only=True)
     decoupled_weight_decay: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _checks.number("weight_decay", self.weight_decay, least=0)
-        _checks.one_of("moments", getattr(self, "moments", "fp32"), FORMATS)
 
     def hyper(self) -> Plain:
         given = {"betas": (getattr(self, "beta", 0.0), 0.0), **asdict(self)}
@@ -130,14 +121,13 @@ class _Decaying(Optimizer):
 class _Second(_Decaying):
     """What the optimizers with a second moment share."""
 
-    eps_root: float = field(default=0.0, kw_only=True)
-    initial: float = field(default=0.0, kw_only=True)
+    eps_root: NotNegative = field(default=0.0, kw_only=True)
+    initial: NotNegative = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        root = _checks.number("eps_root", self.eps_root, least=0)
-        _checks.number("eps", getattr(self, "eps", 1.0), least=_SMALLEST_EPS if root < _SMALLEST_ROOT else 0)
-        _checks.number("initial", self.initial, least=0)
+        least = _SMALLEST_EPS if self.eps_root < _SMALLEST_ROOT else 0
+        _checks.number("eps", getattr(self, "eps", 1.0), least=least)
 
 
 @dataclass(frozen=True)
@@ -149,8 +139,7 @@ class SGD(_Decaying):
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.SGD(lr=0.5))
-        >>> task = server.dispatch("ann")
-        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
         >>> round(float(server.parameters()), 3)
         0.5
     """
@@ -175,13 +164,9 @@ class Momentum(_Decaying):
         2.5
     """
 
-    beta: float = 0.9
+    beta: Decay = 0.9
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "momentum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _decay("beta", self.beta)
 
 
 @dataclass(frozen=True)
@@ -199,13 +184,12 @@ class Adam(_Second):
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Adam(lr=0.1, betas=(0.0, 0.0)))
-        >>> task = server.dispatch("ann")
-        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
         >>> round(float(server.parameters()), 3)
         0.1
     """
 
-    lr: float = 1e-3
+    lr: NotNegative = 1e-3
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     bias_correction: bool = False
@@ -217,8 +201,8 @@ class Adam(_Second):
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise ConfigError(f"betas: expected two numbers, got {self.betas!r}")
         object.__setattr__(self, "betas", tuple(self.betas))  # a list, from a file, would not hash
-        for name, value in zip(("betas[0]", "betas[1]"), self.betas, strict=True):
-            _decay(name, value)
+        for k, beta in enumerate(self.betas):
+            _checks.fits(f"betas[{k}]", beta, Decay)
 
 
 @dataclass(frozen=True)
@@ -230,8 +214,7 @@ class AMSGrad(Adam):
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.AMSGrad(lr=0.1, betas=(0.0, 0.0)))
-        >>> task = server.dispatch("ann")
-        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
         >>> round(float(server.parameters()), 3)
         0.1
     """
@@ -245,8 +228,7 @@ class Yogi(Adam):
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Yogi(lr=0.1, betas=(0.0, 0.0)))
-        >>> task = server.dispatch("ann")
-        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
         >>> round(float(server.parameters()), 3)
         0.1
     """
@@ -262,8 +244,7 @@ class Lookahead(Adam):
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Lookahead(lr=0.1, betas=(0.0, 0.0)))
-        >>> task = server.dispatch("ann")
-        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
         >>> round(float(server.parameters()), 3)
         0.1
     """
@@ -286,21 +267,16 @@ class Adagrad(_Second):
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Adagrad(lr=0.1))
-        >>> task = server.dispatch("ann")
-        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
         >>> round(float(server.parameters()), 3)
         0.1
     """
 
-    lr: float = 1e-2
-    beta: float = 0.0
+    lr: NotNegative = 1e-2
+    beta: Decay = 0.0
     eps: float = 1e-8
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adagrad"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _decay("beta", self.beta)
 
 
 @dataclass(frozen=True)
@@ -321,23 +297,20 @@ class Nesterov(_Decaying):
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Nesterov(lr=1.0, momentum=0.5, look_ahead=True))
-        >>> task = server.dispatch("ann")
-        >>> receipt = server.receive("ann", torch.ones(1))
+        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
         >>> float(server.flat), float(server.dispatch("ann").flat)  # 1 + 0.5*1, and 0.5*1 ahead of it
         (1.5, 2.0)
     """
 
-    lr: float = 0.7
-    momentum: float = 0.9
-    dampening: float = 0.0
+    lr: NotNegative = 0.7
+    momentum: Decay = 0.9
+    dampening: Decay = 0.0
     look_ahead: bool = False
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "nesterov"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _decay("momentum", self.momentum)
-        _decay("dampening", self.dampening)
         if self.look_ahead and self.moments != "fp32":
             raise ConfigError(f"moments: look_ahead adds them to the model as fp32, got {self.moments!r}; leave it out")
 
@@ -368,20 +341,10 @@ class DelayedNesterov(_Decaying):
         1.5
     """
 
-    lr: float = 0.7
-    momentum: float = 0.9
-    period: int = 10
+    lr: NotNegative = 0.7
+    momentum: Decay = 0.9
+    period: Annotated[int, _checks.Rule(least=1, most=2**31 - 1)] = 10
     kernel: ClassVar[str] = "delayed"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _decay("momentum", self.momentum)
-        _checks.whole("period", self.period, least=1, most=2**31 - 1)
 
     def hyper(self) -> Plain:
         return {**super().hyper(), "betas": (self.momentum, 0.0)}
-
-
-def _decay(name: str, value: object) -> None:
-    if _checks.number(name, value, least=0) >= 1:
-        raise ConfigError(f"{name}: expected a number in [0, 1), got {value!r}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg._checks import Positive, Rule
 from fastagg._extras import PRIVACY, require
 from fastagg._keywords import made
 from fastagg._types import Native
@@ -17,6 +18,8 @@ __all__ = ["BLT", "AdaptiveClip", "Gaussian"]
 
 _MOST = 2**63 - 1
 _MOST_BUFFERS = 8  # csrc/plan.h
+Share = Annotated[float, Rule(above=0, below=1)]
+Times = Annotated[int, Rule(least=1, most=_MOST)]
 
 
 class NoiseKey(bytes):
@@ -45,18 +48,14 @@ class AdaptiveClip:
         0.5
     """
 
-    quantile: float = 0.5
+    quantile: Share = 0.5
     initial: float = field(default=0.1, kw_only=True)
-    rate: float = field(default=0.2, kw_only=True)
-    count_noise: float | None = field(default=None, kw_only=True)
+    rate: Positive = field(default=0.2, kw_only=True)
+    count_noise: Positive | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0 < _checks.number("quantile", self.quantile) < 1:
-            raise ConfigError(_checks.wrong("quantile", "a number in (0, 1)", self.quantile))
+        _checks.fields(self)
         _check_norm("initial", self.initial)
-        _checks.number("rate", self.rate, above=0)
-        if self.count_noise is not None:
-            _checks.number("count_noise", self.count_noise, above=0)
 
 
 @dataclass(frozen=True)
@@ -152,22 +151,17 @@ class Gaussian:
         client 'ann' took part in step 0, and may again in step 2 (min_separation); the next one is step 1
     """
 
-    noise_multiplier: float
+    noise_multiplier: Annotated[float, Rule(least=0, most=1e6)]
     clip_norm: float | AdaptiveClip
     correlation: BLT | None = field(default=None, kw_only=True)
-    min_separation: int = field(default=1, kw_only=True)
-    max_participations: int | None = field(default=None, kw_only=True)
+    min_separation: Times = field(default=1, kw_only=True)
+    max_participations: Times | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, kind in (("clip_norm", AdaptiveClip), ("correlation", BLT)):
             if isinstance(given := getattr(self, name), dict):  # from a checkpoint
                 object.__setattr__(self, name, made(kind, given))
-        _checks.number("noise_multiplier", self.noise_multiplier, least=0)
-        if self.noise_multiplier > 1e6:
-            raise ConfigError(_checks.wrong("noise_multiplier", "at most 1e6", self.noise_multiplier))
-        _checks.whole("min_separation", self.min_separation, least=1, most=_MOST)
-        if self.max_participations is not None:
-            _checks.whole("max_participations", self.max_participations, least=1, most=_MOST)
+        _checks.fields(self)
         if not isinstance(self.clip_norm, AdaptiveClip):
             _check_norm("clip_norm", self.clip_norm)
         elif (noise := self.clip_norm.count_noise) is not None and not 2 * noise > self.noise_multiplier:
@@ -208,8 +202,7 @@ class Gaussian:
     def epsilon(self, steps: int, delta: float) -> float:
         """What so many steps spend for one client, whose updates may be replaced by zeros. See
         :meth:`fastagg.Server.privacy_spent`."""
-        if not 0 < _checks.number("delta", delta) < 1:
-            raise ConfigError(_checks.wrong("delta", "a number in (0, 1)", delta))
+        _checks.fits("delta", delta, Share)
         require("privacy_spent", "privacy", PRIVACY)
         from dp_accounting import get_epsilon_gaussian
 

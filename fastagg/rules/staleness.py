@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fastagg import _checks
+from fastagg._checks import Count, NotNegative, Positive
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.registry import Part
 from fastagg.rules.names import Rule
-from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
 __all__ = ["Constant", "CosineGate", "Cutoff", "DelayAdaptive", "Facts", "Hinge", "Polynomial", "Staleness"]
@@ -103,48 +103,23 @@ class Staleness(Part):
         """Whether :meth:`weigh` is the user's own."""
         return type(self).weigh is not Staleness.weigh
 
-    def start(self) -> StalenessState:
-        """What it knows in a running server."""
-        return StalenessState(self)
+    # Of the package's own, within a running server (fastagg/server/extension.py).
 
+    @property
+    def _first_steps(self) -> int | None:
+        """The first number of local steps of a client. None if the policy does not set it."""
+        return None
 
-class Ledger(Protocol):
-    """What a policy asks of the engine's ledger, and tells it."""
+    def _weighed(self, facts: Facts) -> Weighed:
+        return Weighed(self.weigh(facts))
 
-    def owes(self, client: int | str, version: int) -> bool:
-        """Return whether the client has an open task of this version."""
-
-    def tell_next(self, client: int | str, steps: int) -> None:
-        """Give the client's next task so many local steps."""
-
-
-class StalenessState:
-    """A policy in a running server.
-
-    Attributes:
-        local_steps: the first number of local steps of a client. None if the policy does not set it.
-        looks: whether :meth:`weigh` is called for every update. Otherwise only the policy's ``weight`` is.
-    """
-
-    local_steps: int | None = None
-
-    def __init__(self, policy: Staleness) -> None:
-        self.policy = policy
-        self.looks = policy.looks
-
-    def weigh(self, facts: Facts) -> Weighed:
-        """The weight of an update, for policies that use more than its delay."""
-        return Weighed(self.policy.weigh(facts))
-
-    def rules(self) -> Plain:
+    def _rules(self) -> Plain:
         """Settings for :func:`fastagg.ops.judge`, if the device computes the weight."""
         return {}
 
-    def judged(self, facts: Facts, verdict: Later) -> None:
-        """Note that the device will have the verdict of this update. This method must not wait for it."""
-
-    def settle(self, client: int | str, ledger: Ledger) -> None:
-        """Apply the device's verdicts of a client's earlier answers."""
+    def _next_steps(self, local_steps: int | None, gamma: float) -> int:
+        """The next number of local steps of a client; 0: no change."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -165,13 +140,9 @@ class Hinge(Staleness):
         [1.0, 0.5, 0.25]
     """
 
-    a: float = 10.0
-    b: float = 4.0
+    a: Positive = 10.0
+    b: NotNegative = 4.0
     weighs: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _checks.number("a", self.a, above=0)
-        _checks.number("b", self.b, least=0)
 
     def weight(self, delay: int) -> float:
         return 1.0 if delay <= self.b else 1.0 / (self.a * (delay - self.b) + 1.0)
@@ -189,11 +160,8 @@ class Polynomial(Staleness):
         [1.0, 0.5, 0.3333333333333333]
     """
 
-    a: float = 0.5
+    a: Positive = 0.5
     weighs: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _checks.number("a", self.a, above=0)
 
     def weight(self, delay: int) -> float:
         return float((delay + 1.0) ** -self.a)
@@ -216,13 +184,9 @@ class CosineGate(Staleness):
         [1.0, 0.335, 0.0]
     """
 
-    alpha: float = 0.1
-    cutoff: float = 8.0
+    alpha: NotNegative = 0.1
+    cutoff: Positive = 8.0
     weighs: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _checks.number("alpha", self.alpha, least=0)
-        _checks.number("cutoff", self.cutoff, above=0)
 
     def weight(self, delay: int) -> float:
         if delay >= self.cutoff:
@@ -242,11 +206,8 @@ class Cutoff(Staleness):
         [1.0, None]
     """
 
-    delay: int = 10
+    delay: Count = 10
     weighs: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _checks.whole("delay", self.delay, least=1)
 
     def weight(self, delay: int) -> float | None:
         return 1.0 if delay < self.delay else None
@@ -276,18 +237,15 @@ class DelayAdaptive(Staleness):
         0.025
     """
 
-    threshold: float = 10
+    threshold: Annotated[float, _checks.Rule(least=0, name="delay_threshold")] = 10
     rule: Rule = "scaled"
-    lipschitz: float | None = None
+    lipschitz: Positive | None = None
 
     def __post_init__(self) -> None:
-        _checks.number("delay_threshold", self.threshold, least=0)
-        _checks.one_of("rule", self.rule, ("scaled", "reciprocal", "threshold", "lipschitz", "drop"))
+        super().__post_init__()
         if (self.rule == "lipschitz") != (self.lipschitz is not None):
             do = f"leave it out with {self.rule!r}" if self.lipschitz is not None else "write lipschitz=1.0"
             raise ConfigError(_checks.wrong("lipschitz", "a number with 'lipschitz' alone", self.lipschitz, do))
-        if self.lipschitz is not None:
-            _checks.number("lipschitz", self.lipschitz, above=0)
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
         longest = max(delays, default=0)

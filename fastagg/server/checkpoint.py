@@ -203,6 +203,16 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
         raise CheckpointError(f"{path}: the checkpoint is damaged: it ends too early")
 
 
+_REFUSALS: dict[type[Exception], str] = {
+    FileNotFoundError: "no such checkpoint; server.save({!r}) writes one",
+    IsADirectoryError: "it is a folder, no file; fastagg.open({!r}, make) opens one",
+    # torch's own message recommends loading it anyway
+    pickle.UnpicklingError: "refused: it contains other objects than tensors and plain data; expected a file that "
+    "server.save(path) wrote",
+    zipfile.BadZipFile: "not a whole checkpoint; expected a file that server.save(path) wrote",
+}
+
+
 def read(path: Path) -> State:
     """Read what :func:`write` wrote. It loads only tensors and plain data, never code."""
     try:
@@ -216,23 +226,10 @@ def read(path: Path) -> State:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such checkpoint; server.save({str(path)!r}) writes one") from error
-    except IsADirectoryError as error:
-        raise CheckpointError(
-            f"{path}: it is a folder, no file; fastagg.open({str(path)!r}, make) opens one"
-        ) from error
-    except pickle.UnpicklingError as error:  # torch's own message recommends loading it anyway
-        raise CheckpointError(
-            f"{path}: refused: it contains other objects than tensors and plain data; expected a file that "
-            "server.save(path) wrote"
-        ) from error
-    except zipfile.BadZipFile as error:
-        raise CheckpointError(
-            f"{path}: not a whole checkpoint; expected a file that server.save(path) wrote"
-        ) from error
     except Exception as error:  # a damaged file can cause any kind of error
-        raise CheckpointError(f"{path}: not a whole checkpoint: {type(error).__name__}: {error}") from error
+        known = next((text for kind, text in _REFUSALS.items() if isinstance(error, kind)), None)
+        said = f"not a whole checkpoint: {type(error).__name__}: {error}" if known is None else known.format(str(path))
+        raise CheckpointError(f"{path}: {said}") from error
     if not isinstance(state, dict) or "format" not in state:
         raise CheckpointError(
             f"{path}: not a fastagg checkpoint; expected a file that server.save(path) wrote. A model in it can start "

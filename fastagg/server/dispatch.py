@@ -199,6 +199,9 @@ class Pace:
         return max(1, math.floor(self.fastest * mine[0] / max(one for one, _ in [mine, *self.speeds.values()])))
 
 
+_OUTCOME = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept")
+
+
 class Receipt(native.Receipt):
     """The outcome of one update. Receipts with the same values are equal.
 
@@ -253,10 +256,7 @@ class Receipt(native.Receipt):
             raise _checks.no_attribute(self, name)
 
     def _values(self) -> tuple[object, ...]:
-        return (
-            self.client, self.applied, self.version, self.delay, self.step_size, self.update_norm, self.weight,
-            self.kept,
-        )  # fmt: skip
+        return tuple(getattr(self, name) for name in _OUTCOME)
 
     def __eq__(self, other: object) -> bool:
         return self._values() == other._values() if isinstance(other, Receipt) else NotImplemented
@@ -265,8 +265,7 @@ class Receipt(native.Receipt):
         return hash(self._values())
 
     def __repr__(self) -> str:
-        names = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept")
-        shown = ", ".join(f"{name}={value!r}" for name, value in zip(names, self._values(), strict=True))
+        shown = ", ".join(f"{name}={value!r}" for name, value in zip(_OUTCOME, self._values(), strict=True))
         return f"{type(self).__name__}({shown})"
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -109,7 +109,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
         settings=native.engine.Settings(
             size=layout.size, clients=-1 if clients is None else clients,
             clip_norm=settings["clip_norm"] or 0.0, max_samples=settings["max_samples"] or 1e30,
-            local_steps=extension.policy.local_steps or 0, weighs_by_samples=settings["weighting"] != "uniform",
+            local_steps=parts.staleness._first_steps or 0, weighs_by_samples=settings["weighting"] != "uniform",
             largest_model=_largest(layout, flat),
             keeps_versions=extension.keeps_model,
             closes_early=direction.buffered and not state.asks,
@@ -126,16 +126,11 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
         },
     )  # fmt: skip
     limit(engine, settings)
-    engine.most_waiting(waiting_of(settings))
+    engine.most_waiting(settings["max_waiting"] or MOST)
     engine.by_time = getattr(direction, "at_least", None) is not None
     engine.begin_incarnation(0, new_incarnation())
     engine.measure()
     return Running(engine, extension, held, weakref.ref(flat.untyped_storage()))
-
-
-def waiting_of(settings: ServerSettings) -> int:
-    """Return how many answers may wait."""
-    return settings["max_waiting"] or MOST
 
 
 def limit(engine: Native, settings: ServerSettings | None) -> None:
@@ -179,8 +174,8 @@ def state_of(running: Running, *, rows: bool = True) -> State:
         rows: False: without the rows of a client cache, which somebody copies one by one.
     """
     engine, extension = running.engine, running.extension
-    for client in list(getattr(extension.policy, "pending", ())):
-        extension.policy.settle(client, engine)
+    for client in list(extension.pending):
+        extension.settle(client, engine)
     tasks = as_tensors(engine.tasks())
     ids, offset = tasks.pop("ids"), tasks.pop("offset")
     taken_part = {} if extension.taken_part is None else {"taken_part": extension.taken_part.times()}

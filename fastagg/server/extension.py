@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,17 +36,12 @@ from fastagg.storage.pieces import Pieces
 Moves = list[Move]
 
 
+@dataclass(eq=False)
 class OnDevice:
-    """An update on a device: what the engine does not read, and the verdict that comes later.
+    """An update on a device: what the engine does not read, and the verdict that comes later."""
 
-    Attributes:
-        parsed: the update; its running statistics may be on the device.
-        verdict: the device's, once it was asked for.
-    """
-
-    def __init__(self, parsed: Parsed) -> None:
-        self.parsed = parsed
-        self.verdict: Tensor | None = None
+    parsed: Parsed  # its running statistics may be on the device
+    verdict: Tensor | None = None  # once it was asked for
 
 
 class TakenPart:
@@ -76,7 +72,7 @@ class Extension:
     Attributes:
         held: the running statistics of the current version.
         state: the direction's.
-        policy: the staleness policy's.
+        pending: of clients, the answers (version, local steps, verdict) that the device still judges.
         always: whether :meth:`prepare` is called for every update.
     """
 
@@ -90,11 +86,10 @@ class Extension:
         self.direction, self.optimizer, self.staleness, self.layout = direction, optimizer, staleness, layout
         self.state, self.held, self.device, self.on_host = state, held, device, on_host
         self.clip_norm, self.defers = clip_norm, defers
-        self.policy = staleness.start()
         self.measures = staleness.measures or direction.measures
         self.needs_base = direction.needs_base or staleness.needs_base
         self.keeps_model = self.needs_base or self.measures
-        self.always = self.measures or self.policy.looks or state.asks
+        self.always = self.measures or staleness.looks or state.asks
         # What rules of a user's own get besides: the numbers of what clients send, by name, and how often they did.
         self.takes = {name: size or layout.size for name, size in {**direction.takes, **staleness.takes}.items()}
         self.taken_part = TakenPart() if direction.counts or staleness.counts else None
@@ -102,6 +97,7 @@ class Extension:
         # whether Python reads the numbers of updates and models, and not only what was measured of them
         self.reads_update = not on_host or state.asks or staleness.looks
         self.own = {}
+        self.pending: dict[int | str, list[tuple[int, int | None, Later]]] = {}
 
     def asks(self) -> Native:
         """Return which methods the engine calls."""
@@ -186,7 +182,7 @@ class Extension:
         client, parts = asked.client, self.taken_part
         facts = Facts(
             client, asked.version, delay, update, gain, norm, moved, local_steps, asked.share,
-            asked.model if self.policy.looks or self.state.asks else None, base if self.needs_base else None,
+            asked.model if self.staleness.looks or self.state.asks else None, base if self.needs_base else None,
             0 if parts is None else parts.of(client), extra,
         )  # fmt: skip
         if self._weigh(found, facts) and self.state.asks:
@@ -237,10 +233,10 @@ class Extension:
         return ops.distances(update, asked.model, base, inner=self.direction.measures)
 
     def _weigh(self, found: Native, facts: Facts) -> bool:
-        if not self.policy.looks:
+        if not (self.staleness.looks or self.staleness.measures):
             weight = self.weight(facts.delay)
         else:
-            weight, found.next_steps = self.policy.weigh(facts)
+            weight, found.next_steps = self.staleness._weighed(facts)
             weight = given.weight(self.staleness, "weigh", weight)
         found.weight, found.drops = weight, weight is None
         return weight is not None
@@ -250,11 +246,11 @@ class Extension:
             if isinstance(asked.extra, OnDevice):
                 parsed = asked.extra.parsed
                 own = self.held.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
-                return own.to(self.device), self.held.add_on_device(parsed).step().values
+                return own.to(self.device), self.held.add_on_device(parsed).after("step").values
             reported = asked.reported
             own = self.held.values if reported is None or reported.values is None else reported.values
             after = self.held if reported is None else self.held.add(reported)
-            return own, after.step().values
+            return own, after.after("step").values
 
         takes = self.direction.takes_control and asked.control is not None
         change = Pieces([asked.control.to(self.device)]) if takes else None
@@ -263,16 +259,29 @@ class Extension:
     def _let_device_judge(self, found: Native, facts: Facts, asked: Native, base: Tensor | None) -> None:
         """Let the device decide. The host does not wait for it."""
         x, measured = (asked.model, base) if self.measures else (None, None)
-        verdict = ops.judge(facts.update, x=x, base=measured, clip_norm=self.clip_norm, **self.policy.rules())
+        verdict = ops.judge(
+            facts.update, x=x, base=measured, clip_norm=self.clip_norm, **(rules := self.staleness._rules())
+        )
         held: OnDevice = asked.extra
         if held.parsed.buffers is not None:
             verdict[5:].mul_(ops.judge(held.parsed.buffers)[5:])
         held.verdict = verdict
-        self.policy.judged(facts, Later(verdict))
+        if rules:
+            answer = facts.version, facts.local_steps, Later(verdict)
+            self.pending.setdefault(facts.client, []).append(answer)
         found.norm = math.nan
         found.weight = 1.0 if self.measures else self.staleness.weight(facts.delay)
         found.verdict = verdict.data_ptr()
         found.owner = verdict
+
+    def settle(self, client: int | str, ledger: Native) -> None:
+        """Apply the device's verdicts of a client's earlier answers: they say its next number of local steps."""
+        for version, local_steps, verdict in self.pending.pop(client, ()):
+            norm2, moved2, _, gain, _, _ = verdict.tolist()
+            # If an answer was interrupted before it was taken, its task is still open and its verdict is ignored.
+            if 0.0 < norm2 < math.inf and not ledger.owes(client, version):
+                gamma = math.sqrt(moved2) / (math.sqrt(norm2) * gain)
+                ledger.tell_next(client, self.staleness._next_steps(local_steps, gamma))
 
 
 def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
 
 import torch
 from torch import Tensor
 
 from fastagg import _checks, _keywords, registry
 from fastagg._build import native
-from fastagg._types import Native
+from fastagg._types import Native, State
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
 from fastagg.model import Layout, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
@@ -23,19 +23,44 @@ from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
 from fastagg.server.admission import Admission
-from fastagg.server.attached import Log, Watch
 from fastagg.server.dispatch import Client, Dispatch, Download, Pace, Partial, Receipt, Samples, check_task
 from fastagg.server.engine import Parts
 from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
-from fastagg.server.uploads import HeldUpload, Refusals, Upload
+from fastagg.server.uploads import HeldUpload, Refusals, Refusing, Upload
 from fastagg.storage import devices
 from fastagg.storage.pieces import Pieces
 
 Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
 Outcome = Receipt | FastaggError
+Durability = Literal["none", "step", "arrival"]
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
+
+
+class Log(Protocol):
+    """The log of a folder, as a server knows it (fastagg/durable/log.py)."""
+
+    folder: Path
+    durability: Durability
+    journal: Native
+
+    @property
+    def pending(self) -> int: ...
+    def flush(self) -> None: ...
+    def checkpoint(self) -> Path: ...
+    def whole_state(self) -> State: ...
+    def upload(
+        self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],
+        finish: Callable[..., Receipt], refusing: Refusing,
+    ) -> Upload: ...  # fmt: skip
+    def close(self) -> None: ...
+
+
+class Watch(Protocol):
+    """Who is told what happens (:func:`fastagg.watch`)."""
+
+    def refused(self, error: FastaggError) -> None: ...
 
 
 class Server:
@@ -83,19 +108,15 @@ class Server:
         if isinstance(params, Part) and not (params.by_part and getattr(direction, "privacy", None) is None):
             together.check_part(direction, staleness, given)
         device = devices.choose(given["device"], params.arrays if isinstance(params, Part) else params)
-        taken = isinstance(params, Taken)
-        if isinstance(params, Taken):
-            layout = params.layout
-        else:
-            how = None if isinstance(given["buffers"], str) else given["buffers"]
-            layout = Layout.of(params, buffers=how, tied=given["tied"])
+        taken = params if isinstance(params, Taken) else None
+        how = None if isinstance(given["buffers"], str) else given["buffers"]
+        layout = Layout.of(params, buffers=how, tied=given["tied"]) if taken is None else taken.layout
         together.check_statistics(direction, layout, given)
-        key = NoiseKey((params.key if isinstance(params, Taken) else None) or os.urandom(32))
+        key = NoiseKey((taken and taken.key) or os.urandom(32))
         self._parts = Parts(direction, optimizer, staleness, given, layout, device, key)
-        if taken:
-            self._running = engine.loaded(
-                self._parts, params.state, Statistics.of(given["buffers"], layout, *layout.blank(device))
-            )
+        if taken is not None:
+            blank = Statistics.of(given["buffers"], layout, *layout.blank(device))
+            self._running = engine.loaded(self._parts, taken.state, blank)
         else:
             model = layout.take(params, device)
             statistics = Statistics.of(given["buffers"], layout, model.buffers, model.counters)
@@ -241,10 +262,10 @@ class Server:
 
     def _settle(self, client: Client) -> None:
         """Apply what the device has found out about a client's earlier answers."""
-        policy = self._running.extension.policy
-        if policy.rules():
+        extension = self._running.extension
+        if extension.pending:
             with self._engine.locked:
-                policy.settle(self._engine.check_client(client), self._engine)
+                extension.settle(self._engine.check_client(client), self._engine)
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
         """Give an open task to one more client. A relay uses this to serve one task to many clients.
@@ -545,6 +566,8 @@ class Server:
                 return outcomes
             # only Python can read this one, or it is refused
             client, update, *rest = (*answers[begin], *[None] * 5)[:7]
+            if isinstance(update, FastaggError):
+                return [update]
             if not isinstance(update, native.engine.Answer):
                 update = self._admission.of(self._admission.parse(update, None))
             return [self._take(client, update, *rest)]
@@ -614,30 +637,18 @@ class Server:
             still: nobody writes to the models meanwhile. Each is then read twice, and added where the sum is. That
                 saves the memory of a second sum.
         """
-        outcomes: list[Outcome | None] = [None] * len(answers)
         given: list[Sent] = []
-        places = []
-        for i, (task, trained, num_samples, *offset) in enumerate(answers):
+        for task, trained, num_samples, *offset in answers:
             try:
                 read = self._admission.of_model(task, trained, is_difference=differences, measures=measures)
-                read.still = still
-                samples = self._samples(num_samples)
-                given.append((task.client, read, task.version, samples, task.id, *(offset or [None]), task.incarnation))
-                places.append(i)
-            except FastaggError as error:
-                self._refused(error)
-                outcomes[i] = error
-        updates = [answers[i][1] for i in places]
-        taken: list[Outcome] = []
+                read.still, samples = still, self._samples(num_samples)
+            except FastaggError as error:  # its outcome, when its turn comes
+                read, samples = error, None
+            given.append((task.client, read, task.version, samples, task.id, *(offset or [None]), task.incarnation))
         try:
-            taken = self._all(given, updates)
-            for i, outcome in zip(places, taken, strict=True):
-                outcomes[i] = outcome
-            return cast("list[Outcome]", outcomes)
+            return self._all(given, [answer[1] for answer in answers])
         except BaseException as error:
-            for i, outcome in zip(places, taken or getattr(error, "outcomes", []), strict=False):
-                outcomes[i] = outcome
-            error.outcomes = outcomes  # type: ignore[attr-defined]
+            error.outcomes += [None] * (len(answers) - len(error.outcomes))  # type: ignore[attr-defined]
             raise
 
     def receive_partial(

@@ -13,11 +13,9 @@ from fastagg._types import Native, State
 from fastagg.errors import UpdateTooLarge
 from fastagg.model import Layout, Parsed
 from fastagg.model.layout import mode_of
-from fastagg.rules.names import Buffers, words
+from fastagg.rules.names import Buffers
 from fastagg.storage import memory, staging
 from fastagg.storage.pieces import Pieces
-
-MODES = words(Buffers)
 
 
 @dataclass(frozen=True)
@@ -111,25 +109,18 @@ class Statistics:
 
     def after(self, kind: str) -> Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``)."""
-        return self.step() if kind == "step" else self.discard() if kind == "drop" else self
-
-    def step(self) -> Statistics:
-        """Return the statistics after a step of the model."""
-        if self.count == 0:
+        if kind == "keep" or self.count == 0:
             return self
+        fresh = replace(self, sum=None, most=None, count=0)
+        if kind == "drop":  # the buffers that came with its updates are dropped, too
+            return fresh
         values = self.values
         if self.sum is not None:
             values = self.sum / (1 if self.mode == "latest" else self.count)
             for begin, end, _ in self.places:
                 values[begin:end] = self.sum[begin:end]
         counters = self.counters if self.most is None else divided(self.most, self.counters)
-        return replace(self, values=values, counters=counters, sum=None, most=None, count=0)
-
-    def discard(self) -> Statistics:
-        """Return the statistics after a dropped step. The buffers that came with its updates are dropped, too."""
-        if self.count == 0:
-            return self
-        return replace(self, sum=None, most=None, count=0)
+        return replace(fresh, values=values, counters=counters)
 
     def nbytes(self) -> int:
         """Return the bytes of the buffers and of their running sum."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from types import TracebackType
 
 import torch
@@ -137,20 +138,12 @@ class Upload:
 class HeldUpload(Upload):
     """An upload in memory, for a server without a folder."""
 
-    def __init__(
-        self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext,
-        encoded: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(size, dtype, finish, refusing, encoded)
-        self._held = self._room()
-        self._bytes = raw.at(self._held.data_ptr(), self._nbytes)
-
-    def _room(self) -> Tensor:
-        """Return memory for the update, as bytes."""
+    @cached_property
+    def _held(self) -> Tensor:
         return memory.empty_bytes(self._nbytes)
 
     def _put(self, chunk: bytes) -> None:
-        self._bytes[self._at : self._at + len(chunk)] = chunk
+        raw.at(self._held.data_ptr(), self._nbytes)[self._at : self._at + len(chunk)] = chunk
 
     def _whole(self) -> tuple[object, ...]:
         coded = self._dtype is torch.uint8

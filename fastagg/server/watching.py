@@ -65,21 +65,19 @@ def watch(
     if not isinstance(server, Server):
         raise ConfigError(f"server: expected a fastagg.Server, got {server!r:.200}")
     _checks.number("slow", slow, above=0)
-    found = watch_of(server)
+    found = watch_of(server) or Watch()
     if registry is not None:
-        if found is not None and found.numbers is not None:
+        if found.numbers is not None:
             raise ConfigError("registry: this server has one already")
         _extras.require("a registry", "metrics", _extras.METRICS)
         if not hasattr(registry, "register"):
             raise ConfigError(_checks.wrong("registry", "one of prometheus_client, such as REGISTRY", registry))
-    if times is not None and found is not None and found.times is not None:
-        raise ConfigError("times: this server writes a file already")
-    written = None if times is None else Times(_checks.path("times", times))
-    if found is None:
-        found = server._watch = Watch()
-    if written is not None:
-        found.times = written
-        server._dispatch = written.sending(server._dispatch)
+    if times is not None:
+        if found.times is not None:
+            raise ConfigError("times: this server writes a file already")
+        found.times = Times(_checks.path("times", times))
+        server._dispatch = found.times.sending(server._dispatch)
+    server._watch = found
     found.begin(server, slow, None if registry is None else Numbers(server, registry))
     return server
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from fastagg.errors import CheckpointError, FastaggError
+
+
+@contextlib.contextmanager
+def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Iterator[None]:
+    """Raise the system's errors as errors of this ``kind``, which name the path."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FastaggError):
+            raise
+        raise kind(f"{what}: {error}") from error
 
 
 def allocate(file: int, size: int) -> None:
@@ -34,9 +49,9 @@ def sync(file: int, *, names: bool = False) -> None:
     (os.fsync if names else getattr(os, "fdatasync", os.fsync))(file)
 
 
-def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_folder(path: Path | str, *, inside: int | None = None) -> None:
+    """Wait until the names in a folder are on the disk. ``inside``: the open folder that it is in."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inside)
     try:
         sync(folder, names=True)
     finally:

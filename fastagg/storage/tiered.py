@@ -12,7 +12,6 @@ The checkpoint has the slots, too, and the rows' checksums. <id> is of the serve
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import logging
@@ -21,7 +20,8 @@ import re
 import secrets
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from fastagg import _checks, _keywords
 from fastagg._build import native
 from fastagg._types import Plain, State
 from fastagg.errors import CacheError, CheckpointError, ConfigError
-from fastagg.rules.names import Cache, words
+from fastagg.rules.names import Cache
 from fastagg.storage import files
 
 ROWS, OLD = "rows.bin", "rows.json"
@@ -77,11 +77,10 @@ class Tiered:
     format: Cache = "int8"
     memory: int | str = "1GB"
     path: str | os.PathLike[str] = "rows"
-    keep: int = 2
+    keep: _checks.Count = 2
 
     def __post_init__(self) -> None:
-        _checks.one_of("format", self.format, words(Cache))
-        _checks.whole("keep", self.keep, least=1)
+        _checks.fields(self)
         bytes_of("memory", self.memory)
         if not isinstance(self.path, (str, os.PathLike)) or not str(self.path):
             raise ConfigError(f"path: expected a folder, got {self.path!r:.100}")
@@ -131,12 +130,15 @@ class TieredRows:
             format=setting.format, shape=(size, clients), memory=bytes_of("memory", setting.memory),
             keep=setting.keep, path=str(self.folder / ROWS),
         )  # fmt: skip
-        me = weakref.ref(self)
-        self.native.on_first_use(lambda: _alive(me)._claim())
-        self.native.on_loss(lambda clients: _alive(me)._tell(clients))
+        me = weakref.proxy(self)
+        self.native.on_first_use(lambda: me._claim())
+        self.native.on_loss(lambda clients: me._tell(clients))
         # Called when rows were given up. It is a method of what holds this server, and must not hold that alive.
         self.after_loss: Callable[[], Callable[[], object] | None] = lambda: None
         self._id = ""
+
+    def _named(self) -> AbstractContextManager[None]:
+        return files.named(f"{self.folder}: the folder of the cached updates", CacheError)
 
     def counts(self) -> dict[str, int]:
         """What happened to rows since the folder was opened, and what they take."""
@@ -146,7 +148,7 @@ class TieredRows:
         """Where the rows are. When this returns they are on the disk, and stay there until :meth:`saved` of a later
         one."""
         cut = self.native.cut()
-        with _named(self.folder):
+        with self._named():
             files.write(self.folder / f"{self._name(cut['number'])}.begun", _packed(cut["slots"]))
         return {**cut, "id": self._id, "format": self.setting.format}
 
@@ -154,7 +156,7 @@ class TieredRows:
         """A checkpoint with this :meth:`state_dict` is written: those before the last ``keep`` are given up."""
         number = state["number"]
         stay = [self._name(one) for one in self.native.kept_with(number)]
-        with _named(self.folder):
+        with self._named():
             for one in self._listed():
                 if one.begun and one.number == number:
                     os.replace(self.folder / one.name, self.folder / self._name(number))
@@ -180,7 +182,7 @@ class TieredRows:
             given["sums"] = given["sums"].reshape(len(whole), -1)[whole].ravel()
             given["slots"] = np.where(np.isin(np.arange(len(with_row)), lost), -1, given["slots"])
         self._id, number = state["id"], state["number"]
-        with _named(self.folder):
+        with self._named():
             there = self._listed()
             slots = {one: self._slots_of(one) for one in there}
             others = [
@@ -258,7 +260,7 @@ class TieredRows:
                 f"{self.folder}: checkpoints of another server refer to what is in it: load one of them, name "
                 "another folder, or remove this one"
             )
-        with _named(self.folder):
+        with self._named():
             files.make_folder(self.folder)
             _once_more(self.native.open)
             self._tidy([])
@@ -329,17 +331,6 @@ def _packed(slots: np.ndarray) -> bytes:
     return held + zlib.crc32(held).to_bytes(4, "little")
 
 
-@contextlib.contextmanager
-def _named(folder: Path) -> Iterator[None]:
-    """Raise the system's errors as ones of the cache."""
-    try:
-        yield
-    except CacheError:
-        raise
-    except OSError as error:
-        raise CacheError(f"{folder}: the folder of the cached updates: {error}") from error
-
-
 def _plain(state: State) -> State:
     return {**state, **{name: state[name].numpy() for name in ("slots", "sums", "shadow")}}
 
@@ -351,9 +342,3 @@ def _once_more(take: Callable[[], None]) -> None:
     except CacheError:
         gc.collect()
         take()
-
-
-def _alive(rows: weakref.ref[TieredRows]) -> TieredRows:
-    found = rows()
-    assert found is not None
-    return found

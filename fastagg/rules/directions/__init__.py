@@ -1,7 +1,6 @@
 """Directions: how arriving updates become the vector D that the optimizer steps along."""
 
-from fastagg.rules.directions.active import ActiveSet
-from fastagg.rules.directions.all_clients import AllClients, Differences
+from fastagg.rules.directions.all_clients import ActiveSet, AllClients, Differences
 from fastagg.rules.directions.base import Arrival as Arrival
 from fastagg.rules.directions.base import Direction
 from fastagg.rules.directions.base import DirectionState as DirectionState

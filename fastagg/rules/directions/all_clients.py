@@ -1,22 +1,21 @@
-"""The direction at every arrival is the mean of all clients' latest updates (ACE)."""
+"""At every arrival the direction is the mean of all clients' latest updates (ACE), or of the fresh ones (ACED)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from fastagg import _checks
 from fastagg._build import native
+from fastagg._checks import Rule
 from fastagg._types import Native, State
 from fastagg.errors import ConfigError
 from fastagg.ops.place import on_cuda
 from fastagg.rules.directions.base import DirectionState, Material, PerClient, SumState, resummation_of
-from fastagg.rules.names import Cache, Kind, Mode, Warmup, words
+from fastagg.rules.names import Cache, Freshness, Kind, Mode, Warmup
 from fastagg.rules.staleness import Staleness
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.tiered import Tiered, TieredRows, tiered_of
-
-WARMUPS = words(Warmup)
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,11 @@ class AllClients(PerClient):
     kind: Kind = field(default="gradient", kw_only=True)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if isinstance(self.cache, dict):  # from a checkpoint
             object.__setattr__(self, "cache", tiered_of(self.cache))
-        if isinstance(self.cache, Tiered):
-            if self.mode == "direct":
-                raise ConfigError(
-                    "cache: with mode='direct' every update needs all cached ones, which must be in memory"
-                )
-        else:
-            _checks.one_of("cache", self.cache, words(Cache))
-        _checks.one_of("warmup", self.warmup, WARMUPS)
-        _checks.one_of("mode", self.mode, words(Mode))
+        super().__post_init__()
+        if isinstance(self.cache, Tiered) and self.mode == "direct":
+            raise ConfigError("cache: with mode='direct' every update needs all cached ones, which must be in memory")
 
     def native_setting(self) -> Native:
         """The settings of the native part."""
@@ -69,6 +61,40 @@ class AllClients(PerClient):
 
     def start(self, material: Material) -> DirectionState:
         return TieredState(self, material) if isinstance(self.cache, Tiered) else AllClientsState(self, material)
+
+
+@dataclass(frozen=True)
+class ActiveSet(AllClients):
+    """``u = mean over A(t) of U_i`` with ``A(t) = {i : t - t_start_i <= tau_algo}`` (ACED, Algorithm a.1).
+
+    The server adds new updates to the sum over the active set and subtracts expired ones. An update takes O(d),
+    amortised. If no client is active, the version increases without a step. The first step of ``warmup="full"`` uses
+    every client's.
+
+    Args:
+        num_clients, cache, warmup: as in :class:`AllClients`.
+        max_delay: tau_algo, >= 0.
+        freshness: defines t_start_i. ``dispatch``: the version last sent to the client, so a client is fresh while it
+            trains (Algorithm a.1, whose clients get the next model as soon as they answer). ``gradient``: the version
+            that the client's cached update was computed on (the text of Eq. 7).
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(1), fastagg.ActiveSet(2, max_delay=1), fastagg.SGD(lr=1.0))
+        >>> tasks = [server.dispatch(client) for client in range(2)]
+        >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
+        >>> float(server.parameters())
+        -2.0
+    """
+
+    mode: Literal["incremental"] = "incremental"
+    max_delay: Annotated[int, Rule(least=0, most=2**53)] = 10
+    freshness: Freshness = "dispatch"
+
+    def native_setting(self) -> Native:
+        return native.engine.AllClientsSetting(
+            clients=self.num_clients, full=self.warmup == "full", max_delay=self.max_delay,
+            by_dispatch=self.freshness == "dispatch",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,10 +110,6 @@ class Differences(PerClient):
 
     warmup: Warmup = "full"
     kind: Kind = field(default="gradient", kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _checks.one_of("warmup", self.warmup, WARMUPS)
 
     def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
         reason = "differences must reach the sum whole, or it is no sum of gradients any more"
@@ -114,23 +136,9 @@ class AllClientsState(SumState):
             )
         )  # fmt: skip
 
-    def memory(self) -> dict[str, int]:
-        return {"direction": self.cache.nbytes() + super().memory()["direction"]}
-
-    def state_dict(self, *, rows: bool = True) -> State:
-        found = super().state_dict()
-        used = found["shares"].nonzero()[0].tolist()
-        return {
-            **found,
-            "cache": self.cache.state_dict(used, data=rows),
-            "scrub": None if self.resummation is None else self.resummation.state(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self.cache.load_state_dict(state["cache"])
-        if self.resummation is not None and state["scrub"] is not None:
-            self.resummation.load(state["scrub"])
-        super().load_state_dict(state)
+    def used(self, state: State) -> list[int]:
+        slots: list[int] = state["shares"].nonzero()[0].tolist()
+        return slots
 
 
 class TieredState(SumState):

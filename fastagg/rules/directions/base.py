@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fastagg import _checks, ops
+from fastagg import ops
 from fastagg._build import native
+from fastagg._checks import Rule
 from fastagg._types import Move, Native, Plain, State
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.registry import Part
 from fastagg.rules import given
-from fastagg.rules.names import Kind, words
+from fastagg.rules.names import Kind
 from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Facts, Staleness
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.cell import Swapped
 from fastagg.storage.pieces import Pieces
 from fastagg.storage.tiered import TieredRows
-
-KINDS = words(Kind)
 
 
 class Material(NamedTuple):
@@ -149,10 +148,6 @@ class Direction(Part):
     counts: ClassVar[bool] = False
     takes: ClassVar[Mapping[str, int | None]] = {}
 
-    def __post_init__(self) -> None:
-        _checks.one_of("kind", self.kind, KINDS)
-        _checks.flags(self)
-
     @property
     def clients(self) -> int | None:
         return None
@@ -216,12 +211,8 @@ class Direction(Part):
 class PerClient(Direction):
     """Base class of the directions that keep something of each client, in kernels. Client ids are 0..n-1."""
 
-    num_clients: int
+    num_clients: Annotated[int, Rule(least=1, most=2**31 - 1)]
     in_kernels: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _checks.whole("num_clients", self.num_clients, least=1, most=2**31 - 1)
 
     @property
     def clients(self) -> int | None:
@@ -229,20 +220,40 @@ class PerClient(Direction):
 
 
 class SumState(DirectionState):
-    """A sum over clients, and what the engine knows of each of them. ``sum`` is the vector, [d]."""
+    """A sum over clients, and what the engine knows of each of them.
+
+    Attributes:
+        sum: the vector, [d].
+        cache, resummation: the clients' rows, if they are in memory, and what keeps their sum from drifting.
+    """
 
     sum: Tensor
+    cache: ClientCache | None = None
+    resummation: Native = None
+
+    def used(self, state: State) -> list[int]:
+        """Return the slots of the cache that the native part's state refers to."""
+        raise NotImplementedError
 
     def memory(self) -> dict[str, int]:
-        return {"direction": self.sum.nbytes + self.native.nbytes()}
+        rows = 0 if self.cache is None else self.cache.nbytes()
+        return {"direction": rows + self.sum.nbytes + self.native.nbytes()}
 
     def finite(self) -> bool:
         return bool(torch.isfinite(self.sum).all())
 
     def state_dict(self, *, rows: bool = True) -> State:
-        return {**self.native.state(), "sum": self.sum}
+        found = {**self.native.state(), "sum": self.sum}
+        if self.cache is not None:
+            found["cache"] = self.cache.state_dict(self.used(found), data=rows)
+            found["scrub"] = None if self.resummation is None else self.resummation.state()
+        return found
 
     def load_state_dict(self, state: State) -> None:
+        if self.cache is not None:
+            self.cache.load_state_dict(state["cache"])
+        if self.resummation is not None and state["scrub"] is not None:
+            self.resummation.load(state["scrub"])
         self.sum.copy_(state["sum"])
         super().load_state_dict(state)
 

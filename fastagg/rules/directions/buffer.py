@@ -9,13 +9,21 @@ import torch
 
 from fastagg import _checks, ops
 from fastagg._build import native
+from fastagg._checks import Divisor, Size
 from fastagg.errors import ConfigError
 from fastagg.ops.place import on_host_only
 from fastagg.rules.directions.base import Direction, DirectionState, Material
-from fastagg.rules.names import Overflow, words
+from fastagg.rules.names import Overflow
 from fastagg.rules.privacy import Gaussian, privacy_of
 from fastagg.rules.staleness import Staleness
 
+# Settings of a buffer that is nothing but a sum, and what others do.
+_SUMS_ALONE = {
+    "at_least": "steps with an update only, so its rounds end when they are full",
+    "exact": "weighs updates in floats",
+    "normalize": "divides by what its updates count for",
+    "privacy": "keeps more of clients than a sum",
+}
 _DIVISORS: dict[str | float, float | str] = {"buffer": 0.0, "weights": -1.0}
 
 
@@ -70,44 +78,30 @@ class Buffer(Direction):
         80
     """
 
-    size: int | None = 10
+    size: Size | None = 10
     overflow: Overflow = field(default="take", kw_only=True)
     at_least: int | None = field(default=None, kw_only=True)
     grace: float | None = field(default=None, kw_only=True)
     exact: float | None = field(default=None, kw_only=True)
-    normalize: Literal["buffer", "weights"] | float = field(default="buffer", kw_only=True)
+    normalize: Literal["buffer", "weights"] | Divisor = field(default="buffer", kw_only=True)
     privacy: Gaussian | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
     ends_early: ClassVar[bool] = True  # whether a step may be made without an update
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size is not None:
-            _checks.whole("buffer_size", self.size, least=1)
-        _checks.one_of("overflow", self.overflow, words(Overflow))
         check_window("Buffer(100", self.size, self.at_least, self.grace)
-        if self.at_least is not None and not self.ends_early:
-            raise ConfigError(
-                f"at_least: {type(self).__name__} steps with an update only, so its rounds end when they are full; "
-                "leave it and grace out"
-            )
+        for name, reason in {} if self.ends_early else _SUMS_ALONE.items():
+            if getattr(self, name) not in (None, "buffer"):
+                raise ConfigError(f"{name}: {type(self).__name__} {reason}; leave it out")
         if self.exact is not None:
             check_exact(self.exact)
             if self.size is not None:
                 _checks.whole("buffer_size", self.size, least=1, most=2**24)
-            if not self.ends_early:
-                raise ConfigError(f"exact: {type(self).__name__} weighs updates in floats; leave it out")
-
-        if not isinstance(self.normalize, str):
-            _checks.number("normalize", self.normalize, least=1e-30)
-        elif _checks.one_of("normalize", self.normalize, ("buffer", "weights")) == "weights" and self.exact is not None:
+        if self.normalize == "weights" and self.exact is not None:
             raise ConfigError("normalize: with exact= only whole numbers are added; write 'buffer', or a number")
-        if self.normalize != "buffer" and not self.ends_early:
-            raise ConfigError(f"normalize: {type(self).__name__} divides by what its updates count for; leave it out")
         object.__setattr__(self, "privacy", privacy_of(self.privacy))
         if self.privacy is not None:
-            if not self.ends_early:
-                raise ConfigError(f"privacy: {type(self).__name__} keeps more of clients than a sum; leave it out")
             self.privacy.native(self.size)
 
     def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:

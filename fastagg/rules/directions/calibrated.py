@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fastagg import _checks
 from fastagg._build import native
+from fastagg._checks import Size
 from fastagg._types import State
 from fastagg.rules.directions.base import DirectionState, Material, PerClient, SumState, resummation_of
-from fastagg.rules.names import Cache, Repeat, words
+from fastagg.rules.names import Cache, Repeat
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
 
@@ -37,15 +37,9 @@ class Calibrated(PerClient):
         2.0
     """
 
-    size: int = 10
+    size: Size = 10
     cache: Cache = "fp32"
     repeat: Repeat = "start"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _checks.whole("buffer_size", self.size, least=1)
-        _checks.one_of("cache", self.cache, words(Cache))
-        _checks.one_of("repeat", self.repeat, words(Repeat))
 
     def start(self, material: Material) -> DirectionState:
         return _CalibratedState(self, material)
@@ -74,23 +68,20 @@ class _CalibratedState(SumState):
 
     def memory(self) -> dict[str, int]:
         held = 0 if self.acc is self.sum else self.acc.nbytes
-        return {"direction": self.cache.nbytes() + held + super().memory()["direction"]}
+        return {"direction": held + super().memory()["direction"]}
 
     def finite(self) -> bool:
         held = bool(self.native.state()["versions"])
         return super().finite() and not (held and not torch.isfinite(self.acc).all())
 
     def state_dict(self, *, rows: bool = True) -> State:
-        found = super().state_dict()
-        used = sorted({*(slot for _, slot in found["slots"]), *(slot for _, slot, _ in found["fresh"])})
-        return {
-            **found, "cache": self.cache.state_dict(used, data=rows), "scrub": self.resummation.state(),
-            "acc": self.acc if found["versions"] else None,
-        }  # fmt: skip
+        found = super().state_dict(rows=rows)
+        return {**found, "acc": self.acc if found["versions"] else None}
+
+    def used(self, state: State) -> list[int]:
+        return sorted({*(slot for _, slot in state["slots"]), *(slot for _, slot, _ in state["fresh"])})
 
     def load_state_dict(self, state: State) -> None:
-        self.cache.load_state_dict(state["cache"])
-        self.resummation.load(state["scrub"])
         super().load_state_dict(state)
         if state["acc"] is not None:
             self.acc.copy_(state["acc"])

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fastagg import _checks, ops
+from fastagg import ops
+from fastagg._checks import Size
 from fastagg._types import Move, State
 from fastagg.errors import UpdateTooLarge
 from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Material
@@ -29,13 +30,10 @@ class CosineBuffer(Buffer):
         size: M, updates per step, >= 1.
     """
 
+    size: Size = 10
     measures: ClassVar[bool] = True
     takes_control: ClassVar[bool] = True
     ends_early: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _checks.whole("buffer_size", self.size, least=1)
 
     def start(self, material: Material) -> DirectionState:
         return _CosineState(self, material)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, ops
+from fastagg._checks import Count, Size
 from fastagg._types import Move, Plain, State
 from fastagg.distill import Distillation, Student, Teachers
 from fastagg.distill.teachers import Put
@@ -20,7 +21,7 @@ from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.rules import moments
 from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Material
 from fastagg.rules.directions.buffer import Buffer, BufferState
-from fastagg.rules.names import Cache, words
+from fastagg.rules.names import Cache
 from fastagg.storage import memory
 from fastagg.storage.cell import Swapped
 from fastagg.timing import Stopwatch
@@ -40,7 +41,8 @@ class Echo(Buffer):
         cache: format of the logits: ``fp32``, ``bf16``, ``int8`` or ``int4``.
     """
 
-    num_clients: int = 1
+    size: Size = 10
+    num_clients: Count = 1
     distill: Distillation | None = field(default=None, repr=False)
     cache: Cache = "fp32"
     needs_base: ClassVar[bool] = True
@@ -49,9 +51,6 @@ class Echo(Buffer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.whole("buffer_size", self.size, least=1)
-        _checks.whole("num_clients", self.num_clients, least=1)
-        _checks.one_of("cache", self.cache, words(Cache))
         if not isinstance(self.distill, Distillation):
             do = "write distill=fastagg.Distillation(model, unlabelled)"
             raise ConfigError(_checks.wrong("distill", "a fastagg.Distillation", self.distill, do))

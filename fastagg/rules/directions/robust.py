@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fastagg import _checks
 from fastagg._build import native
+from fastagg._checks import Rule
 from fastagg.errors import ConfigError
 from fastagg.ops.combine import DEFAULTS, MOST, RobustRule, RobustSettings, robust_of
 from fastagg.rules.directions.base import Direction, DirectionState, Material
@@ -42,7 +42,7 @@ class Robust(Direction):
     """
 
     rule: RobustRule
-    size: int | None = 10
+    size: Annotated[int, Rule(least=1, most=MOST, name="buffer_size")] | None = 10
     trim: float = field(default=0.1, kw_only=True)
     f: int = field(default=0, kw_only=True)
     keep: int | None = field(default=None, kw_only=True)
@@ -57,8 +57,6 @@ class Robust(Direction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size is not None:
-            _checks.whole("buffer_size", self.size, least=1, most=MOST)
         check_window("Robust('median', 100", self.size, self.at_least, self.grace)
         robust_of(self.rule, self.size if self.at_least is None else self.at_least, self._rule())
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fastagg import _checks
 from fastagg._build import native
+from fastagg._checks import Divisor, NotNegative, Positive, Rule
 from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 
@@ -59,24 +59,15 @@ class Aligned(Single):
         tensor([2.1071, 0.0000])
     """
 
-    rho: float = field(default=1.0, kw_only=True)
-    c_ok: float = field(default=0.2, kw_only=True)
-    k_s: float = field(default=0.5, kw_only=True)
-    k_d: float = field(default=1.0, kw_only=True)
-    kappa: float = field(default=3.0, kw_only=True)
-    beta_max: float = field(default=0.5, kw_only=True)
-    eps: float = field(default=1e-8, kw_only=True)
+    rho: Positive = field(default=1.0, kw_only=True)
+    c_ok: Annotated[float, Rule(least=0, most=1)] = field(default=0.2, kw_only=True)
+    k_s: NotNegative = field(default=0.5, kw_only=True)
+    k_d: NotNegative = field(default=1.0, kw_only=True)
+    kappa: NotNegative = field(default=3.0, kw_only=True)
+    beta_max: NotNegative = field(default=0.5, kw_only=True)
+    eps: Positive = field(default=1e-8, kw_only=True)
     in_kernels: ClassVar[bool] = True
     reads_momentum: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("rho", "eps"):
-            _checks.number(name, getattr(self, name), above=0)
-        for name in ("c_ok", "k_s", "k_d", "kappa", "beta_max"):
-            _checks.number(name, getattr(self, name), least=0)
-        if self.c_ok > 1:
-            raise ConfigError(f"c_ok: expected a cosine in [0, 1], got {self.c_ok!r}")
 
     def start(self, material: Material) -> DirectionState:
         setting = (self.rho, self.c_ok, self.k_s, self.k_d, self.kappa, self.beta_max, self.eps)
@@ -101,14 +92,12 @@ class Mixing(Direction):
         3.0
     """
 
-    normalize: float | None = field(default=None, kw_only=True)
+    normalize: Divisor | None = field(default=None, kw_only=True)
     needs_base: ClassVar[bool] = True
     in_kernels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.normalize is not None:
-            _checks.number("normalize", self.normalize, least=1e-30)
         if self.kind != "delta":
             raise ConfigError("Mixing averages models: kind must be 'delta', since a gradient is no model")
 

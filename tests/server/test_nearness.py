@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.models import Residual
 
 from fastagg.model import Layout
-from fastagg.model.nearness import nearer_to_model
+from fastagg.server.admission import nearer_to_model
 from fastagg.storage.pieces import Pieces, as_pieces
 
 
