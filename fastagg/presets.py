@@ -22,7 +22,6 @@ from fastagg.errors import ConfigError
 from fastagg.ops import RobustRule
 from fastagg.registry import preset as registered
 from fastagg.rules import directions, names
-from fastagg.rules.euclidean import Euclidean
 from fastagg.rules.optimizers import (
     SGD,
     Adagrad,
@@ -35,7 +34,7 @@ from fastagg.rules.optimizers import (
     Optimizer,
     Yogi,
 )
-from fastagg.rules.staleness import Constant, Cutoff, DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.rules.staleness import Constant, Cutoff, DelayAdaptive, Euclidean, Hinge, Polynomial, Staleness
 from fastagg.server.server import Server
 from fastagg.server.settings import RULES, ActiveSettings, ClientSettings, ServerSettings, WeightSettings
 from fastagg.storage.tiered import Tiered

@@ -23,7 +23,6 @@ from fastagg.model.parts import parts as parts
 from fastagg.presets import *  # noqa: F403
 from fastagg.registry import register as register
 from fastagg.rules.directions import *  # noqa: F403
-from fastagg.rules.euclidean import *  # noqa: F403
 from fastagg.rules.optimizers import *  # noqa: F403
 from fastagg.rules.privacy import *  # noqa: F403
 from fastagg.rules.staleness import *  # noqa: F403

@@ -118,7 +118,9 @@ class _Audit(Replay):
             self._at(record.place)
             self.one(record)
             self.last, self.chain = record.sequence, self.reader.chain
-            self._compare_digest()
+            told, chain = self.wanted.get(self.last), self.chain
+            if told is not None and chain.known and told != chain.digest.hex():
+                raise _Differs(f"record {self.last}: the receipt's digest is another: a record up to it was changed")
             if record.sequence in self.found.checkpoints:
                 self.check_checkpoint(read_checkpoint(self.disk, record.sequence))
         self._at(self.reader.end[:2])
@@ -132,7 +134,8 @@ class _Audit(Replay):
         said = checkpoint.manifest
         if "model" in said and said["model"] != folder.model_digest(checkpoint.state["flat"]):
             raise _Differs(f"{name}: its model is not the one whose hash it has")
-        if _differ(self.chain, checkpoint.chain):
+        here, there = self.chain, checkpoint.chain
+        if here.known and there.known and (here.base, here.digest) != (there.base, there.digest):
             raise _Differs(f"{name}: the records before it were others: one of them was changed, or the checkpoint was")
         if checkpoint is self.begin:
             return
@@ -162,16 +165,6 @@ class _Audit(Replay):
             self.found = contents(self.disk)
             self._read()
             return self.reader.next()
-
-    def _compare_digest(self) -> None:
-        said = self.wanted.get(self.last)
-        if said is not None and self.chain.known and said != self.chain.digest.hex():
-            raise _Differs(f"record {self.last}: the receipt's digest is another: a record up to it was changed")
-
-
-def _differ(one: Native, other: Native) -> bool:
-    """Whether two digests are of the same records, and differ."""
-    return bool(one.known and other.known and (one.base, one.digest) != (other.base, other.digest))
 
 
 def _parts(state: State, names: tuple[str, ...]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
+from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -31,26 +32,16 @@ LOCK = "lock"
 PARTIAL = ".partial"
 BLOCK = 4096  # of a head
 _ALL = (1 << 64) - 1
-_CHECKPOINT = re.compile(r"checkpoint-(\d{20})")
-_SEGMENT = re.compile(r"journal-(\d{12})")
-_FREE = re.compile(r"free-(\d{12})")
-_UPLOAD = re.compile(r"upload-(\d{12})")
-_RESERVE = re.compile(r"reserve-(\d{3})")
+_DIGITS = {"checkpoint": 20, "journal": 12, "free": 12, "upload": 12, "reserve": 3}
+_NAME = re.compile(r"([a-z]+)-(\d+)")
 
 
-def checkpoint_name(sequence: int) -> str:
-    """Return the name of a checkpoint's folder."""
-    return f"checkpoint-{sequence:020d}"
+def name_of(kind: str, number: int) -> str:
+    """Return the name of a file, or of a checkpoint's folder."""
+    return f"{kind}-{number:0{_DIGITS[kind]}d}"
 
 
-def upload_name(number: int) -> str:
-    """Return the name of an upload's file."""
-    return f"upload-{number:012d}"
-
-
-def reserve_name(number: int) -> str:
-    """Return the name of a file that keeps room."""
-    return f"reserve-{number:03d}"
+checkpoint_name, upload_name, reserve_name = (partial(name_of, kind) for kind in ("checkpoint", "upload", "reserve"))
 
 
 class Contents(NamedTuple):
@@ -66,15 +57,13 @@ class Contents(NamedTuple):
 
 def contents(disk: Disk) -> Contents:
     """List a folder's contents. Writes nothing."""
-    names = disk.names()
-    return Contents(
-        [int(m[1]) for m in map(_CHECKPOINT.fullmatch, names) if m],
-        {int(m[1]): m[0] for m in map(_SEGMENT.fullmatch, names) if m},
-        [name for name in names if _FREE.fullmatch(name)],
-        {int(m[1]): m[0] for m in map(_UPLOAD.fullmatch, names) if m},
-        [name for name in names if _RESERVE.fullmatch(name)],
-        [name for name in names if name.endswith(PARTIAL)],
-    )
+    names, found = disk.names(), {kind: dict[int, str]() for kind in _DIGITS}
+    for one in filter(None, map(_NAME.fullmatch, names)):
+        if len(one[2]) == _DIGITS.get(one[1]):
+            found[one[1]][int(one[2])] = one[0]
+    free, reserves = (list(found[kind].values()) for kind in ("free", "reserve"))
+    leftovers = [name for name in names if name.endswith(PARTIAL)]
+    return Contents([*found["checkpoint"]], found["journal"], free, found["upload"], reserves, leftovers)
 
 
 class Checkpoint(NamedTuple):
@@ -131,11 +120,6 @@ def model_digest(flat: Tensor) -> str:
     """Return the SHA-256 of a model's parameters, [d] fp32, little endian, as hexadecimal digits."""
     held = flat.detach().cpu().contiguous()
     return sha256(raw.at(held.data_ptr(), held.nbytes)).hexdigest()
-
-
-def segment_name(number: int) -> str:
-    """Return the name of a segment of the log."""
-    return f"journal-{number:012d}"
 
 
 def free_name(name: str) -> str:

@@ -388,7 +388,8 @@ class Layout:
             params = params.state_dict()
         if isinstance(params, Mapping):
             if self.form not in ("module", "state_dict"):
-                raise ShapeMismatch(f"{what}: expected {self._expected_form()}, got a mapping")
+                own = "a 1-D array" if self.form == "flat" else "a list of arrays or a 1-D array"
+                raise ShapeMismatch(f"{what}: expected {own}, got a mapping")
             missing = [e.name for e in self._by_role["parameter"] if e.name not in params]
             extra = [name for name in params if name not in self._known]
             held = [e.name for e in self._by_role["buffer"]]
@@ -413,10 +414,6 @@ class Layout:
             do = "; convert a list of numbers with torch.tensor" if params and isinstance(params[0], float) else ""
             raise ShapeMismatch(f"{what}: expected {counts} arrays, got {len(params)}{do}")
         return {"": params}
-
-    def _expected_form(self) -> str:
-        own = {"list": "a list of arrays", "flat": "a 1-D array"}.get(self.form, "a mapping from names to arrays")
-        return own if self.form == "flat" else f"{own} or a 1-D array"
 
     def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor], *, fp32: bool = False) -> Arrays:
         """Return the model in its original form: a dict for modules and state_dicts, a list, or the flat tensor.

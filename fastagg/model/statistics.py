@@ -73,7 +73,9 @@ def check_statistics(
         if not ops.inspect(buffers).norm <= bounds.limit:
             _refuse_large(bounds, buffers.owners, what)
         if bounds.variances and not _least([buffers.owners[i] for i in bounds.variances]) >= 0:
-            _refuse_negative(bounds, buffers.owners, what)
+            for i in bounds.variances:
+                if buffers.owners[i].numel() and (least := float(buffers.owners[i].min())) < 0:
+                    raise ConfigError(f"{what} {bounds.names[i]!r}: expected variances of at least 0, got {least:.3g}")
     if counters is None:
         return
     for (name, own, counts, least, most), counter in zip(bounds.counters, counters, strict=True):
@@ -96,12 +98,6 @@ def _refuse_large(bounds: Bounds, owners: Sequence[Tensor], what: str) -> None:
                 f"{what} {name!r}: expected buffers (running statistics) of at most {limit:.3g}, whose mean over many "
                 f"clients is finite, got {most:.3g}"
             )
-
-
-def _refuse_negative(bounds: Bounds, owners: Sequence[Tensor], what: str) -> None:
-    for i in bounds.variances:
-        if owners[i].numel() and (least := float(owners[i].min())) < 0:
-            raise ConfigError(f"{what} {bounds.names[i]!r}: expected variances of at least 0, got {least:.3g}")
 
 
 def _least(owners: Sequence[Tensor]) -> float:

@@ -116,7 +116,10 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             folds=_folds(parts, extension), defers=parts.defers, staleness=_native_staleness(parts.staleness),
         ),
         direction=native.engine.Ordered(state.native) if settings["deterministic"] else state.native,
-        optimizer=_native_optimizer(optimizer), seed=seed, memory=held, runner=runner,
+        optimizer=native.engine.Optimizer(
+            optimizer.kernel or "sgd", lr=optimizer.lr, coded=optimizer.moment_format == "8bit",
+            **({} if optimizer.has_own_step else optimizer.hyper()),
+        ), seed=seed, memory=held, runner=runner,
         extension=extension, asks=extension.asks(), flat=flat,
         python={
             "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,
@@ -380,9 +383,3 @@ def _native_staleness(staleness: Staleness) -> Native:
     elif rate is not Staleness.rate:
         settings["rate"] = "ask"
     return native.engine.Staleness(**settings)
-
-
-def _native_optimizer(optimizer: Optimizer) -> Native:
-    hyper = {} if optimizer.has_own_step else optimizer.hyper()
-    coded = optimizer.moment_format == "8bit"
-    return native.engine.Optimizer(optimizer.kernel or "sgd", lr=optimizer.lr, coded=coded, **hyper)

@@ -168,7 +168,9 @@ class Extension:
         """Return the findings about an update."""
         extra = self._extra(asked.control)
         found = native.engine.findings()
-        update: Native = _pieces(asked.update) if self.reads_update else None
+        update: Native = asked.update if self.reads_update else None
+        if update is not None and not isinstance(update, Pieces):
+            update = Pieces(update)
         base = asked.kept if self.keeps_model and self.reads_update else None
         delay = asked.now - asked.version
         local_steps = asked.local_steps or None
@@ -212,8 +214,12 @@ class Extension:
     ) -> tuple[float | None, float]:
         """Measure the update's norm; if a rule needs them, return how far the model has moved, and the cosine of
         both."""
-        if self.measures and asked.has_base:
-            apart = self._distances(update, asked, base)
+        inner = self.direction.measures
+        if self.measures and asked.has_base and self.on_host:
+            apart = distances_from(asked.distances(inner))
+        elif self.measures and asked.has_base:
+            assert update is not None and base is not None
+            apart = ops.distances(update, asked.model, base, inner=inner)
         elif self.on_host:  # the engine has measured it
             found.norm = asked.norm
             return None, 0.0
@@ -221,16 +227,11 @@ class Extension:
             assert update is not None
             seen = ops.inspect(update)
             apart = Distances(seen.finite, 0.0, seen.norm, 0.0)
-        _refuse_non_finite(apart.finite)
+        if not apart.finite:
+            raise NonFiniteUpdate("update: NaN or infinity")
         found.norm = apart.norm
         product = apart.moved * apart.norm
         return apart.moved, apart.inner / product if product > 0.0 else 0.0
-
-    def _distances(self, update: Pieces | None, asked: Native, base: Tensor | None) -> Distances:
-        if self.on_host:
-            return distances_from(asked.distances(self.direction.measures))
-        assert update is not None and base is not None
-        return ops.distances(update, asked.model, base, inner=self.direction.measures)
 
     def _weigh(self, found: Native, facts: Facts) -> bool:
         if not (self.staleness.looks or self.staleness.measures):
@@ -300,12 +301,3 @@ def largest(vector: Tensor) -> float:
     """Return a bound of a vector's elements: its norm, which is fast to compute, or the largest element."""
     norm = ops.inspect(vector).norm
     return norm if norm < 1e37 else float(vector.abs().max())
-
-
-def _pieces(update: Native) -> Pieces:
-    return update if isinstance(update, Pieces) else Pieces(update)
-
-
-def _refuse_non_finite(finite: bool) -> None:
-    if not finite:
-        raise NonFiniteUpdate("update: NaN or infinity")

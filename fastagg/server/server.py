@@ -247,8 +247,9 @@ class Server:
             >>> server.dispatch("bob", format="bf16").encoded
             <fastagg.Encoded bf16: 8 elements in 576 bytes>
         """
-        if self._parts.defers:
-            self._settle(client)
+        if self._parts.defers and (extension := self._running.extension).pending:
+            with self._engine.locked:  # what the device has found out about the client's earlier answers
+                extension.settle(self._engine.check_client(client), self._engine)
         try:
             if self._pace is None and speed is not None:
                 raise ConfigError("speed: this server tells no local steps by it; make it with fastest_steps=")
@@ -259,13 +260,6 @@ class Server:
             self._refused(error)
             raise
         return task if self._pace is None else task.for_client(task.client, self._pace.steps(client, speed), task.id)
-
-    def _settle(self, client: Client) -> None:
-        """Apply what the device has found out about a client's earlier answers."""
-        extension = self._running.extension
-        if extension.pending:
-            with self._engine.locked:
-                extension.settle(self._engine.check_client(client), self._engine)
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
         """Give an open task to one more client. A relay uses this to serve one task to many clients.
@@ -600,7 +594,10 @@ class Server:
             >>> server.receive_model(task, task.params + 1.0, num_samples=10).applied
             True
         """
-        return _taken(self.receive_models([(task, trained, num_samples, offset)], differences=difference)[0])
+        (outcome,) = self.receive_models([(task, trained, num_samples, offset)], differences=difference)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
         """:meth:`receive_model` several answers, one after the other. The results have the same bits.
@@ -819,7 +816,9 @@ class Server:
             CheckpointError: the state belongs to another model or algorithm, or is damaged. Nothing has changed.
             ConfigError: the server has a folder, which says what the state is.
         """
-        self._refuse_with_folder()
+        if self._log is not None:
+            do = "a server of a folder goes on from what is there; load the state into another one"
+            raise ConfigError(f"{self._log.folder}: {do}")
         self._as_stored(state)
         with self._engine.locked:
             self._running.adopt(engine.checked(self._parts, self._running, state))
@@ -837,12 +836,6 @@ class Server:
         """Draw the noise of a private rule with another key."""
         self._parts = self._parts._replace(key=key)
         self._running.extension.state.native.set_key(key)
-
-    def _refuse_with_folder(self) -> None:
-        if self._log is not None:
-            raise ConfigError(
-                f"{self._log.folder}: a server of a folder goes on from what is there; load the state into another one"
-            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint. If it fails, the old file stays complete.
@@ -935,12 +928,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _taken(outcome: Outcome) -> Receipt:
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
 
 
 def _part(name: str, given: Any, kind: type, default: Any) -> Any:

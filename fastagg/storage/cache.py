@@ -17,12 +17,6 @@ SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/mat
 FORMATS = {name: bits for name, (bits, _) in native.row_formats.items()}  # bits per element
 
 
-def row_parts(size: int, format: str) -> tuple[int, int]:
-    """Return how many bytes of elements, and how many fp32 scales, a row of ``size`` elements has."""
-    blocks = -(-size // SCALE_BLOCK)
-    return blocks * SCALE_BLOCK * FORMATS[format] // 8, blocks if native.row_formats[format][1] else 0
-
-
 class ClientCache:
     """``slots`` rows of ``size`` elements in one allocation.
 
@@ -53,7 +47,9 @@ class ClientCache:
         _checks.one_of("cache", format, tuple(FORMATS))
         self.size, self.slots, self.format, self.seed = size, slots, format, seed
         self.device = torch.device(device)
-        self.row_bytes, self.row_scales = row_parts(size, format)
+        blocks = -(-size // SCALE_BLOCK)
+        self.row_bytes = blocks * SCALE_BLOCK * FORMATS[format] // 8
+        self.row_scales = blocks if native.row_formats[format][1] else 0
         _refuse_if_larger_than_memory(self.nbytes(), slots, size, format, self.device)
         self.data = memory.empty_bytes(slots * self.row_bytes, self.device, recycle=False).view(slots, self.row_bytes)
         scales = memory.empty(slots * self.row_scales, self.device)

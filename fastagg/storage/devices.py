@@ -30,7 +30,9 @@ def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
         return torch.device("cpu")  # "cpu:0" is the same device, but compares as unequal
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
-            cause = "this torch is built without CUDA" if torch.version.cuda is None else _why_none()
+            words = native.cuda_answer()[2] if native.cuda_architectures else ""
+            cause = words or "no GPU, or too old a driver"
+            cause = "this torch is built without CUDA" if torch.version.cuda is None else cause
             raise ConfigError(f"device {str(device)!r}: torch finds no CUDA device here ({cause}); use device='cpu'")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
@@ -60,12 +62,6 @@ def _check_kernels(device: torch.device) -> None:
             f"{device}: compute capability {major}.{minor}, and this build has code for {native.cuda_architectures}; "
             f"build it with CMAKE_ARGS=-DFASTAGG_CUDA_ARCHITECTURES={major}{minor}"
         )
-
-
-def _why_none() -> str:
-    """Return why no CUDA device is available, as far as this build can tell."""
-    words = native.cuda_answer()[2] if native.cuda_architectures else ""
-    return words or "no GPU, or too old a driver"
 
 
 def _has_code(major: int, minor: int, built: list[str], ptx: str) -> bool:

@@ -7,6 +7,7 @@ goes on computing, because the copies have their own stream. The host does not w
 from __future__ import annotations
 
 import threading
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -76,13 +77,4 @@ class _Stage:
         self.next = (self.next + 1) % _SLOTS
 
 
-_stages: dict[torch.device, _Stage] = {}
-_stages_lock = threading.Lock()
-
-
-def _stage(device: torch.device) -> _Stage:
-    with _stages_lock:
-        found = _stages.get(device)
-        if found is None:
-            found = _stages[device] = _Stage(device)
-        return found
+_stage = cache(_Stage)
