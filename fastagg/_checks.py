@@ -114,11 +114,7 @@ def no_attribute(owner: object, name: str) -> AttributeError:
 
 def number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> float:
     """Return ``value`` if it is a number that is finite in float32, ``> above`` and ``>= least`` if these are given."""
-    bound = (
-        ""
-        if above is None and least is None
-        else f" {'>' if least is None else '>='} " + str(above if least is None else least)
-    )
+    bound = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
     if (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
