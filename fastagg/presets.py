@@ -101,8 +101,8 @@ def explained(doc: str) -> dict[str, str]:
 def _passed_on() -> dict[str, tuple[str, object]]:
     """Return what presets pass on to their parts and to the server: name to line and default."""
     found: dict[str, tuple[str, object]] = {}
-    for settings, part, told in ((_ROUNDS, directions.Buffer, directions.Buffer), (_STEPS, AMSGrad, Optimizer)):
-        lines = explained(told.__doc__ or "")
+    for settings, part, base in ((_ROUNDS, directions.Buffer, directions.Buffer), (_STEPS, AMSGrad, Optimizer)):
+        lines = explained(base.__doc__ or "")
         found |= {name: (lines.get(name, ""), getattr(part, name)) for name in settings}
     return found | {name: (f"{name}: {rule.meaning}", rule.default) for name, rule in RULES.items()}
 

@@ -118,8 +118,8 @@ class _Audit(Replay):
             self._at(record.place)
             self.one(record)
             self.last, self.chain = record.sequence, self.reader.chain
-            told, chain = self.wanted.get(self.last), self.chain
-            if told is not None and chain.known and told != chain.digest.hex():
+            said, chain = self.wanted.get(self.last), self.chain
+            if said is not None and chain.known and said != chain.digest.hex():
                 raise _Differs(f"record {self.last}: the receipt's digest is another: a record up to it was changed")
             if record.sequence in self.found.checkpoints:
                 self.check_checkpoint(read_checkpoint(self.disk, record.sequence))
