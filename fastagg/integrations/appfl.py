@@ -21,12 +21,12 @@ from fastagg import _checks
 from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.integrations import preset, require
+from fastagg.integrations.evaluation import Window
 from fastagg.integrations.goals import of_clients
 from fastagg.integrations.models import resume
 from fastagg.integrations.named import as_in, check_names, check_settings, number_of, resolved
 from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Book, Session, Settings
-from fastagg.integrations.windows import Window
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch
 from fastagg.storage import raw
@@ -231,12 +231,11 @@ class Aggregator(BaseAggregator):
         self._window.add(task, meta)
         if outcome.applied:
             self.session.stepped()
-        if self._window.full(len(self._known)) and self._window.task is not None:
-            found = {name: value for name, value in self._window.means().items() if name not in _NO_METRICS}
-            if found:
-                model = self._window.task.views if self._run.best is not None else None  # others may have no model
-                self.session.clients_found(self._window.task.version, found, model)
-            self._window = Window()
+        if ended := self._window.end(len(self._known)):
+            newest, means = ended
+            model = newest.views if self._run.best is not None else None  # others may have no model
+            if found := {name: value for name, value in means.items() if name not in _NO_METRICS}:
+                self.session.clients_found(newest.version, found, model)
         self.session.settle()
         step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
         self._say(f"client {client}: update from version {task.version} taken, delay {outcome.delay}: {step}")

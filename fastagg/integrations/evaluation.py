@@ -1,24 +1,29 @@
-"""Evaluation of versions, in order, in a thread of its own while updates are received."""
+"""Evaluation of versions: in order, in a thread of its own while updates are received; and by the clients."""
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fastagg._types import Arrays
+from fastagg.integrations.trackers import numeric
+from fastagg.server.dispatch import Dispatch
 
 Found = Mapping[str, object] | None
 _WAITING = 2  # models kept for an evaluation that has not begun; then who submits waits for the first one
 
 
-class Ended(Exception):
-    """An evaluation raised StopIteration, so the run ends. ``found`` holds its metrics, if any."""
+Done = tuple[Found, str | None]  # what an evaluation found, and why the run ends, if it does
 
-    def __init__(self, error: StopIteration) -> None:
-        self.found: Found = error.value if isinstance(error.value, Mapping) else None
-        self.why = "" if self.found is not None or not error.args else str(error.args[0])
-        super().__init__(self.why)
+
+def ended(error: StopIteration, version: int) -> Done:
+    """What a StopIteration of the evaluation of ``version`` says: metrics, if it holds any, or why the run ends."""
+    said = f"the evaluation of version {version} said so"
+    if isinstance(error.value, Mapping):
+        return error.value, said
+    return None, (str(error.args[0]) if error.args else "") or said
 
 
 class Evaluation:
@@ -32,7 +37,7 @@ class Evaluation:
     def __init__(self, evaluate: Callable[[int, Arrays], Found] | None, aside: bool) -> None:
         self._evaluate = evaluate
         self._pool = ThreadPoolExecutor(1, "fastagg-evaluation") if aside and evaluate is not None else None
-        self._running: deque[tuple[int, Arrays, Future[tuple[Found, Ended | None]]]] = deque()
+        self._running: deque[tuple[int, Arrays, Future[Done]]] = deque()
         self._last = -1  # the last version that was due
 
     def knows(self, version: int) -> bool:
@@ -48,7 +53,7 @@ class Evaluation:
 
         The call waits while too many versions wait.
         """
-        done: Future[tuple[Found, Ended | None]] = Future()
+        done: Future[Done] = Future()
         if not due or self.knows(version):
             done.set_result((None, None))
         else:
@@ -64,8 +69,8 @@ class Evaluation:
             self._running.pop()
         self._running.append((version, model, done))
 
-    def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Found, Ended | None]]:
-        """Return finished versions, or with ``wait`` all: version, model, metrics, and whether the run ends.
+    def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Found, str | None]]:
+        """Return finished versions, or with ``wait`` all: version, model, metrics, and why the run ends, if it does.
 
         Raises:
             Exception: the error of ``evaluate``.
@@ -82,10 +87,40 @@ class Evaluation:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _once(self, version: int, model: Arrays) -> tuple[Found, Ended | None]:
+    def _once(self, version: int, model: Arrays) -> Done:
         assert self._evaluate is not None
         try:
             return self._evaluate(version, model), None
         except StopIteration as error:
-            ended = Ended(error)
-            return ended.found, ended
+            return ended(error, version)
+
+
+class Window:
+    """Collects as many replies as there are clients, so that no single client's data decides the mean.
+
+    A client evaluates the model that it is sent and returns the metrics with its update. In a synchronous round all
+    clients evaluate the same model. Here they evaluate several versions. The mean is assigned to the newest of these.
+    """
+
+    def __init__(self) -> None:
+        self._newest: Dispatch | None = None  # the newest task among the replies, which has its model
+        self._count = 0
+        self._values: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, task: Dispatch, metrics: Mapping[str, object] | None) -> None:
+        """Add a reply. Metrics that are not finite numbers are left out."""
+        self._count += 1
+        if self._newest is None or task.version > self._newest.version:
+            self._newest = task
+        for name, value in numeric(metrics or {}).items():
+            if math.isfinite(value):
+                self._values[name].append(value)
+
+    def end(self, clients: int) -> tuple[Dispatch, dict[str, float]] | None:
+        """After as many replies as ``clients`` return the newest task among them, and the mean of each metric over the
+        replies that have it, and begin anew. None before."""
+        newest, values = self._newest, self._values
+        if newest is None or self._count < clients:
+            return None
+        self._newest, self._count, self._values = None, 0, defaultdict(list)
+        return newest, {name: math.fsum(found) / len(found) for name, found in values.items()}

@@ -1,19 +1,22 @@
-"""When a run ends before its limit, and which of its models is the best."""
+"""When a run ends before its limit, which of its models is the best, and how long clients that fail pause."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from fastagg import _checks, _keywords
 from fastagg._types import State
-from fastagg.errors import ConfigError
+from fastagg.errors import ConfigError, RunFailed
 
+_LONGEST = 300.0  # the longest pause of a client that keeps failing, in seconds
 Goal = TypeVar("Goal")
 # Of a metric with one of these words in its name, less is better.
 LESS = frozenset(("loss", "error", "perplexity", "ppl", "mse", "rmse", "mae", "nll"))
@@ -148,3 +151,96 @@ def _made(kind: type[Goal], name: str, given: object) -> Goal:
         do = f"write {kind.__name__}(...), or its settings as a dict"
         raise ConfigError(_checks.wrong(name, f"a {kind.__name__} or its settings", given, do))
     return _keywords.made(kind, given)
+
+
+@dataclass
+class _Client:
+    failures: int = 0  # since its last update that was taken
+    until: float = 0.0  # when it may get a task again
+
+
+@dataclass
+class Limits:
+    """When clients' failures pause them, and when they end the run.
+
+    A client that fails gets no task for ``retry_after`` seconds, twice as long after each failure (300 s at most).
+    After ``max_failures`` in a row it gets none again. The run ends with :class:`fastagg.RunFailed`, which holds the
+    last cause, when all present clients are excluded like this, after ``max_in_a_row`` failures of any clients without
+    an update in between, or after ``max_seconds`` without an update.
+
+    Args:
+        max_failures: the limit in a row for one client. None: no limit.
+        max_in_a_row: the limit in a row over all clients. None: no limit.
+        retry_after: seconds, >= 0.
+        max_seconds: seconds. None: no limit.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    max_failures: int | None = 5
+    max_in_a_row: int | None = 50
+    retry_after: float = 5.0
+    max_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("max_failures", self.max_failures), ("max_in_a_row", self.max_in_a_row)):
+            if limit is not None:
+                _checks.whole(name, limit, least=1)
+        if self.max_seconds is not None:
+            _checks.number("max_seconds", self.max_seconds, above=0)
+        _checks.number("retry_after", self.retry_after, least=0)
+
+
+class Failures:
+    """Counts failures by client, and ends the run after too many. ``clock`` returns seconds."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits, self._clock, self._since, self._last = limits, clock, clock(), ""
+        self._clients = dict[Hashable, _Client]()
+        self._row: Counter[str] = Counter()  # causes since an update was taken
+
+    def failed(self, client: Hashable, cause: str) -> float:
+        """Note a failure. Return for how many seconds ``client`` gets no task; infinity if never again."""
+        one = self._clients.setdefault(client, _Client())
+        one.failures += 1
+        self._row[cause] += 1
+        self._last = f"client {client}: {cause}"
+        limits = self.limits
+        wait = min(limits.retry_after * 2.0 ** min(one.failures - 1, 30), max(_LONGEST, limits.retry_after))
+        if limits.max_failures is not None and one.failures >= limits.max_failures:
+            wait = math.inf
+        one.until = self._clock() + wait
+        if limits.max_in_a_row is not None and self._row.total() >= limits.max_in_a_row:
+            self._end(f"{self._row.total()} failures in a row, and no update between them")
+        return wait
+
+    def taken(self, client: Hashable) -> None:
+        """Note that an update of ``client`` was taken."""
+        self._clients.pop(client, None)
+        self._row.clear()
+        self._since = self._clock()
+
+    def rests(self, client: Hashable) -> bool:
+        """Whether ``client`` gets no task now."""
+        return client in self._clients and self._clients[client].until > self._clock()
+
+    def is_out(self, client: Hashable) -> bool:
+        """Whether ``client`` never gets a task again."""
+        return client in self._clients and self._clients[client].until == math.inf
+
+    def check(self, here: Iterable[Hashable]) -> None:
+        """Check that the run can continue with the clients that are ``here``."""
+        present = list(here)
+        if present and all(self.is_out(client) for client in present):
+            often = self.limits.max_failures
+            self._end(f"each of the {len(present)} clients that are there failed {often} times in a row")
+        seconds = self.limits.max_seconds
+        if seconds is not None and self._clock() - self._since > seconds:
+            some = f"{len(present)} clients are there" if present else "no client is there"
+            self._end(f"no update was taken in {seconds:g} s; {some}")
+
+    def _end(self, why: str) -> None:
+        often = self._row.most_common(1)
+        most = f"; {often[0][1]} of them: {often[0][0]}" if often and len(self._row) > 1 else ""
+        raise RunFailed(f"{why}{most}; the last: {self._last}" if self._last else why)

@@ -16,9 +16,8 @@ from fastagg import _checks
 from fastagg._types import Arrays, State
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import replies
-from fastagg.integrations.evaluation import Ended, Evaluation, Found
-from fastagg.integrations.failures import Failures
-from fastagg.integrations.goals import Best, Stop, Watch
+from fastagg.integrations.evaluation import Evaluation, Found
+from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
 from fastagg.integrations.models import tensors
 from fastagg.integrations.replies import Over, Reply
 from fastagg.integrations.trackers import AnyTrackers, Trackers, numeric
@@ -32,7 +31,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 @dataclass
-class Settings:
+class Settings(Limits):
     """Settings of a run, the same in every framework. A configuration file can hold them as plain data.
 
     Args:
@@ -41,7 +40,7 @@ class Settings:
         on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
             is the server's own, in the form of ``params``, and never changes. Do not write to it.
         trackers: see :mod:`fastagg.integrations.trackers`.
-        max_failures, max_in_a_row, retry_after, max_seconds: see :class:`Failures`.
+        max_failures, max_in_a_row, retry_after, max_seconds: see :class:`Limits`.
         evaluate_every: versions between two evaluations.
         evaluate_aside: evaluate in a thread while replies are received. Otherwise the run waits for each evaluation.
 
@@ -55,22 +54,14 @@ class Settings:
     best: Any = None
     on_version: OnVersion | None = None
     trackers: AnyTrackers = None
-    max_failures: int | None = 5
-    max_in_a_row: int | None = 50
-    retry_after: float = 5.0
-    max_seconds: float | None = None
     evaluate_every: int = 1
     evaluate_aside: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.stop = Stop.of(self.stop)
         self.best = Best.of(self.best, self.stop)
         _checks.whole("evaluate_every", self.evaluate_every, least=1)
-        self.failures()
-
-    def failures(self, clock: Callable[[], float] = time.monotonic) -> Failures:
-        """A :class:`Failures` with these settings."""
-        return Failures(self.max_failures, self.max_in_a_row, self.retry_after, self.max_seconds, clock)
 
 
 @dataclass
@@ -85,17 +76,11 @@ class Tally:
     by_client: Counter[Hashable] = field(default_factory=Counter)  # updates
 
     def state_dict(self) -> State:
-        """Plain data."""
-        return {
-            "updates": self.updates, "refused": dict(self.refused), "failed": self.failed, "delays": self.delays,
-            "longest": self.longest, "by_client": dict(self.by_client),
-        }  # fmt: skip
+        """Plain data: ``Tally(**data)`` is equal."""
+        return {name: dict(kept) if isinstance(kept, Counter) else kept for name, kept in vars(self).items()}
 
-    def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`."""
-        self.updates, self.failed = state["updates"], state["failed"]
-        self.delays, self.longest = state["delays"], state["longest"]
-        self.refused, self.by_client = Counter(state["refused"]), Counter(state["by_client"])
+    def __post_init__(self) -> None:
+        self.refused, self.by_client = Counter(self.refused), Counter(self.by_client)
 
 
 @dataclass(frozen=True)
@@ -139,7 +124,6 @@ class Book(Generic[Key, Who]):
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self.server, self._clock = server, clock
         self._open: dict[Key, Open[Who]] = {}
-        self._keys: dict[Who, dict[Key, None]] = {}  # by who has them, in order
         self._out: dict[Who, float] = {}  # who has a task that was given up before its time, and until when
 
     def __iter__(self) -> Iterator[Open[Who]]:
@@ -148,12 +132,12 @@ class Book(Generic[Key, Who]):
 
     def keys_of(self, who: Who | None = None) -> list[Key]:
         """The keys of all tasks, or of those that ``who`` has."""
-        return list(self._open if who is None else self._keys.get(who, ()))
+        return [key for key, one in self._open.items() if who is None or one.who == who]
 
     @property
     def busy(self) -> Set[Who]:
-        """Those who have a task."""
-        return self._keys.keys()
+        """Those who have a task, in order. It is made anew for each call."""
+        return dict.fromkeys(one.who for one in self._open.values()).keys()
 
     @property
     def waits(self) -> bool:
@@ -165,17 +149,11 @@ class Book(Generic[Key, Who]):
         """Note that a task went out."""
         self.pop(key)
         self._open[key] = Open(who, task, self._clock() + timeout)
-        self._keys.setdefault(who, {})[key] = None
         self._out.pop(who, None)
 
     def pop(self, key: Key) -> Open[Who] | None:
         """The task whose answer has come. None: it is not open, or not any more."""
-        one = self._open.pop(key, None)
-        if one is not None:
-            del self._keys[one.who][key]
-            if not self._keys[one.who]:
-                del self._keys[one.who]
-        return one
+        return self._open.pop(key, None)
 
     def back(self, who: Who) -> None:
         """Note that ``who`` works on nothing any more."""
@@ -237,16 +215,15 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.server, self.settings = server, settings or Settings()
-        self.failures = self.settings.failures(clock)
+        self.failures = Failures(self.settings, clock)
         self.tally = Tally()
         self.over: str | None = None  # why the run ends
         self.trackers = Trackers(self.settings.trackers)
         self.by_client: dict[Hashable, list[tuple[int, dict[str, float]]]] = {}  # what each reported, by version
-        stop, best = self.settings.stop, self.settings.best
-        self._watch = None if stop is None else Watch(stop.metric, stop.mode)
-        self._best = None if best is None else Watch(best.metric, best.mode)
+        goals = {"stop": self.settings.stop, "best": self.settings.best}
+        self._watches = {name: Watch(goal.metric, goal.mode) for name, goal in goals.items() if goal is not None}
         self._evaluation = Evaluation(evaluate, self.settings.evaluate_aside)
-        self._looked_at = evaluate is not None or best is not None or self.settings.on_version is not None
+        self._looked_at = any((evaluate, self.settings.best, self.settings.on_version))
         self._say = say or logging.getLogger("fastagg").info
         self._clock, self._began, self._before = clock, clock(), 0.0
         self._rows: dict[int, dict[str, float]] = {}  # by version, without the metrics of its evaluation
@@ -293,12 +270,11 @@ class Session:
         version = self.server.version
         if last and self._evaluation.knows(version):
             return
-        said = {f"train/{k}": v for k, v in numeric(train or {}).items()}
-        self._rows[version] = {**self._rows.get(version, {}), **self._counts(), **said}
+        self._rows[version] = {**self._rows.get(version, {}), **self._counts(train)}
         model = self.server.parameters() if self._looked_at else None
         self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
-    def measured(self, step: int, found: Found, train: Mapping[str, object] | None = None, model: Arrays = None) -> Row:
+    def measured(self, step: int, found: Found, train: Mapping[str, object] | None, model: Arrays) -> None:
         """Handle a version or round that the framework has evaluated itself. It does all that :meth:`settle` does.
 
         Args:
@@ -306,17 +282,8 @@ class Session:
             found, train: the metrics of its evaluation and of the clients' training.
             model: its model, for ``best`` and ``on_version``.
         """
-        metrics = {**self._counts(), **{f"train/{k}": v for k, v in numeric(train or {}).items()}}
-        row = Row(step, found, {**metrics, **numeric(found or {})})
-        self._tell(step, row.metrics, model)
+        self._tell(step, {**self._counts(train), **numeric(found or {})}, model)
         self._look_at_the_clock()
-        return row
-
-    def ended_by(self, error: StopIteration, step: int) -> Found:
-        """Handle a StopIteration from an evaluation that the framework called. Return its metrics, if any."""
-        ended = Ended(error)
-        self.end(ended.why or f"the evaluation of version {step} said so")
-        return ended.found
 
     def skip(self, version: int) -> None:
         """Skip the evaluation of ``version``, which was done before a restart."""
@@ -325,11 +292,10 @@ class Session:
     def settle(self, wait: bool = False) -> list[Row]:
         """Return, in order, versions whose metrics became complete since the last call. With ``wait``, wait for all."""
         rows = []
-        for version, model, found, ended in self._evaluation.finished(wait):
+        for version, model, found, why in self._evaluation.finished(wait):
             metrics = {**self._rows.pop(version), **numeric(found or {})}
             rows.append(Row(version, found, metrics))
-            if ended is not None:
-                self.end(ended.why or f"the evaluation of version {version} said so")
+            self.end(why)
             self._tell(version, metrics, model)
         self._look_at_the_clock()
         return rows
@@ -346,10 +312,9 @@ class Session:
         self.trackers.log(metrics, version)
         self._look(version, metrics, model)
 
-    def end(self, why: str) -> None:
-        """End the run with its result. The first reason counts."""
-        if self.over is None:
-            self.over = why
+    def end(self, why: str | None) -> None:
+        """End the run with its result. The first reason counts; None is no reason."""
+        self.over = self.over or why
 
     def close(self) -> None:
         """End the evaluation and the trackers."""
@@ -369,7 +334,7 @@ class Session:
         if tally.refused or tally.failed:
             refused = ", ".join(f"{count} {name}" for name, count in tally.refused.most_common())
             lines.append(f"not counted: {tally.failed} failures; refused: {refused or 'none'}")
-        for watch in filter(None, (self._watch, self._best)):
+        for watch in self._watches.values():
             if watch.best is not None:
                 lines.append(f"best {watch.metric}: {watch.best:.4g} at version {watch.version}")
         if self.over is not None:
@@ -385,20 +350,17 @@ class Session:
 
     def state_dict(self) -> State:
         """Plain data: what a resumed run needs."""
-        watches = {"stop": self._watch, "best": self._best}
-        kept = {name: watch.state_dict() for name, watch in watches.items() if watch is not None}
+        kept = {name: watch.state_dict() for name, watch in self._watches.items()}
         reported = {client: list(rows) for client, rows in self.by_client.items()}
         return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept, "by_client": reported}
 
     def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`."""
         if state:
-            self.tally.load_state_dict(state["tally"])
-            self._before = state["seconds"]
+            self.tally, self._before = Tally(**state["tally"]), state["seconds"]
             self.by_client = {client: list(map(tuple, rows)) for client, rows in state.get("by_client", {}).items()}
-            for name, watch in (("stop", self._watch), ("best", self._best)):
-                if watch is not None and name in state["watches"]:
-                    watch.load_state_dict(state["watches"][name])
+            for name in self._watches.keys() & state["watches"].keys():
+                self._watches[name].load_state_dict(state["watches"][name])
 
     # -- after a version ---------------------------------------------------------------------------------------
 
@@ -416,14 +378,14 @@ class Session:
 
     def _look(self, version: int, metrics: Mapping[str, float], model: Arrays) -> None:
         stop, best = self.settings.stop, self.settings.best
-        if self._best is not None and self._best.see(version, metrics):
+        if best is not None and self._watches["best"].see(version, metrics):
             checkpoint.write(tensors(model), Path(best.path))
-        if self._watch is not None and (stop.target is not None or stop.patience is not None):
-            self._watch.see(version, metrics)
-            if stop.target is not None and self._watch.reached(stop.target):
-                self.end(f"{stop.metric} reached {stop.target:g}: it is {self._watch.best:.4g} at version {version}")
-            elif stop.patience is not None and self._watch.since >= stop.patience:
-                since = f"{self._watch.best:.4g} at version {self._watch.version}"
+        if stop is not None and (stop.target is not None or stop.patience is not None):
+            (watch := self._watches["stop"]).see(version, metrics)
+            if stop.target is not None and watch.reached(stop.target):
+                self.end(f"{stop.metric} reached {stop.target:g}: it is {watch.best:.4g} at version {version}")
+            elif stop.patience is not None and watch.since >= stop.patience:
+                since = f"{watch.best:.4g} at version {watch.version}"
                 self.end(f"{stop.metric} has not been better in {stop.patience} evaluations than {since}")
 
     def _look_at_the_clock(self) -> None:
@@ -431,9 +393,10 @@ class Session:
         if stop is not None and stop.seconds is not None and self.seconds >= stop.seconds:
             self.end(f"{stop.seconds:g} s are over")
 
-    def _counts(self) -> dict[str, float]:
+    def _counts(self, train: Mapping[str, object] | None) -> dict[str, float]:
         tally = self.tally
         return {
             "run/updates": float(tally.updates), "run/delay": tally.delays / max(1, tally.updates),
             "run/refused": float(tally.refused.total()), "run/failed": float(tally.failed), "run/seconds": self.seconds,
+            **{f"train/{name}": value for name, value in numeric(train or {}).items()},
         }  # fmt: skip

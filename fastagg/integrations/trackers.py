@@ -12,6 +12,7 @@ import csv
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -71,11 +72,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _missing("tensorboard") from None
-        self._writer: Foreign = SummaryWriter(folder)
+        self._writer: Foreign = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter(folder)
 
     def log(self, row: Mapping[str, float], step: int) -> None:
         for name, value in row.items():
@@ -100,17 +97,10 @@ class MLflow:
     """
 
     def __init__(
-        self,
-        experiment: str | None = None,
-        uri: str | None = None,
-        run_name: str | None = None,
+        self, experiment: str | None = None, uri: str | None = None, run_name: str | None = None,
         run_id: str | None = None,
-    ) -> None:
-        try:
-            from mlflow import MlflowClient
-        except ImportError:
-            raise _missing("mlflow") from None
-        self._client: Foreign = MlflowClient(tracking_uri=uri)
+    ) -> None:  # fmt: skip
+        self._client: Foreign = _imported("mlflow", "mlflow").MlflowClient(tracking_uri=uri)
         if run_id is None:
             found = self._client.get_experiment_by_name(experiment) if experiment else None
             number = found.experiment_id if found else self._client.create_experiment(experiment) if experiment else "0"
@@ -133,11 +123,7 @@ class WandB:
     """
 
     def __init__(self, project: str | None = None, **init: object) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise _missing("wandb") from None
-        self._run: Foreign = wandb.init(project=project, **init)
+        self._run: Foreign = _imported("wandb", "wandb").init(project=project, **init)
         # Its own steps may only grow, and what clients find of a version comes after the next version's row.
         self._run.define_metric("version")
         self._run.define_metric("*", step_metric="version")
@@ -159,7 +145,7 @@ def made(given: AnyTrackers) -> list[Tracker]:
     if isinstance(given, Tracker):
         return [given]
     if isinstance(given, Mapping):
-        return [_one(str(name), settings) for name, settings in given.items()]
+        return [_one(name, settings) for name, settings in given.items()]
     if isinstance(given, Iterable) and not isinstance(given, str):
         found = list(given)
         if all(isinstance(one, Tracker) for one in found):
@@ -207,12 +193,15 @@ class Trackers:
 
 def _one(name: str, settings: object) -> Tracker:
     if name not in _KNOWN:
-        raise ConfigError("trackers: " + _checks.unknown("tracker", name, _KNOWN))
+        raise ConfigError("trackers: " + _checks.unknown("tracker", str(name), _KNOWN))
     try:
         return _KNOWN[name](**settings) if isinstance(settings, Mapping) else _KNOWN[name](settings)
     except TypeError as error:
         raise ConfigError(f"trackers: {name}: {error}") from None
 
 
-def _missing(package: str) -> MissingDependency:
-    return MissingDependency(f"{package} is not installed: pip install 'fastagg[{package}]'")
+def _imported(module: str, package: str) -> Foreign:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingDependency(f"{package} is not installed: pip install 'fastagg[{package}]'") from None

@@ -157,6 +157,7 @@ class Flower(Adapter):
     package = "flwr"
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
+        from flwr.app import ConfigRecord
         from support.flower_apps import FakeGrid
 
         from fastagg.integrations import flower
@@ -164,8 +165,8 @@ class Flower(Adapter):
 
         self.grid = FakeGrid(lambda message: None, [])
         strategy = flower.AsyncStrategy(partial(make, **settings), concurrency=99, retry_after=0, poll=0, **PATIENT)
-        self.run = _Run(strategy, self.grid, 3600.0, None, None)
-        self.run.begin(flower.write(START), None, None, None)
+        start, nothing = flower.read(flower.write(START)), ConfigRecord()
+        self.run = _Run(strategy, self.grid, 3600.0, None, None, start, nothing, nothing, None)
         self.session, self.got = self.run.session, dict[int, Any]()
 
     def send(self, client: int) -> Model:

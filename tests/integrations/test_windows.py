@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fastagg
+from fastagg.integrations.evaluation import Window
 from fastagg.integrations.named import resolved
-from fastagg.integrations.windows import Window
 
 
 def test_the_mean_is_said_of_the_newest_version_among_those_evaluated() -> None:
@@ -18,13 +18,17 @@ def test_the_mean_is_said_of_the_newest_version_among_those_evaluated() -> None:
     old = server.dispatch("a")
     server.receive("b", torch.ones(2), server.dispatch("b").version)
     new = server.dispatch("c")
-    window.add(new, {"accuracy": 0.5, "loss": 2.0, "note": "text"})
-    assert not window.full(3) and window.full(1)
-    window.add(old, {"accuracy": 1.0, "loss": math.nan})
-    window.add(old, None)
-    assert window.full(3) and window.task is new
-    assert window.means() == {"accuracy": 0.75, "loss": 2.0}  # the NaN is left out
-    assert Window().means() == {} and not Window().full(0)
+    assert window.end(0) is None
+    for task, metrics in (
+        (new, {"accuracy": 0.5, "loss": 2.0, "note": "text"}),
+        (old, {"accuracy": 1.0, "loss": math.nan}),
+        (old, None),
+    ):
+        assert window.end(3) is None
+        window.add(task, metrics)
+    found = window.end(3)
+    assert found is not None and found[0] is new and found[1] == {"accuracy": 0.75, "loss": 2.0}  # NaN is left out
+    assert window.end(1) is None, "it begins anew"
 
 
 def test_a_setting_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,11 +16,11 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fastagg import _checks
 from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.integrations.flower import history, models, tasks
+from fastagg.integrations.flower import models, tasks
 from fastagg.integrations.flower.evaluating import ClientEvaluation
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.nodes import Choose, Nodes
-from fastagg.integrations.flower.records import read, write
+from fastagg.integrations.flower.records import read
 from fastagg.integrations.flower.settings import callable_or_none, split
 from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.session import Book, Session
@@ -36,6 +36,18 @@ _NEVER = "clients do not evaluate; give evaluate_clients_every, the versions bet
 _OF_EVALUATION = ("min_evaluate_nodes", "evaluate_metrics_aggr_fn")
 Config = Callable[[int, int], ConfigRecord]  # of a version and a node
 _ROUNDS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+_NO_ROUNDS = (
+    "AsyncStrategy has no rounds, so that a wrapper or a subclass that works round by round would do nothing, or "
+    "train synchronously. Wrap SyncStrategy; here there are choose=, on_version=, clip_norm= of the server, and mods"
+)
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        """Not available, because there are no rounds: it raises ConfigError."""
+        raise ConfigError(f"{name}: {_NO_ROUNDS}")
+
+    return refuse
 
 
 class AsyncStrategy(FedAvg):
@@ -89,11 +101,8 @@ class AsyncStrategy(FedAvg):
         for name, value in (("concurrency", concurrency), ("evaluate_clients_every", evaluate_clients_every)):
             if value is not None:
                 _checks.whole(name, value, least=1)
-        self.concurrency, self.choose, self.evaluate_clients_every = (
-            concurrency,
-            callable_or_none("choose", choose),
-            evaluate_clients_every,
-        )
+        self.concurrency, self.evaluate_clients_every = concurrency, evaluate_clients_every
+        self.choose = callable_or_none("choose", choose)
         self.poll = _checks.number("poll", poll, least=0)
         self.checkpoint_every = _checks.whole("checkpoint_every", checkpoint_every, least=1)
         self.checkpoint, self.resume = None if checkpoint is None else Path(checkpoint), resume
@@ -148,9 +157,8 @@ class AsyncStrategy(FedAvg):
         for name in _ROUNDS:
             if getattr(type(self), name) is not getattr(AsyncStrategy, name) or name in vars(self):
                 raise ConfigError(f"{name}: {_NO_ROUNDS}")
-        run = _Run(self, grid, timeout, num_rounds, num_updates)
-        self.server = run.begin(initial_arrays, train_config, evaluate_config, evaluate_fn)
-        assert self.session is not None
+        configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        run = _Run(self, grid, timeout, num_rounds, num_updates, read(initial_arrays), *configs, evaluate_fn)
         try:
             run.session.stepped()
             run.settle()
@@ -163,7 +171,7 @@ class AsyncStrategy(FedAvg):
             run.save()  # keep the progress up to here
             raise
         finally:
-            self.session.close()
+            run.session.close()
 
     def summary(self) -> None:
         """Log the settings and, after the start, the progress."""
@@ -173,75 +181,36 @@ class AsyncStrategy(FedAvg):
             for line in self.session.summary().splitlines():
                 log.info("fastagg: %s", line)
 
-    def configure_train(self, *_: object, **__: object) -> NoReturn:
-        """Not available, because there are no rounds.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"configure_train: {_NO_ROUNDS}")
-
-    def aggregate_train(self, *_: object, **__: object) -> NoReturn:
-        """As :meth:`configure_train`."""
-        raise ConfigError(f"aggregate_train: {_NO_ROUNDS}")
-
-    def configure_evaluate(self, *_: object, **__: object) -> NoReturn:
-        """As :meth:`configure_train`."""
-        raise ConfigError(f"configure_evaluate: {_NO_ROUNDS}")
-
-    def aggregate_evaluate(self, *_: object, **__: object) -> NoReturn:
-        """As :meth:`configure_train`."""
-        raise ConfigError(f"aggregate_evaluate: {_NO_ROUNDS}")
+    configure_train, aggregate_train, configure_evaluate, aggregate_evaluate = map(_refused, _ROUNDS)
 
 
-_NO_ROUNDS = (
-    "AsyncStrategy has no rounds, so that a wrapper or a subclass that works round by round would do nothing, or "
-    "train synchronously. Wrap SyncStrategy; here there are choose=, on_version=, clip_norm= of the server, and mods"
-)
-
-
-@dataclass
 class _Run:
-    """One call of :meth:`AsyncStrategy.start`."""
+    """One call of :meth:`AsyncStrategy.start`. Its server is a new one, or that of the checkpoint."""
 
-    strategy: AsyncStrategy
-    grid: Grid
-    timeout: float
-    num_rounds: int | None
-    num_updates: int | None
-    result: Result = field(default_factory=Result)
-    since: list[RecordDict] = field(default_factory=list)  # metrics of the updates since the last version
-
-    def begin(
-        self, initial: ArrayRecord, config: ConfigRecord | Config | None, evaluate_config: ConfigRecord | None,
-        evaluate: Evaluate | None,
-    ) -> Server:  # fmt: skip
-        """Make the server, or load it from the checkpoint."""
-        strategy = self.strategy
-        self.server = models.made(strategy._make, read(initial), rounds=False)
-        self.config, self.online = ConfigRecord() if config is None else config, list[int]()
+    def __init__(
+        self, strategy: AsyncStrategy, grid: Grid, timeout: float, num_rounds: int | None, num_updates: int | None,
+        initial: Arrays, config: ConfigRecord | Config, evaluate_config: ConfigRecord, evaluate: Evaluate | None,
+    ) -> None:  # fmt: skip
+        self.strategy, self.grid, self.timeout = strategy, grid, timeout
+        self.versions = math.inf if num_rounds is None else num_rounds
+        self.updates = math.inf if num_updates is None else num_updates
+        self.config, self.online, self.result = config, list[int](), Result()
+        self.since: list[RecordDict] = []  # metrics of the updates since the last version
+        self.server = models.made(strategy._make, initial, rounds=False)
         self.nodes = Nodes(self.server.num_clients, strategy.choose)
         self.book = Book[str, int](self.server, time.monotonic)  # by message id
-        function = None if evaluate is None else lambda version, model: evaluate(version, _record(model))
+        function = evaluate and (lambda version, model: evaluate(version, models.record(model)))
         self.session = Session(self.server, strategy.settings, function, say=log.info, clock=time.monotonic)
-        self.evaluation = ClientEvaluation(
-            strategy, self.grid, evaluate_config or ConfigRecord(), self.timeout, self._clients_found
-        )
+        self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._clients_found)
         if strategy.checkpoint is not None and strategy.resume and strategy.checkpoint.exists():
             self._resume(strategy.checkpoint)
-        strategy.session, self.version = self.session, self.server.version
+        strategy.server, strategy.session, self.version = self.server, self.session, self.server.version
         strategy.summary()
-        return self.server
 
     def done(self) -> bool:
         """Whether a limit is reached."""
-        return self.session.over is not None or self._full()
-
-    def _full(self) -> bool:
-        rounds, updates = self.num_rounds, self.num_updates
-        return (rounds is not None and self.server.version >= rounds) or (
-            updates is not None and self.session.tally.updates >= updates
-        )
+        full = self.server.version >= self.versions or self.session.tally.updates >= self.updates
+        return full or self.session.over is not None
 
     # -- out -----------------------------------------------------------------------------------------------------
 
@@ -394,7 +363,7 @@ class _Run:
             return
         state = {
             "updates": self.session.tally.updates, "nodes": self.nodes.state_dict(),
-            "session": self.session.state_dict(), **history.kept(self.result),
+            "session": self.session.state_dict(), **models.history(self.result),
         }  # fmt: skip
         checkpoint.write({**self.server.state_dict(copy=False), "flower": state}, self.strategy.checkpoint)
 
@@ -404,14 +373,10 @@ class _Run:
         kept = state.get("flower", {})  # not there in a file of Server.save
         self.nodes.load_state_dict(kept.get("nodes", {}))
         self.session.load_state_dict(kept.get("session", {}))
-        history.restore(self.result, kept)
+        models.restore(self.result, kept)
         if self.server.version in self.result.evaluate_metrics_serverapp:
             self.session.skip(self.server.version)
         log.info(
             "fastagg: resumed version %d after %d updates; %d tasks that were out are sent again",
             self.server.version, self.session.tally.updates, out,
         )  # fmt: skip
-
-
-def _record(model: Arrays) -> ArrayRecord:
-    return write(model if isinstance(model, (dict, list)) else [model])

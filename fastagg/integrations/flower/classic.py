@@ -125,7 +125,8 @@ class ClassicStrategy(FedAvg):
         if server is None:
             raise ConfigError("aggregate_fit: the model is not known yet: call super().configure_fit")
         for failure in failures:
-            log.warning("fastagg: a client failed in round %d: %s", server_round, _reason(failure))
+            why = failure if isinstance(failure, BaseException) else failure[1].status.message
+            log.warning("fastagg: a client failed in round %d: %s", server_round, why)
         before = server.version
         folded = self._fold(sorted(results, key=lambda pair: pair[0].cid) if self.deterministic else results)
         server.close_round()
@@ -213,7 +214,3 @@ def _outgoing(server: Server) -> Parameters:
 def _dropped(client: str, error: FastaggError) -> FastaggError:
     log.warning("fastagg: dropped the result of client %s: %s: %s", client, type(error).__name__, error)
     return error
-
-
-def _reason(failure: tuple[ClientProxy, FitRes] | BaseException) -> str:
-    return str(failure) if isinstance(failure, BaseException) else failure[1].status.message

@@ -1,15 +1,16 @@
-"""A server's model as Flower's records."""
+"""A server's model as Flower's records, and Flower's history of a run in the form of a checkpoint."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fastagg import registry
-from fastagg._types import Arrays, Plain
+from fastagg._types import Arrays, Plain, State
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower.records import write
 from fastagg.integrations.models import holds as holds
@@ -73,10 +74,14 @@ def _other(name: str, rounds: bool) -> ConfigError:
     return ConfigError(f"server: {name} is a synchronous rule; SyncStrategy runs those")
 
 
+def record(model: Arrays) -> ArrayRecord:
+    """A model in the form of ``server.parameters()``, with every array in its original dtype."""
+    return write([model] if isinstance(model, Tensor) else model)
+
+
 def outgoing(server: Server) -> ArrayRecord:
-    """The server's model for clients, with every array in its original dtype."""
-    arrays = server.parameters()
-    return write([arrays] if isinstance(arrays, Tensor) else arrays)
+    """The server's model for clients."""
+    return record(server.parameters())
 
 
 def formed(server: Server, named: Mapping[str, Tensor]) -> Arrays:
@@ -86,3 +91,17 @@ def formed(server: Server, named: Mapping[str, Tensor]) -> Arrays:
         return named
     arrays = list(named.values())
     return arrays[0] if form == "flat" and len(arrays) == 1 else arrays
+
+
+_HISTORY = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+
+
+def history(result: Result) -> State:
+    """The history as plain data."""
+    return {"history": {name: {n: dict(row) for n, row in getattr(result, name).items()} for name in _HISTORY}}
+
+
+def restore(result: Result, state: State) -> None:
+    """Inverse of :func:`history`."""
+    for name, rows in state.get("history", {}).items():
+        getattr(result, name).update({number: MetricRecord(row) for number, row in rows.items()})

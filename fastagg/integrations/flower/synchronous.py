@@ -16,7 +16,8 @@ from fastagg import _checks
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations import replies as read_replies
-from fastagg.integrations.flower import history, models, tasks
+from fastagg.integrations.evaluation import ended
+from fastagg.integrations.flower import models, tasks
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import read
 from fastagg.integrations.flower.rounds import Replies, Round, Streaming
@@ -135,12 +136,7 @@ class SyncStrategy(FedAvg):
         return self._result
 
     def _round(
-        self,
-        grid: Grid,
-        timeout: float,
-        train: ConfigRecord,
-        evaluate: ConfigRecord,
-        function: Evaluate | None,
+        self, grid: Grid, timeout: float, train: ConfigRecord, evaluate: ConfigRecord, function: Evaluate | None
     ) -> None:
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
@@ -177,7 +173,8 @@ class SyncStrategy(FedAvg):
             try:
                 found = function(number, arrays)
             except StopIteration as error:
-                found = self.session.ended_by(error, number)
+                found, why = ended(error, number)
+                self.session.end(why)
         if found is not None:
             known[number] = found
         self.session.measured(number, found, train, self.server.parameters())
@@ -202,7 +199,7 @@ class SyncStrategy(FedAvg):
             state = files.read(self.checkpoint)
             models.resume(server, state)
             kept = state.get("flower", {})  # not there in a file of Server.save
-            history.restore(self._result, kept)
+            models.restore(self._result, kept)
             self._rounds = kept.get("rounds", server.version)
             self.session.load_state_dict(kept.get("session", {}))
             self._saved = server.version
@@ -212,7 +209,7 @@ class SyncStrategy(FedAvg):
     def _save(self) -> None:
         if self.checkpoint is None or self.server is None or self.session is None:
             return
-        kept = {"rounds": self._rounds, "session": self.session.state_dict(), **history.kept(self._result)}
+        kept = {"rounds": self._rounds, "session": self.session.state_dict(), **models.history(self._result)}
         files.write({**self.server.state_dict(copy=False), "flower": kept}, self.checkpoint)
         self._saved = self.server.version
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.typeddict import TypedDict
 from flwr.common.constant import ErrorCode
@@ -78,17 +79,13 @@ def of_kind(records: Mapping[str, object], kind: type[Record]) -> dict[str, Reco
     return {key: record for key, record in records.items() if isinstance(record, kind)}
 
 
-def config(task: Dispatch, stated: Mapping[str, object]) -> ConfigRecord:
-    """What a client gets in addition to the model: the user's settings, and the version."""
+def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
+    """A task as a client gets it. One ArrayRecord and one ConfigRecord, as Flower's mods expect; two with FedAC. The
+    ConfigRecord has the user's settings, and the version."""
     record = ConfigRecord({**stated, VERSION: task.version})
     if task.local_steps is not None:
         record[STEPS] = task.local_steps
-    return record
-
-
-def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
-    """A task as a client gets it. One ArrayRecord and one ConfigRecord, as Flower's mods expect; two with FedAC."""
-    records: dict[str, ArrayRecord | ConfigRecord] = {keys[0]: arrays, keys[1]: config(task, stated)}
+    records: dict[str, ArrayRecord | ConfigRecord] = {keys[0]: arrays, keys[1]: record}
     if task.extra:
         records[EXTRA] = write(task.extra)
     elif isinstance(task.control, Tensor):
@@ -190,18 +187,11 @@ def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
     try:
         if not given:
             raise ValueError(f"no reply has metrics, and {samples!r} above 0")
-        return MetricRecord({name: _mean(given[name]) for name in sorted(given)})
+        columns = {name: tuple(zip(*given[name], strict=True)) for name in sorted(given)}
+        return MetricRecord({n: np.average(values, 0, shares).tolist() for n, (shares, values) in columns.items()})
     except (TypeError, ValueError) as error:
         log.warning("fastagg: the clients' metrics could not be averaged: %s: %s", type(error).__name__, error)
         return None
-
-
-def _mean(values: list[tuple[float, Any]]) -> float | list[float]:
-    total = sum(share for share, _ in values)
-    if any(isinstance(value, list) for _, value in values):
-        rows = [[share / total * one for one in value] for share, value in values]
-        return [sum(column) for column in zip(*rows, strict=True)]
-    return float(sum(share / total * value for share, value in values))
 
 
 def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:

@@ -24,7 +24,7 @@ from fastagg import _checks
 from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, RunFailed
 from fastagg.integrations.models import holds, put
-from fastagg.integrations.nvflare.traffic import Traffic, is_bad
+from fastagg.integrations.nvflare.traffic import Traffic
 from fastagg.integrations.replies import Over
 from fastagg.server.server import Outcome
 from fastagg.storage.pieces import as_tensor
@@ -67,7 +67,8 @@ class Aggregator(ModelAggregator):
         self.at_once = _checks.whole("at_once", at_once, least=1)
         self.algorithm, self.settings, self.checkpoint, self.weight_key = algorithm, settings, checkpoint, weight_key
         open_end = {**(settings or {}), "clients_per_round": None}
-        self._traffic = Traffic(algorithm, open_end, checkpoint, None, weight_key, self._say, lean=at_once == 1)
+        lean, say = at_once == 1, (self.info, self.warning)
+        self._traffic = Traffic(algorithm, open_end, checkpoint, None, weight_key, *say, lean=lean)
         self._metrics = WeightedAggregationHelper()
         self._measured = True  # whether each reply so far has metrics
         self._named: set[str] = set()  # metrics that are no numbers; the log has them
@@ -204,6 +205,3 @@ class Aggregator(ModelAggregator):
 
     def _left_out(self, metric: str, kind: str) -> None:
         self.warning(f"fastagg: metric {metric!r} is a {kind}, which has no mean: it is left out")
-
-    def _say(self, message: str) -> None:
-        self.warning(message) if is_bad(message) else self.info(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import fields
 
 from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import FLMetaKey, ReturnCode
@@ -18,7 +19,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError, RunFailed
-from fastagg.integrations.nvflare.traffic import Traffic, is_bad
+from fastagg.integrations.nvflare.traffic import Traffic
 from fastagg.integrations.session import Settings
 from fastagg.server.dispatch import Dispatch, Receipt
 
@@ -81,22 +82,16 @@ class AsyncController(ModelController):
         evaluate_every: int = 1,
         end_timeout: float = 60.0,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
-        self.algorithm, self.settings, self.versions, self.timeout = algorithm, settings, versions, timeout
-        self.checkpoint, self.save_every, self.clients = checkpoint, save_every, clients
-        self.weight_key, self.task_name, self.persistor_id = weight_key, task_name, persistor_id
+        self.__dict__.update(given)  # from where FLARE writes a job's arguments
+        self.task_name, self.timeout, self.persistor_id = task_name, timeout, persistor_id
         self.end_timeout = _checks.number("end_timeout", end_timeout, least=0)
-        self.stop, self.best, self.trackers, self.evaluate_every = stop, best, trackers, evaluate_every
-        self.max_failures, self.max_in_a_row = max_failures, max_in_a_row
-        self.retry_after, self.max_seconds = retry_after, max_seconds
-        run = Settings(
-            stop=stop, best=best, trackers=trackers, max_failures=max_failures, max_in_a_row=max_in_a_row,
-            retry_after=retry_after, max_seconds=max_seconds, evaluate_every=evaluate_every,
-            on_version=getattr(self, "on_version", None),
-        )  # fmt: skip
+        known = {field.name for field in fields(Settings)} & given.keys()
+        run = Settings(on_version=getattr(self, "on_version", None), **{name: given[name] for name in known})
         self._traffic = Traffic(
-            algorithm, settings, checkpoint, clients, weight_key, self._say, run, getattr(self, "evaluate", None),
-            save_every, versions,
+            algorithm, settings, checkpoint, clients, weight_key, self.info, self.warning, run,
+            getattr(self, "evaluate", None), save_every, versions,
         )  # fmt: skip
         self._ended = False
         self._broken: FastaggError | None = None
@@ -148,9 +143,11 @@ class AsyncController(ModelController):
     def _send(self) -> None:
         """Send the newest model to all idle clients, except those that pause after a failure."""
         traffic = self._traffic
+        with self._taking:
+            busy = traffic.book.busy  # only this thread sends
         for client in self.engine.get_clients():
             with self._taking:
-                if client.name in traffic.book.busy or traffic.session.failures.rests(client.name):
+                if client.name in busy or traffic.session.failures.rests(client.name):
                     continue
                 task = traffic.send(client.name, timeout=self.timeout or math.inf)
             self.send_model(self.task_name, task, [client.name], timeout=self.timeout, callback=self._take)
@@ -204,6 +201,3 @@ class AsyncController(ModelController):
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=True)
         for event in (AppEventType.BEFORE_AGGREGATION, AppEventType.ROUND_DONE, AppEventType.ROUND_STARTED):
             self.event(event)
-
-    def _say(self, message: str) -> None:
-        self.warning(message) if is_bad(message) else self.info(message)

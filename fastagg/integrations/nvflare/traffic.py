@@ -16,14 +16,13 @@ import fastagg
 from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, UnknownVersion
 from fastagg.integrations import preset, replies
-from fastagg.integrations.evaluation import Found
+from fastagg.integrations.evaluation import Found, Window
 from fastagg.integrations.goals import of_clients
 from fastagg.integrations.models import resume
 from fastagg.integrations.named import as_in, check_settings, number_of, resolved
 from fastagg.integrations.nvflare.arrays import completed
 from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Book, Open, Session, Settings
-from fastagg.integrations.windows import Window
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome
@@ -43,7 +42,7 @@ class Traffic:
         path: of the checkpoint. If the file exists, the server continues from it.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
-        log: called with the outcome of every message.
+        log, warn: called with the outcome of every message; ``warn`` if that is a problem.
         run: the settings of the run.
         evaluate: ``evaluate(version, model)`` on the server, for the run's metrics.
         save_every: versions between checkpoints.
@@ -63,6 +62,7 @@ class Traffic:
         clients: Sequence[str] | None = None,
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         log: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
         run: Settings | None = None,
         evaluate: Callable[[int, Arrays], Found] | None = None,
         save_every: int = 1,
@@ -74,6 +74,7 @@ class Traffic:
         check_settings(self._make, self.settings)
         self.weight_key = weight_key
         self.log = log or logging.getLogger(__name__).info
+        self.warn = warn or self.log
         self.checkpoint = None if path is None else Path(path)
         self.run, self._evaluate, self.save_every = run, evaluate, save_every
         if run is not None and evaluate is None:
@@ -163,7 +164,7 @@ class Traffic:
                 self.server._admission.check(read.arrays, read.samples)
             except FastaggError as error:
                 error = self.book.refuse(one, error)
-                self.log(f"fastagg: client {client}: refused: {error}")
+                self.warn(f"fastagg: client {client}: refused: {error}")
                 self.session.refused(client, error)
                 return error
             self._held.append((one, read))
@@ -192,7 +193,7 @@ class Traffic:
                 raise
             for (one, reply), outcome in zip(held, outcomes, strict=True):
                 if isinstance(outcome, FastaggError):
-                    self.log(f"fastagg: client {one.who}: refused: {outcome}")
+                    self.warn(f"fastagg: client {one.who}: refused: {outcome}")
                     continue
                 self._window.add(one.task, reply.metrics)
                 self.session.reported(one.who, outcome.version, reply.metrics)
@@ -209,10 +210,9 @@ class Traffic:
 
         Returns the task of the version to which these metrics are assigned; None before."""
         with self._lock:
-            task = self._window.task
-            if task is None or not self._window.full(clients):
+            if (ended := self._window.end(clients)) is None:
                 return None
-            means, self._window = self._window.means(), Window()
+            task, means = ended
             if means:
                 self.session.clients_found(task.version, means, task.views)
             return task
@@ -251,18 +251,18 @@ class Traffic:
         Raises:
             RunFailed: that was one too many.
         """
-        self.log(f"fastagg: client {client}: failed: {cause}")
+        self.warn(f"fastagg: client {client}: failed: {cause}")
         with self._lock:
             self.session.failed(client, cause)
 
-    def forget(self, client: str | None = None, why: str = "was not answered; it is dropped") -> int:
+    def forget(self, client: str | None = None, why: str | None = None) -> int:
         """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says why. Return
         their number."""
         with self._lock:
-            keys = self.book.keys_of(client)
+            say, keys = self.log if why else self.warn, self.book.keys_of(client)
             self.book.end(keys)
             for name, number in keys:
-                self.log(f"fastagg: client {name}: task {number} {why}")
+                say(f"fastagg: client {name}: task {number} {why or 'was not answered; it is dropped'}")
             return len(keys)
 
     def model(self) -> dict[str, Arrays]:
@@ -302,8 +302,3 @@ class Traffic:
         if (client, message) not in self._logged:
             self._logged.add((client, message))
             self.log(f"fastagg: client {client}: {message}")
-
-
-def is_bad(message: str) -> bool:
-    """Whether a log line of :class:`Traffic` reports a problem."""
-    return any(words in message for words in (": refused: ", ": failed: ", "it is dropped"))
