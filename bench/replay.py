@@ -26,7 +26,7 @@ from torch import nn
 import fastagg
 from fastagg import sim
 from fastagg.integrations import flower
-from fastagg.sim.clock.measured import read_times
+from fastagg.sim.clock.delays import read_times
 from fastagg.sim.data.federated import FederatedData, Samples
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "flower"))

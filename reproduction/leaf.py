@@ -22,7 +22,7 @@ from fastagg._types import Foreign
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import FederatedData, Samples, Text
 from fastagg.sim.data.files import read_text
-from fastagg.sim.models.networks import image_shape
+from fastagg.sim.models import image_shape
 from fastagg.sim.seeds import generator
 
 Users = dict[str, tuple[Foreign, Foreign]]  # x and y of each user

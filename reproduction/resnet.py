@@ -8,7 +8,7 @@ import torch
 from shared import exactly
 from torch import nn
 
-from fastagg.sim.models.networks import image_shape
+from fastagg.sim.models import image_shape
 
 
 class Block(nn.Module):

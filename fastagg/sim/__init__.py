@@ -82,12 +82,10 @@ def run(
     """
     from fastagg.sim.one import run as runs
     from fastagg.sim.one.passed import configured
-    from fastagg.sim.recipes.config import ELSEWHERE, Config, full_keys
+    from fastagg.sim.recipes.config import ELSEWHERE, full_keys
 
-    known = Config.model_fields.keys() | {"sampling"}
-    more = {key: settings.pop(key) for key in known & settings.keys() - {"own"}}
+    more = _sections("run", settings, data=data, model=model, own=settings.pop("own", None))
     for key, value in settings.items():
-        _refuse_gone("run", key)
         if key in ELSEWHERE:
             raise WrongArguments(f"run: unknown setting {key!r}; {ELSEWHERE[key]}")
         if keys := full_keys(key):
@@ -95,13 +93,18 @@ def run(
             others = f", or another of this name: {', '.join(keys[1:4])}" if keys[1:] else ""
             raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}{others}")
 
-    more |= {"data": data, "model": model, "own": settings.pop("own", None)}
     return runs.run(configured(config, changes, more), None if out is None else _checks.path("out", out), **settings)
 
 
-def _refuse_gone(function: str, key: str) -> None:
-    if instead := REMOVED.get(f"{key}="):
-        raise WrongArguments(f"{function}: the setting {key!r} is gone: {instead}")
+def _sections(function: str, settings: Plain, **passed: Any) -> Plain:
+    """Take the recipe's first-level keys out of ``settings``. Return them with what was passed."""
+    from fastagg.sim.recipes.config import Config
+
+    found = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
+    for key in settings:
+        if instead := REMOVED.get(f"{key}="):
+            raise WrongArguments(f"{function}: the setting {key!r} is gone: {instead}")
+    return found | {key: one for key, one in passed.items() if one is not None}
 
 
 def compare(
@@ -153,14 +156,10 @@ def compare(
     from fastagg.sim.many.cells import cells
     from fastagg.sim.many.compare import compare as run_all
     from fastagg.sim.many.search import Range, searched
-    from fastagg.sim.recipes.config import Config
     from fastagg.sim.show.progress import Watcher
 
-    for key in settings:
-        _refuse_gone("compare", key)
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
-    more = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
-    more |= {key: one for key, one in (("data", data), ("model", model), ("own", own)) if one is not None}
+    more = _sections("compare", settings, data=data, model=model, own=own)
     found = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
     folder, watcher = _checks.path("out", out), settings.pop("watcher", Watcher())
     if search:

@@ -23,7 +23,8 @@ from fastagg._build import native, set_isa
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.proof import prove
 from fastagg.sim.clients.translate import Table, Untranslated
-from fastagg.sim.models import build, seeded
+from fastagg.sim.models import build
+from fastagg.sim.seeds import seeded
 
 pytestmark = pytest.mark.kernel
 
@@ -238,7 +239,7 @@ def test_mean_squares() -> None:
     ],
 )  # fmt: skip
 def test_the_simulators_and_papers_models_agree_after_steps(name: str, shape: Any, widths: Any, norm: str) -> None:
-    with seeded(0):
+    with seeded(0, "model"):
         make = partial(build, name, seed=0, norm=norm) if name != "resnet18" else resnet18
         client = Client(make(shape, CLASSES, widths), shape, [20, 20, 9])
     update, buffers = client.train(momentum=0.9)

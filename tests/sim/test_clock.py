@@ -8,13 +8,13 @@ from fastagg.sim.clock.clock import VirtualClock
 
 
 def drain(clock: VirtualClock) -> list:
-    return [(clock.advance(), clock.now) for _ in range(len(clock))]
+    return [(clock.next(), clock.now) for _ in range(len(clock))]
 
 
 def test_delays_count_from_now():
     clock: VirtualClock[str] = VirtualClock()
     clock.schedule(2.0, "first")
-    clock.advance()
+    clock.next()
     assert clock.schedule(1.5, "second") == 3.5
     assert drain(clock) == [("second", 3.5)]
 
@@ -25,7 +25,7 @@ def test_events_come_in_the_order_of_their_times_and_of_scheduling(delays):
     for number, delay in enumerate(delays):
         clock.schedule(float(delay), number)
     expected = sorted(range(len(delays)), key=lambda number: delays[number])  # sorted() is stable
-    assert clock.pending() == expected and clock.now == 0.0
+    assert clock.in_flight() == expected and clock.now == 0.0
     assert not delays or clock.next_time() == min(delays)
     assert drain(clock) == [(number, float(delays[number])) for number in expected]
 
@@ -47,4 +47,4 @@ def test_an_impossible_delay_is_refused(delay):
 
 def test_an_empty_clock_has_no_next_event():
     with pytest.raises(IndexError):
-        VirtualClock().advance()
+        VirtualClock().next()

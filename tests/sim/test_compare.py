@@ -94,8 +94,8 @@ def test_a_run_of_objects_that_was_stopped_is_the_same_run(tmp_path):
         ({"sampling": "availability"}, "needs the key file"),
         ({"delay": {"name": "pareto", "shape": 1.0}}, "greater than 1"),
         ({"delay": "given"}, "delay: expected a section"),
-        ({"delay": {"name": "given"}}, "delay.name: it is passed by a program"),
-        ({"algorithm": {"name": "given"}}, 'algorithm "given" is what a program passes'),
+        ({"delay": {"name": "given"}}, 'delay.name "given" is what a program passes'),
+        ({"algorithm": {"name": "given"}}, 'algorithm.name "given" is what a program passes'),
     ],
 )
 def test_objects_that_do_not_fit_are_refused_by_key(settings, words):

@@ -16,7 +16,7 @@ from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.by_version import ExponentialVersions, UniformVersions
 from fastagg.sim.clock.delays import SIZE_TIED_TABLES, THREE_CLASS_TABLES, Around, DelayModel, Drawn, SizeTied
 from fastagg.sim.clock.delays import ThreeClass as Three
-from fastagg.sim.one.build_clock import build_delays
+from fastagg.sim.one.build import build_delays
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 
@@ -255,7 +255,7 @@ def test_from_half_of_the_run_on_the_lost_clients_never_answer(tiny, rule) -> No
         seen[simulation.uploads > late].add(client)
         if simulation.uploads == 100 and rule in ("concurrency", "all"):
             # The others fill the places, and the server forgets the tasks of the lost.
-            flying = [job.client for job in simulation.schedule._clock.pending()]
+            flying = [job.client for job in simulation.schedule.in_flight()]
             assert len(flying) == len(set(flying)) == 6  # M_c, and those who are left
             tasks = simulation.server.state_dict()["tasks"]
             assert {int(tasks["clients"][place]) for place in tasks["task_client"]} == set(flying)

@@ -18,7 +18,7 @@ from support import inside
 import fastagg
 from fastagg import ConfigError, DataError
 from fastagg.sim import run
-from fastagg.sim.clock.measured import Durations, Measured, read_times
+from fastagg.sim.clock.delays import Durations, Measured, read_times
 
 HEADER = "client,dispatched,answered"
 

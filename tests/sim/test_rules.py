@@ -44,7 +44,7 @@ def test_gradient_rules_learn(tiny, algorithm):
 def test_a_gradient_is_one_local_step_over_minus_the_learning_rate(tiny, kind):
     changes = {**ONE_STEP, "algorithm": {"name": "ASGD", "lr": 0.1}, "model": {"name": kind, "widths": [4]}}
     simulation = Simulation(tiny(changes))
-    job = simulation.schedule._clock.pending()[0]
+    job = simulation.schedule.in_flight()[0]
     samples = simulation.data.clients[job.client]
     gradient = simulation.trainer.gradient(job.task, samples, job.client, job.number)
     delta = simulation.trainer.train(job.task, samples, job.client, job.number)
@@ -80,11 +80,11 @@ def test_a_round_ends_with_its_slowest_client(tiny):
     simulation = Simulation(tiny({**ROUND, "algorithm": {"name": "FedAvg", "clients_per_round": 5}}))
     delays, now = ThreeClass(12, 0), 0.0
     for _ in range(4):
-        jobs = simulation.schedule._clock.pending()
+        jobs = simulation.schedule.in_flight()
         assert len({job.client for job in jobs}) == 5
         now += max(delays.duration(job.client, job.number) for job in jobs)
         for left in range(5, 0, -1):
-            assert len(simulation.schedule._clock.pending()) == left
+            assert len(simulation.schedule.in_flight()) == left
             assert simulation.step() == (left == 1)
             assert simulation.schedule.now == pytest.approx(now)
     assert simulation.server.version == 4
@@ -93,7 +93,7 @@ def test_a_round_ends_with_its_slowest_client(tiny):
 def test_fedavg_weighs_clients_by_their_samples(tiny):
     changes = {**ROUND, "algorithm": {"name": "FedAvg", "clients_per_round": 3}}
     simulation = Simulation(tiny(changes))
-    start, jobs = simulation.server.flat.clone(), simulation.schedule._clock.pending()
+    start, jobs = simulation.server.flat.clone(), simulation.schedule.in_flight()
     deltas, sizes = [], []
     for job in jobs:
         samples = simulation.data.clients[job.client]
@@ -111,7 +111,7 @@ def test_the_proximal_term_holds_clients_near_the_model_they_were_sent(tiny):
     moved = []
     for mu in (0.0, 5.0):
         simulation = Simulation(tiny({"client.mu": mu, "client.epochs": 10}))
-        job = simulation.schedule._clock.pending()[0]
+        job = simulation.schedule.in_flight()[0]
         update = simulation.trainer.train(job.task, simulation.data.clients[job.client], job.client, 0)
         moved.append(float(update.flat.square().sum()))
     assert 0 < moved[1] < 0.7 * moved[0]
@@ -123,7 +123,7 @@ def test_asyncfeded_tells_clients_how_many_steps_to_take(tiny):
     asked, taken, step = [], [], simulation.trainer._optimizer.step
     simulation.trainer._optimizer.step = lambda: (taken.append(1), step())
     for _ in range(60):
-        asked.append(simulation.schedule._clock.pending()[0].task.local_steps)
+        asked.append(simulation.schedule.in_flight()[0].task.local_steps)
         taken.clear()
         simulation.step()
         assert len(taken) == asked[-1]

@@ -11,9 +11,8 @@ from fastagg.errors import DataError, UpdateTooLarge
 from fastagg.sim.clients.client import rated
 from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.output import rows_csv
-from fastagg.sim.one.run import run
+from fastagg.sim.one.run import run, summary
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.one.summary import summary
 from fastagg.sim.recipes.config import load
 from fastagg.sim.show.progress import Progress
 
@@ -93,7 +92,7 @@ def test_no_more_than_m_c_clients_train_at_once_and_time_never_goes_back(tiny):
     simulation = Simulation(tiny())
     before = 0.0
     for _ in range(60):
-        flying = [job.client for job in simulation.schedule._clock.pending()]
+        flying = [job.client for job in simulation.schedule.in_flight()]
         assert len(flying) == len(set(flying)) == 6
         simulation.step()
         assert simulation.schedule.now >= before
@@ -104,7 +103,7 @@ def test_with_all_clients_everyone_is_always_training(tiny):
     simulation = Simulation(tiny({"participation": {"rule": "all"}}))
     numbers = Counter()
     for _ in range(60):
-        flying = simulation.schedule._clock.pending()
+        flying = simulation.schedule.in_flight()
         assert sorted(job.client for job in flying) == list(range(12))
         assert flying[0].number == numbers[flying[0].client]  # dispatches of a client are counted from 0
         numbers[flying[0].client] += 1
@@ -116,7 +115,7 @@ def test_methods_with_one_seed_see_the_same_arrivals(tiny):
         simulation = Simulation(tiny(changes))
         seen = []
         for _ in range(30):
-            job = simulation.schedule._clock.pending()[0]
+            job = simulation.schedule.in_flight()[0]
             seen.append((job.client, job.number, simulation.schedule.next_time()))
             simulation.step()
         return seen

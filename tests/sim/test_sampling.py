@@ -70,7 +70,7 @@ def test_nobody_is_sent_the_model_when_the_trace_says_no(rule, tmp_path, tiny):
         seen[job.client] += 1
         simulation.server.receive(job.client, job.task.flat * 0, version=job.task.version, num_samples=1)
         simulation.schedule.arrived(job)
-        training[len(simulation.schedule._clock.pending())] += 1
+        training[len(simulation.schedule.in_flight())] += 1
     assert len(seen) == 4 and max(training) <= (4 if rule == "all" else 2)
 
 

@@ -4,7 +4,7 @@ import torch
 
 from fastagg import FedAsync, FedBuff
 from fastagg.sim.clock.by_version import ExponentialVersions, UniformVersions, VersionSchedule
-from fastagg.sim.clock.participation import Participation
+from fastagg.sim.clock.sampling import Participation
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
 
@@ -94,11 +94,11 @@ def test_with_the_authors_counting_nobody_is_sent_a_model_that_is_about_to_chang
         sizes = set()
         for _ in range(60):
             simulation.step()
-            sizes.add(len(simulation.schedule._clock.pending()))
+            sizes.add(len(simulation.schedule.in_flight()))
         flying.append(sizes)
     assert flying[0] == {6} and flying[1] == {4, 5, 6}  # a buffer of 3
     assert theirs.delays.mean < usual.delays.mean
-    assert {job.task.version for job in theirs.schedule._clock.pending()} <= set(range(theirs.server.version + 1))
+    assert {job.task.version for job in theirs.schedule.in_flight()} <= set(range(theirs.server.version + 1))
 
 
 # Who trains next, in virtual time

@@ -9,7 +9,7 @@ from fastagg.errors import ConfigError
 from fastagg.registry import presets
 from fastagg.sim import recipes
 from fastagg.sim.clients.own import Own
-from fastagg.sim.one.build import build_distillation, build_server, check_clients, distils
+from fastagg.sim.one.build import build_distillation, build_server, check_clients
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.tables import Table, load, merge
@@ -178,12 +178,11 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
     for cell in table.cells:
         config = cell.config
         assert config.algorithm.name in presets() or ":" in config.algorithm.name
-        module, distill = torch.nn.Linear(2, 2), None
-        if distils(config.algorithm):
+        module = torch.nn.Linear(2, 2)
+        if distill := build_distillation(config, module, torch.zeros(3, 2)):
             theirs = config.data.name == "function" and config.data.call == "solutions:load"  # has questions beside
             assert config.unlabelled.share or config.unlabelled.data or theirs
-            distill = build_distillation(config, module, torch.zeros(3, 2))
-        server = build_server(config.algorithm, module, config.data.clients, 0, distill)
+        server = build_server(config, module, config.data.clients, distill)
         check_clients(config, server, Own())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,10 +15,9 @@ from fastagg._types import State
 from fastagg.clients import GradientDifference, add_proximal_gradient_
 from fastagg.model import ModelState
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim.clients.translate import QUIET
 from fastagg.sim.data.federated import Samples, Score, batches
 from fastagg.sim.recipes.sections import Client
-from fastagg.sim.seeds import integer, permutations, words
+from fastagg.sim.seeds import permutations, seeded, words
 
 # What a client sends: parameters' changes and new buffers, by name or as vectors.
 Update = dict[str, torch.Tensor] | ModelState
@@ -103,13 +102,6 @@ class PlainSGD:
         torch._foreach_add_(weights, gradients, alpha=-self.param_groups[0]["lr"])
 
 
-# Layers that draw no random numbers, besides those that train without torch.
-ALIKE = {
-    nn.LayerNorm, nn.Embedding, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softmax, nn.LogSoftmax,
-    nn.Conv1d, nn.BatchNorm1d, nn.InstanceNorm2d, nn.Unflatten, nn.CrossEntropyLoss,
-}  # fmt: skip
-
-
 class Turn:
     """One dispatch of a client, for those that train it.
 
@@ -185,10 +177,8 @@ class LocalTrainer:
     def __init__(self, module: nn.Module, work: LocalWork, seed: int, loss: Loss | None = None) -> None:
         self._module, self._work, self._seed, self._loss = module, work, seed, loss
         self._optimizer = work.build_optimizer(module)
-        # Of a layer that is not known to draw nothing it cannot be known.
-        self._draws = any(type(layer) not in QUIET and type(layer) not in ALIKE for layer in module.modules())
         self._arrays = dict(module.state_dict(keep_vars=True))
-        self._layers = list(module.modules())
+        self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # which draw, too
 
     @contextmanager
     def turn(self, task: Dispatch, client: int, number: int) -> Iterator[Turn]:
@@ -199,9 +189,8 @@ class LocalTrainer:
                 torch._foreach_copy_(list(self._arrays.values()), [turn.sent[name] for name in self._arrays])
         else:
             self._module.load_state_dict(turn.sent)
-        if not all(layer.training for layer in self._layers):
-            self._module.train()
-        with seeded(self._module, self._seed, "layers", client, number) if self._draws else nullcontext():
+        self._module.train()
+        with seeded(self._seed, "layers", client, number, devices=self._devices):
             yield turn
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
@@ -229,15 +218,6 @@ class LocalTrainer:
             gradient = torch.zeros_like(start) if parameter.grad is None else parameter.grad.detach()
             update[name] = gradient.add(start, alpha=self._work.weight_decay)
         return update
-
-
-@contextmanager
-def seeded(module: nn.Module, seed: int, stream: str, client: int, number: int) -> Iterator[None]:
-    """Give torch's one generator a state that belongs to this dispatch, and its old one back afterwards."""
-    devices = {p.device for p in module.parameters() if p.device.type != "cpu"}
-    with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(integer(seed, stream, client, number))
-        yield
 
 
 class DifferenceSender:

@@ -5,7 +5,7 @@ Any number of threads may train clients at once. The bits of an update depend ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,17 @@ from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.model import ModelState
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim.clients.client import LocalWork
-from fastagg.sim.clients.proof import SAMPLES, prove
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, Update
+from fastagg.sim.clients.proof import SAMPLES, evaluate, joined, prove
 from fastagg.sim.clients.translate import Table, Untranslated
-from fastagg.sim.data.federated import Samples, batches
+from fastagg.sim.clock.schedule import Job
+from fastagg.sim.data.federated import FederatedData, Samples, batches
 from fastagg.sim.seeds import words
 from fastagg.storage import memory
 
 NOTHING = memory.empty(0)
+Key = tuple[int, int]  # a client and the number of its dispatch
+Begun = tuple[ModelState, native.Training | None]
 
 
 class FusedTrainer:
@@ -91,20 +94,8 @@ class FusedTrainer:
 
     def model(self, params: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
         """Return what does as the module in evaluation, with ``params``, up to rounding."""
-        flat, statistics = (
-            torch.cat([NOTHING, *(params[name].reshape(-1) for name in names)])
-            for names in (self._sent, self._statistics)
-        )
-
-        def outputs(x: Tensor) -> Tensor:
-            x, found = x.contiguous(), memory.empty(len(x) * self._table.outputs).view(len(x), -1)
-            self._table.evaluate(
-                start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), samples=len(x),
-                outputs=found.data_ptr(),
-            )  # fmt: skip
-            return found
-
-        return outputs
+        flat, statistics = (joined(params[name] for name in names) for names in (self._sent, self._statistics))
+        return lambda x: evaluate(self._table, flat, statistics, x)
 
     def begin(
         self, task: Dispatch, samples: Samples, client: int, number: int, crew: native.Crew | None = None,
@@ -140,3 +131,56 @@ class FusedTrainer:
             kept=None if crew is None else (flat, statistics, x, y, index, out),
         )  # fmt: skip
         return ModelState(out, statistics, [counter + steps for counter in counters]), training
+
+
+class Ahead:
+    """Trains jobs: this thread, when an update is due, or threads of the extension, from the moment it is sent.
+
+    The event queue says which update arrives next; this hands it over. An update does not depend on when it is trained.
+    What clients keep between dispatches (``DifferenceSender``) stays with the simulation.
+
+    Args:
+        trainer: with ``threads`` it must be a FusedTrainer.
+        threads: how many train beside the caller, who trains an update that is due and that nobody has begun.
+        most: how many jobs may be trained before they are due.
+    """
+
+    def __init__(
+        self, trainer: LocalTrainer | FusedTrainer, data: FederatedData, gradients: bool, threads: int, most: int
+    ) -> None:
+        self._trainer, self._data, self._gradients, self._most = trainer, data, gradients, most
+        self._crew = native.Crew(threads) if threads else None
+        self.out: dict[Key, Begun] = {}  # trained, or being trained, and not due yet
+
+    def take(self, job: Job, in_flight: Callable[[], list[Job]]) -> Update:
+        """Return the update of ``job``, which is due. ``in_flight``: the jobs that are due later, the next first."""
+        if self._crew is None:
+            train = self._trainer.gradient if self._gradients else self._trainer.train
+            return train(job.task, self._data.clients[job.client], job.client, job.number)
+        begun = self.out.pop((job.client, job.number), None)
+        if begun is None:
+            begun = self._begin(job)
+            self.look(in_flight)
+        update, training = begun
+        if training is not None:
+            training.wait()
+        return update
+
+    def look(self, in_flight: Callable[[], list[Job]]) -> None:
+        """Have jobs trained that have been sent out."""
+        for job in in_flight()[: self._most] if self._crew else ():
+            if (job.client, job.number) not in self.out and len(self.out) < 2 * self._most:
+                self.out[job.client, job.number] = self._begin(job)
+
+    def _begin(self, job: Job) -> Begun:
+        assert isinstance(self._trainer, FusedTrainer)
+        samples = self._data.clients[job.client]
+        return self._trainer.begin(job.task, samples, job.client, job.number, self._crew, self._gradients)
+
+    def forget(self, clients: Collection[int]) -> None:
+        """These clients' updates will not be received."""
+        self.out = {key: begun for key, begun in self.out.items() if key[0] not in clients}
+
+    def close(self) -> None:
+        self.out.clear()
+        self._crew = None  # its threads end

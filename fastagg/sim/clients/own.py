@@ -18,12 +18,13 @@ from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import functions
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Turn, Update, seeded
+from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Turn, Update
 from fastagg.sim.clock.delays import Law
 from fastagg.sim.clock.sampling import Sampling
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.recipes import config as c
 from fastagg.sim.recipes.sections import OwnDelay
+from fastagg.sim.seeds import seeded
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,7 @@ def chosen(config: c.Config) -> Own:
     for name in NAMES:
         key, named = KEYS.get(name, f"own.{name}"), _named(config, name)
         if named is not None:
-            if named == "given" and key not in config.held:
-                raise ConfigError(f"{key}: it is passed by a program: fastagg.sim.run(config, own=Own({name}=...))")
-            found[name] = config.held[key] if named == "given" else functions.find(named, key)
+            found[name] = config.passed(key) if named == "given" else functions.find(named, key)
             functions.fits(found[name], key, *ARGUMENTS.get(name, ("outputs", "labels")), **keywords.get(name, {}))
             found[name] = partial(found[name], **keywords[name]) if keywords.get(name) else found[name]
     if config.own.keywords and found.get("train") is None:
@@ -104,7 +103,7 @@ class OwnTrainer(LocalTrainer):
     def __init__(self, module: nn.Module, work: LocalWork, seed: int, own: Own) -> None:
         super().__init__(module, work, seed, own.loss)
         assert own.train is not None
-        self._train, self._draws, self._arrays = own.train, True, {}  # it may put other parameters into the module
+        self._train, self._arrays = own.train, {}  # it may put other parameters into the module
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
         self.extra: dict[str, Tensor] | None = None  # what the last client sent besides its update
@@ -153,7 +152,8 @@ class Way:
     """The way of an update to the server: it is changed, measured, and made whole."""
 
     def __init__(self, module: nn.Module, layout: Layout, work: LocalWork, seed: int, own: Own) -> None:
-        self._module, self._layout, self._work, self._seed, self._own = module, layout, work, seed, own
+        self._layout, self._work, self._seed, self._own = layout, work, seed, own
+        self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         self.whole = 4 * layout.size + sum(buffer.nbytes for buffer in module.buffers())  # bytes of a whole update
 
@@ -164,7 +164,7 @@ class Way:
             if isinstance(update, ModelState):
                 update = dict(self._layout.views(*update))
             turn = Turn(task, client, number, self._work, self._seed, self._own.loss)
-            with seeded(self._module, self._seed, "change", client, number):
+            with seeded(self._seed, "change", client, number, devices=self._devices):
                 found = self._own.change(update, turn)
             if isinstance(found, tuple):
                 found, size = found

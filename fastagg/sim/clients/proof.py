@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from copy import deepcopy
 
 import torch
@@ -62,9 +62,9 @@ def _move(module: nn.Module) -> None:
                 buffer.add_(torch.rand(buffer.shape, generator=random, dtype=torch.float32, device="cpu"))
 
 
-def _flat(arrays: Mapping[str, Tensor]) -> Tensor:
-    nothing = torch.zeros(0, dtype=torch.float32, device="cpu")
-    return torch.cat([nothing, *(array.detach().reshape(-1) for array in arrays.values())])
+def joined(arrays: Iterable[Tensor]) -> Tensor:
+    """Return one vector of all, as a table takes it."""
+    return torch.cat([memory.empty(0), *(array.detach().reshape(-1) for array in arrays)])
 
 
 def _statistics(module: nn.Module) -> Facts:
@@ -83,8 +83,9 @@ def _by_torch(module: nn.Module, x: Tensor, y: Tensor) -> Facts:
 
 def _by_table(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> Facts:
     x, parameters, buffers = x.contiguous(), dict(module.named_parameters()), _statistics(module)
-    start, statistics, order = _flat(parameters), _flat(buffers), torch.arange(len(x), dtype=torch.int64, device="cpu")
-    slopes, outputs = torch.empty_like(start), _evaluate(table, start, statistics, x)
+    start, statistics = joined(parameters.values()), joined(buffers.values())
+    order = torch.arange(len(x), dtype=torch.int64, device="cpu")
+    slopes, outputs = torch.empty_like(start), evaluate(table, start, statistics, x)
     table.train(
         start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=len(x),
         order=(order.data_ptr(), [len(x)]), lr=0.0, momentum=0.0, weight_decay=0.0,
@@ -96,8 +97,9 @@ def _by_table(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> F
     return facts
 
 
-def _evaluate(table: native.Table, start: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
-    found = memory.empty(len(x) * table.outputs).view(len(x), table.outputs)
+def evaluate(table: native.Table, start: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
+    """Return the outputs for inputs [samples, *shape], of a model with these parameters and running statistics."""
+    x, found = x.contiguous(), memory.empty(len(x) * table.outputs).view(len(x), table.outputs)
     table.evaluate(
         start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), samples=len(x),
         outputs=found.data_ptr(),

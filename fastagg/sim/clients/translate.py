@@ -61,7 +61,7 @@ class Table:
         _need(not nn.modules.module._has_any_global_hook(), "all modules have a hook")
         for name, layer in module.named_modules():
             called = name or "the model itself"
-            known = type(layer) in QUIET or getattr(layer, "fused", False)
+            known = type(layer) in _KNOWN or getattr(layer, "fused", False)
             _need(known, f"the table has no layer {type(layer).__name__} ({called})")
             hooked = any(getattr(part, kind, None) for part in (layer, *layer.parameters(False)) for kind in _HOOKS)
             _need(not hooked and "forward" not in vars(layer), f"{called} has hooks, or a forward function of its own")
@@ -261,9 +261,4 @@ _MODULES: dict[type[nn.Module], Reader] = {
     nn.Flatten: Table.flatten,
     nn.Identity: Table.identity,
 }
-QUIET = {
-    nn.Sequential,
-    nn.ModuleList,
-    nn.ModuleDict,
-    *_MODULES,
-}  # they do the same at every call, and draw no random numbers
+_KNOWN = {nn.Sequential, nn.ModuleList, nn.ModuleDict, *_MODULES}  # they do the same at every call

@@ -37,7 +37,7 @@ class VirtualClock(Generic[Item]):
         self._scheduled += 1
         return due
 
-    def advance(self) -> Item:
+    def next(self) -> Item:
         """Take the next event out and move ``now`` to its time. IndexError if nothing is scheduled."""
         due, _, item = heapq.heappop(self._heap)
         self.now = due
@@ -49,20 +49,21 @@ class VirtualClock(Generic[Item]):
 
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
         """Remove and return the items that ``unwanted`` selects. The others keep their times."""
-        gone = [item for item in self.pending() if unwanted(item)]
+        gone = [item for item in self.in_flight() if unwanted(item)]
         self._heap = [entry for entry in self._heap if not unwanted(entry[2])]
         heapq.heapify(self._heap)
         return gone
 
-    def state_dict(self, item: Callable[[Item], State]) -> State:
+    def events(self, item: Callable[[Item], State]) -> State:
         """Return the clock as plain data. ``item`` converts the scheduled items."""
         heap = [(due, order, item(entry)) for due, order, entry in self._heap]
         return {"now": self.now, "scheduled": self._scheduled, "heap": heap}
 
-    def load_state_dict(self, state: State, item: Callable[[State], Item]) -> None:
+    def load_events(self, state: State, item: Callable[[State], Item]) -> None:
+        """Inverse of :meth:`events`."""
         self.now, self._scheduled = state["now"], state["scheduled"]
         self._heap = [(due, order, item(entry)) for due, order, entry in state["heap"]]
 
-    def pending(self) -> list[Item]:
+    def in_flight(self) -> list[Item]:
         """Return the scheduled items, earliest first."""
         return [item for _, _, item in sorted(self._heap)]  # by time, then by their running number

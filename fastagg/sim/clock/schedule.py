@@ -14,7 +14,7 @@ A schedule gives the loop one ``Job`` at a time:
 continues from it instead of calling ``start``.
 
 A Job holds the immutable snapshot that the client was sent. So it can be trained at any moment between its dispatch and
-its arrival (engines/ahead.py).
+its arrival (clients/fused.py).
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from fastagg.errors import ConfigError
 from fastagg.server.dispatch import Dispatch, Download
 from fastagg.sim.clock.clock import VirtualClock
 from fastagg.sim.clock.delays import DelayModel
-from fastagg.sim.clock.participation import Participation
-from fastagg.sim.clock.sampling import Uniform
+from fastagg.sim.clock.sampling import Participation, Uniform
 from fastagg.sim.seeds import generator
 
 if TYPE_CHECKING:
@@ -62,28 +61,14 @@ class Job:
         return cls(state["client"], state["number"], Dispatch.from_state(state["task"], server.layout))
 
 
-class _Timed:
+class _Timed(VirtualClock[Job]):
     """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
 
     def __init__(self, server: Server, delays: DelayModel, steps: Steps, sent: Sent, format: Download | None) -> None:
+        super().__init__()
         self.unit, self.classes, self._format = delays.unit, delays.classes, format
         self._server, self._delays, self._steps, self._bytes = server, delays, steps, sent
         self._dispatches: Counter[int] = Counter()
-        self._clock: VirtualClock[Job] = VirtualClock()
-
-    @property
-    def now(self) -> float:
-        return self._clock.now
-
-    def in_flight(self) -> list[Job]:
-        """Return the jobs in training, in the order in which they will arrive."""
-        return self._clock.pending()
-
-    def next_time(self) -> float:
-        return self._clock.next_time()
-
-    def next(self) -> Job:
-        return self._clock.advance()
 
     def _send(self, client: int) -> tuple[float, Job]:
         """Send ``client`` the model. Return how long it will take, and its job."""
@@ -95,13 +80,13 @@ class _Timed:
         return duration + self._delays.sending(client, number, *self._bytes(job)), job
 
     def state_dict(self) -> State:
-        clock = self._clock.state_dict(Job.state_dict)
+        clock = self.events(Job.state_dict)
         return {"dispatches": dict(self._dispatches), "delays": self._delays.state_dict(), "clock": clock}
 
     def load_state_dict(self, state: State) -> None:
         self._dispatches = Counter(state["dispatches"])
         self._delays.load_state_dict(state["delays"])
-        self._clock.load_state_dict(state["clock"], lambda job: Job.from_state(job, self._server))
+        self.load_events(state["clock"], lambda job: Job.from_state(job, self._server))
 
 
 class TimedSchedule(_Timed):
@@ -127,7 +112,7 @@ class TimedSchedule(_Timed):
 
     def arrived(self, job: Job) -> None:
         self._owed.append(job.client)
-        if self._at_flush and self._server.version == self._sent and len(self._clock):
+        if self._at_flush and self._server.version == self._sent and len(self):
             return
         self._sent = self._server.version
         for client in self._owed:
@@ -136,7 +121,7 @@ class TimedSchedule(_Timed):
         self._owed.clear()
 
     def drop(self, clients: Collection[int]) -> None:
-        lost = self._clock.remove(lambda job: job.client in clients)
+        lost = self.remove(lambda job: job.client in clients)
         for job in lost:
             self._server.forget(job.client, job.task.version)  # nobody will answer it, so the server need not keep it
         self._participation.drop(clients, len(lost))
@@ -159,11 +144,11 @@ class TimedSchedule(_Timed):
         now = self.now
         while self._participation.room:
             now = self._participation.soonest(now)
-            if now == math.inf or (len(self._clock) and now > self._clock.next_time()):
+            if now == math.inf or (len(self) and now > self.next_time()):
                 break
             duration, job = self._send(self._participation.draw(now))
-            self._clock.schedule(now - self.now + duration, job)
-        if not len(self._clock):
+            self.schedule(now - self.now + duration, job)
+        if not len(self):
             raise ConfigError(
                 f"no client is available after the virtual time {self.now:g}: participation.period repeats"
             )
@@ -193,7 +178,7 @@ class RoundSchedule(_Timed):
         sent = [self._send(client) for client in self._drawn(here, self.now + wait)]
         slowest = max(duration for duration, _ in sent)
         for _, job in sent:
-            self._clock.schedule(wait + slowest, job)
+            self.schedule(wait + slowest, job)
         self._rounds += 1
 
     def _begins(self, here: list[int]) -> float:
@@ -217,7 +202,7 @@ class RoundSchedule(_Timed):
         return [ready.pop(self._rule.choose(ready, now, first + place)) for place in range(self._per_round)]
 
     def arrived(self, job: Job) -> None:
-        if not len(self._clock):
+        if not len(self):
             self.start()
 
     def drop(self, clients: Collection[int]) -> None:

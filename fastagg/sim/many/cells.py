@@ -11,7 +11,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.sim.functions import beside
 from fastagg.sim.many.processes import Processes
-from fastagg.sim.one import build_clock
+from fastagg.sim.one import build
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.output import writing
 from fastagg.sim.one.passed import configured, taken
@@ -101,17 +101,13 @@ def check_cells(cells: Sequence[Cell]) -> None:
     for cell in {cell.folder or cell.config.name: cell for cell in reversed(cells)}.values():
         try:
             with beside(cell.config.folder):
-                build_clock.check(cell.config)
+                build.check(cell.config)
         except FastaggError as error:
             raise type(error)(f"{cell.name}: {error}") from None
 
 
 def run_cells(
-    cells: Sequence[Cell],
-    out: Path,
-    jobs: int | None,
-    watcher: Watcher,
-    replace: bool = False,
+    cells: Sequence[Cell], out: Path, jobs: int | None, watcher: Watcher, replace: bool = False
 ) -> dict[str, Outcome]:
     """Run ``cells`` into folders below ``out``, in ``jobs`` processes, or in this one; return by name what became of
     those that started.
@@ -119,27 +115,37 @@ def run_cells(
     With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. A run of
     other data, or other code of the user's own, is run again, and a warning says so.
     """
-    if jobs is None or _checks.whole("jobs", jobs, least=1, most=1024) == 1:
-        return _one_by_one(cells, out, watcher, replace)
-    out = out.absolute()
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        board = TemporaryDirectory(prefix=".running-", dir=out)
-    with board as name, closing(Processes(jobs)) as workers:
-        return _side_by_side(cells, out, workers, Path(name), watcher, replace)
-
-
-def _one_by_one(cells: Sequence[Cell], out: Path, watcher: Watcher, replace: bool) -> dict[str, Outcome]:
-    outcomes: dict[str, Outcome] = {}
-    with on_ctrl_c() as asked:
-        for cell in cells:
+    several = jobs is not None and _checks.whole("jobs", jobs, least=1, most=1024) > 1
+    waiting, at_work, outcomes = deque(cells), dict[Future[Any], Cell](), dict[str, Outcome]()
+    with ExitStack() as stack:
+        workers, stop = None, Path()  # a file that tells runs in other processes to stop
+        if several:
+            out = out.absolute()
+            with writing(out):
+                out.mkdir(parents=True, exist_ok=True)
+                stop = Path(stack.enter_context(TemporaryDirectory(prefix=".running-", dir=out))) / "stop"
+            workers = stack.enter_context(closing(Processes(jobs or 1)))
+        asked = stack.enter_context(on_ctrl_c())
+        while waiting or at_work:
             if asked.is_set():
-                break
-            watcher.started(cell)
-            progress = Progress()
-            progress.advanced = partial(watcher.advanced, cell)  # type: ignore[method-assign]
-            outcomes[cell.name] = _attempt(cell, out / cell.name, progress, replace, asked.is_set)
-            watcher.ended(cell, outcomes[cell.name])
+                waiting.clear()
+                if workers is not None:
+                    stop.touch()
+            while waiting and len(at_work) < (jobs or 1):
+                cell, progress = waiting.popleft(), Progress()
+                watcher.started(cell)
+                if workers is not None:
+                    at_work[workers.submit(_attempt, cell, out / cell.name, progress, replace, stop.exists)] = cell
+                    continue
+                progress.advanced = partial(watcher.advanced, cell)  # type: ignore[method-assign]
+                (here := Future[Any]()).set_result(_attempt(cell, out / cell.name, progress, replace, asked.is_set))
+                at_work[here] = cell
+            over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
+            for future in over:
+                cell = at_work.pop(future)
+                died = future.exception()
+                outcomes[cell.name] = future.result() if died is None else str(died)
+                watcher.ended(cell, outcomes[cell.name])
     return outcomes
 
 
@@ -150,32 +156,3 @@ def _attempt(cell: Cell, folder: Path, progress: Progress, replace: bool, stop: 
         return str(error)
     except Exception as error:  # a cell must not take the others with it
         return f"{type(error).__name__}: {error}"
-
-
-def _side_by_side(
-    cells: Sequence[Cell], out: Path, workers: Processes, board: Path, watcher: Watcher, replace: bool
-) -> dict[str, Outcome]:
-    """``board`` is a folder: what is in it tells runs to stop."""
-    waiting = deque(cells)
-    at_work: dict[Future[Any], Cell] = {}
-    outcomes: dict[str, Outcome] = {}
-    with on_ctrl_c() as asked:
-        while waiting or at_work:
-            if asked.is_set():
-                (board / "stop").touch()
-                waiting.clear()
-            while waiting and len(at_work) < workers.count:
-                cell = waiting.popleft()
-                at_work[workers.submit(_work, board, cell, out / cell.name, replace)] = cell
-                watcher.started(cell)
-            over, _ = wait(at_work, 0.2, FIRST_COMPLETED)
-            for future in over:
-                cell = at_work.pop(future)
-                died = future.exception()
-                outcomes[cell.name] = future.result() if died is None else str(died)
-                watcher.ended(cell, outcomes[cell.name])
-    return outcomes
-
-
-def _work(board: Path, cell: Cell, folder: Path, replace: bool) -> Outcome:
-    return _attempt(cell, folder, Progress(), replace, (board / "stop").exists)

@@ -1,26 +1,15 @@
-"""Classifiers. Each takes inputs [batch, *shape] and returns logits [batch, classes]."""
+"""Small classifiers of inputs [batch, *shape], which return logits [batch, classes]. The MLP takes any fixed shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 
-import torch
 from torch import nn
 
 from fastagg.errors import ConfigError
-from fastagg.sim.models.networks import cnn, mlp
-from fastagg.sim.seeds import integer
-
-__all__ = ["build", "cnn", "mlp"]
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Let torch draw weights from ``seed``. Its global generator does not change."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(integer(seed, "model"))
-        yield
+from fastagg.sim.seeds import seeded
 
 
 def build(
@@ -32,7 +21,42 @@ def build(
     """
     if norm != "batch" and name != "cnn":
         raise ConfigError(f"model.norm is for the model cnn, got {name!r}")
-    with seeded(seed):
+    with seeded(seed, "model"):
         if name == "cnn":
             return cnn(shape, classes, widths, norm)
         return mlp(shape, classes, () if name == "logistic" else widths)
+
+
+def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
+    """Fully connected with ReLU. Without hidden layers it is logistic regression."""
+    widths = [math.prod(shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32), norm: str = "batch") -> nn.Module:
+    """3x3 convolutions with normalisation and ReLU, each but the first halves the image; then a linear layer.
+
+    norm: ``batch``, ``group`` (groups of eight channels) or ``none``.
+    """
+    depth, height, width = image_shape("cnn", shape)
+    layers: list[nn.Module] = []
+    for number, after in enumerate(channels):
+        stride = 1 if number == 0 else 2
+        layers += [nn.Conv2d(depth, after, 3, stride, padding=1, bias=norm == "none")]
+        layers += [nn.GroupNorm(max(1, math.gcd(after, after // 8)), after)] if norm == "group" else []
+        layers += [*([nn.BatchNorm2d(after)] if norm == "batch" else []), nn.ReLU()]
+        height, width = -(-height // stride), -(-width // stride)
+        depth = after
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, classes))
+
+
+def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return ``shape`` if it is an image's. Otherwise ConfigError with the model's name."""
+    if len(shape) != 3:
+        raise ConfigError(
+            f"model {name!r} needs images [channels, height, width], the data's inputs are {tuple(shape)}"
+        )
+    return shape[0], shape[1], shape[2]

@@ -1,8 +1,8 @@
-"""Makes the parts of a run from a Config: data, model, server, delays, participation."""
+"""Makes the parts of a run from a Config: data, model, server, and who trains when: delays, participation, schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,25 +17,26 @@ from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
 from fastagg.ops import alpha_bounds
 from fastagg.sim import functions, models
-from fastagg.sim.clients.attack import with_flipped_labels
 from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
-from fastagg.sim.clients.own import Own, OwnTrainer
+from fastagg.sim.clients.own import Own, OwnTrainer, chosen
 from fastagg.sim.clients.translate import Untranslated
+from fastagg.sim.clock import by_version, delays, sampling
+from fastagg.sim.clock.schedule import RoundSchedule, Sent, TimedSchedule
 from fastagg.sim.data import digits, own, synthetic
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.sections import DataSection, Function, PassedData
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
-from fastagg.sim.seeds import generator
+from fastagg.sim.seeds import generator, seeded
 
 if TYPE_CHECKING:
+    from fastagg.server.dispatch import Dispatch
     from fastagg.server.server import Server
 
-LOADERS: dict[str, Callable[..., FederatedData]] = {
-    "digits": digits.load,
-    "synthetic": synthetic.load,
-}
+LOADERS: dict[str, Callable[..., FederatedData]] = {"digits": digits.load, "synthetic": synthetic.load}
+NOTHING = Own()
+Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
 def build_device(name: str) -> torch.device:
@@ -53,7 +54,7 @@ def build_device(name: str) -> torch.device:
 def data_of(config: Config) -> FederatedData:
     """Return the data of a run: what a program passes, or what is loaded."""
     given = isinstance(config.data, PassedData)
-    return _held(config, "data") if given else build_data(config.data, config.seed)  # type: ignore[return-value]
+    return config.passed("data") if given else build_data(config.data, config.seed)
 
 
 def build_data(data: DataSection, seed: int) -> FederatedData:
@@ -61,20 +62,6 @@ def build_data(data: DataSection, seed: int) -> FederatedData:
     if isinstance(data, Function):
         return own.load(data, seed)
     return LOADERS[data.name](seed=seed, **data.model_dump(exclude={"name"}))
-
-
-def _held(config: Config, key: str) -> object:
-    """Return what a program passes."""
-    if key not in config.held:
-        section = key.partition(".")[0]
-        raise ConfigError(f'{section} "given" is what a program passes: fastagg.sim.run(config, {section}=...)')
-    return config.held[key]
-
-
-def clients_of(config: Config, data: FederatedData) -> FederatedData:
-    """Return what clients train on, and are tested on by themselves."""
-    data = data.held_out(config.run.client_test, config.seed)
-    return with_flipped_labels(data, config.attack, config.seed)
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
@@ -92,7 +79,7 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
     """
     if data.text is not None and "text" in functions.parameters(function):
         keywords = {"text": data.text, **keywords}
-    with models.seeded(seed):
+    with seeded(seed, "model"):
         module = functions.call(function, key, data.shape, data.classes, **keywords)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{key}: the function returned a {type(module).__name__}, expected a torch.nn.Module")
@@ -113,7 +100,7 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
 
 def build_module(config: Config, data: FederatedData, device: torch.device) -> nn.Module:
     if config.model.name == "given":
-        module = own_model(_held(config, "model.name"), "model", data, config.seed, {})  # type: ignore[arg-type]
+        module = own_model(config.passed("model.name"), "model", data, config.seed, {})
     else:
         module = build_model(config.model, data, config.seed)
     if config.run.channels_last:
@@ -169,7 +156,10 @@ def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData
     return replace(data, test=rest), data.test.x[held]
 
 
-def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | None) -> Distillation:
+def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | None) -> Distillation | None:
+    """Return what FedEcho's preset takes; None if the preset takes no Distillation."""
+    if "distill" not in _keywords.of(find_preset(config)).settings:
+        return None
     if unlabelled is None:
         raise ConfigError(
             f"algorithm {config.algorithm.name} needs data without labels: set unlabelled.share, the part of the test "
@@ -183,18 +173,11 @@ def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | N
     )  # fmt: skip
 
 
-def distils(algorithm: c.Algorithm) -> bool:
-    """Return whether the preset takes a Distillation."""
-    return "distill" in _keywords.of(find_preset(algorithm)).settings
-
-
-def find_preset(algorithm: c.Algorithm) -> Callable[..., Server]:
+def find_preset(config: Config) -> Callable[..., Server]:
     """Return a preset by its name, or a function "module:function" that makes a server as presets do. ConfigError."""
-    name, known = algorithm.name, registry.presets()
+    name, known = config.algorithm.name, registry.presets()
     if name == "given":
-        if algorithm._make is None:
-            raise ConfigError('algorithm "given" is what a program passes: fastagg.sim.run(config, algorithm=...)')
-        return algorithm._make  # type: ignore[return-value]
+        return config.passed("algorithm.name")
     if ":" in name:
         return functions.find(name, "algorithm.name")  # type: ignore[return-value]  # checked when it is called
     if name not in known:
@@ -203,19 +186,26 @@ def find_preset(algorithm: c.Algorithm) -> Callable[..., Server]:
     return known[name]
 
 
-def build_server(
-    algorithm: c.Algorithm, module: nn.Module, clients: int, seed: int, distill: Distillation | None = None
-) -> Server:
+def algorithm_name(config: Config) -> str:
+    """Return the preset's name, or that of the function that a program passes."""
+    if config.algorithm.name != "given":
+        return config.algorithm.name
+    preset = find_preset(config)
+    bare = getattr(preset, "func", preset)  # of a functools.partial
+    return getattr(bare, "__name__", type(bare).__name__)
+
+
+def build_server(config: Config, module: nn.Module, clients: int, distill: Distillation | None = None) -> Server:
     """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
-    name, preset = algorithm.shown, find_preset(algorithm)
+    name, preset, given = algorithm_name(config), find_preset(config), config.algorithm.keywords
     accepted, required, _, positional, _ = _keywords.of(preset)
-    if wrong := [key for key in algorithm.keywords if key not in accepted]:
+    if wrong := [key for key in given if key not in accepted]:
         holders = [other for other, make in registry.presets().items() if wrong[0] in _keywords.of(make).settings]
         near = f"; it is one of {', '.join(holders)}" if holders else _checks.meant(wrong[0], accepted)
         known = f"(known: {', '.join(sorted(accepted))}){near}"
         raise ConfigError(f"algorithm.{wrong[0]}: {name} has no such keyword {known}")
-    run = {"num_clients": clients, "seed": seed}  # which a function of the user's own need not take
-    keywords: Plain = {**{key: run[key] for key in run if key in accepted or key in positional}, **algorithm.keywords}
+    run = {"num_clients": clients, "seed": config.seed}  # which a function of the user's own need not take
+    keywords: Plain = {**{key: run[key] for key in run if key in accepted or key in positional}, **given}
     if distill is not None:
         keywords["distill"] = distill
     if missing := sorted(required - set(keywords)):
@@ -227,15 +217,15 @@ def build_server(
     return server
 
 
-def is_synchronous(algorithm: c.Algorithm) -> bool:
+def is_synchronous(config: Config) -> bool:
     """Return whether the preset works in rounds, which every client of the round must finish."""
-    return "clients_per_round" in _keywords.of(find_preset(algorithm)).settings
+    return "clients_per_round" in _keywords.of(find_preset(config)).settings
 
 
 def check_clients(config: Config, server: Server, own: Own) -> None:
     """Raise ConfigError if the configured clients cannot work with this server."""
     name, rule = config.algorithm.name, config.participation.rule
-    if is_synchronous(config.algorithm):
+    if is_synchronous(config):
         if rule != "round":
             raise ConfigError(f'algorithm {name} is synchronous: participation.rule must be "round", got "{rule}"')
         per_round = config.algorithm.keywords["clients_per_round"]
@@ -247,3 +237,94 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
         raise ConfigError("algorithm FedProx needs client.mu, the weight of its proximal term: with 0 it is FedAvg")
     if server.update_kind == "gradient" and config.client.steps != 1:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")
+
+
+def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent, own: Own = NOTHING) -> Schedule:
+    """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job."""
+    delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
+    format = None if config.encoding.download == "none" else config.encoding.download
+    if isinstance(delay, c.VersionDelay):
+        taus = by_version.UniformVersions(seed, delay.tau_max or 0)
+        drawn = taus if delay.mean is None else by_version.ExponentialVersions(seed, delay.mean)
+        return by_version.VersionSchedule(server, drawn, clients, seed, format)
+    law, work, rule = build_delays(config, sizes, own), build_work(config), build_sampling(config, sizes, own)
+
+    def steps(client: int, task: Dispatch) -> int:
+        return work.steps_of(sizes[client], task.local_steps)
+
+    if config.participation.rule == "round":
+        per_round = config.algorithm.keywords["clients_per_round"]
+        return RoundSchedule(server, law, clients, per_round, seed, steps, sent, rule, format)
+    participation = sampling.Participation(clients, concurrency, seed, rule)
+    return TimedSchedule(server, law, participation, steps, sent, format, at_flush=delay.counting == "authors")
+
+
+def check(config: Config) -> None:
+    """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
+    build_device(config.run.device)
+    if (folder := getattr(config.data, "dir", None)) is not None and not Path(folder).expanduser().is_dir():
+        raise DataError(f"data.dir: the data folder {folder} does not exist")
+    own = chosen(config)
+    find_preset(config)
+    if config.algorithm.name not in registry.presets():  # a function of the user's own may need the run's model
+        return
+    module, clients = nn.Linear(1, 2), config.data.clients
+    distill = build_distillation(config, module, torch.zeros(1, 1, dtype=torch.float32, device="cpu"))
+    server = build_server(config, module, clients, distill)
+    check_clients(config, server, own)
+    build_schedule(config, server, [1] * clients, lambda job: (0, 0), own)
+    lost_clients(config)
+
+
+def build_sampling(config: Config, sizes: Sequence[int], own: Own) -> sampling.Uniform:
+    """Return who chooses the next client. ``sizes``: the number of samples of each."""
+    how, seed = config.participation, config.seed
+    if own.sampling is not None:
+        return sampling.Chosen(seed, own.sampling)
+    if how.sampling == "weight":
+        return sampling.BySamples(seed, sizes)
+    if how.file is not None:
+        traces = sampling.read_traces(file_of(how.file, config), len(sizes), seed, how.period)
+        return sampling.Available(seed, traces, how.period)
+    return sampling.Uniform(seed)
+
+
+def build_delays(config: Config, sizes: Sequence[int], own: Own = NOTHING) -> delays.DelayModel:
+    """Return the delay model. ``sizes``: the number of samples of each client."""
+    delay, seed, clients = config.delay, config.seed, len(sizes)
+    assert isinstance(delay, c.TimedDelay)
+    match delay:
+        case c.ThreeClassDelay():
+            found: delays.DelayModel = delays.ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
+        case c.SizeTiedDelay():
+            found = delays.SizeTied(sizes, seed, delay.table, delay.gamma)
+        case c.MeasuredDelay():
+            found = delays.Measured(delays.read_times(file_of(delay.file, config)), clients, seed)
+        case c.OwnDelay():
+            assert own.delay is not None
+            found = delays.Own(seed, own.delay, delay.unit)
+        case _:
+            more = getattr(delay, "sigma", getattr(delay, "shape", 0.0))
+            found = delays.Drawn(seed, delay.mean, clients, delay.spread, delay.name, more)
+    if not (delay.steps or delay.suspension or delay.speed or delay.up):
+        return found
+    return delays.Around(
+        found, seed, reference=delay.steps, share=delay.suspension, speeds=(delay.speed, delay.up), jitter=delay.jitter
+    )
+
+
+def file_of(name: str, config: Config) -> Path:
+    """Return a file of delays or times: the path ``name``, or a file in the data's folder."""
+    path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
+    inside = path if folder is None else Path(folder).expanduser() / name
+    return inside if inside.is_file() and not path.is_file() else path
+
+
+def lost_clients(config: Config) -> frozenset[int]:
+    """Return the clients that ``config.dropout`` removes. They are the same for every method with this seed."""
+    clients = config.data.clients
+    lost = round(config.dropout.share * clients)
+    left = config.algorithm.keywords["clients_per_round"] if is_synchronous(config) else 1
+    if clients - lost < left:
+        raise ConfigError(f"dropout.share is {config.dropout.share}: of {clients} clients {left} must stay")
+    return frozenset(map(int, generator(config.seed, "dropout").permutation(clients)[:lost]))

@@ -26,7 +26,7 @@ from fastagg.sim.clients.own import NAMES, chosen
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import read_bytes
 from fastagg.sim.data.sections import Digits, Synthetic
-from fastagg.sim.one import build, build_clock
+from fastagg.sim.one import build
 from fastagg.sim.recipes.config import Config
 
 # Whose code is not the user's own: Python's, this package's, and that of installed packages, by their folders' names.
@@ -39,9 +39,9 @@ def digests(config: Config, data: FederatedData) -> dict[str, str]:
     own = chosen(config)
     found: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
     known = ":" not in (name := config.algorithm.name) and name != "given"
-    found["algorithm.name"] = None if known else build.find_preset(config.algorithm)
+    found["algorithm.name"] = None if known else build.find_preset(config)
     for key, section in (("delay", config.delay), ("participation", config.participation)):
-        path = build_clock.file_of(getattr(section, "file", None) or "", config)
+        path = build.file_of(getattr(section, "file", None) or "", config)
         found[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
     if not isinstance(config.data, Digits | Synthetic):
         found["data"] = data

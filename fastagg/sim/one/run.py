@@ -1,7 +1,9 @@
-"""A run from its beginning to its end: the loop around a simulation."""
+"""A run from its beginning to its end: the loop around a simulation, and what summary.json says of it."""
 
 from __future__ import annotations
 
+import platform
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -11,8 +13,10 @@ from pathlib import Path
 import torch
 
 from fastagg import _checks
+from fastagg._types import Plain
 from fastagg.errors import FastaggError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import AnyTrackers, Trackers
+from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.rules.names import words
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
@@ -20,11 +24,10 @@ from fastagg.sim.functions import beside
 from fastagg.sim.one import build, output
 from fastagg.sim.one.inputs import digests
 from fastagg.sim.one.interrupt import on_ctrl_c
-from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
+from fastagg.sim.one.metrics import LAST, ClientRow, DelayRow, Row, summarise
 from fastagg.sim.one.passed import Factory, configured
 from fastagg.sim.one.result import Folder, Result, Resume
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.one.summary import summary as summary_of
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
 
@@ -85,8 +88,8 @@ def run(
         if folder is not None and not (begun and folder.restore(simulation)):
             folder.prepare()
         stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress or Progress(), tracker, folder)
-        summary, unit, delays = summary_of(simulation, stopped), simulation.schedule.unit, dict(simulation.delays)
-        result = Result(config, simulation.rows, summary, unit, delays, simulation.clients(), out)
+        said, unit, delays = summary(simulation, stopped), simulation.schedule.unit, dict(simulation.delays)
+        result = Result(config, simulation.rows, said, unit, delays, simulation.clients(), out)
         if folder is not None:
             _finish(folder, result, simulation, picture)
             return result
@@ -144,6 +147,68 @@ def _loop(
         folder.keep(simulation)  # if a later file fails, nothing must be trained again
     progress.advanced(1.0)
     return stopped
+
+
+def _notes(simulation: Simulation, warm_up: float, tested: int) -> Iterator[str]:
+    """Yield notes for the reader of the results, one line each. They stand beside the run's name."""
+    if simulation.diverged:
+        yield f"diverged after {simulation.uploads} updates: {simulation.diverged}"
+    elif tested < (made := min(LAST, simulation.server.version)):
+        yield f"the accuracy is of {tested} of the last {made} versions: the others were not tested"
+    if simulation.classes is not None:
+        yield "clients: {} with short, {} with medium and {} with long delays".format(*simulation.classes)
+        late, slow = sum(simulation.client_uploads[client] == 0 for client in simulation.slow), len(simulation.slow)
+        if not slow:
+            yield "no client is in the class of large delays: set delay.counts to have some"
+        elif late and simulation.uploads and simulation.schedule.now:
+            yield f"{late} of {slow} clients of large delays never answered"
+    if isinstance(simulation.server.direction, AllClients | ActiveSet) and warm_up > 0.1:
+        yield (
+            f'{warm_up:.0%} of the updates came before the first step: algorithm.warmup = "partial" steps from the '
+            "first on"
+        )
+    if simulation.config.algorithm.name == "FedAC" and simulation.own.train is None:
+        yield "FedAC's clients train without their control variates: this is the server's part, not the paper's FedAC"
+
+
+def summary(simulation: Simulation, stopped: str) -> Plain:
+    """Return summary.json of a run that ended as ``stopped`` says: "finished", "interrupted" or "diverged"."""
+    config, wall = simulation.config, simulation.stopwatch.split()
+    delays, rounds, distillation = simulation.delays, simulation.rounds, simulation.server.distillation
+    uploads = [simulation.client_uploads[client] for client in range(len(simulation.data.clients))]
+    mean, warm_up = statistics.fmean(uploads), simulation.warm_up / max(1, simulation.uploads)
+    results = summarise(simulation.rows, config.run.target, stopped)
+    numbers = {} if distillation is None else {k: round(v, 6) for k, v in asdict(distillation).items() if v == v}
+    return {
+        "name": config.name,
+        "algorithm": build.algorithm_name(config),
+        "seed": config.seed,
+        "stopped": stopped,
+        "interrupted": stopped == "interrupted",
+        **results,
+        "time_unit": simulation.schedule.unit,
+        "delay_mean": delays.mean,
+        "delay_median": delays.median,
+        "delay_max": delays.maximum,
+        "tau_avg": rounds.mean,
+        "tau_median": rounds.median,
+        "tau_max": rounds.maximum,
+        "client_uploads_min": min(uploads),
+        "client_uploads_max": max(uploads),
+        "client_uploads_cv": statistics.pstdev(uploads) / mean if mean else 0.0,
+        "warm_up_share": round(warm_up, 6),
+        "clients": len(uploads),
+        "delay_classes": simulation.classes,
+        "weighting": simulation.server.weighting,
+        "notes": list(_notes(simulation, warm_up, results["last5_versions"])),
+        "parameters": sum(p.numel() for p in simulation.module.parameters()),
+        **({} if distillation is None else {"distillation": numbers}),
+        "fused": simulation.by_torch or True,
+        "wall_seconds": {key: round(value, 4) for key, value in wall.items()},
+        "server_share": round(wall["server"] / wall["total"], 6),  # share of the wall seconds
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
 
 
 def _finish(folder: Folder, result: Result, simulation: Simulation, picture: str) -> None:

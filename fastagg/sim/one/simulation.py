@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,15 +16,14 @@ from fastagg.errors import CheckpointError, ConfigError
 from fastagg.rules.directions import Differences
 from fastagg.server.checkpoint import on_device
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim.clients.ahead import Ahead, Key
-from fastagg.sim.clients.attack import Liars
+from fastagg.sim.clients.attack import Liars, with_flipped_labels
 from fastagg.sim.clients.client import DifferenceSender, Update, rated
 from fastagg.sim.clients.encoder import Encoder
-from fastagg.sim.clients.fused import FusedTrainer
+from fastagg.sim.clients.fused import Ahead, FusedTrainer, Key
 from fastagg.sim.clients.own import OwnTrainer, Way, chosen
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.one import build, build_clock
+from fastagg.sim.one import build
 from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
 from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.timing import Stopwatch
@@ -46,12 +46,7 @@ def _nbytes(sent: torch.Tensor | Mapping[str, torch.Tensor] | None) -> int:
 class Simulation:
     """All parts of one run, advanced one client update at a time."""
 
-    def __init__(
-        self,
-        config: Config,
-        data: FederatedData | None = None,
-        workers: int = 1,
-    ) -> None:
+    def __init__(self, config: Config, data: FederatedData | None = None, workers: int = 1) -> None:
         """``data``: what the config's data is, if it is known. :meth:`close` ends the threads."""
         self.config = config
         self.own = chosen(config)
@@ -60,14 +55,14 @@ class Simulation:
             device = build.build_device(config.run.device)
             data = data or build.data_of(config)
             data, unlabelled = build.split_unlabelled(config, data)
-            data = build.clients_of(config, data)
+            data = data.held_out(config.run.client_test, config.seed)
+            data = with_flipped_labels(data, config.attack, config.seed)
             self.data = data.to(device)
             self.module = build.build_module(config, data, device)
-            distils = build.distils(config.algorithm)
-            distill = build.build_distillation(config, self.module, unlabelled) if distils else None
+            distill = build.build_distillation(config, self.module, unlabelled)
             # The server copies the model it starts from, so the module is free for training.
             count = len(self.data.clients)
-            self.server = build.build_server(config.algorithm, self.module, count, config.seed, distill)
+            self.server = build.build_server(config, self.module, count, distill)
             self.trainer, self.by_torch = build.build_trainer(config, self.module, self.data, self.own)
             if self.by_torch is not None:
                 _log.info("clients are trained by torch: %s", self.by_torch)
@@ -84,12 +79,15 @@ class Simulation:
             own_size = self.own.train is not None or self.own.change is not None
             self._early = own_size and getattr(config.delay, "up", None) is not None
             self._made: dict[Key, Made] = {}  # updates that are not due yet, and their bytes
-            self.schedule = build_clock.build_schedule(config, self.server, sizes, self._bytes, self.own)
-            self._lost = build_clock.lost_clients(config)
+            self.schedule = build.build_schedule(config, self.server, sizes, self._bytes, self.own)
+            self._lost = build.lost_clients(config)
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
             self.ahead = self._ahead(workers)
+            self._parts: dict[str, Any] = {"liars": self._liars, "encoder": self._encoder, "schedule": self.schedule}
+            if self.differences is not None:
+                self._parts["differences"] = self.differences
         self.rows: list[Row] = []
         self.uploads = self.bytes_up = self.bytes_down = 0
         self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
@@ -188,18 +186,11 @@ class Simulation:
             model, own = self._model(), self.own
             accuracy, loss = rated(model, self.data.test, self.data.score, own.loss, own.metric)
             self.client_accuracy = self._by_client(model)
+        recent, apart = self._recent, spread(self.client_accuracy) if self.client_accuracy else ()
         row = Row(
-            self.server.version,
-            self.schedule.now,
-            self.uploads,
-            accuracy,
-            loss,
-            self._recent.mean,
-            self._recent.maximum,
-            self.bytes_up,
-            self.bytes_down,
-            *(spread(self.client_accuracy) if self.client_accuracy else ()),
-        )
+            self.server.version, self.schedule.now, self.uploads, accuracy, loss, recent.mean, recent.maximum,
+            self.bytes_up, self.bytes_down, *apart,
+        )  # fmt: skip
         self.rows.append(row)
         self._recent.clear()
         return row
@@ -244,11 +235,8 @@ class Simulation:
     def done(self) -> float:
         """Return the finished share of the run: 1.0 when a limit is reached."""
         limits = self.config.run
-        shares = [0.0]
-        if limits.versions is not None:
-            shares.append(self.server.version / limits.versions)
-        if limits.uploads is not None:
-            shares.append(self.uploads / limits.uploads)
+        counts = (self.server.version, limits.versions), (self.uploads, limits.uploads)
+        shares = [0.0, *(count / limit for count, limit in counts if limit is not None)]
         if limits.time is not None:
             # Updates that would arrive after the end are not received. Times are sums, and those are rounded.
             over = self.schedule.next_time() > limits.time * (1 + 1e-9)
@@ -302,11 +290,8 @@ class Simulation:
             "made": self._made,
             "states": dict(self.trainer.states) if isinstance(self.trainer, OwnTrainer) else {},
             "delays": {name: dict(part) for name, part in self.statistics.items()},
-            "differences": None if self.differences is None else self.differences.state_dict(),
-            "liars": self._liars.state_dict(),
-            "encoder": self._encoder.state_dict(),
+            **{name: part.state_dict() for name, part in self._parts.items()},
             "distillation": None if distillation is None else asdict(distillation),
-            "schedule": self.schedule.state_dict(),
             "wall_seconds": self.stopwatch.split(),
         }
 
@@ -321,11 +306,9 @@ class Simulation:
         for name, part in self.statistics.items():
             part.clear()
             part.update(run["delays"][name])
-        if self.differences is not None:
-            self.differences.load_state_dict(run["differences"])
-        self._liars.load_state_dict(run.get("liars", {"known": []}))
-        self._encoder.load_state_dict(run.get("encoder", {}))
+        for name, part in self._parts.items():
+            if name in run or name not in ("liars", "encoder"):  # older checkpoints have none of these
+                part.load_state_dict(run[name])
         for name, value in (run["distillation"] or {}).items():
             setattr(self.server.distillation, name, value)
-        self.schedule.load_state_dict(run["schedule"])
         self.stopwatch.restore(run["wall_seconds"])

@@ -20,21 +20,7 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.removed import REMOVED
 from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
-from fastagg.sim.recipes.sections import (
-    Algorithm,
-    AnyDelay,
-    Attack,
-    Client,
-    Distill,
-    Dropout,
-    Encoding,
-    Model,
-    Own,
-    OwnDelay,
-    Participation,
-    Run,
-    Unlabelled,
-)
+from fastagg.sim.recipes import sections
 from fastagg.sim.section import Section
 
 
@@ -48,25 +34,32 @@ class Config(Section):
     about: str = ""
     folder: str | None = None
     seed: int = Field(0, ge=0)
-    algorithm: Algorithm
+    algorithm: sections.Algorithm
     data: AnyData
-    model: Model = Model()
-    client: Client
-    delay: AnyDelay
-    dropout: Dropout = Dropout()
-    attack: Attack = Attack()
-    encoding: Encoding = Encoding()
-    participation: Participation = Participation()
-    unlabelled: Unlabelled = Unlabelled()
-    distill: Distill = Distill()
-    own: Own = Own()
-    run: Run
+    model: sections.Model = sections.Model()
+    client: sections.Client
+    delay: sections.AnyDelay
+    dropout: sections.Dropout = sections.Dropout()
+    attack: sections.Attack = sections.Attack()
+    encoding: sections.Encoding = sections.Encoding()
+    participation: sections.Participation = sections.Participation()
+    unlabelled: sections.Unlabelled = sections.Unlabelled()
+    distill: sections.Distill = sections.Distill()
+    own: sections.Own = sections.Own()
+    run: sections.Run
     _held: Plain = PrivateAttr(default_factory=dict)
 
     @property
     def held(self) -> Plain:
         """What a program passes, by the keys that say "given"."""
         return self._held
+
+    def passed(self, key: str) -> Any:
+        """Return what a program passes by this key. ConfigError if it does not."""
+        if key not in self._held:
+            argument = key.removeprefix("participation.").partition(".")[0]
+            raise ConfigError(f'{key} "given" is what a program passes: fastagg.sim.run(config, {argument}=...)')
+        return self._held[key]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
@@ -75,10 +68,7 @@ class Config(Section):
         """Return the config of a program that passes this, too."""
         found = self.model_copy()
         found._held = {**self._held, **held}
-        make = found._held.get("algorithm.name")
-        if self.algorithm.name != "given" or make is None:
-            return found
-        return found.model_copy(update={"algorithm": self.algorithm.made_by(make)})
+        return found
 
     @field_validator("data", mode="before")
     @classmethod
@@ -89,8 +79,8 @@ class Config(Section):
     @classmethod
     def _law_by_function(cls, values: object) -> object:
         if isinstance(values, dict) and values.get("name") == "given":  # in place of another law, whose keys go
-            return {key: value for key, value in values.items() if key in OwnDelay.model_fields}
-        return named_function(values, OwnDelay.model_fields)
+            return {key: value for key, value in values.items() if key in sections.OwnDelay.model_fields}
+        return named_function(values, sections.OwnDelay.model_fields)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
@@ -108,7 +98,7 @@ class Config(Section):
         return self
 
 
-_TAGGED: dict[str, type[Section]] = by_name(AnyData) | by_name(AnyDelay)
+_TAGGED: dict[str, type[Section]] = by_name(AnyData) | by_name(sections.AnyDelay)
 # The sections of a recipe, by their keys in it. Data and delay have several kinds.
 _KINDS: dict[str, Sequence[Any]] = {
     name: get_args(field.annotation) or [field.annotation]

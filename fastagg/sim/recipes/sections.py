@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, PrivateAttr, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from fastagg._types import Plain
 from fastagg.sim.data.sections import named_function
@@ -20,19 +19,6 @@ class Algorithm(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
-    _make: Callable[..., object] | None = PrivateAttr(None)  # "given": what a program passed to run()
-
-    def made_by(self, function: Callable[..., object]) -> Algorithm:
-        """Return the section of a function that a program passes."""
-        made = self.model_copy(update={"name": "given"})
-        made._make = function
-        return made
-
-    @property
-    def shown(self) -> str:
-        """The preset's name, or that of the function."""
-        bare = getattr(self._make, "func", self._make)  # of a functools.partial
-        return self.name if bare is None else getattr(bare, "__name__", type(bare).__name__)
 
     @property
     def keywords(self) -> Plain:

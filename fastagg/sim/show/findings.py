@@ -180,11 +180,9 @@ class Conclusions:
 
 
 def find(
-    groups: Sequence[Group],
-    claims: Sequence[Judged] = (),
-    baseline: str | None = None,
+    groups: Sequence[Group], claims: Sequence[Judged] = (), baseline: str | None = None,
     absent: Mapping[str, str] | None = None,
-) -> Conclusions:
+) -> Conclusions:  # fmt: skip
     """Return what ``groups`` showed. There are sentences if several methods are compared in one setting.
 
     ``absent``: runs that are in no table, and why.
@@ -193,11 +191,8 @@ def find(
     sheets = [pivot(groups), table(groups, baseline), differences(groups, baseline) if alike else None]
     sheets += [claims_table(claims) if claims else None]
     sheets += [Sheet("Not in these tables", ["not in these tables", "why"], list(absent.items()))] if absent else []
-    return Conclusions(
-        sentences(groups, baseline) if alike else [],
-        [sheet for sheet in sheets if sheet is not None],
-        [*_notes(groups)],
-    )
+    said = sentences(groups, baseline) if alike else []
+    return Conclusions(said, [sheet for sheet in sheets if sheet is not None], [*_notes(groups)])
 
 
 def _notes(groups: Sequence[Group]) -> Iterator[str]:

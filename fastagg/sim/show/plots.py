@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,9 +21,6 @@ from fastagg.sim.show import findings, series
 from fastagg.sim.show.findings import measure
 from fastagg.sim.show.series import MOST_LINES
 from fastagg.sim.show.style import GREY, TEXT, logarithmic, look, marks, tidy
-
-if TYPE_CHECKING:
-    pass
 
 
 def pictures(
