@@ -140,7 +140,7 @@ def summary(name: str) -> str:
 
 # The adapters' classes, by where they are imported from. They are read and not imported, which needs no framework.
 ADAPTERS = {
-    "session": ("session.Settings", "failures.Failures", "goals.Stop", "goals.Best"),
+    "session": ("session.Settings", "goals.Limits", "goals.Stop", "goals.Best"),
     "flower": (
         "flower.asynchronous.AsyncStrategy",
         "flower.synchronous.SyncStrategy",

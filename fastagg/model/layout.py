@@ -165,6 +165,10 @@ class Layout:
         if isinstance(params, Part):
             return params.fitting(buffers, tied)
         found = cls._of(params, buffers or {}, tied)
+        if tied and found.form not in ("state_dict", "list"):
+            raise ConfigError(
+                "tied: it is for a state_dict or a list: a module has shared parameters, one array is whole"
+            )
         if not found.size:
             do = "if all are frozen, set requires_grad of those that train"
             raise ShapeMismatch(_checks.wrong("params", "a model with parameters that train", params, do))

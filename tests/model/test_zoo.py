@@ -97,9 +97,10 @@ def test_parameters_that_are_named_as_one(form: str) -> None:
         server.receive(0, update if form == "dict" else list(update.values()), task=task.id)
     a, _, c = server.parameters().values() if form == "dict" else server.parameters()
     assert torch.equal(a, c) and not torch.equal(a, params["a"])
-    for wrong in ([("a", "z")], [("a", "b")]):
+    module, flat = torch.nn.Linear(2, 2), torch.zeros(3)
+    for model, wrong in ((params, ("a", "z")), (params, ("a", "b")), (module, ("weight", "bias")), (flat, (0, 0))):
         with pytest.raises(fastagg.FastaggError, match="tied"):
-            fastagg.FedBuff(params, tied=wrong)
+            fastagg.FedBuff(model, tied=[wrong])
 
 
 def test_a_mapping_that_makes_its_arrays_has_no_ties() -> None:

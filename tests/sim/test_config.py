@@ -72,6 +72,7 @@ REFUSED = [
     ({"model.widths": [8, 0]}, "model.widths.1: input should be greater than 0"),
     ({"name": "../up"}, "name: string should match"),
     ({"seed": -1}, "seed: input should be greater than or equal to 0"),
+    ({"seed": 2**63}, "seed: input should be less than"),
     ({"name.first": "x"}, "name.first: name is a value, not a section"),
     ({"client.a\nb": 1}, "unknown key client.'a\\nb' (known here"),
     ({"name.a\nb": 1}, "'name.a\\nb': name is a value, not a section"),

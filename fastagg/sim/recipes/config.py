@@ -33,7 +33,7 @@ class Config(Section):
     label: str = ""
     about: str = ""
     folder: str | None = None
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     algorithm: sections.Algorithm
     data: AnyData
     model: sections.Model = sections.Model()
