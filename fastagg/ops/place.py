@@ -94,7 +94,10 @@ def run(kernel: Callable[..., None], pieces: Pieces, verdict: Tensor | None, giv
     if verdict is not None:
         check_verdict(verdict, pieces.device)
     on = place(pieces.device)
+    if not pieces.size:  # an empty tensor has no address
+        return
     if on is CPU:
         kernel(pieces.native, None, given)
-    elif pieces.size:
-        kernel(on_device(pieces).native, where(on, verdict), given)
+    else:
+        there = on_device(pieces)  # until the kernel was launched
+        kernel(there.native, where(on, verdict), given)

@@ -642,10 +642,13 @@ class Server:
             except FastaggError as error:  # its outcome, when its turn comes
                 read, samples = error, None
             given.append((task.client, read, task.version, samples, task.id, *(offset or [None]), task.incarnation))
+        taken: list[Outcome] = []
         try:
-            return self._all(given, [answer[1] for answer in answers])
+            taken = self._all(given, [answer[1] for answer in answers])
+            return taken
         except BaseException as error:
-            error.outcomes += [None] * (len(answers) - len(error.outcomes))  # type: ignore[attr-defined]
+            found = taken or getattr(error, "outcomes", [])  # an interrupt may come after the last answer, too
+            error.outcomes = [*found, *[None] * (len(answers) - len(found))]  # type: ignore[attr-defined]
             raise
 
     def receive_partial(

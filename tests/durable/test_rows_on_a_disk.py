@@ -245,10 +245,10 @@ def test_a_checkpoint_that_fails_at_its_end_can_be_made_again(
         with monkeypatch.context() as patched:
             named = of.sync_folder
 
-            def refuse(*given: Any) -> None:
+            def refuse(*given: Any, **inside: Any) -> None:
                 if len(list((tmp_path / "state").glob("checkpoint-*[0-9]"))) > 1:  # it is renamed
                     raise OSError(errno.EIO, "a disk's error")
-                named(*given)
+                named(*given, **inside)
 
             patched.setattr(of, "sync_folder", refuse)
             with pytest.raises(fastagg.FastaggError, match="a disk's error"):
