@@ -175,9 +175,9 @@ class Server:
 
     @lr.setter
     def lr(self, rate: float) -> None:
-        dataclasses.replace(self.optimizer, lr=rate)  # checks it
+        optimizer = dataclasses.replace(self.optimizer, lr=rate)  # checks it; what follows allocates nothing
         self._engine.lr = rate
-        self._running.follow_rate()
+        self._running.extension.optimizer = optimizer
 
     @property
     def steps(self) -> int:
