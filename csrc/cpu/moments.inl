@@ -79,10 +79,8 @@ template <typename Opt, int I>
 FASTAGG_FN void advance_quarter(const Turn& t, const Vectors& at_block, Fresh& now, int64_t j, const Words3& w,
                                 F& most_m, F& most_v) {
   const int64_t at = I * kQuarter + j;
-  if (at_block.ahead != 0) {
-    ahead_of(at_block.direction + at + at_block.ahead);
-    ahead_of(at_block.x + at + at_block.ahead);
-  }
+  ahead_of(at_block.x + at + at_block.ahead);
+  if (at_block.ahead != 0) ahead_of(at_block.direction + at + at_block.ahead);
   MomentsOf<F> held{};
   held.m = decoded_m<I>(w.m);
   if constexpr (Opt::kV) held.v = decoded_v<I>(w.v);

