@@ -249,7 +249,7 @@ class Keeper:
             if sequence in self.kept:
                 self._due = written + self.every
                 return int(sequence)
-            cut = Snapshot(self.parts, self.running)
+            cut = Snapshot(self.parts, self.running, alone=self.journal is None)
             if self.journal is not None:
                 self.journal.mark()
             stay = [*self.kept, sequence]

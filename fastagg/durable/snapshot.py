@@ -24,15 +24,18 @@ _ROWS = "direction.cache.data", "direction.cache.scales"
 class Snapshot:
     """A server's state at one moment. It is made with the lock held, and needs :meth:`close` at the end.
 
+    Args:
+        alone: nobody has the server yet, so nothing is copied.
+
     Attributes:
         state: plain data and tensors; those of rows are missing.
     """
 
-    def __init__(self, parts: Parts, running: Running) -> None:
+    def __init__(self, parts: Parts, running: Running, alone: bool = False) -> None:
         self.running = running
         state = engine.whole(parts, running, rows=False)
         state["flat"] = running.engine.flat  # the next step does not write over this version
-        for part in ("moments", "direction"):
+        for part in () if alone else ("moments", "direction"):
             state[part] = checkpoint.cloned(state[part])
         self.state = state
         self.cache: Native = getattr(running.extension.state, "cache", None)

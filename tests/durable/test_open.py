@@ -294,3 +294,21 @@ def test_a_copy_has_no_folder_and_memory_counts_what_waits(tmp_path: Path) -> No
         server.flush()
         assert server.memory()["journal"] == 0
         assert server.memory()["total"] == sum(nbytes for part, nbytes in server.memory().items() if part != "total")
+
+
+BEGINS = """
+import resource, torch, fastagg
+size = 16 << 20  # 64 MB
+make = lambda: fastagg.FADAS(torch.zeros(size), lr=0.1)
+fastagg.open({folder!r} + "/small", lambda: fastagg.FADAS(torch.zeros(8), lr=0.1)).close()
+server = make()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with fastagg.open({folder!r} + "/big", lambda: server):
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (size >> 8))
+"""
+
+
+def test_a_new_folder_needs_no_copy_of_the_state(tmp_path: Path) -> None:
+    line = [sys.executable, "-P", "-c", BEGINS.format(folder=str(tmp_path))]
+    models = subprocess.run(line, capture_output=True, text=True, check=True, cwd="/").stdout
+    assert float(models) < 1.0, models  # a copy of the moments that are in use is two
