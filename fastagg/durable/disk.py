@@ -11,7 +11,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fastagg.storage import files
+from torch import Tensor
+
+from fastagg.storage import files, memory
 from fastagg.storage.files import named as named
 
 Bytes = bytes | bytearray | memoryview
@@ -120,15 +122,26 @@ class Disk:
                 left[0] = left[0][done:]
         return offset
 
+    def read_into(self, file: int, view: memoryview, offset: int) -> int:
+        """Read up to as many bytes as the view has, and return their number. Files are read and never mapped: a page
+        that cannot be read is then an error, and not the end of the process."""
+        done = 0
+        while done < len(view) and (count := os.preadv(file, [view[done : done + (1 << 30)]], offset + done)):
+            done += count
+        return done
+
     def read(self, file: int, size: int, offset: int) -> bytearray:
-        """Read up to ``size`` bytes. Files are read and never mapped: a page that cannot be read is then an error, and
-        not the end of the process."""
-        held, done = bytearray(size), 0
+        """Read up to ``size`` bytes."""
+        held = bytearray(size)
         with memoryview(held) as view:
-            while done < size and (count := os.preadv(file, [view[done : done + (1 << 30)]], offset + done)):
-                done += count
+            done = self.read_into(file, view, offset)
         del held[done:]
         return held
+
+    def read_tensor(self, file: int, size: int, offset: int) -> Tensor:
+        """Read up to ``size`` bytes, which may be many: into huge pages."""
+        held = memory.empty_bytes(size, recycle=False)
+        return held[: self.read_into(file, held.numpy().data, offset)]
 
     def read_of(self, name: str) -> bytearray:
         """Read a whole file, by its name."""

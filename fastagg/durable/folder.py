@@ -26,7 +26,7 @@ from fastagg.durable import trees
 from fastagg.durable.disk import Disk
 from fastagg.errors import CheckpointError
 from fastagg.storage import raw
-from fastagg.storage.pieces import STREAMED, Pieces, stored_pieces, tensor_in
+from fastagg.storage.pieces import STREAMED, Pieces, stored_pieces
 
 LOCK = "lock"
 PARTIAL = ".partial"
@@ -162,10 +162,11 @@ def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]
     name = found.uploads.get(number)
     if name is None:
         raise CheckpointError(f"{disk.path / upload_name(number)}: the upload is missing")
-    held = memoryview(disk.read_of(name))[:nbytes]
-    if len(held) != nbytes or raw.crc32c([held]) != crc:
+    with disk.opened(name, write=False) as file:
+        held = disk.read_tensor(file, nbytes, 0)
+    if len(held) != nbytes or raw.crc32c([held.numpy()]) != crc:
         raise CheckpointError(f"{disk.path / name}: the upload is damaged")
     dtype = next((one for one, its in STREAMED.items() if its == code), None)
     if dtype is None or nbytes % dtype.itemsize:
         raise CheckpointError(f"{disk.path / name}: the upload is of an unknown type")
-    return stored_pieces([tensor_in(held, dtype)])
+    return stored_pieces([held.view(dtype)])

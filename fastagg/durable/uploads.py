@@ -20,7 +20,7 @@ from fastagg.server.dispatch import Receipt
 from fastagg.server.uploads import Refusing, Upload
 from fastagg.storage import raw
 from fastagg.storage.encoded import Encoded, in_place
-from fastagg.storage.pieces import STREAMED, Pieces, tensor_in
+from fastagg.storage.pieces import STREAMED, Pieces
 
 Task = tuple[int | str, int]  # client and version
 
@@ -141,11 +141,11 @@ class StoredUpload(Upload):
 
     def _whole(self) -> tuple[Pieces | Encoded, Native]:
         with self._naming():
-            held = memoryview(self._disk.read(self._blob.file, self._nbytes, 0))
+            held = self._disk.read_tensor(self._blob.file, self._nbytes, 0)
             if len(held) != self._nbytes:
                 raise OSError(errno.EIO, "the file became shorter")
         coded = self._dtype is torch.uint8
-        return in_place(held) if coded else Pieces([tensor_in(held, self._dtype)]), self._blob
+        return in_place(held.numpy()) if coded else Pieces([held.view(self._dtype)]), self._blob
 
     def _drop(self) -> None:
         if self._drops is not None:

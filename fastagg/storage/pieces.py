@@ -273,13 +273,3 @@ def as_tensor(value: object) -> Tensor:
         return torch.from_numpy(array if plain else np.array(array, dtype=array.dtype.newbyteorder("=")))
     except TypeError as error:
         raise DTypeMismatch(f"expected an array of numbers, got dtype {array.dtype}") from error
-
-
-def tensor_in(buffer: bytes | memoryview, dtype: torch.dtype) -> Tensor:
-    """Return the bytes of a buffer as a tensor that shares them. Do not write to it."""
-    if not len(buffer):
-        return torch.empty(0, dtype=dtype, device="cpu")
-    array = np.frombuffer(buffer, np.uint8)
-    if not array.flags.writeable:  # torch would warn, but nobody writes to it
-        array = array.copy()
-    return torch.from_numpy(array).view(dtype)

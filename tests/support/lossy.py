@@ -98,8 +98,10 @@ class LossyDisk(Disk):
             self.steps.append(("write", node, offset, new))
             return offset + len(new)
 
-    def read(self, file: int, size: int, offset: int) -> bytearray:
-        return self.data[self.open_files[file]][offset : offset + size]
+    def read_into(self, file: int, view: memoryview, offset: int) -> int:
+        found = self.data[self.open_files[file]][offset : offset + len(view)]
+        view[: len(found)] = found
+        return len(found)
 
     def sync(self, file: int) -> None:
         try:
