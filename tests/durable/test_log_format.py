@@ -173,7 +173,7 @@ def held(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.ENOMEM])
-@pytest.mark.parametrize(("call", "begin"), [("open", "upload-"), ("read_of", "upload-"), ("read_of", "journal-")])
+@pytest.mark.parametrize(("call", "begin"), [("open", "upload-"), ("opened", "upload-"), ("read_of", "journal-")])
 def test_what_the_machine_refuses_now_ends_the_opening_and_changes_nothing(
     call: str, begin: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
