@@ -87,6 +87,8 @@ REMOVED: dict[str, str] = {
     "delay.start": "it showed that clients of the version before do not explain FADAS' lead: docs/reproduction.md",
     "engine=": _ENGINE,
     "hash_payloads=": "the digest covers what a record says, and checksums what an update's numbers are; leave it out",
+    "memory=": "Tiered asks the system for a client's cached update when that is sent a model, and the page cache "
+    "decides what stays: leave it out, and leave memory free",
     "origin=": _PARTS,
     "sketch=": _EXACT,
 }

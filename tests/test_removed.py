@@ -35,6 +35,7 @@ def test_a_public_name(name: str) -> None:
     [
         (lambda x: fastagg.FedBuff(x, origin=0), "the setting 'origin' is gone: .*parts"),
         (lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, sketch=1), "the setting 'sketch' is gone: .*distances"),
+        (lambda x: fastagg.Tiered("int8", memory="8GB"), "the setting 'memory' is gone: .*page cache"),
         (lambda x: fastagg.Euclidean(sketch=1024), "the setting 'sketch' is gone: .*distances"),
     ],
 )

@@ -25,7 +25,6 @@ import fastagg
 from fastagg._build import native
 
 AHEAD, IN_MEMORY, PAUSE = 8, 500, 0.004  # clients in training; those of the server in memory; seconds before an update
-MEMORY = 2 << 30  # bytes of rows that are asked for ahead
 
 
 def interruptions() -> int:
@@ -39,13 +38,12 @@ def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> B
     if clients * native.engine.RowFile.stride(format, problem.size) > 0.9 * shutil.disk_usage(folder.name).free:
         raise Skip("its rows need more room than TMPDIR has")
     clients = min(clients, IN_MEMORY) if ahead is None else clients
-    cache = format if ahead is None else fastagg.Tiered(format, memory=MEMORY, path=folder.name)
+    cache = format if ahead is None else fastagg.Tiered(format, path=folder.name)
     server = fastagg.ACE(torch.zeros(problem.size), lr=1e-3, num_clients=clients, cache=cache)
     updates, draw = [torch.randn(problem.size) for _ in range(4)], random.Random(0)
     for client in range(clients):
         server.dispatch(client)
         server.receive(client, updates[client % 4])
-    begun = dict(server.tiers()) if ahead is not None else {}
     training: list[int] = []
     found: list[tuple[float, bool]] = []
 
@@ -67,11 +65,9 @@ def _served(problem: Problem, clients: int, format: str, ahead: int | None) -> B
         slowest = sorted(found, reverse=True)[: -(-len(found) // 100)]
         middle = statistics.median(took for took, _ in found)
         one = slowest[min(len(found) // 1000, len(slowest) - 1)][0]
-        moved = {name: value - begun[name] for name, value in (server.tiers() if begun else {}).items()}
         return {
             "slowest of a thousand over the median": one / middle,
             "interrupted": sum(one for _, one in slowest) / len(slowest),
-            **{name: moved[name] for name in ("ahead", "cold") if moved},
         }
 
     def close() -> None:

@@ -103,13 +103,11 @@ Robust robust(const std::string& rule, double trim, int64_t f, int64_t keep, dou
 
 // -- rows on a disk
 
-std::shared_ptr<RowFile> row_file(const std::string& format, std::pair<int64_t, int64_t> shape, int64_t memory,
-                                  int64_t keep, const std::string& path) {
+std::shared_ptr<RowFile> row_file(const std::string& format, std::pair<int64_t, int64_t> shape,
+                                  const std::string& path) {
   const auto [size, clients] = shape;
-  if (size < 1 || clients < 1 || keep < 1)
-    throw Refused("rows: expected at least one parameter, client and checkpoint");
-  return std::make_shared<RowFile>(RowFile::Setting{named(format, RowFormats{}, "rows"), size, clients, memory, keep},
-                                   path);
+  if (size < 1 || clients < 1) throw Refused("rows: expected at least one parameter and client");
+  return std::make_shared<RowFile>(store::RowShape{named(format, RowFormats{}, "rows"), size}, clients, path);
 }
 
 py::dict cut_of(RowFile& rows) {
@@ -119,55 +117,44 @@ py::dict cut_of(RowFile& rows) {
     cut = rows.cut();
   }
   py::dict state;
-  state["number"] = cut.places.number;
-  state["slots"] = array_of(cut.places.slots);
-  state["sums"] = py::array_t<int64_t>(array_of(cut.places.sums));
+  state["slots"] = array_of(cut.slots.places);
+  state["sums"] = py::array_t<int64_t>(array_of(cut.slots.sums));
   state["arrivals"] = cut.arrivals;
   state["shadow"] = array_of(cut.begun);
   return state;
 }
 
-store::Places::Cut places_in(const py::dict& state) {
-  return {py::cast<int64_t>(state["number"]), vector_from<int64_t>(state["slots"]),
-          vector_from<uint32_t>(state["sums"])};
+// The slots of several checkpoints.
+std::vector<store::Slots::Places> places_in(const std::vector<py::object>& given) {
+  std::vector<store::Slots::Places> found;
+  for (const py::object& slots : given) found.push_back(vector_from<int64_t>(slots));
+  return found;
 }
 
-std::vector<int64_t> damaged_in(const RowFile& rows, const py::dict& state, int64_t most) {
-  return rows.damaged(places_in(state), most);
-}
-
-// `others`: (number, slots) of the checkpoints that can still be loaded, too.
-void load_cut(RowFile& rows, const py::dict& state, const std::vector<std::pair<int64_t, py::object>>& others,
-              int64_t last) {
-  std::vector<store::Places::CountingCut> kept;
-  for (const auto& [number, slots] : others) kept.emplace_back(number, vector_from<int64_t>(slots));
+void load_cut(RowFile& rows, int file, const py::dict& state, const std::vector<py::object>& kept) {
   RowFile::Cut cut;
-  cut.places = places_in(state);
+  cut.slots = {vector_from<int64_t>(state["slots"]), vector_from<uint32_t>(state["sums"])};
   cut.arrivals = py::cast<int64_t>(state["arrivals"]);
   cut.begun = vector_from<double>(state["shadow"]);
-  rows.load(cut, kept, last);
+  rows.take(file, &cut, places_in(kept));
 }
 
-// Data and scales, or None.
-py::object row_of(RowFile& rows, int64_t client) {
-  if (client < 0 || client >= rows.setting().clients) throw Refused("no client " + std::to_string(client));
-  std::vector<char> row;
-  bool there = false;
-  {
-    const Released released;
-    there = rows.copy_row(client, row);
-  }
-  return there ? py::object(py::bytes(row.data(), row.size())) : py::none();
+// The checksums of a row; none if it is not whole.
+std::vector<uint32_t> sums_of(const RowFile& rows, std::string_view row) {
+  const store::RowShape& shape = rows.slots.shape;
+  std::vector<uint32_t> found;
+  const Row at = shape.row_at(const_cast<char*>(row.data()));  // it is only read
+  for (int64_t window = 0; window < shape.windows() && static_cast<int64_t>(row.size()) == shape.stride(); ++window)
+    found.push_back(shape.sum(shape.part(at, window), window));
+  return found;
 }
 
 py::dict counts_of(const RowFile& rows) {
-  const RowFile::Counts& counts = rows.counts();
   py::dict found;
-  found["ahead"] = counts.ahead;
-  found["cold"] = counts.cold;
-  found["lost"] = counts.lost;
-  found["read"] = counts.read;
-  found["written"] = counts.written;
+  found["lost"] = rows.lost;
+  found["read"] = rows.slots.bytes_read;
+  found["written"] = rows.slots.bytes_written;
+  found["on_disk"] = rows.slots.nbytes_on_disk();
   return found;
 }
 
@@ -186,9 +173,9 @@ void bind_rows(py::module_& m) {
              return py::make_tuple(row->place, py::bytes(row->data.data(), row->data.size()),
                                    py::bytes(row->scales.data(), row->scales.size()));
            })
-      .def_property_readonly("count", &store::RowCut::count);
+      .def_readonly("count", &store::RowCut::count);
   py::class_<RowFile, store::RowStore, std::shared_ptr<RowFile>>(m, "RowFile")
-      .def(py::init(&row_file), by_name, arg("format"), arg("shape"), arg("memory"), arg("keep"), arg("path"))
+      .def(py::init(&row_file), by_name, arg("format"), arg("shape"), arg("path"))
       .def("on_first_use",
            [](RowFile& rows, py::function claim) {
              const store::Owner held = owner_of(std::move(claim));
@@ -209,21 +196,24 @@ void bind_rows(py::module_& m) {
                }
              };
            })
-      .def("open", &RowFile::open)
+      .def("open", [](RowFile& rows, int file) { rows.take(file, nullptr, {}); })
+      .def("load", &load_cut, arg("file"), arg("state"), arg("kept"))
       .def("close", &RowFile::close, py::call_guard<Released>())
-      .def("load", &load_cut, arg("state"), arg("others"), arg("last"))
-      .def("sync", &RowFile::sync)
+      .def(
+          "sync",
+          [](RowFile& rows) {
+            if (rows.slots.is_open()) rows.slots.sync();
+          },
+          py::call_guard<Released>())
       .def("cut", &cut_of)
-      .def("kept_with", &RowFile::kept_with)
-      .def("confirm", &RowFile::confirm)
-      .def("row", &row_of)
-      .def("damaged", &damaged_in)
+      .def("keep", [](RowFile& rows, const std::vector<py::object>& kept) { rows.slots.keep(places_in(kept)); })
+      .def("sums", &sums_of)
       .def("counts", &counts_of)
-      .def_property_readonly("is_open", &RowFile::is_open)
-      .def_property_readonly("scales_at", [](const RowFile& rows) { return rows.windows().scales_at(); })
-      .def_property_readonly("nbytes_on_disk", &RowFile::nbytes_on_disk)
+      .def_property_readonly("places", [](const RowFile& rows) { return array_of(rows.slots.places()); })
+      .def_property_readonly("is_open", [](const RowFile& rows) { return rows.slots.is_open(); })
+      .def_property_readonly("windows", [](const RowFile& rows) { return rows.slots.shape.windows(); })
       .def_static("stride", [](const std::string& format, int64_t size) {
-        return store::Windows{named(format, RowFormats{}, "rows"), size}.stride();
+        return store::RowShape{named(format, RowFormats{}, "rows"), size}.stride();
       });
 }
 

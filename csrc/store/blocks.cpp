@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -18,30 +19,20 @@ namespace fastagg::store {
 namespace {
 
 constexpr size_t kWorthKeeping = size_t{1} << 16;  // smaller blocks: the C library reuses them as fast
-constexpr size_t kKeptPerSize = 2;                 // further blocks go back to the operating system
-constexpr size_t kSizes = 16;
+constexpr int kKeptPerSize = 2;                    // further blocks go back to the operating system
 constexpr size_t kAlignment = 64;
 
-// Blocks of one size, kept for reuse.
-struct Shelf {
+struct Kept {
+  void* block = nullptr;
   size_t nbytes = 0;
-  std::array<void*, kKeptPerSize> blocks{};
-  size_t count = 0;
-  uint64_t used = 0;
+  uint64_t since = 0;
 };
 
-// Shelves for the sizes that were asked for last. There are only kSizes of them, so old sizes do not hold memory
-// forever.
+// Blocks kept for reuse. There is room for so many, so old sizes do not hold memory forever.
 struct Free {
   std::mutex mutex;
-  std::array<Shelf, kSizes> shelves;
+  std::array<Kept, 32> kept;
   uint64_t time = 0;
-
-  Shelf* find(size_t nbytes) {
-    for (Shelf& shelf : shelves)
-      if (shelf.nbytes == nbytes) return &shelf;
-    return nullptr;
-  }
 };
 
 // Never destroyed, because vectors may outlive everything else when a process ends.
@@ -102,10 +93,6 @@ void* from_system(size_t nbytes) { return ::operator new(nbytes, std::align_val_
 void to_system(void* block, size_t) noexcept { ::operator delete(block, std::align_val_t{kAlignment}); }
 #endif
 
-void clear(Shelf& shelf) noexcept {
-  while (shelf.count > 0) to_system(shelf.blocks[--shelf.count], shelf.nbytes);
-}
-
 }  // namespace
 
 void* take(size_t nbytes) {
@@ -114,36 +101,33 @@ void* take(size_t nbytes) {
   Free& held = free_blocks();
   {
     const std::lock_guard<std::mutex> lock(held.mutex);
-    Shelf* shelf = held.find(nbytes);
-    if (shelf == nullptr) {
-      shelf = &*std::min_element(held.shelves.begin(), held.shelves.end(),
-                                 [](const Shelf& a, const Shelf& b) { return a.used < b.used; });
-      clear(*shelf);
-      shelf->nbytes = nbytes;
-    }
-    shelf->used = ++held.time;
-    if (shelf->count > 0) return shelf->blocks[--shelf->count];
+    Kept* last = nullptr;  // the one that caches may still hold
+    for (Kept& one : held.kept)
+      if (one.block != nullptr && one.nbytes == nbytes && (last == nullptr || one.since > last->since)) last = &one;
+    if (last != nullptr) return std::exchange(*last, {}).block;
   }
   return from_system(nbytes);
 }
 
 void give_back(void* block, size_t nbytes, bool keep) noexcept {
+  Kept goes{block, nbytes, 0};
   if (keep && nbytes >= kWorthKeeping) {
     Free& held = free_blocks();
     const std::lock_guard<std::mutex> lock(held.mutex);
-    Shelf* shelf = held.find(nbytes);
-    if (shelf != nullptr && shelf->count < kKeptPerSize) {
-      shelf->blocks[shelf->count++] = block;
-      return;
-    }
+    goes.since = ++held.time;
+    const auto is_alike = [&](const Kept& one) { return one.nbytes == nbytes; };
+    if (std::count_if(held.kept.begin(), held.kept.end(), is_alike) < kKeptPerSize)
+      std::swap(goes, *std::min_element(held.kept.begin(), held.kept.end(),
+                                        [](const Kept& a, const Kept& b) { return a.since < b.since; }));
   }
-  to_system(block, nbytes == 0 ? 1 : nbytes);
+  if (goes.block != nullptr) to_system(goes.block, goes.nbytes == 0 ? 1 : goes.nbytes);
 }
 
 void trim() noexcept {
   Free& held = free_blocks();
   const std::lock_guard<std::mutex> lock(held.mutex);
-  for (Shelf& shelf : held.shelves) clear(shelf);
+  for (Kept& one : held.kept)
+    if (const Kept goes = std::exchange(one, {}); goes.block != nullptr) to_system(goes.block, goes.nbytes);
 }
 
 void use_reserve() {

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -18,25 +17,45 @@ namespace fastagg::store {
 class RowCut {
  public:
   // `slots`: which rows, each at its own place in the checkpoint. `owner` keeps the rows alive.
-  RowCut(const Rows& rows, const std::vector<int64_t>& slots, std::shared_ptr<Memory> memory, Owner owner);
+  RowCut(const Rows& rows, const std::vector<int64_t>& slots, std::shared_ptr<Memory> memory, Owner owner)
+      : count(static_cast<int64_t>(slots.size())), rows_(rows), memory_(std::move(memory)), owner_(std::move(owner)) {
+    for (const int64_t slot : slots) left_.emplace(slot, static_cast<int64_t>(left_.size()));
+  }
+  const int64_t count;
 
-  // A slot is about to change. Whoever calls it, and `next`, holds the server's lock.
-  void before(int64_t slot);
   // A row that is not written yet: its place, its data and its scales.
   struct Row {
     int64_t place;
     std::vector<char> data, scales;
   };
-  std::optional<Row> next();
-  int64_t count() const { return count_; }
+  // A slot is about to change. Whoever calls it, and `next`, holds the server's lock.
+  void before(int64_t slot) {
+    const auto found = left_.find(slot);
+    if (found == left_.end()) return;
+    saved_.push_back(copy_of(*found));
+    left_.erase(found);
+  }
+  std::optional<Row> next() {
+    if (saved_.empty() && left_.empty()) return std::nullopt;
+    if (saved_.empty()) before(left_.begin()->first);
+    Row row = std::move(saved_.back());
+    saved_.pop_back();
+    return row;
+  }
 
  private:
-  Row copy_of(int64_t slot, int64_t place) const;
+  Row copy_of(const std::pair<const int64_t, int64_t>& one) const {
+    const fastagg::Row row = rows_.row(one.first);
+    Row found{one.second, std::vector<char>(static_cast<size_t>(rows_.row_bytes())),
+              std::vector<char>(static_cast<size_t>(rows_.row_scales()) * sizeof(float))};
+    memory_->get(found.data.data(), row.data, rows_.row_bytes());
+    if (row.scales != nullptr) memory_->get(found.scales.data(), row.scales, static_cast<int64_t>(found.scales.size()));
+    return found;
+  }
 
-  Rows rows_;
-  std::shared_ptr<Memory> memory_;
-  Owner owner_;
-  int64_t count_;
+  const Rows rows_;
+  const std::shared_ptr<Memory> memory_;
+  const Owner owner_;
   std::unordered_map<int64_t, int64_t> left_;  // slot -> place
   std::vector<Row> saved_;
 };

@@ -1,340 +1,218 @@
 #include "row_file.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <random>
+#include <stdexcept>
 
-#include "../cpu/pool.h"
+#include "../cpu/cpu.h"
+#include "../math/reduce.h"
 #include "blocking.h"
 
 namespace fastagg::store {
 
-RowFile::RowFile(const Setting& setting, std::string path)
-    : setting_(setting),
-      path_(std::move(path)),
-      windows_{setting.format, setting.size},
-      places_(setting.clients, windows_.count(), setting.keep),
-      sweep_(windows_, setting.clients),
-      asked_(static_cast<size_t>(setting.clients), -1) {}
+RowFile::RowFile(const RowShape& shape, int64_t clients, std::string path)
+    : slots(shape, clients, std::move(path)),
+      shadow_(static_cast<size_t>((shape.elements(0) + kBlock - 1) / kBlock * kBlock)) {
+  jobs_.reserve(shadow_.size() / kBlock);
+}
+
+// Either all is there then, or the file is closed.
+void RowFile::take(int file, const Cut* cut, const std::vector<Slots::Places>& kept) {
+  slots.take(file);
+  try {
+    const auto stride = static_cast<size_t>(slots.shape.stride());
+    old_ = block_of(stride);
+    new_ = block_of(stride);
+    std::memset(new_.get(), 0, stride);  // the ends of its pages are never written to
+    due_rows_ = block_of(static_cast<size_t>(most_due() * slots.shape.part_bytes()));
+    if (cut == nullptr) return;
+    if (cut->arrivals < 0 || cut->arrivals > (int64_t{1} << 50) / slots.shape.windows())
+      throw std::invalid_argument("a number of arrivals out of range");
+    const bool has_begun = client_of(turns_after(cut->arrivals)) != 0;
+    if (cut->begun.size() != (has_begun ? shadow_.size() : 0)) throw std::invalid_argument("a scrub of another size");
+    slots.load(cut->slots, kept);
+    arrivals_ = cut->arrivals;
+    std::copy(cut->begun.begin(), cut->begun.end(), shadow_.begin());
+  } catch (...) {
+    slots.close();
+    throw;
+  }
+}
 
 void RowFile::close() noexcept {
-  closed_ = true;
-  file_.close();
+  is_closed_ = true;
+  slots.close();
 }
 
 // Before anything is done with rows.
 void RowFile::use() {
-  if (closed_) throw RowsFailed(path_ + ": this server is closed, and has given its rows back");
-  if (!file_.is_open()) claim();
-}
-
-// Calls `act`, which may throw, with every window of a row, in several threads.
-template <typename Act>
-void RowFile::in_windows(Act act) const {
-  std::atomic<bool> failed{false};
-  std::exception_ptr error;
-  auto one = [&](int64_t window) noexcept {
-    try {
-      act(window);
-    } catch (...) {
-      if (!failed.exchange(true)) error = std::current_exception();
-    }
-  };
-  cpu::parallel(windows_.count(), 2 * windows_.stride(), one);
-  if (error) std::rethrow_exception(error);
+  if (is_closed_) throw RowsFailed(slots.path + ": this server is closed, and has given its rows back");
+  if (!slots.is_open()) claim();
 }
 
 // The last new row is in the file then.
 void RowFile::finish() {
-  if (pending_ < 0) return;
-  in_windows([&](int64_t window) {
-    const Row part = windows_.part(place(client_), window);
-    windows_.write(file_, pending_, window, part);
-    places_.set_sum(pending_, window, windows_.sum(part, window));
-  });
+  if (pending_ >= 0) slots.write(pending_, new_);
   pending_ = -1;
-}
-
-// -- what is read
-
-void RowFile::check(const Row& part, int64_t window, int64_t client) const {
-  const int64_t slot = places_.of(client);
-  if (windows_.sum(part, window) != places_.sums(slot)[window])
-    throw RowDamaged(client, path_ + ": client " + std::to_string(client) + "'s row is damaged (slot " +
-                                 std::to_string(slot) + "): its checksum is another");
-}
-
-Row RowFile::read_row(int64_t client, const Block& into) {
-  if (places_.of(client) == pending_) finish();
-  const Row row = windows_.row_at(bytes(into));
-  in_windows([&](int64_t window) {
-    const Row part = windows_.part(row, window);
-    windows_.read_to(file_, places_.of(client), window, part);
-    check(part, window, client);
-  });
-  counts_.read += windows_.stride();
-  return row;
-}
-
-Row RowFile::read_window(int64_t client, int64_t window, char* into) {
-  if (places_.of(client) == pending_) finish();
-  const Row part = windows_.read(file_, places_.of(client), window, into);
-  counts_.read += windows_.read_bytes();
-  check(part, window, client);
-  return part;
-}
-
-bool RowFile::copy_row(int64_t client, std::vector<char>& into) {
-  use();
-  const Blocking out;
-  if (places_.of(client) < 0) return false;
-  const Block row = block_of(static_cast<size_t>(windows_.stride()));
-  read_row(client, row);
-  into.assign(bytes(row), bytes(row) + windows_.stride());
-  return true;
 }
 
 // -- an arrival
 
-// Rows are asked for as long as there is memory for them. A client that never answers does not keep its share for ever:
-// it is forgotten when all others may have answered.
 void RowFile::expect(int64_t client) noexcept {
-  const int64_t slot = is_open() ? places_.of(client) : -1;
-  int64_t& asked = asked_[static_cast<size_t>(client)];
-  if (slot < 0 || asked >= 0 || (asked_count_ + 1) * windows_.stride() > setting_.memory) return;
-  asked = sweep_.arrivals();
-  ++asked_count_;
-  file_.ask_ahead(slot, 0, windows_.stride());
-}
-
-void RowFile::forget_ask(int64_t client) noexcept {
-  int64_t& asked = asked_[static_cast<size_t>(client)];
-  asked_count_ -= asked >= 0;
-  asked = -1;
+  if (slots.is_open()) slots.ask_ahead(client, 0, slots.shape.stride());
 }
 
 void RowFile::plan(const RowStep& arrival) {
   use();
   const Blocking out;
   client_ = arrival.client;
-  sweep_.drop_aside();
-  if (arrival.replaces) read_row(client_, old_);
   terms_ = *arrival.terms;
-  if (is_aside()) sweep_.begin_copy();
-  places_.reserve(file_);
-  plan_due(arrival);
   finish();
-}
-
-float RowFile::next_weight(const RowStep& arrival, int64_t client) const {
-  if (client == client_) return arrival.entering;
-  const auto term = std::lower_bound(terms_.begin(), terms_.end(), std::make_pair(client, -HUGE_VALF));
-  if (term != terms_.end() && term->first == client) return std::max(0.0f, term->second);
-  return (*arrival.weights)[static_cast<size_t>(client)];
-}
-
-// What this arrival's scrub reads.
-void RowFile::plan_due(const RowStep& arrival) {
+  if (arrival.replaces) slots.read(client_, old_);
+  aside_ = is_aside() ? shadow_ : std::vector<double>();
+  slots.reserve();
   due_.clear();
-  for (int64_t turn = sweep_.done(); turn < sweep_.next(); ++turn) {
-    const int64_t client = sweep_.client_of(turn), window = sweep_.window_of(turn);
-    due_.push_back({turn, {}, next_weight(arrival, client)});
-    if (due_.back().weight == 0.0f) continue;
-    if (client == client_) {
-      due_.back().row = windows_.part(place(client), window);
-      continue;
-    }
-    while (window_rows_.size() < due_.size())
-      window_rows_.push_back(block_of(static_cast<size_t>(windows_.read_bytes())));
-    due_.back().row = read_window(client, window, bytes(window_rows_[due_.size() - 1]));
+  char* free = static_cast<char*>(due_rows_.get());
+  for (int64_t turn = done(); turn < next(); ++turn, free += slots.shape.part_bytes()) {
+    const int64_t client = client_of(turn), window = window_of(turn);
+    due_.emplace_back();
+    if (!will_weigh(arrival, client)) continue;
+    const bool is_new = client == client_;
+    due_.back() = is_new ? slots.shape.part(place(client), window) : slots.read(client, window, free);
   }
 }
 
+// Whether a client's row is in the sum when this arrival is over.
+bool RowFile::will_weigh(const RowStep& arrival, int64_t client) const {
+  if (client == client_) return arrival.entering != 0.0f;
+  const auto term = std::lower_bound(terms_.begin(), terms_.end(), std::make_pair(client, -HUGE_VALF));
+  if (term != terms_.end() && term->first == client) return term->second > 0.0f;
+  return (*arrival.weights)[static_cast<size_t>(client)] != 0.0f;
+}
+
+const std::vector<RowJob>& RowFile::jobs(int64_t window, double* shadow) {
+  jobs_.clear();  // which keeps its memory
+  for (int64_t block = 0; block * kBlock < slots.shape.elements(window); ++block)
+    jobs_.push_back({block, 0, 1, shadow + block * kBlock});
+  return jobs_;
+}
+
+void RowFile::add(Runner& runner, const Row& part, int64_t window, float weight, double* shadow) {
+  const Rows rows{slots.shape.format, slots.shape.elements(window), 1, part.data, part.scales};
+  runner.add_rows(rows, jobs(window, shadow), nullptr, weight);
+}
+
+// A row that weighs so much comes into the sum, or with a negative weight leaves it. Rows that the window which is
+// begun has not reached are added up when their turn comes. `part`: that window.
+void RowFile::follow(Runner& runner, int64_t client, const Row& part, float weight) {
+  if (weight != 0.0f && client < client_of(done()))
+    add(runner, part, window_of(done()), weight, is_aside() ? aside_.data() : shadow_.data());
+}
+
 void RowFile::leaves(Runner& runner, int64_t client, float weight) {
-  sweep_.follow(runner, client, read(client), -weight);
+  follow(runner, client, slots.shape.part(read(client), window_of(done())), -weight);
 }
 
 void RowFile::enters(Runner& runner, int64_t client, float weight) {
-  sweep_.follow(runner, client, place(client), weight);
+  follow(runner, client, slots.shape.part(place(client), window_of(done())), weight);
 }
 
 void RowFile::add_terms(Runner& runner, float* sum) {
   const Blocking out;
-  const Block read = block_of(static_cast<size_t>(windows_.read_bytes()));
-  const int64_t begun = sweep_.window_of(sweep_.done());
-  for (int64_t window = 0; window < windows_.count(); ++window)
+  const Block held = block_of(static_cast<size_t>(slots.shape.part_bytes()));
+  for (int64_t window = 0; window < slots.shape.windows(); ++window)
     for (const auto& [client, weight] : terms_) {
-      const Row part = read_window(client, window, bytes(read));
-      const Rows one{windows_.format, windows_.elements(window), 1, part.data, part.scales};
-      cpu::add_row(one, weight, sum + window * Windows::kSize);
-      if (window == begun) sweep_.follow_part(runner, client, part, weight);
+      const Row part = slots.read(client, window, static_cast<char*>(held.get()));
+      const Rows one{slots.shape.format, slots.shape.elements(window), 1, part.data, part.scales};
+      cpu::add_row(one, weight, sum + window * RowShape::kWindow);
+      if (window == window_of(done())) follow(runner, client, part, weight);
     }
 }
 
-void RowFile::advance(Runner& runner, const float*, float* sum) {
-  if (is_aside()) sweep_.take_aside();
-  for (const Due& due : due_) sweep_.take(runner, due.turn, due.row, due.weight, sum);
+void RowFile::advance(Runner& runner, const float* weights, float* sum) {
+  if (is_aside()) shadow_.swap(aside_);
+  for (int64_t turn = done(); turn < next(); ++turn) {
+    const int64_t window = window_of(turn), client = client_of(turn);
+    const Row& part = due_[static_cast<size_t>(turn - done())];
+    if (client == 0) std::fill(shadow_.begin(), shadow_.end(), 0.0);
+    if (part.data != nullptr) add(runner, part, window, weights[client], shadow_.data());
+    if (client + 1 == slots.clients())
+      runner.settle_rows(jobs(window, shadow_.data()), sum + window * RowShape::kWindow, slots.shape.elements(window));
+  }
 }
 
 void RowFile::put() noexcept {
   const Blocking out;
-  if (places_.of(client_) >= 0) ++(asked_[static_cast<size_t>(client_)] >= 0 ? counts_.ahead : counts_.cold);
-  pending_ = places_.move(client_);
-  counts_.written += windows_.stride();
+  slots.move(client_);
+  pending_ = client_;
   try {
     finish();
   } catch (const std::exception&) {  // whoever needs it tries again, and says so
   }
-  sweep_.commit();
-  forget_ask(client_);
-  const int64_t other = sweep_.arrivals() % setting_.clients, asked = asked_[static_cast<size_t>(other)];
-  if (asked >= 0 && sweep_.arrivals() - asked > setting_.clients) forget_ask(other);
-  for (int64_t turn = sweep_.done(); turn < sweep_.next(); ++turn)
-    if (const int64_t slot = places_.of(sweep_.client_of(turn)); slot >= 0)
-      windows_.ask_ahead(file_, slot, sweep_.window_of(turn));
+  ++arrivals_;
+  for (int64_t turn = done(); turn < next(); ++turn) {
+    const int64_t client = client_of(turn), window = window_of(turn), count = slots.shape.elements(window);
+    slots.ask_ahead(client, slots.shape.data_at(window), slots.shape.data_bytes(count));
+    slots.ask_ahead(client, slots.shape.scales_at(window), slots.shape.scale_bytes(count));
+  }
 }
 
 int64_t RowFile::nbytes() const {
-  return (old_ ? 2 : 0) * windows_.stride() + static_cast<int64_t>(window_rows_.size()) * windows_.read_bytes() +
-         places_.nbytes() + sweep_.nbytes() + static_cast<int64_t>(asked_.size() * sizeof(int64_t));
+  const RowShape& shape = slots.shape;
+  return (old_ ? 2 * shape.stride() + most_due() * shape.part_bytes() : 0) + slots.nbytes() +
+         static_cast<int64_t>(shadow_.size() * sizeof(double));
 }
 
 // -- checkpoints
 
-// The system takes what a failed sync left behind for written, and a later sync succeeds without it. So every row that
-// no successful sync has seen is written again. No checkpoint refers to its slot.
-void RowFile::write_again() {
-  const Block row = block_of(static_cast<size_t>(windows_.stride()));
-  for (int64_t client = 0; client < setting_.clients; ++client) {
-    if (!places_.is_new(client)) continue;
-    read_row(client, row);
-    file_.write(places_.of(client), 0, windows_.stride(), row.get());
-    counts_.written += windows_.stride();
-  }
-}
-
-void RowFile::sync() {
-  if (!is_open()) return;
-  const Blocking out;
-  const std::lock_guard<std::mutex> lock(syncs_);
-  sync_file();
-}
-
-void RowFile::sync_file() {
-  try {
-    file_.sync();
-  } catch (...) {
-    synced_ = false;
-    throw;
-  }
-}
-
 RowFile::Cut RowFile::cut() {
   use();
   const Blocking out;
-  const std::lock_guard<std::mutex> lock(syncs_);  // else one of two could take the other's failure for nothing
   finish();
-  if (!synced_) write_again();
-  sync_file();
-  synced_ = true;
-  return {places_.cut(), sweep_.arrivals(), sweep_.begun()};
-}
-
-void RowFile::load(const Cut& cut, const std::vector<Places::CountingCut>& others, int64_t last) {
-  take_file(SlotFile::kKeep, [&] {
-    sweep_.check(cut.arrivals, cut.begun);
-    places_.load(cut.places, others, last, file_.slots());
-    sweep_.load(cut.arrivals, cut.begun);
-  });
-}
-
-void RowFile::open() {
-  take_file(SlotFile::kMake, [] {});
-}
-
-// Opens the file, or leaves it closed.
-void RowFile::take_file(SlotFile::Use use, const std::function<void()>& load) {
-  const auto stride = static_cast<size_t>(windows_.stride());
-  old_ = block_of(stride);
-  new_ = block_of(stride);
-  std::memset(new_.get(), 0, stride);  // the ends of its pages are never written to
-  file_.open(path_, windows_.stride(), use);
-  try {
-    load();
-  } catch (...) {
-    file_.close();
-    throw;
-  }
-}
-
-std::vector<int64_t> RowFile::damaged(const Places::Cut& cut, int64_t most) const {
-  Blocking out;
-  std::vector<int64_t> with, found;
-  for (size_t client = 0; client < cut.slots.size(); ++client)
-    if (cut.slots[client] >= 0) with.push_back(static_cast<int64_t>(client));
-  const auto rows = static_cast<int64_t>(with.size()), windows = windows_.count();
-  if (cut.sums.size() != with.size() * static_cast<size_t>(windows))
-    throw std::invalid_argument("rows of another number of clients or parameters");
-  if (rows == 0) return found;
-  SlotFile file;
-  file.open(path_, windows_.stride(), SlotFile::kRead);
-  const Block read = block_of(static_cast<size_t>(windows_.stride()));
-  const auto good = [&](int64_t row) {
-    const int64_t client = with[static_cast<size_t>(row)], slot = cut.slots[static_cast<size_t>(client)];
-    if (slot >= file.slots()) return false;
-    try {
-      file.read(slot, 0, windows_.stride(), read.get());
-    } catch (const RowsFailed&) {  // a bad place on the disk
-      return false;
-    }
-    for (int64_t window = 0; window < windows; ++window)
-      if (windows_.sum(windows_.part(windows_.row_at(bytes(read)), window), window) !=
-          cut.sums[static_cast<size_t>(row * windows + window)])
-        return false;
-    return true;
-  };
-  const int64_t every = std::max<int64_t>(1, (rows * windows_.stride() + most - 1) / most);
-  const int64_t first = std::random_device{}() % every;
-  bool all = every == 1;
-  for (int64_t row = first; row < rows && !all; row += every, out.check()) all = !good(row);
-  for (int64_t row = 0; row < rows && all; ++row, out.check())
-    if (!good(row)) found.push_back(with[static_cast<size_t>(row)]);
-  return found;
+  return {slots.cut(), arrivals_, client_of(done()) == 0 ? std::vector<double>() : shadow_};
 }
 
 // -- rows that are lost
 
 std::vector<int64_t> RowFile::find_lost(const std::vector<float>& weights) {
   const Blocking out;
-  std::vector<int64_t> lost;
-  for (int64_t client = 0; client < setting_.clients; ++client) {
-    if (weights[static_cast<size_t>(client)] == 0.0f) continue;
-    try {
-      read_row(client, old_);
+  std::vector<int64_t> found;
+  for (int64_t client = 0; client < slots.clients(); ++client) try {
+      if (weights[static_cast<size_t>(client)] != 0.0f) slots.read(client, old_);
     } catch (const RowDamaged&) {
-      lost.push_back(client);
+      found.push_back(client);
     }
-  }
-  return lost;
+  return found;
 }
 
-void RowFile::give_up(Runner& runner, const std::vector<float>& weights, const std::vector<int64_t>& lost, float* sum) {
+void RowFile::give_up(Runner& runner, const std::vector<float>& weights, const std::vector<int64_t>& lost_ones,
+                      float* sum) {
   use();
   {
     const Blocking out;
     finish();
-    const Block read = block_of(static_cast<size_t>(windows_.read_bytes()));
-    std::vector<float> left = weights;
-    for (const int64_t client : lost) left[static_cast<size_t>(client)] = 0.0f;
-    places_.make_room_for(lost.size());
-    sweep_.rebuild(
-        runner, left, [&](int64_t client, int64_t window) { return read_window(client, window, bytes(read)); }, sum);
+    const RowShape& shape = slots.shape;
+    const Block held = block_of(static_cast<size_t>(shape.part_bytes()));
+    std::vector<float> left = weights, fresh(static_cast<size_t>(shape.size));
+    for (const int64_t client : lost_ones) left[static_cast<size_t>(client)] = 0.0f;
+    std::vector<double> shadow(shadow_.size()), begun(shadow_.size());
+    for (int64_t window = 0; window < shape.windows(); ++window) {
+      std::fill(shadow.begin(), shadow.end(), 0.0);
+      for (int64_t client = 0; client < slots.clients(); ++client) {
+        if (window == window_of(done()) && client == client_of(done())) begun = shadow;
+        const float weight = left[static_cast<size_t>(client)];
+        if (weight == 0.0f) continue;
+        add(runner, slots.read(client, window, static_cast<char*>(held.get())), window, weight, shadow.data());
+      }
+      runner.settle_rows(jobs(window, shadow.data()), &fresh[window * RowShape::kWindow], shape.elements(window));
+    }
+    std::copy(fresh.begin(), fresh.end(), sum);
+    shadow_.swap(begun);
   }
-  for (const int64_t client : lost) places_.drop(client);
-  counts_.lost += static_cast<int64_t>(lost.size());
-  if (on_loss) on_loss(lost);
+  for (const int64_t client : lost_ones) slots.drop(client);
+  lost += static_cast<int64_t>(lost_ones.size());
+  if (on_loss) on_loss(lost_ones);
 }
 
 }  // namespace fastagg::store

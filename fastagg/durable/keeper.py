@@ -107,7 +107,7 @@ class Keeper:
         self.clear()
         if (rows := self.running.extension.state.rows) is not None:
             rows.after_loss = weakref.WeakMethod(self.soon)
-            self.has_lost = rows.counts()["lost"] > 0
+            self.has_lost = rows.native.counts()["lost"] > 0
         self._due = 0 if self.has_lost else max(0, self.every - replayed)
         self._thread = threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True)
         try:

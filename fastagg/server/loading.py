@@ -11,12 +11,10 @@ from fastagg._types import State
 from fastagg.distill import Distillation
 from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.model import Layout, Taken
-from fastagg.ops.place import on_cuda
 from fastagg.removed import remaining
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
 from fastagg.server.settings import RULES
-from fastagg.storage import devices
 
 
 def load(
@@ -62,9 +60,6 @@ def server_from(
             if distill is None:
                 raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")
             config["direction"] = {**config["direction"], "distill": distill}
-        cache = config["direction"].get("cache")
-        if isinstance(cache, dict) and not on_cuda(devices.choose(device, {})):  # the server may have been on a device
-            config["direction"] = {**config["direction"], "cache": {**cache, "device": None}}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
         known = {name: value for name, value in remaining(config, RULES).items() if name in RULES}
         return Server(Taken(layout, state, key), **parts, **known, device=device)

@@ -787,12 +787,10 @@ class Server:
     def tiers(self) -> dict[str, int]:
         """What happened to the cached updates of ``cache=fastagg.Tiered(...)`` since they were opened; else empty.
 
-        Of answers whose clients had one: ``ahead`` (the system was asked for it when its client was sent a model) and
-        ``cold`` (it was not, because ``memory`` was full). ``lost`` ones were damaged and given up. ``read`` and
-        ``written`` are bytes; ``on_disk`` are the file's."""
+        ``lost`` ones were damaged and given up. ``read`` and ``written`` are bytes; ``on_disk`` are the file's."""
         with self._engine.reading:
             rows = self._running.extension.state.rows
-            return {} if rows is None else rows.counts()
+            return {} if rows is None else rows.native.counts()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Rows of clients on a disk: for more clients than memory has rows for.
 
-A folder has the rows, in rows.bin (csrc/store/row_file.h), and for every checkpoint that refers to them a file with the
+A folder has the rows, in rows.bin (csrc/store/slots.h), and for every checkpoint that refers to them a file with the
 slots that it needs:
 
 slots-<id>-<number>         its checkpoint is written; these slots are not written over
@@ -12,17 +12,20 @@ The checkpoint has the slots, too, and the rows' checksums. <id> is of the serve
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import json
 import logging
 import os
+import random
 import re
 import secrets
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +42,6 @@ ROWS, OLD = "rows.bin", "rows.json"
 _SLOTS = re.compile(r"slots-([0-9a-f]{16})-(\d+)(\.begun)?")
 SAMPLE = 1 << 30  # bytes of rows that are compared with their checksums when a checkpoint is loaded
 _SHOWN = 20  # clients in a line of the log
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _log = logging.getLogger("fastagg")
 
 
@@ -49,16 +50,15 @@ class Tiered:
     """Cached updates on a disk: ``fastagg.ACE(..., cache=fastagg.Tiered("int8", path="a/"))``.
 
     When a client is sent a model the system is asked for its cached update, so that it is in the page cache when the
-    client answers. A checkpoint of the server refers to the file in ``path`` and does not copy it, so keep both. One
-    server at a time can use a folder. The server's model is on the CPU.
+    client answers: leave memory free for those of the clients that train. A checkpoint of the server refers to the
+    file in ``path`` and does not copy it, so keep both. One server at a time can use a folder. The server's model is on
+    the CPU.
 
     A cached update whose checksum is wrong is given up: the sum is computed again without it, which reads the whole
     file once, an error in the log names the client, and the client counts as one that has not answered yet.
 
     Args:
         format: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        memory: bytes of cached updates that the system is asked for ahead, as a number or as text: ``"64GB"``,
-            ``"512MiB"``. It should have as much memory free.
         path: a folder on a local disk, which is made if it is missing.
         keep: how many checkpoints stay loadable, counting back from the last. What changes after a checkpoint takes a
             second place in the file until that checkpoint is given up.
@@ -67,7 +67,7 @@ class Tiered:
         ConfigError: a setting is out of range.
 
     Example:
-        >>> cache = fastagg.Tiered("int8", memory="8MB", path="updates/")
+        >>> cache = fastagg.Tiered("int8", path="updates/")
         >>> server = fastagg.ACE(torch.zeros(1000), lr=0.1, num_clients=100, cache=cache, warmup="partial")
         >>> task = server.dispatch(7)
         >>> server.receive(7, torch.ones(1000)).applied
@@ -75,32 +75,23 @@ class Tiered:
     """
 
     format: Cache = "int8"
-    memory: int | str = "1GB"
-    path: str | os.PathLike[str] = "rows"
-    keep: _checks.Count = 2
+    path: str | os.PathLike[str] = field(default="rows", kw_only=True)
+    keep: _checks.Count = field(default=2, kw_only=True)
 
     def __post_init__(self) -> None:
         _checks.fields(self)
-        bytes_of("memory", self.memory)
         if not isinstance(self.path, (str, os.PathLike)) or not str(self.path):
             raise ConfigError(f"path: expected a folder, got {self.path!r:.100}")
         object.__setattr__(self, "path", os.fspath(self.path))
 
 
-def bytes_of(name: str, given: int | str, expected: str = "bytes, such as 8_000_000_000 or '8GB'") -> int:
-    """``"64GB"`` as a number, for the setting of this name."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", given, re.I) if isinstance(given, str) else None
-    if found is not None:
-        number, unit, binary = found.groups()
-        return int(float(number) * (_BINARY if binary and unit else _UNITS)[unit.upper()])
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigError(_checks.wrong(name, expected, given))
-    return given
+Tiered.__init__ = _keywords.checked(Tiered.__init__)  # type: ignore[method-assign]
 
 
 def tiered_of(config: Plain) -> Tiered:
-    """The settings of a checkpoint; older ones say what happens to damaged rows, and how many a device has."""
-    return _keywords.made(Tiered, {key: value for key, value in config.items() if key not in ("damaged", "device")})
+    """The settings of a checkpoint; those of older ones say more."""
+    gone = "damaged", "device", "memory"
+    return Tiered(**{key: value for key, value in config.items() if key not in gone})
 
 
 class _Kept(NamedTuple):
@@ -118,7 +109,7 @@ class TieredRows:
     Nothing is opened before the first arrival, :meth:`state_dict` or :meth:`load_state_dict`.
 
     Args:
-        setting: format, memory and folder.
+        setting: format and folder.
         size: d, elements of a row.
         clients: n.
     """
@@ -126,44 +117,41 @@ class TieredRows:
     def __init__(self, setting: Tiered, size: int, clients: int) -> None:
         self.setting, self.size, self.clients = setting, size, clients
         self.folder = Path(setting.path)
-        self.native = native.engine.RowFile(
-            format=setting.format, shape=(size, clients), memory=bytes_of("memory", setting.memory),
-            keep=setting.keep, path=str(self.folder / ROWS),
-        )  # fmt: skip
+        self.native = native.engine.RowFile(format=setting.format, shape=(size, clients), path=str(self.folder / ROWS))
+        self._stride = native.engine.RowFile.stride(setting.format, size)  # bytes of a row
         me = weakref.proxy(self)
         self.native.on_first_use(lambda: me._claim())
         self.native.on_loss(lambda clients: me._tell(clients))
         # Called when rows were given up. It is a method of what holds this server, and must not hold that alive.
         self.after_loss: Callable[[], Callable[[], object] | None] = lambda: None
-        self._id = ""
+        self._id, self._last = "", 0  # the number of the last checkpoint
+        self._kept: dict[int, np.ndarray] = {}  # the slots of checkpoints that count, by number, in order
 
     def _named(self) -> AbstractContextManager[None]:
         return files.named(f"{self.folder}: the folder of the cached updates", CacheError)
-
-    def counts(self) -> dict[str, int]:
-        """What happened to rows since the folder was opened, and what they take."""
-        return {**self.native.counts(), "on_disk": self.native.nbytes_on_disk}
 
     def state_dict(self) -> State:
         """Where the rows are. When this returns they are on the disk, and stay there until :meth:`saved` of a later
         one."""
         cut = self.native.cut()
+        self._last += 1
         with self._named():
-            files.write(self.folder / f"{self._name(cut['number'])}.begun", _packed(cut["slots"]))
-        return {**cut, "id": self._id, "format": self.setting.format}
+            files.write(self.folder / f"{self._name(self._last)}.begun", _packed(cut["slots"]))
+        return {"number": self._last, **cut, "id": self._id, "format": self.setting.format}
 
     def saved(self, state: State) -> None:
         """A checkpoint with this :meth:`state_dict` is written: those before the last ``keep`` are given up."""
         number = state["number"]
-        stay = [self._name(one) for one in self.native.kept_with(number)]
+        kept = {one: slots for one, slots in self._kept.items() if one != number}
+        kept[number] = _plain(state)["slots"]
+        kept = dict([*kept.items()][-self.setting.keep :])
         with self._named():
-            for one in self._listed():
-                if one.begun and one.number == number:
-                    os.replace(self.folder / one.name, self.folder / self._name(number))
-                elif one.begun and one.number > number:
-                    stay.append(one.name)
-            self._tidy(stay)  # before the places of other rows are used
-        self.native.confirm(number)
+            begun = {one: self._slots_of(one) for one in self._listed() if one.begun and one.number > number}
+            with contextlib.suppress(FileNotFoundError):  # an attempt that failed behind this has renamed it
+                os.replace(self.folder / f"{self._name(number)}.begun", self.folder / self._name(number))
+            self._tidy([*map(self._name, kept), *(one.name for one in begun)])
+        self._kept = kept
+        self.native.keep([*kept.values(), *(slots for slots in begun.values() if slots is not None)])
 
     def load_state_dict(self, state: State) -> list[int]:
         """Inverse of :meth:`state_dict`, for rows that were not used yet. Return the clients whose rows are damaged:
@@ -184,22 +172,21 @@ class TieredRows:
         self._id, number = state["id"], state["number"]
         with self._named():
             there = self._listed()
-            slots = {one: self._slots_of(one) for one in there}
-            others = [
-                (one.number, held) for one, held in slots.items()
-                if held is not None and not one.begun and one.number != number
-            ]  # fmt: skip
-            last = max([number, *(one.number for one in there)])
-            _once_more(lambda: self.native.load(given, others, last))
-            mine = self._name(number)
-            files.write(self.folder / mine, _packed(_plain(state)["slots"]))
-            self._tidy([mine, *(self._name(other) for other, _ in others)])
+            kept = {
+                one.number: slots for one in there
+                if not one.begun and one.number != number and (slots := self._slots_of(one)) is not None
+            }  # fmt: skip
+            kept[number] = _plain(state)["slots"]
+            self._take(0, lambda file: self.native.load(file, given, [*kept.values()]))
+            files.write(self.folder / self._name(number), _packed(kept[number]))
+            self._tidy(map(self._name, kept))
+        self._kept, self._last = kept, max([number, *(one.number for one in there)])
         return lost
 
     def look(self, *, all: bool) -> list[int]:
         """Return the clients whose rows are damaged now, as :meth:`damaged` does."""
         cut = self.native.cut()
-        lost: list[int] = self.native.damaged(cut, 1 << 62 if all else SAMPLE)
+        lost = self._damaged(cut["slots"], cut["sums"], all)
         if lost and len(lost) == np.count_nonzero(cut["slots"] >= 0):
             raise self._none_is_whole(len(lost))
         return lost
@@ -207,8 +194,7 @@ class TieredRows:
     def _beyond(self, state: State) -> list[int]:
         """The clients whose rows lie behind the end of the file."""
         self.check(state)
-        stride = native.engine.RowFile.stride(self.setting.format, self.size)
-        there = os.stat(self.folder / ROWS).st_size // stride
+        there = os.stat(self.folder / ROWS).st_size // self._stride
         return [int(client) for client in np.flatnonzero(_plain(state)["slots"] >= there)]
 
     def _none_is_whole(self, count: int) -> CheckpointError:
@@ -237,11 +223,26 @@ class TieredRows:
         """The clients whose rows of this :meth:`state_dict` cannot be read, or have other checksums. Reads all rows, or
         :data:`SAMPLE` bytes; if one of these is damaged, all. Takes no lock and writes nothing."""
         self.check(state)
-        try:
-            found: list[int] = self.native.damaged(_plain(state), 1 << 62 if all else SAMPLE)
-        except (CacheError, ValueError) as error:
-            raise CheckpointError(str(error)) from error
-        return found
+        given = _plain(state)
+        with files.named(f"{self.folder / ROWS}: rows cannot be opened"):
+            return self._damaged(given["slots"], given["sums"], all)
+
+    def _damaged(self, slots: np.ndarray, sums: np.ndarray, all: bool) -> list[int]:
+        with_row = np.flatnonzero(slots >= 0).tolist()
+        sums = sums.reshape(len(with_row), self.native.windows)
+        every = 1 if all else max(1, -(-len(with_row) * self._stride // SAMPLE))
+
+        def is_damaged(row: int) -> bool:
+            try:
+                rows.seek(int(slots[with_row[row]]) * self._stride)
+                return self.native.sums(rows.read(self._stride)) != sums[row].tolist()
+            except OSError:  # a bad place on the disk
+                return True
+
+        with open(self.folder / ROWS, "rb") as rows:
+            if every > 1 and not any(map(is_damaged, range(random.randrange(every), len(with_row), every))):
+                return []
+            return [client for row, client in enumerate(with_row) if is_damaged(row)]
 
     def _tell(self, clients: list[int]) -> None:
         shown = ", ".join(map(str, sorted(clients)[:_SHOWN])) + ", ..." * (len(clients) > _SHOWN)
@@ -262,14 +263,33 @@ class TieredRows:
             )
         with self._named():
             files.make_folder(self.folder)
-            _once_more(self.native.open)
+            self._take(os.O_CREAT, self.native.open)
             self._tidy([])
         self._id = secrets.token_hex(8)
 
-    def _tidy(self, stay: list[str]) -> None:
+    def _take(self, flags: int, use: Callable[[int], None]) -> None:
+        """Open the file and lock it, for ``use``. A server that nobody refers to may still have it, until Python
+        collects cycles."""
+        with open(
+            self.folder / ROWS, "r+b", buffering=0, opener=lambda path, mode: os.open(path, mode | flags, 0o666)
+        ) as file:
+            for collected in (False, True):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if collected:
+                        raise CacheError(
+                            f"{self.folder / ROWS}: its rows are in use, by another server or process"
+                        ) from None
+                    gc.collect()
+            use(file.fileno())
+
+    def _tidy(self, stay: Iterable[str]) -> None:
         """Remove all files of checkpoints but these. The names in the folder are on the disk then."""
+        held = {*stay}
         for path in self.folder.iterdir():
-            if (path.name == OLD or path.name.startswith("slots-")) and path.name not in stay:
+            if (path.name == OLD or path.name.startswith("slots-")) and path.name not in held:
                 path.unlink()
         files.sync_folder(self.folder)
 
@@ -333,12 +353,3 @@ def _packed(slots: np.ndarray) -> bytes:
 
 def _plain(state: State) -> State:
     return {**state, **{name: state[name].numpy() for name in ("slots", "sums", "shadow")}}
-
-
-def _once_more(take: Callable[[], None]) -> None:
-    """Take the folder. A server that nobody refers to may still have it, until Python collects cycles."""
-    try:
-        take()
-    except CacheError:
-        gc.collect()
-        take()

@@ -100,7 +100,7 @@ def test_a_lost_row_has_a_record_and_the_log_with_it_leads_to_the_same_model(
     stride = native.engine.RowFile.stride("int8", size)
 
     def make() -> fastagg.Server:
-        cache = fastagg.Tiered("int8", memory=5 * stride, path=rows)
+        cache = fastagg.Tiered("int8", path=rows)
         return fastagg.ACE(torch.zeros(size), lr=0.1, num_clients=9, cache=cache, warmup="partial")
 
     with opened(tmp_path / "a", make) as server:

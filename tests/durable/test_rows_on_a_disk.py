@@ -285,9 +285,9 @@ def test_rows_that_cannot_be_read_written_or_synced_for_a_while(what: str, tmp_p
     play(twin, 0, 20)
     make, file = maker(tmp_path / "rows"), tmp_path / "rows" / tiered.ROWS
     with fastagg.open(tmp_path / "state", make) as server:
-        play(server, 0, 9)
-        server.checkpoint()
-        play(server, 9, 13)
+        for last in (9, 11, 13):  # the first checkpoint is given up, and leaves places in the file
+            play(server, server.version, last)
+            server.checkpoint()
         before = seen(server)
         with refusing(file, what):
             if what == "sync":

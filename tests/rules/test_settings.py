@@ -89,7 +89,6 @@ WRONG: list[tuple[Callable[..., Any], str, tuple[Any, ...]]] = [
     (ACE, "mode", ("clients",)),
     (partial(ACE, mode="client"), "cache", ("int8",)),
     (TIERED, "format", ("int7",)),
-    (TIERED, "memory", ("12 parsecs", 0)),
     (TIERED, "keep", (0,)),
     (TIERED, "path", ("",)),
     (partial(fastagg.ACED, X, lr=0.1, num_clients=2), "max_delay", (-1,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import inside
-from support.disks import damage, full_disk
+from support.disks import damage, full_disk, in_page_cache
 from torch import Tensor
 
 import fastagg
@@ -28,7 +29,7 @@ STRIDE = {format: native.engine.RowFile.stride(format, SIZE) for format in ("fp3
 
 def make(path: Path, clients: int = 12, size: int = SIZE, **more: Any) -> fastagg.Server:
     """ACE with its rows on a disk."""
-    given = {key: more.pop(key) for key in ("format", "keep", "memory") if key in more}
+    given = {key: more.pop(key) for key in ("format", "keep") if key in more}
     cache = fastagg.Tiered(**{"path": path, **given})
     return fastagg.ACE(torch.zeros(size), **{"lr": 0.1, "num_clients": clients, "cache": cache, "seed": 3, **more})
 
@@ -96,10 +97,8 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
     more: dict[str, Any] = {
         "lr": 0.1, "num_clients": 12, "max_delay": 6, "seed": 3, "freshness": freshness, "warmup": "partial",
     }  # fmt: skip
-    cache = fastagg.Tiered(memory=1, path=tmp_path / "few")  # as many rows as leave at once do not fit
-    wide = fastagg.Tiered(path=tmp_path / "all")
-    servers = [fastagg.ACED(torch.zeros(SIZE), cache=kind, **more) for kind in (cache, wide, "int8")]
-    few, all_, plain = servers
+    cache = fastagg.Tiered(path=tmp_path)
+    tiered_, plain = servers = [fastagg.ACED(torch.zeros(SIZE), cache=kind, **more) for kind in (cache, "int8")]
     draw, training, left = torch.Generator().manual_seed(5), [], 0
     for turn in range(150):
         idle = [client for client in range(12) if client not in training]
@@ -113,47 +112,44 @@ def test_rows_of_aced_leave_and_come_back(freshness: str, tmp_path: Path) -> Non
             server.receive(client, update)
         weights = inside.weights(plain)
         left += int((weights == 0).sum() > 3)
-        assert (inside.weights(few) == weights).all()
+        assert (inside.weights(tiered_) == weights).all()
     assert left > 20, "nobody was too old"
-    assert same(few, all_)
-    for client, row in enumerate(rows_of(few)):
+    for client, row in enumerate(rows_of(tiered_)):
         assert torch.equal(row, inside.row(plain, client))
-    torch.testing.assert_close(few.flat, plain.flat, rtol=0, atol=1e-4)
-    rows, weights = torch.stack(rows_of(few)).double(), torch.from_numpy(weights).double()
-    torch.testing.assert_close(inside.sum_of(few).double(), weights @ rows, rtol=0, atol=2e-5)
+    torch.testing.assert_close(tiered_.flat, plain.flat, rtol=0, atol=1e-4)
+    rows, weights = torch.stack(rows_of(tiered_)).double(), torch.from_numpy(weights).double()
+    torch.testing.assert_close(inside.sum_of(tiered_).double(), weights @ rows, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4"])
-def test_more_rows_leave_than_memory_holds(format: str, tmp_path: Path) -> None:
-    """When the warm-up ends nearly everybody is too old. That takes no more memory than anything else does."""
+def test_nearly_all_rows_leave_at_once(format: str, tmp_path: Path) -> None:
+    """When the warm-up ends nearly everybody is too old."""
     clients, size = 40, 140_000  # two windows
-    stride = native.engine.RowFile.stride(format, size)
 
-    def made(rows: int) -> fastagg.Server:
-        cache = fastagg.Tiered(format, memory=rows * stride, path=tmp_path / str(rows))
+    def made(name: str) -> fastagg.Server:
+        cache = fastagg.Tiered(format, path=tmp_path / name)
         return fastagg.ACED(torch.zeros(size), lr=0.1, num_clients=clients, cache=cache, seed=3)
 
-    few, all_ = made(4), made(clients)
+    saved, whole = made("saved"), made("whole")
     trace, most = Trace(clients, size), 0
     for _ in range(2 * clients):
-        before = inside.weights(few)
-        trace.play(1, few, all_)
-        after = inside.weights(few)
+        before = inside.weights(saved)
+        trace.play(1, saved, whole)
+        after = inside.weights(saved)
         most = max(most, int(((before > 0) & (after == 0)).sum()))
-        assert (inside.weights(all_) == after).all()
     assert most > 20, "nobody left"
-    assert same(few, all_), "what fits into memory makes no difference"
-    state = few.state_dict()
-    del few
+    torch.testing.assert_close(inside.sum_of(whole).double(), exact_sum(whole), rtol=0, atol=2e-5)
+    state = saved.state_dict()
+    del saved
     gc.collect()
-    again = made(4)
+    again = made("saved")
     again.load_state_dict(state)
-    trace.play(30, again, all_)
-    assert same(again, all_)
+    trace.play(30, again, whole)
+    assert same(again, whole)
 
 
-def aced(path: Path, rows: int = 4) -> fastagg.Server:
-    cache = fastagg.Tiered("int8", memory=rows * STRIDE["int8"], path=path)
+def aced(path: Path) -> fastagg.Server:
+    cache = fastagg.Tiered("int8", path=path)
     return fastagg.ACED(torch.zeros(SIZE), lr=0.1, num_clients=12, max_delay=3, cache=cache, seed=3)
 
 
@@ -169,7 +165,7 @@ def exact_sum(server: fastagg.Server) -> Tensor:
 
 
 def test_a_damaged_row_among_those_that_leave(tmp_path: Path) -> None:
-    server, trace = aced(tmp_path / "rows", 4), Trace()
+    server, trace = aced(tmp_path / "rows"), Trace()
     trace.play(11, server)
     update = torch.ones(SIZE)
     for _ in range(4):  # the warm-up ends, and all but client 0 are nearly too old
@@ -238,19 +234,20 @@ def test_places_in_the_file_are_used_again(tmp_path: Path) -> None:
     assert sizes[-1] < 4 * 12, "rows of checkpoints that were given up left no places"
 
 
-def test_memory_bounds_what_is_asked_for_ahead(tmp_path: Path) -> None:
-    server, trace = make(tmp_path, memory=3 * STRIDE["int8"]), Trace()
-    trace.play(12, server)
-    for client in range(5):
-        server.dispatch(client)
-    for client in range(5):
-        server.receive(client, torch.ones(SIZE))
-    counts = server.tiers()
-    assert counts["ahead"] == 3 and counts["cold"] == 2
-    for client in range(3):
-        server.dispatch(client)  # and these never answer
-    trace.play(40, server)
-    assert server.tiers()["ahead"] > counts["ahead"]
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="the page cache is asked of Linux")
+def test_a_row_is_asked_for_when_its_client_is_sent_a_model(tmp_path: Path) -> None:
+    server, path = make(tmp_path, warmup="partial"), tmp_path / "rows.bin"
+    Trace().play(12, server)
+    place = int(server.state_dict()["direction"]["cache"]["slots"][3]) * STRIDE["int8"]  # all is on the disk then
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), place, STRIDE["int8"], os.POSIX_FADV_DONTNEED)
+    if in_page_cache(path, place, STRIDE["int8"]):
+        pytest.skip("a file system without a page cache that lets go")
+    server.dispatch(3)
+    until = time.monotonic() + 60.0
+    while not in_page_cache(path, place, STRIDE["int8"]):
+        assert time.monotonic() < until, "nobody asked for it"
+        time.sleep(0.001)
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -338,7 +335,7 @@ def test_damage_between_two_runs_is_found_at_open(
     rows = tmp_path / "rows"
 
     def made() -> fastagg.Server:
-        return make(rows, warmup="partial") if rule == "ACE" else aced(rows, 4)
+        return make(rows, warmup="partial") if rule == "ACE" else aced(rows)
 
     trace = Trace()
     server = fastagg.open(tmp_path / "state", made)
@@ -351,7 +348,7 @@ def test_damage_between_two_runs_is_found_at_open(
     version = server.version
     server.close()  # `server` is still there, but its rows are free
     with pytest.raises(fastagg.FastaggError, match="closed"):
-        inside.row(server, 0)
+        inside.direction(server).rows.native.cut()
     lost = [2, 5, 7] if how == "flips" else [client for client in range(12) if slots[client] >= max(slots) // 2]
     assert 0 < len(lost) < 12
     (flip(rows, *lost) if how == "flips" else cut(rows, max(slots) // 2))(state)
@@ -496,13 +493,6 @@ def test_a_folder_keeps_no_more_checkpoints_than_there_are_rows_of(tmp_path: Pat
     with pytest.raises(fastagg.ConfigError, match="keep: 3 checkpoints"):
         fastagg.open(tmp_path / "state", lambda: make(tmp_path / "rows"), keep=3)
     fastagg.open(tmp_path / "state", lambda: make(tmp_path / "rows", keep=3), keep=3).close()
-
-
-def test_bytes_as_text() -> None:
-    from fastagg.storage.tiered import bytes_of
-
-    said = {"64GB": 64 * 10**9, "1.5 MiB": 3 << 19, "12": 12, "3kb": 3000, 7: 7}
-    assert {text: bytes_of("memory", text) for text in said} == said
 
 
 def test_a_forked_child_leaves_the_rows_to_its_parent(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import resource
 from collections.abc import Iterator
@@ -58,3 +60,14 @@ def damage(folder: Path, client: int, state: dict[str, Any], stride: int, place:
         file.write(bytes([byte[0] ^ 16]))
         file.flush()
         os.fsync(file.fileno())
+
+
+def in_page_cache(path: Path, place: int, nbytes: int) -> bool:
+    """Whether all of these bytes of a file are in the system's page cache. ``place``: a multiple of a page."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as whole:
+        view = ctypes.c_char.from_buffer(whole)
+        pages = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
+        at = ctypes.c_void_p(ctypes.addressof(view) + place)
+        found = ctypes.CDLL(None).mincore(at, ctypes.c_size_t(nbytes), pages)
+        del view
+    return found == 0 and all(page & 1 for page in pages)

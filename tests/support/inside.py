@@ -44,12 +44,17 @@ def row_in(cache: fastagg.ClientCache, slot: int) -> Tensor:
 
 def row_on_disk(rows: Any, client: int) -> Tensor | None:
     """A client's row, [d], of a TieredRows; None if it has none."""
-    held = rows.native.row(client)
-    if held is None:
+    place, format = int(rows.native.places[client]), rows.setting.format
+    if place < 0:
         return None
-    data, out = np.frombuffer(bytearray(held), np.uint8), memory.empty(rows.size)
-    scales = data.ctypes.data + rows.native.scales_at if native.row_formats[rows.setting.format][1] else 0
-    there = native.Rows(format=rows.setting.format, size=rows.size, slots=1, data=data.ctypes.data, scales=scales)
+    bits, is_scaled = native.row_formats[format]
+    stride = native.engine.RowFile.stride(format, rows.size)
+    with open(rows.folder / "rows.bin", "rb") as file:
+        file.seek(place * stride)
+        data, out = np.frombuffer(bytearray(file.read(stride)), np.uint8), memory.empty(rows.size)
+    behind = -(-rows.size // 256) * 256 * bits // 8  # scales begin with a page
+    scales = data.ctypes.data + -(-behind // 4096) * 4096 if is_scaled else 0
+    there = native.Rows(format=format, size=rows.size, slots=1, data=data.ctypes.data, scales=scales)
     native.read_row(there, slot=0, out=out.data_ptr())
     return out
 

@@ -90,7 +90,7 @@ class Scene:
 
     def make(self) -> fastagg.Server:
         if self.name == ON_A_DISK:
-            cache = fastagg.Tiered("int8", memory=1 << 16, path=self.root / "rows")
+            cache = fastagg.Tiered("int8", path=self.root / "rows")
             return fastagg.ACED(model(SIZE), lr=0.1, num_clients=CLIENTS, max_delay=1, warmup="partial", cache=cache)
         return PRESETS[self.name](model(SIZE))
 

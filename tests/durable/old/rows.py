@@ -19,7 +19,7 @@ LAST = range(19, 27)
 
 def make(path: str = "rows") -> fastagg.Server:
     """``path``: relative, so that the folders may lie anywhere."""
-    cache = fastagg.Tiered("int8", memory="1MB", path=path)
+    cache = fastagg.Tiered("int8", path=path)
     return fastagg.ACED(
         numbers(0, SIZE, 22), lr=0.1, num_clients=CLIENTS, cache=cache, max_delay=3, warmup="partial", seed=5
     )
