@@ -14,7 +14,7 @@ from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_k
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
-from fastagg.storage import tiered
+from fastagg.storage.tiered import ROWS, TieredRows, tiered_of
 
 
 def examine(path: Path, *, replay: bool = False, check: bool = False) -> dict[str, Any]:
@@ -192,7 +192,15 @@ def _rows(state: dict[str, Any], check: bool) -> list[str]:
     cache = state["config"]["direction"].get("cache")
     if not isinstance(cache, dict):
         return []
-    return tiered.problems(tiered.tiered_of(cache), state["flat"].numel(), state["direction"]["cache"], all=check)
+    try:
+        slots = state["direction"]["cache"]["slots"].tolist()
+        rows = TieredRows(tiered_of(cache), state["flat"].numel(), len(slots))
+        lost = rows.damaged(state["direction"]["cache"], all=check)
+    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        if isinstance(error, CheckpointError):
+            return [str(error)]
+        return [f"the places of the cached updates are damaged: {error!s:.200}"]
+    return [f"{rows.folder / ROWS}: client {one}'s row is damaged (slot {slots[one]})" for one in lost]
 
 
 def _summary(state: dict[str, Any]) -> dict[str, Any]:

@@ -123,20 +123,15 @@ class Keeper:
             time.sleep(0.01)
         self.journal.wait(sequence)
 
-    def request(self) -> _Request:
-        """Let the thread write a checkpoint."""
+    def checkpoint(self) -> int:
+        """Let the thread write a checkpoint, wait for it, and return its number. The caller holds nothing meanwhile, so
+        others go on, and a signal handler may call this while it interrupts such a call."""
+        self.refuse_with_lock("checkpoint()")
         request = _Request()
         self._requests.append(request)
         self.journal.nudge()
         if self._ended.is_set():  # it may have ended before it saw the request
             self._refuse_requests()
-        return request
-
-    def checkpoint(self) -> int:
-        """Let the thread write a checkpoint, wait for it, and return its number. The caller holds nothing meanwhile, so
-        others go on, and a signal handler may call this while it interrupts such a call."""
-        self.refuse_with_lock("checkpoint()")
-        request = self.request()
         request.done.wait()
         if request.error is not None:
             raise request.error

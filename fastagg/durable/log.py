@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fastagg._build import native
-from fastagg._types import Native, Plain, State
+from fastagg._types import Native, State
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import checkpoint_name, say_end
@@ -45,11 +44,6 @@ class Log:
         self._disk, self._uploads = disk, uploads
         self._is_open = True  # until the folder is given back
         self._process = os.getpid()
-
-    @property
-    def pending(self) -> int:
-        """How many bytes wait to be written."""
-        return int(self.journal.pending)
 
     def flush(self) -> None:
         """Wait until all that has happened so far is on the disk."""
@@ -99,12 +93,3 @@ class Log:
                 say_end(self._disk, self.journal.durable)
                 self._disk.leave()
                 self._is_open = False
-
-
-def begin_journal(disk: Disk, start: Plain, durability: Durability, max_waiting: int | None) -> Native:
-    """Return the journal of a folder that goes on at ``start`` (csrc/log/journal.h)."""
-    journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
-    journal.mode = durability
-    if max_waiting is not None:
-        journal.max_waiting = max_waiting
-    return journal

@@ -18,7 +18,7 @@ from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Contents, checkpoint_name, contents, free_name
 from fastagg.durable.keeper import EVERY, ROOM, Keeper
-from fastagg.durable.log import Durability, Log, begin_journal
+from fastagg.durable.log import Durability, Log
 from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError, ConfigError
@@ -139,7 +139,10 @@ def open_on(
         keeper.history = int(keep_history)
         start |= {"segment_bytes": segment}
         with named(disk.path):  # the system may refuse a thread
-            journal = begin_journal(disk, start, durability, server.max_waiting)
+            journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
+            journal.mode = durability
+            if server.max_waiting is not None:
+                journal.max_waiting = server.max_waiting
             log = Log(disk, journal, keeper, keeper.uploads, durability)
             keeper.start(journal, replayed, min(segment, ROOM))
         watch = watch_of(server) or Watch()  # `make` may have it watched

@@ -38,29 +38,25 @@ def salvage(
         if to.exists() and os.listdir(to):
             raise CheckpointError(f"{to}: expected a new or an empty folder")
     with named(path), Disk(path) as disk:
-        return _salvaged(disk, to, make)
-
-
-def _salvaged(disk: Disk, to: os.PathLike[str], make: Callable[[], Server] | None) -> Plain:
-    held = contents(disk)
-    begin, _ = newest(disk, held)
-    server = server_of(disk, begin, "salvage", make)
-    problem, last = _replayed(server, disk, held, begin)
-    engine.limit(server._engine, server._parts.settings)
-    if getattr(server.direction, "privacy", None) is not None:
-        server._draw_with(NoiseKey(os.urandom(32)))  # what lies behind may make the same versions of other updates
-    taken, refused = 0, []
-    with opening.open(to, lambda: server, "none") as new:
-        for record in _behind(disk, held, last):
-            try:
-                taken += _given_again(new, disk, held, record)
-            except (FastaggError, OSError) as error:
-                refused.append(f"record {record.sequence}: {error}")
-        new.checkpoint()
-        return {
-            "path": str(disk.path), "to": str(to), "problem": problem, "last": last, "taken": taken,
-            "refused": refused, "version": new.version,
-        }  # fmt: skip
+        held = contents(disk)
+        begin, _ = newest(disk, held)
+        server = server_of(disk, begin, "salvage", make)
+        problem, last = _replayed(server, disk, held, begin)
+        engine.limit(server._engine, server._parts.settings)
+        if getattr(server.direction, "privacy", None) is not None:
+            server._draw_with(NoiseKey(os.urandom(32)))  # what lies behind may make the same versions of other updates
+        taken, refused = 0, []
+        with opening.open(to, lambda: server, "none") as new:
+            for record in _behind(disk, held, last):
+                try:
+                    taken += _given_again(new, disk, held, record)
+                except (FastaggError, OSError) as error:
+                    refused.append(f"record {record.sequence}: {error}")
+            new.checkpoint()
+            return {
+                "path": str(disk.path), "to": str(to), "problem": problem, "last": last, "taken": taken,
+                "refused": refused, "version": new.version,
+            }  # fmt: skip
 
 
 def _replayed(server: Server, disk: Disk, held: Contents, begin: Checkpoint) -> tuple[str | None, int]:

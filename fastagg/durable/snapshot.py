@@ -83,8 +83,12 @@ class Snapshot:
             for name, tensor in tensors.items():
                 going_on()
                 writer.whole(name, tensor.detach().cpu().contiguous())
-            while (row := self._next_row()) is not None:
+            while self.rows is not None:
                 going_on()
+                with self.running.engine.locked:
+                    row = self.rows.next()
+                if row is None:
+                    break
                 place, data, scales = row
                 writer.part(_ROWS[0], place, data)
                 if scales:
@@ -93,9 +97,3 @@ class Snapshot:
         finally:
             writer.close()
         return writer.nbytes
-
-    def _next_row(self) -> Native:
-        if self.rows is None:
-            return None
-        with self.running.engine.locked:
-            return self.rows.next()

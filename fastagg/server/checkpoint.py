@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import secrets
 import stat
 import zipfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +141,6 @@ def write(state: State, path: Path) -> None:
     """Write ``state`` to a file beside ``path``, sync it to the disk, then rename it to ``path`` in one step.
 
     An existing file keeps its mode. If ``path`` is a symbolic link, the file that it points to is replaced."""
-    temporary = None
     path = path.resolve()
     if not path.parent.is_dir():
         raise CheckpointError(f"{path}: the checkpoint could not be written: create the folder {path.parent} first")
@@ -152,23 +148,12 @@ def write(state: State, path: Path) -> None:
     sums = torch.serialization.get_crc32_options()
     try:
         torch.serialization.set_crc32_options(True)  # `read` checks them
-        name = path.with_name(f"{path.name}{secrets.token_hex(4)}.partial")
-        with open(name, "xb", opener=partial(os.open, mode=0o666 if mode is None else 0o600)) as f:
-            temporary = name
-            torch.save(state, f)
-            f.flush()
-            if mode is not None:
-                os.fchmod(f.fileno(), mode)
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-        temporary = None
-        files.sync_folder(path.parent)  # syncs the rename itself
+        with files.whole(path, mode) as file:
+            torch.save(state, file)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: the checkpoint could not be written: {_cause(error)}") from error
     finally:
         torch.serialization.set_crc32_options(sums)
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _mode(path: Path) -> int | None:

@@ -45,8 +45,6 @@ class Log(Protocol):
     durability: Durability
     journal: Native
 
-    @property
-    def pending(self) -> int: ...
     def flush(self) -> None: ...
     def checkpoint(self) -> Path: ...
     def whole_state(self) -> State: ...
@@ -781,7 +779,7 @@ class Server:
         with self._engine.reading:
             parts = engine.nbytes(self._running)
         if self._log is not None:
-            parts["journal"] = self._log.pending
+            parts["journal"] = int(self._log.journal.pending)
         return {**parts, "total": sum(parts.values())}
 
     def tiers(self) -> dict[str, int]:

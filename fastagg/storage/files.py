@@ -6,8 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from fastagg.errors import CheckpointError, FastaggError
 
@@ -71,15 +74,26 @@ def make_folder(path: Path) -> None:
             return  # what somebody else gave us was there before
 
 
+@contextlib.contextmanager
+def whole(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of ``path``, and is on the disk, if the block ends without an error; otherwise
+    nothing has changed. ``mode``: the new file's. None: as the system has it."""
+    beside = path.with_name(f"{path.name}{secrets.token_hex(4)}.partial")
+    try:
+        with open(beside, "xb", opener=partial(os.open, mode=0o666 if mode is None else 0o600)) as file:
+            yield file
+            file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            sync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
 def write(path: Path, content: bytes) -> None:
     """Write a small file whole, or not at all. It is on the disk when this returns."""
-    partial = path.with_name(path.name + ".partial")
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        while content:
-            content = content[os.write(file, content) :]
-        sync(file)
-    finally:
-        os.close(file)
-    os.replace(partial, path)
-    sync_folder(path.parent)
+    with whole(path) as file:
+        file.write(content)

@@ -326,26 +326,6 @@ class TieredRows:
         return None
 
 
-def problems(setting: Tiered, size: int, state: State, *, all: bool) -> list[str]:
-    """What is wrong with the rows that a checkpoint refers to. Takes no lock and writes nothing.
-
-    Args:
-        setting: the server's.
-        size: d, elements of a row.
-        state: :meth:`TieredRows.state_dict` of the checkpoint.
-        all: look at all rows, as in :meth:`TieredRows.damaged`.
-    """
-    rows = TieredRows(setting, size, len(state["slots"]))
-    try:
-        slots = state["slots"].tolist()
-        lost = rows.damaged(state, all=all)
-        return [f"{rows.folder / ROWS}: client {one}'s row is damaged (slot {slots[one]})" for one in lost]
-    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        if isinstance(error, CheckpointError):
-            return [str(error)]
-        return [f"the places of the cached updates are damaged: {error!s:.200}"]
-
-
 def _packed(slots: np.ndarray) -> bytes:
     held = slots.astype("<i8").tobytes()
     return held + zlib.crc32(held).to_bytes(4, "little")
