@@ -142,10 +142,9 @@ void load_cut(RowFile& rows, int file, const py::dict& state, const std::vector<
 // The checksums of a row; none if it is not whole.
 std::vector<uint32_t> sums_of(const RowFile& rows, std::string_view row) {
   const store::RowShape& shape = rows.slots.shape;
-  std::vector<uint32_t> found;
-  const Row at = shape.row_at(const_cast<char*>(row.data()));  // it is only read
-  for (int64_t window = 0; window < shape.windows() && static_cast<int64_t>(row.size()) == shape.stride(); ++window)
-    found.push_back(shape.sum(shape.part(at, window), window));
+  if (static_cast<int64_t>(row.size()) != shape.stride()) return {};
+  std::vector<uint32_t> found(static_cast<size_t>(shape.windows()));
+  shape.sums(shape.row_at(const_cast<char*>(row.data())), found.data());  // it is only read
   return found;
 }
 

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "../cpu/pool.h"
 #include "sync.h"
 
 namespace fastagg::store {
@@ -20,6 +21,11 @@ void mark(std::vector<bool>& slots, const Slots::Places& places) {
 }
 
 }  // namespace
+
+void RowShape::sums(const Row& row, uint32_t* found) const {
+  auto one = [&](int64_t window) { found[window] = sum(part(row, window), window); };
+  cpu::parallel(windows(), stride(), one);
+}
 
 Slots::Slots(const RowShape& of_rows, int64_t clients, std::string at)
     : shape(of_rows), path(std::move(at)), places_(static_cast<size_t>(clients), -1) {}
@@ -57,7 +63,9 @@ Row Slots::read(int64_t client, const Block& into) {
   transfer(pread, "a row cannot be read", of(client) * shape.stride(), shape.stride(), into.get());
   bytes_read += shape.stride();
   const Row row = shape.row_at(into.get());
-  for (int64_t window = 0; window < shape.windows(); ++window) check(client, window, shape.part(row, window));
+  std::vector<uint32_t> found(static_cast<size_t>(shape.windows()));
+  shape.sums(row, found.data());
+  if (!std::equal(found.begin(), found.end(), sums(of(client)))) refuse_damaged(client);
   return row;
 }
 
@@ -67,14 +75,13 @@ Row Slots::read(int64_t client, int64_t window, char* into) {
   transfer(pread, "a row cannot be read", begin + shape.data_at(window), shape.data_bytes(count), part.data);
   transfer(pread, "a row cannot be read", begin + shape.scales_at(window), shape.scale_bytes(count), part.scales);
   bytes_read += shape.part_bytes();
-  check(client, window, part);
+  if (shape.sum(part, window) != sums(of(client))[window]) refuse_damaged(client);
   return part;
 }
 
-void Slots::check(int64_t client, int64_t window, const Row& part) {
-  if (shape.sum(part, window) != sums(of(client))[window])
-    throw RowDamaged(client, path + ": client " + std::to_string(client) + "'s row is damaged (slot " +
-                                 std::to_string(of(client)) + "): its checksum is another");
+void Slots::refuse_damaged(int64_t client) const {
+  throw RowDamaged(client, path + ": client " + std::to_string(client) + "'s row is damaged (slot " +
+                               std::to_string(of(client)) + "): its checksum is another");
 }
 
 void Slots::ask_ahead([[maybe_unused]] int64_t client, [[maybe_unused]] int64_t offset,
@@ -126,8 +133,7 @@ void Slots::put(int64_t client, const Block& row) {
 }
 
 void Slots::write(int64_t client, const Block& row) {
-  for (int64_t window = 0; window < shape.windows(); ++window)
-    sums(of(client))[window] = shape.sum(shape.part(shape.row_at(row.get()), window), window);
+  shape.sums(shape.row_at(row.get()), sums(of(client)));
   put(client, row);
 }
 

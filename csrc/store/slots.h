@@ -49,6 +49,7 @@ struct RowShape {
     const uint32_t data = cpu::crc32c(part.data, data_bytes(elements(window)), 0, false);
     return is_scaled() ? cpu::crc32c(part.scales, scale_bytes(elements(window)), data, false) : data;
   }
+  void sums(const Row& row, uint32_t* found) const;  // of all windows, in several threads
 
  private:
   static int64_t pages(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
@@ -111,7 +112,7 @@ class Slots {
   uint32_t* sums(int64_t slot) { return sums_.data() + slot * shape.windows(); }
   template <typename Call>
   void transfer(Call call, const char* what, int64_t at, int64_t size, void* memory) const;
-  void check(int64_t client, int64_t window, const Row& part);
+  [[noreturn]] void refuse_damaged(int64_t client) const;
   void put(int64_t client, const Block& row);
   [[noreturn]] void fail(const char* what, int error) const;
 
