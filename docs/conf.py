@@ -14,9 +14,9 @@ from typing import Any, get_args
 
 import fastagg
 import fastagg.integrations
+from fastagg.sim.data.sections import Section
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.sections import TimedDelay
-from fastagg.sim.section import Section
 
 project = "fastagg"
 author = "the fastagg authors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -95,6 +96,31 @@ def build_info() -> Plain:
         "cuda_architectures": [f"sm_{arch}" for arch in native.cuda_architectures.split(",") if arch],
         "cuda_runtime": f"{runtime // 1000}.{runtime % 1000 // 10}" if built else None,
         "cuda_devices": int(native.cuda_device_count()) if built else 0,
+    }
+
+
+def facts() -> Plain:
+    """Return what a bug report or a page of results needs of a machine and its software, as plain data for JSON."""
+    import numpy as np
+    import torch
+
+    built = build_info()
+    return {
+        "fastagg": built.pop("version"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.release()}",
+        "libc": " ".join(platform.libc_ver()),
+        "machine": platform.machine(),
+        "processor": built.pop("processor"),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+        "threads": built.pop("threads"),
+        "torch_threads": torch.get_num_threads(),
+        "tuning": built.pop("tuning"),
+        "tuned_by": built.pop("tuned_by"),
+        **built,
     }
 
 

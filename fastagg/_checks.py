@@ -59,6 +59,7 @@ class Rule(NamedTuple):
     kept: bool = True
 
 
+Number = Annotated[float, Rule()]
 Positive = Annotated[float, Rule(above=0)]
 NotNegative = Annotated[float, Rule(least=0)]
 Divisor = Annotated[float, Rule(least=1e-30)]
@@ -193,14 +194,12 @@ def _fields(kind: Any) -> Mapping[str, Any]:
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
-    """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(wrong(name, f"one of {', '.join(map(repr, choices))}", value) + meant(value, choices))
     return value
 
 
 def path(name: str, value: object) -> Path:
-    """Return ``value`` as a path."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(wrong(name, "a path: a str or a pathlib.Path", value))
     return Path(value)

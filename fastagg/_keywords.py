@@ -56,7 +56,7 @@ def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: 
     ``place`` says where an unknown keyword belongs, or nothing.
     """
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    public = ("fastagg.durable", "fastagg.presets", "fastagg.rules", "fastagg.server", "fastagg.storage")
+    public = tuple(f"fastagg.{room}" for room in ("distill", "durable", "presets", "rules", "server", "storage"))
     line = "fastagg." * function.__module__.startswith(public) + name
 
     @wraps(function)

@@ -10,7 +10,7 @@ from fastagg import _checks, ops
 from fastagg.errors import AlreadyCounted, ConfigError, UpdateTooLarge
 from fastagg.model import Layout
 from fastagg.rules.directions.buffer import check_exact
-from fastagg.rules.names import Weighting, words
+from fastagg.rules.names import Weighting
 from fastagg.server import admission
 from fastagg.server.dispatch import Partial, Samples
 from fastagg.storage import memory
@@ -54,9 +54,8 @@ class Leaf:
         exact: float | None = None,
     ) -> None:
         self.exact = None if exact is None else check_exact(exact)
-        if clip_norm is not None:
-            _checks.number("clip_norm", clip_norm, above=0)
-        _checks.one_of("weighting", weighting, words(Weighting))
+        _checks.fits("clip_norm", clip_norm, _checks.Positive | None)
+        _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
         self._counted: dict[int | str, None] = {}  # the oldest first
         self._begin()

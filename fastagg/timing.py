@@ -34,7 +34,6 @@ class Stopwatch:
 
     @property
     def total(self) -> float:
-        """Seconds since it was made."""
         return time.perf_counter() - self._started
 
     def timing(self, activity: str) -> Timing:

@@ -38,14 +38,10 @@ def processor() -> str:
             name = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
     except (OSError, StopIteration):
         if sys.platform == "darwin":
-            name = _brand()
+            words, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+            ctypes.CDLL(None).sysctlbyname(b"machdep.cpu.brand_string", words, ctypes.byref(size), None, 0)
+            name = words.value.decode()
     return f"{name} ({vendor or 'unknown vendor'}, family {family}, model {model})"
-
-
-def _brand() -> str:
-    words, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
-    ctypes.CDLL(None).sysctlbyname(b"machdep.cpu.brand_string", words, ctypes.byref(size), None, 0)
-    return words.value.decode()
 
 
 def current() -> dict[str, int]:

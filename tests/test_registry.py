@@ -122,11 +122,11 @@ def test_the_typed_settings_are_the_servers_own() -> None:
 
 
 def test_formats_of_rows_are_those_of_the_kernels() -> None:
-    assert names.words(names.Cache) == tuple(FORMATS)
+    assert get_args(names.Cache) == tuple(FORMATS)
 
 
 def test_every_word_is_accepted_and_another_is_not() -> None:
-    x, of = torch.zeros(D), names.words
+    x, of = torch.zeros(D), get_args
     fadas, ace = fastagg.FADAS, fastagg.ACE
     for setting, words, make in (
         ("delay_rule", of(names.DelayRule), lambda **k: fadas(x, **k)),

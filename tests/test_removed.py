@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastagg
-import fastagg.ops
+from fastagg import _checks
 from fastagg.removed import REMOVED, SETTINGS
 from fastagg.server.loading import server_from
 
@@ -19,15 +19,12 @@ def make() -> fastagg.Server:
     return fastagg.FedBuff(torch.zeros(5), buffer_size=2)
 
 
-ROOMS = {"fastagg": fastagg, "fastagg.ops": fastagg.ops, "fastagg.Server": make()}
-
-
-@pytest.mark.parametrize("name", [name for name in REMOVED if name.rpartition(".")[0] in ROOMS])
-def test_a_public_name(name: str) -> None:
-    room, _, last = name.rpartition(".")
+@pytest.mark.parametrize(("owner", "name"), [(fastagg, "fastagg.left"), (make(), "fastagg.Server.left")])
+def test_a_public_name(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REMOVED, name, "take another")
     with pytest.raises(AttributeError) as refusal:
-        getattr(ROOMS[room], last)
-    assert str(refusal.value) == f"{name} is gone: {REMOVED[name]}"
+        owner.left  # type: ignore[attr-defined]  # noqa: B018
+    assert str(refusal.value) == f"{name} is gone: take another" == str(_checks.no_attribute(owner, "left"))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +34,7 @@ def test_a_public_name(name: str) -> None:
         (lambda x: fastagg.AsyncFedED(x, lam=1.0, eps=1.0, sketch=1), "the setting 'sketch' is gone: .*distances"),
         (lambda x: fastagg.Tiered("int8", memory="8GB"), "the setting 'memory' is gone: .*page cache"),
         (lambda x: fastagg.Euclidean(sketch=1024), "the setting 'sketch' is gone: .*distances"),
+        (lambda x: fastagg.Distillation(None, x, keep_moments=True), "the setting 'keep_moments' is gone: .*zero"),
     ],
 )
 def test_a_setting(call: Any, words: str) -> None:

@@ -55,9 +55,3 @@ def test_the_environment_comes_before_the_table() -> None:
     assert default[0] == str(native.default_tuning()["prefetch"]) and default[2] == "table"
     wrong = run(code, FASTAGG_TUNE="prefetch=fast")
     assert wrong.returncode != 0 and "FASTAGG_TUNE: expected" in wrong.stderr
-
-
-def test_tune_says_what_replaced_it() -> None:
-    shown = CliRunner().invoke(app, ["tune"])
-    assert shown.exit_code == 2, shown.output
-    assert "FASTAGG_TUNE=" in shown.stderr and "fastagg info" in shown.stderr

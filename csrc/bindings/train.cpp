@@ -102,7 +102,7 @@ class Training {
 // Trains, or has `crew` do it: then `kept` owns all that is named by address.
 std::unique_ptr<Training> train_client(const std::shared_ptr<Table>& table, Address start, Address buffers, Address x,
                                        Address y, int64_t samples, const py::tuple& order, float lr, float momentum,
-                                       float weight_decay, float mu, Address correction, bool gradient, Address out,
+                                       float weight_decay, float mu, bool gradient, Address out,
                                        const std::shared_ptr<Crew>& crew, const py::object& kept) {
   Order batches(order, samples, table->batch());
   int64_t count = 0;
@@ -110,11 +110,11 @@ std::unique_ptr<Training> train_client(const std::shared_ptr<Table>& table, Addr
     if (length < 1 || length > table->batch()) throw Refused("train: a batch is empty or larger than the table's");
     count += length;
   }
-  const auto* labels = table->squares() ? nullptr : at<const int64_t>(y);
+  const auto* labels = at<const int64_t>(y);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t which = batches.index[i];
     if (which < 0 || which >= samples) throw Refused("train: a batch has a sample that is not there");
-    if (labels && (labels[which] < 0 || labels[which] >= table->outputs()))
+    if (labels[which] < 0 || labels[which] >= table->outputs())
       throw Refused("train: label " + std::to_string(labels[which]) + " is not one of the model's " +
                     std::to_string(table->outputs()) + " classes");
   }
@@ -122,7 +122,6 @@ std::unique_ptr<Training> train_client(const std::shared_ptr<Table>& table, Addr
                          at(buffers),
                          at<const float>(x),
                          labels,
-                         labels ? nullptr : at<const float>(y),
                          batches.index,
                          batches.lengths.data(),
                          static_cast<int64_t>(batches.lengths.size()),
@@ -130,7 +129,6 @@ std::unique_ptr<Training> train_client(const std::shared_ptr<Table>& table, Addr
                          momentum,
                          weight_decay,
                          mu,
-                         at<const float>(correction),
                          gradient,
                          at(out),
                          nullptr};
@@ -161,14 +159,14 @@ void bind_train(py::module_& m) {
   const py::kw_only by_name;
   py::class_<Table, std::shared_ptr<Table>>(m, "Table", "A network as layers that train without torch.")
       .def(py::init([](const std::array<int64_t, 3>& shape, const std::vector<py::dict>& layers, int64_t batch,
-                       bool squares, int64_t parameters, int64_t buffers) {
+                       int64_t parameters, int64_t buffers) {
              return std::make_shared<Table>(train::Shape{shape[0], shape[1], shape[2]}, descriptions(layers), batch,
-                                            squares, parameters, buffers);
+                                            parameters, buffers);
            }),
-           by_name, arg("shape"), arg("layers"), arg("batch"), arg("squares"), arg("parameters"), arg("buffers"))
+           by_name, arg("shape"), arg("layers"), arg("batch"), arg("parameters"), arg("buffers"))
       .def("train", &train_client, by_name, arg("start"), arg("buffers"), arg("x"), arg("y"), arg("samples"),
-           arg("order"), arg("lr"), arg("momentum"), arg("weight_decay"), arg("mu"), arg("correction") = 0,
-           arg("gradient"), arg("out"), arg("crew") = nullptr, arg("kept") = py::none())
+           arg("order"), arg("lr"), arg("momentum"), arg("weight_decay"), arg("mu"), arg("gradient"), arg("out"),
+           arg("crew") = nullptr, arg("kept") = py::none())
       .def_property_readonly("outputs", &Table::outputs)
       .def("evaluate", &evaluate, by_name, arg("start"), arg("buffers"), arg("x"), arg("samples"), arg("outputs"));
   py::class_<Crew, std::shared_ptr<Crew>>(m, "Crew", "Threads that train clients ahead of time.")

@@ -53,8 +53,7 @@ struct Net {
   const int32_t* places;              // [parameters] places of the flat vector's elements among the packed ones
   const int32_t* turning;             // [turned] place of a weight, as phases want them, among the packed ones
   int64_t parameters, packed, turned;
-  int64_t weights, gradient, velocity, anchor, correction, turned_weights;  // places in the workspace
-  bool squares;  // the loss: mean square instead of cross-entropy
+  int64_t weights, gradient, velocity, anchor, turned_weights;  // places in the workspace
 };
 
 struct Call {
@@ -62,15 +61,13 @@ struct Call {
   float* buffers;          // running statistics, changed in place
   const float* x;          // [samples, channels, height, width]
   const int64_t* labels;   // [samples]
-  const float* targets;    // [samples, outputs], if the loss is the mean square
   const int64_t* index;    // the batches' samples, one batch after the other
   const int64_t* lengths;  // [steps]
   int64_t steps;
   float lr, momentum, weight_decay, mu;
-  const float* correction;  // flat, added to every gradient; or null
-  bool gradient;            // one gradient instead of a delta
-  float* out;               // flat
-  float* outputs;           // not null: nothing is learned, and the samples' outputs, with running statistics, go here
+  bool gradient;   // one gradient instead of a delta
+  float* out;      // flat
+  float* outputs;  // not null: nothing is learned, and the samples' outputs, with running statistics, go here
 };
 
 }  // namespace fastagg::train

@@ -286,8 +286,7 @@ class Table::Builder {
       if (each->kind == kGroupNorm) each->scratch = take((6 + 2 * to_.net_.batch) * out.padded);
     }
     Net& net = to_.net_;
-    for (int64_t* each : {&net.weights, &net.gradient, &net.velocity, &net.anchor, &net.correction})
-      *each = take(net.packed);
+    for (int64_t* each : {&net.weights, &net.gradient, &net.velocity, &net.anchor}) *each = take(net.packed);
   }
 
   int32_t* list(int64_t count) { return to_.lists_.emplace_back(static_cast<size_t>(count)).data(); }
@@ -393,8 +392,7 @@ class Table::Builder {
   std::vector<int> readers_;
 };
 
-Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch, bool squares, int64_t parameters,
-             int64_t buffers)
+Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch, int64_t parameters, int64_t buffers)
     : places_(static_cast<size_t>(std::max<int64_t>(parameters, 0))),
       parameters_(parameters),
       memory_(std::make_unique<Memory>()) {
@@ -405,7 +403,6 @@ Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch,
              (each.kind != "batch_norm" || (each.mean >= 0 && each.variance >= 0)),
          "running statistics outside the model");
   net_.batch = batch;
-  net_.squares = squares;
   Builder(*this, input, layers);
   net_.images = images_.data();
   net_.layers = layers_.data();

@@ -31,16 +31,13 @@ struct Shape {
 class Table {
  public:
   // `batch`: samples of a batch at most. Throws Refusal (csrc/refusal.h) if the layers do not fit each other.
-  Table(Shape input, const std::vector<Description>& layers, int64_t batch, bool squares, int64_t parameters,
-        int64_t buffers);
+  Table(Shape input, const std::vector<Description>& layers, int64_t batch, int64_t parameters, int64_t buffers);
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
   ~Table();
 
-  int64_t parameters() const { return parameters_; }
   int64_t outputs() const { return images_.back().channels; }
   int64_t batch() const { return net_.batch; }
-  bool squares() const { return net_.squares; }
   // The call's numbers were checked: lengths are 1..batch, indices and labels are in their ranges.
   void train(const Call& call);
   // Writes the outputs of `samples` inputs, one after the other, with the running statistics.

@@ -579,15 +579,10 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
 void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Image& image = w.net.images[layer.in];
   const int64_t classes = image.channels;
-  const float share = 1.0f / static_cast<float>(w.net.squares ? w.count * classes : w.count);
+  const float share = 1.0f / static_cast<float>(w.count);
   for (int64_t s = first; s < last; ++s) {
     const float* z = w.values(layer.in) + s * image.sample;
     float* slope = w.slopes(layer.in) + s * image.sample;
-    if (w.net.squares) {
-      const float* target = w.call.targets + w.index[s] * classes;
-      for (int64_t k = 0; k < classes; ++k) slope[k] = 2.0f * (z[k] - target[k]) * share;
-      continue;
-    }
     float most = z[0], sum = 0.0f;
     for (int64_t k = 1; k < classes; ++k) most = z[k] > most ? z[k] : most;
     for (int64_t k = 0; k < classes; ++k) slope[k] = exp_negative(z[k] - most);
@@ -699,17 +694,14 @@ void put_outputs(const Work& w) {
 
 void train_client(const Net& net, const Call& call, float* memory) {
   float *weights = memory + net.weights, *gradient = memory + net.gradient, *velocity = memory + net.velocity;
-  float *anchor = memory + net.anchor, *correction = memory + net.correction, *turned = memory + net.turned_weights;
+  float *anchor = memory + net.anchor, *turned = memory + net.turned_weights;
   const int32_t *places = net.places, *turning = net.turning;
   const int64_t parameters = net.parameters, turns = net.turned;
-  const auto pack = [&](const float* flat, float* to) {
-    memset(to, 0, static_cast<size_t>(net.packed) * sizeof(float));
-    FASTAGG_NO_CARRY
-    for (int64_t i = 0; i < parameters; ++i) to[places[i]] = flat[i];
-  };
-  pack(call.start, weights);
+  const float* start = call.start;
+  memset(weights, 0, static_cast<size_t>(net.packed) * sizeof(float));
+  FASTAGG_NO_CARRY
+  for (int64_t i = 0; i < parameters; ++i) weights[places[i]] = start[i];
   if (call.mu != 0.0f) memcpy(anchor, weights, static_cast<size_t>(net.packed) * sizeof(float));
-  if (call.correction) pack(call.correction, correction);
   Work w{net, call, memory, 0, call.index};
   for (int64_t step = 0; step < call.steps; ++step, w.index += w.count) {
     w.count = call.lengths[step];
@@ -725,7 +717,6 @@ void train_client(const Net& net, const Call& call, float* memory) {
     for (int64_t i = 0; i < net.packed; i += kFloats) {
       const F x = at(weights + i);
       F slope = at(gradient + i);
-      if (call.correction) slope += at(correction + i);
       if (call.mu != 0.0f) slope = Simd::multiply_add(x - at(anchor + i), mu, slope);
       if (call.weight_decay != 0.0f) slope = Simd::multiply_add(x, decay, slope);
       if (call.momentum != 0.0f) {
@@ -736,7 +727,7 @@ void train_client(const Net& net, const Call& call, float* memory) {
     }
   }
   if (call.outputs) return;
-  const float *start = call.start, *found = call.gradient ? gradient : weights;
+  const float* found = call.gradient ? gradient : weights;
   float* out = call.out;
   FASTAGG_NO_CARRY
   for (int64_t i = 0; i < parameters; ++i) out[i] = call.gradient ? found[places[i]] : found[places[i]] - start[i];

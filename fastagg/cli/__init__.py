@@ -9,7 +9,6 @@ from fastagg.errors import MissingDependency
 
 
 def main() -> None:
-    """Entry point of the ``fastagg`` command."""
     try:
         _extras.require("the command line", "cli", _extras.CLI)
     except MissingDependency as error:

@@ -74,10 +74,14 @@ class ProgressBar(_Bar, Progress):
 class CellsBar(_Bar, Watcher):
     """The progress of all runs of a comparison, and a line for each run that ends."""
 
-    def __init__(self, cells: int, console: Console | None = None) -> None:
-        super().__init__(cells, "", console)
-        self._cells, self._over = cells, 0
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(0, "", console)
+        self.begun(0)
+
+    def begun(self, runs: int) -> None:
+        self._cells, self._over = runs, 0
         self._shares: dict[str, float] = {}
+        self.reset(self.tasks[0].id, total=runs)
         self._draw()
 
     def started(self, cell: Cell) -> None:

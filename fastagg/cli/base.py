@@ -61,8 +61,8 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:
-            if instead := REMOVED.get(error.option_name):
-                fail(f"{error.option_name} is gone: {instead}")
+            if instead := REMOVED.get(gone := f"{ctx.info_name} {error.option_name}"):
+                fail(f"{gone} is gone: {instead}")
             named = [one.make_metavar(ctx) for one in self.params if f"--{one.name}" == error.option_name]
             if named:
                 raise _errors.UsageError(

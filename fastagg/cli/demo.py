@@ -32,7 +32,6 @@ SEEDS = 3
 
 
 def configs(seed: int) -> list[Config]:
-    """Return the runs of the demo: every method with ``SEEDS`` seeds from ``seed`` on."""
     return [
         load(name, {"seed": own, "run.target": TARGET, **TUNED.get(name, {})})
         for name in RECIPES

@@ -10,7 +10,6 @@ import typer
 
 from fastagg.cli.base import command
 from fastagg.cli.screen import VALUE, fail, show
-from fastagg.removed import REMOVED
 
 
 @command()
@@ -23,7 +22,7 @@ def info(
     """
     import json
 
-    from fastagg.facts import facts
+    from fastagg._build import facts
     from fastagg.page import flat
     from fastagg.sheet import Sheet
 
@@ -32,23 +31,6 @@ def info(
         print(json.dumps(found, indent=2))
     else:
         show(Sheet("fastagg", ("name", VALUE), flat(found)))
-
-
-def _refused(gone: str, instead: str) -> None:
-    """Let a command that left say what to use instead, whatever its arguments."""
-
-    @command(
-        gone.removeprefix("fastagg "),
-        hidden=True,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )
-    def refuse() -> None:
-        fail(f"{gone} is gone: {instead}")
-
-
-for _gone, _instead in REMOVED.items():
-    if _gone.startswith("fastagg "):
-        _refused(_gone, _instead)
 
 
 @command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -1,28 +1,34 @@
-"""The commands that simulate: demo, run, compare and recipes."""
+"""The commands that simulate: demo, run, compare and recipes. Keys of recipes come as KEY=VALUE, KEY=VALUE,VALUE and
+KEY=LOW..HIGH."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastagg._checks import parse_change
 from fastagg._types import Foreign, Plain
 from fastagg.cli.base import command
 from fastagg.cli.screen import fail, listing, say, show
+from fastagg.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fastagg.cli.catalogue import Entry
     from fastagg.sim.one.result import Result
-    from fastagg.sim.recipes.tables import Cell
+    from fastagg.sim.recipes.config import Config
     from fastagg.sim.show.findings import Conclusions
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything random; replaces the recipe's.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the data, for recipes that read files.")]
 Format = Annotated[str, typer.Option("--format", metavar="png|pdf|svg", help="Format of the pictures.")]
+_CHOICE = r"""((?:"[^"]*"|'[^']*'|\[[^]]*\]|\{[^}]*\}|[^,])*),"""
 Change = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as client.lr=0.1; repeatable."),
@@ -47,12 +53,11 @@ def demo(
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
     from fastagg._build import usable_cores
     from fastagg.cli.demo import SYNCHRONOUS, TITLE, configs
-    from fastagg.sim.recipes.tables import Cell
 
-    cells = [Cell(config) for config in configs(seed)]
+    runs = configs(seed)
     _compare(
-        cells, out or Path("runs/demo"), title=TITLE, jobs=min(usable_cores(), len(cells)), replace=True,
-        picture=picture, baseline=SYNCHRONOUS,
+        runs, out or Path("runs/demo"), picture, title=TITLE, jobs=min(usable_cores(), len(runs)), replace=True,
+        baseline=SYNCHRONOUS,
     )  # fmt: skip
 
 
@@ -146,71 +151,76 @@ def compare(
     Each run has a folder; tables and plots show all of them. Stopped at any moment, the same command
     goes on where it was.
     """
-    from fastagg.cli.keys import parse_choices
-    from fastagg.sim.many.cells import cells
-
     given = dict(parse_choices(text) for text in changes or ())
     grid = {key: values for key, values in given.items() if len(values) > 1}
     shared = {key: values[0] for key, values in given.items() if len(values) == 1}
-    found = cells(recipes, {**shared, **_changes(seed, data_dir, None)}, grid, seeds)
-    out = out or Path("runs/compare")
-    if search:
-        found = _searched(found, search, budget, out, jobs)
     _compare(
-        found, out, title=title, jobs=jobs, target=target, baseline=baseline,
-        picture=picture, names=recipes,
+        recipes, out or Path("runs/compare"), picture, changes={**shared, **_changes(seed, data_dir, None)}, grid=grid,
+        seeds=seeds, search=dict(parse_range(text) for text in search or ()), budget=budget, title=title, jobs=jobs,
+        target=target, baseline=baseline,
     )  # fmt: skip
 
 
 @command()
 def recipes(
-    words: Annotated[list[str] | None, typer.Argument(help="Only those whose line has all these words.")] = None,
-    algorithm: Annotated[str | None, typer.Option("--algorithm", help="Only those that run this preset.")] = None,
-    data: Annotated[str | None, typer.Option("--data", help="Only those on this data set.")] = None,
-    no_files: Annotated[bool, typer.Option("--no-files", help="Only those that need no --data-dir.")] = False,
-    kind: Annotated[str | None, typer.Option("--kind", help="Only recipes (single runs) or tables.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Only those with all these words in their line, or of such presets.")
+    ] = None,
 ) -> None:
     """List the recipes and tables; in a checkout the papers', too.
 
     With their runs, their data, their purpose.
     """
-    from fastagg import _checks
-    from fastagg.cli.catalogue import catalogue
-
-    known = catalogue()
-    if algorithm is not None:
-        _checks.one_of("--algorithm", algorithm, tuple(sorted({name for one in known for name in one.algorithms})))
-    if data is not None:
-        _checks.one_of("--data", data, tuple(sorted({name for one in known for name in one.data})))
-    if kind is not None:
-        _checks.one_of("--kind", kind, ("recipes", "tables"))
-    chosen = [one for one in known if _like(one, words or (), algorithm, data, no_files, kind)]
+    asked = [word.lower() for word in words or ()]
+    chosen = [one[:3] for one in catalogue() if all(word in " ".join(one).lower() for word in asked)]
     if not chosen:
         fail("no recipe is like that: `fastagg recipes` lists them all")
-    listing([(one.name, _fact(one), one.purpose) for one in chosen])
+    listing(chosen)
 
 
-def _fact(one: Entry) -> str:
-    runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
-    return f"{runs} on {', '.join(one.data)}" + (" in files" if one.files else "")
+def catalogue() -> list[tuple[str, str, str, str]]:
+    """Return the name of every recipe and then of every table, its runs and their data, its purpose, its presets."""
+    from fastagg.sim import recipes
+    from fastagg.sim.recipes import tables
+
+    singles = [(name, [one], one.about) for name in recipes.names() for one in [recipes.load(name)]]
+    many = [(one.name, [cell.config for cell in one.cells], one.title) for one in map(tables.load, tables.names())]
+    found = []
+    for name, configs, purpose in [*singles, *many]:
+        runs = "1 run" if len(configs) == 1 else f"{len(configs)} runs"
+        data = ", ".join(dict.fromkeys(one.data.shown for one in configs))
+        files = " in files" * any(hasattr(one.data, "dir") for one in configs)
+        presets = " ".join({one.algorithm.name for one in configs})
+        found.append((name, f"{runs} on {data}{files}", purpose.replace("\n", " ").rstrip("."), presets))
+    return found
 
 
-def _like(
-    one: Entry, words: Sequence[str], algorithm: str | None, data: str | None, no_files: bool, kind: str | None
-) -> bool:
-    line = f"{one.name} {_fact(one)} {one.purpose}".lower()
-    return (
-        algorithm in (None, *one.algorithms)
-        and data in (None, *one.data)
-        and not (no_files and one.files)
-        and kind in (None, "tables" if one.runs > 1 else "recipes")
-        and all(word.lower() in line for word in words)
-    )
+def parse_choices(text: str) -> tuple[str, list[object]]:
+    """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes does not separate."""
+    key, equals, values = text.partition("=")
+    parts = re.findall(_CHOICE, f"{values},")
+    if len(parts) > 1 and not all(map(str.strip, parts)):
+        raise ConfigError(f"expected key=value,value such as client.lr=0.1,0.3, got {text!r}")
+    parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
+    return parsed[0][0], [value for _, value in parsed]
+
+
+def parse_range(text: str) -> tuple[str, tuple[float, float]]:
+    """Split "client.lr=0.01..1" into its key and its range. ConfigError for another form."""
+    key, _, span = text.partition("=")
+    found = re.fullmatch(r"\s*(\S+?)\.\.(\S+)\s*", span)
+    try:
+        if found is None or not key.strip():
+            raise ValueError
+        low, high = (int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in found.groups())
+        if not low < high < float("inf") or low == -float("inf"):
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"--search: expected KEY=LOW..HIGH such as client.lr=0.01..1, got {text!r}") from None
+    return key.strip(), (low, high)
 
 
 def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | None) -> Plain:
-    from fastagg.cli.keys import parse_change
-
     values = dict(parse_change(text) for text in changes or ())
     if seed is not None:
         values["seed"] = seed
@@ -219,42 +229,26 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
     return values
 
 
-def _searched(cells: Sequence[Cell], texts: Sequence[str], budget: int, out: Path, jobs: int | None) -> list[Cell]:
-    from fastagg.cli.bars import CellsBar
-    from fastagg.cli.keys import parse_range
-    from fastagg.sim.many.search import searched
-
-    ranges, methods = dict(parse_range(text) for text in texts), {cell.folder for cell in cells}
-    with CellsBar(budget * len(methods)) as bar:
-        best = searched(cells, ranges, budget, out, bar, jobs=jobs)
-    for cell in {cell.folder: cell for cell in reversed(best)}.values():
-        values = dict(cell.config.model_dump(mode="python"))
-        say(f"{cell.folder}: " + ", ".join(f"{key}={_value(values, key)}" for key in ranges))
-    return best
-
-
-def _value(values: Plain, key: str) -> str:
-    for part in key.split("."):
-        values = values[part]
-    return f"{values:.4g}"
-
-
-def _compare(cells: Sequence[Cell], out: Path, **settings: Foreign) -> None:
+def _compare(recipes: Sequence[str | Config], out: Path, picture: str, **settings: Foreign) -> None:
     from fastagg import _checks
     from fastagg.cli.bars import CellsBar
-    from fastagg.sim.many.compare import compare as run_all
+    from fastagg.sim import compare as run_all
     from fastagg.sim.show.style import FORMATS
 
-    _checks.one_of("--format", settings["picture"], FORMATS)
-    with CellsBar(len(cells)) as bar:
-        done = run_all(cells, out, bar, **settings)
+    _checks.one_of("--format", picture, FORMATS)
+    with CellsBar() as bar:
+        done = run_all(recipes, out=out, picture=picture, watcher=bar, **settings)
+    for group in done.groups if settings.get("search") else ():
+        values = group.results[0].config.model_dump()
+        best = (f"{key}={reduce(getitem, key.split('.'), values):.4g}" for key in settings["search"])
+        say(f"{group.label}: {', '.join(best)}")
     if done.findings is not None:
         _tell(done.findings)
         _say_where(out, done.pictures)
     _end_if_interrupted(done.results)
     if done.failed:
-        one = next(iter(done.failed.items()))
-        fail(f"{len(done.failed)} of {len(cells)} runs failed, {one[0]}: {one[1]}")
+        name, why = next(iter(done.failed.items()))
+        fail(f"{len(done.failed)} of {len(done.failed) + len(done.results)} runs failed, {name}: {why}")
 
 
 def _show(result: Result, out: Path, picture: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from torch import nn
 
-from fastagg import _checks, ops
+from fastagg import _checks, _keywords, ops
 from fastagg._checks import Count, Decay, NotNegative, Positive
 from fastagg._types import Arrays, Plain
 from fastagg.errors import ConfigError
@@ -29,8 +29,7 @@ class Distillation:
         alpha: the weight of the KL term. ``(alpha_min, alpha_max)``: the teachers' entropy chooses a value in this
             range (Eq. 4). Or one number.
         clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2); None: no clipping.
-        lr, betas, eps: Adam's, with bias correction. Moments start from zero at every version unless ``keep_moments``.
-        keep_moments: keep Adam's moments from version to version.
+        lr, betas, eps: Adam's, with bias correction. Moments start from zero at every version.
         steps: Q, the steps per version; None: one pass over the samples. The paper does not give it.
         batch_size: samples per step. The paper does not give it.
         inference_batch_size: samples per forward pass of a teacher.
@@ -55,7 +54,6 @@ class Distillation:
     lr: NotNegative = 3e-6
     betas: tuple[float, float] = (0.9, 0.999)
     eps: Positive = 1e-8
-    keep_moments: bool = False
     steps: Count | None = None
     batch_size: Count = 128
     inference_batch_size: Count = 500
@@ -79,3 +77,6 @@ class Distillation:
         """Return all settings that are plain data, for checkpoints."""
         skipped = ("model", "unlabelled", "forward")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
+
+
+Distillation.__init__ = _keywords.checked(Distillation.__init__)  # type: ignore[method-assign]

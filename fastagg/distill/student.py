@@ -53,7 +53,6 @@ class Student:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of logits over all samples."""
         return length(self.inputs) * self.rows_per_sample
 
     def bind(self, flat: Tensor, buffers: Tensor) -> None:

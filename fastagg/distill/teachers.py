@@ -75,7 +75,6 @@ class Teachers:
         return ops.soft_targets(logits, scale=1.0 / put.after.heard, out=out)
 
     def nbytes(self) -> int:
-        """Return the bytes of the rows and their sum."""
         return self.cache.nbytes() + self.now.sum.nbytes
 
     def state_dict(self) -> State:

@@ -40,12 +40,10 @@ def load(source: object, samples: int | None, shape: Sequence[int] | None, seed:
 
 
 def length(inputs: Inputs) -> int:
-    """Return the number of samples."""
     return len(inputs) if isinstance(inputs, Tensor) else len(next(iter(inputs.values()), ()))
 
 
 def take(inputs: Inputs, index: Tensor | slice) -> Inputs:
-    """Return the samples of ``index``."""
     if isinstance(inputs, Tensor):
         return inputs[index]
     return {name: tensor[index] for name, tensor in inputs.items()}

@@ -23,7 +23,6 @@ from fastagg.durable.recovery import Recovered, made_of, no_server, recover, tak
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError, ConfigError
 from fastagg.removed import REMOVED
-from fastagg.rules.names import words
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.watching import Watch, watch_of
@@ -82,7 +81,7 @@ def open(
         1
     """
     path = _checks.path("path", path)
-    _checks.one_of("durability", durability, words(Durability))
+    _checks.fits("durability", durability, Durability)
     if not callable(make) or isinstance(make, torch.nn.Module):
         raise no_server(make)
     with named(path):
@@ -120,9 +119,7 @@ def open_on(
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
     with named(disk.path):
         if any(map(_CUT.fullmatch, disk.names())):
-            raise CheckpointError(
-                f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['fastagg.sharded']}"
-            )
+            raise CheckpointError(f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['origin=']}")
     journal = keeper = None
     begun: list[Server] = []
 

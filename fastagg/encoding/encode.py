@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -42,13 +42,11 @@ class TopK:
         tensor([ 0., -3.,  2.,  0.])
     """
 
-    share: float
+    share: Annotated[float, _checks.Rule(above=0, most=1)]
     values: Values = "bf16"
 
     def __post_init__(self) -> None:
-        if _checks.number("share", self.share, above=0) > 1:
-            raise ConfigError(_checks.wrong("share", "a share in (0, 1]", self.share))
-        _checks.one_of("values", self.values, get_args(Values))
+        _checks.fields(self)
 
 
 class ErrorFeedback:
@@ -75,9 +73,7 @@ class ErrorFeedback:
     """
 
     def __init__(self, decay: float = 1.0) -> None:
-        self.decay = float(_checks.number("decay", decay, least=0))
-        if self.decay > 1:
-            raise ConfigError(_checks.wrong("decay", "a number in [0, 1]", decay))
+        self.decay: float = _checks.fits("decay", decay, Annotated[float, _checks.Rule(least=0, most=1)])
         self.residual: Tensor | None = None
         self.count = 0
 
@@ -139,7 +135,7 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
     """
     name, values = ("topk", format.values) if isinstance(format, TopK) else (format, "fp32")
     if name != "topk":
-        _checks.one_of("format", name, get_args(Format))
+        _checks.fits("format", name, Format)
     elif not isinstance(format, TopK):
         raise ConfigError(_checks.wrong("format", "fastagg.TopK(share), or " + ", ".join(get_args(Format)), format))
     _checks.whole("seed", seed, least=0, most=2**64 - 1)

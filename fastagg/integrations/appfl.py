@@ -20,11 +20,10 @@ import fastagg
 from fastagg import _checks
 from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
-from fastagg.integrations import preset, require
+from fastagg.integrations import as_in, check_names, check_settings, number_of, preset, require, resolved
 from fastagg.integrations.evaluation import Window
 from fastagg.integrations.goals import of_clients
 from fastagg.integrations.models import resume
-from fastagg.integrations.named import as_in, check_names, check_settings, number_of, resolved
 from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Book, Session, Settings
 from fastagg.server import checkpoint

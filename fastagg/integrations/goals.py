@@ -10,14 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from fastagg import _checks, _keywords
+from fastagg._checks import Count, NotNegative, Number, Positive
 from fastagg._types import State
 from fastagg.errors import ConfigError, RunFailed
 
 _LONGEST = 300.0  # the longest pause of a client that keeps failing, in seconds
 Goal = TypeVar("Goal")
+Mode = Literal["max", "min"]
 # Of a metric with one of these words in its name, less is better.
 LESS = frozenset(("loss", "error", "perplexity", "ppl", "mse", "rmse", "mae", "nll"))
 
@@ -39,22 +41,15 @@ class Stop:
     """
 
     metric: str = "accuracy"
-    target: float | None = None
-    patience: int | None = None
-    seconds: float | None = None
-    mode: str | None = None
+    target: Number | None = None
+    patience: Count | None = None
+    seconds: Positive | None = None
+    mode: Mode | None = None
 
     def __post_init__(self) -> None:
         if self.target is None and self.patience is None and self.seconds is None:
             raise ConfigError("stop: expected a target, patience or seconds, got none of them")
-        if self.target is not None:
-            _checks.number("target", self.target)
-        if self.patience is not None:
-            _checks.whole("patience", self.patience, least=1)
-        if self.seconds is not None:
-            _checks.number("seconds", self.seconds, above=0)
-        if self.mode is not None:
-            _checks.one_of("mode", self.mode, ("max", "min"))
+        _checks.fields(self)
 
     @classmethod
     def of(cls, given: object) -> Stop | None:
@@ -73,11 +68,10 @@ class Best:
 
     path: str | os.PathLike[str]
     metric: str = "accuracy"
-    mode: str | None = None
+    mode: Mode | None = None
 
     def __post_init__(self) -> None:
-        if self.mode is not None:
-            _checks.one_of("mode", self.mode, ("max", "min"))
+        _checks.fields(self)
         if not Path(self.path).absolute().parent.is_dir():
             raise ConfigError(f"best: no such folder: {Path(self.path).absolute().parent}")
 
@@ -129,15 +123,12 @@ class Watch:
         return False
 
     def reached(self, target: float) -> bool:
-        """Whether the best value reaches the target."""
         return self.best is not None and self.sign * self.best >= self.sign * target
 
     def state_dict(self) -> State:
-        """Plain data."""
         return {"best": self.best, "version": self.version, "since": self.since}
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`."""
         self.best, self.version, self.since = state["best"], state["version"], state["since"]
 
 
@@ -178,18 +169,13 @@ class Limits:
         ConfigError: a setting is out of range.
     """
 
-    max_failures: int | None = 5
-    max_in_a_row: int | None = 50
-    retry_after: float = 5.0
-    max_seconds: float | None = None
+    max_failures: Count | None = 5
+    max_in_a_row: Count | None = 50
+    retry_after: NotNegative = 5.0
+    max_seconds: Positive | None = None
 
     def __post_init__(self) -> None:
-        for name, limit in (("max_failures", self.max_failures), ("max_in_a_row", self.max_in_a_row)):
-            if limit is not None:
-                _checks.whole(name, limit, least=1)
-        if self.max_seconds is not None:
-            _checks.number("max_seconds", self.max_seconds, above=0)
-        _checks.number("retry_after", self.retry_after, least=0)
+        _checks.fields(self)
 
 
 class Failures:
@@ -216,17 +202,14 @@ class Failures:
         return wait
 
     def taken(self, client: Hashable) -> None:
-        """Note that an update of ``client`` was taken."""
         self._clients.pop(client, None)
         self._row.clear()
         self._since = self._clock()
 
     def rests(self, client: Hashable) -> bool:
-        """Whether ``client`` gets no task now."""
         return client in self._clients and self._clients[client].until > self._clock()
 
     def is_out(self, client: Hashable) -> bool:
-        """Whether ``client`` never gets a task again."""
         return client in self._clients and self._clients[client].until == math.inf
 
     def check(self, here: Iterable[Hashable]) -> None:

@@ -253,8 +253,6 @@ class Leaves:
 
 
 class _Leaf:
-    """The actor of a leaf."""
-
     def __init__(self, whole: Part, settings: Options, clients: Sequence[Client], train: Callable[..., Any]) -> None:
         _take_threads()
         self._whole, self._settings, self._clients, self._train = whole, settings, clients, train

@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fastagg import _checks
+from fastagg._checks import Count
 from fastagg._types import Arrays, State
 from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
 from fastagg.integrations import replies
@@ -54,14 +54,13 @@ class Settings(Limits):
     best: Any = None
     on_version: OnVersion | None = None
     trackers: AnyTrackers = None
-    evaluate_every: int = 1
+    evaluate_every: Count = 1
     evaluate_aside: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.stop = Stop.of(self.stop)
         self.best = Best.of(self.best, self.stop)
-        _checks.whole("evaluate_every", self.evaluate_every, least=1)
 
 
 @dataclass
@@ -146,7 +145,6 @@ class Book(Generic[Key, Who]):
         return any(until > now for until in self._out.values())
 
     def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> None:
-        """Note that a task went out."""
         self.pop(key)
         self._open[key] = Open(who, task, self._clock() + timeout)
         self._out.pop(who, None)
@@ -231,7 +229,6 @@ class Session:
     # -- replies -------------------------------------------------------------------------------------------------
 
     def note(self, clients: Sequence[Hashable], outcomes: Sequence[Outcome]) -> None:
-        """Note what became of the clients' replies."""
         for client, outcome in zip(clients, outcomes, strict=True):
             if isinstance(outcome, Receipt):
                 self.taken(client, outcome)
@@ -240,7 +237,6 @@ class Session:
                 self.refused(client, outcome)
 
     def taken(self, client: Hashable, receipt: Receipt) -> None:
-        """Note that an update was taken."""
         self.failures.taken(client)
         self.tally.updates += 1
         self.tally.by_client[client] += 1
@@ -317,12 +313,10 @@ class Session:
         self.over = self.over or why
 
     def close(self) -> None:
-        """End the evaluation and the trackers."""
         self._evaluation.close()
         self.trackers.close()
 
     def summary(self) -> str:
-        """The run so far, in a few lines."""
         tally, seconds = self.tally, self.seconds
         rate = tally.updates / seconds if seconds > 0 else 0.0
         mean = tally.delays / tally.updates if tally.updates else 0.0
@@ -349,13 +343,11 @@ class Session:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
-        """Plain data: what a resumed run needs."""
         kept = {name: watch.state_dict() for name, watch in self._watches.items()}
         reported = {client: list(rows) for client, rows in self.by_client.items()}
         return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept, "by_client": reported}
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`."""
         if state:
             self.tally, self._before = Tally(**state["tally"]), state["seconds"]
             self.by_client = {client: list(map(tuple, rows)) for client, rows in state.get("by_client", {}).items()}

@@ -163,7 +163,6 @@ def parse(text: str) -> tuple[str, str]:
 
 
 def numeric(row: Mapping[str, object]) -> dict[str, float]:
-    """The numbers of a row."""
     return {name: float(value) for name, value in row.items() if isinstance(value, numbers.Real)}
 
 
@@ -174,11 +173,9 @@ class Trackers:
         self._alive = made(given)
 
     def log(self, row: Mapping[str, object], step: int) -> None:
-        """Pass a row to all trackers."""
         self._each(lambda one: one.log(numeric(row), step))
 
     def close(self) -> None:
-        """Close all trackers."""
         self._each(lambda one: one.close())
         self._alive = []
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -266,7 +266,6 @@ class Layout:
 
     @classmethod
     def from_spec(cls, spec: State) -> Layout:
-        """Inverse of :meth:`spec`."""
         entries = [Entry(n, tuple(s), d, r, o) for n, s, d, r, o in spec["entries"]]
         return cls(spec["form"], entries, spec["constants"], spec.get("numpy", False))
 
@@ -444,6 +443,9 @@ class Layout:
                 cut = self._cut(flat, e) if e.role == "alias" else next(cuts[e.role])
                 view = cut if len(e.shape) == 1 else cut.view(e.shape)
                 arrays[e.name] = view if fp32 or e.dtype == "float32" else view.to(getattr(torch, e.dtype))
+        return self.formed(arrays)
+
+    def formed(self, arrays: dict[str, Any]) -> Arrays:
         if self.form in ("module", "state_dict"):
             return arrays
         return list(arrays.values()) if self.form == "list" else arrays[""]
@@ -507,9 +509,7 @@ class Layout:
             if e.dtype != "float32":  # the client was sent a model rounded to the model's own type
                 sent = sent.to(getattr(torch, e.dtype)).to(torch.float64)
             torch.sub(array.to(flat.device), sent, out=result[e.name])
-        if self.form in ("module", "state_dict"):
-            return result
-        return list(result.values()) if self.form == "list" else vector
+        return self.formed(result)
 
     def restored(self, difference: Arrays, model: ModelState) -> Arrays:
         """Return ``difference`` with ``model``'s values added to its buffers and counters. Its parameters do not
@@ -525,7 +525,7 @@ class Layout:
             if tuple(array.shape) != e.shape:
                 raise ShapeMismatch(f"update {e.name!r}: expected shape {list(e.shape)}, got {list(array.shape)}")
             arrays[e.name] = sent + array.to(sent.device, sent.dtype)
-        return list(arrays.values()) if self.form == "list" else arrays
+        return self.formed(arrays)
 
     @staticmethod
     def _cut(vector: Tensor, entry: Entry) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from fastagg import _checks
-from fastagg._types import Arrays
 from fastagg.errors import ConfigError, ShapeMismatch
 from fastagg.model.layout import Layout, Part, Tied
 from fastagg.storage.pieces import as_array
@@ -40,14 +39,14 @@ class Cut(list[Part]):
             own = (entry for entry in self.layout.entries if entry.role == "parameter")
             arrays = {e.name: vector[e.offset : e.offset + e.size].reshape(e.shape) for e in own}
         named = ({e.name: arrays[e.name] for e in part.layout.entries if e.name in arrays} for part in self)
-        return [_formed(self.layout, found) for found in named]
+        return [self.layout.formed(found) for found in named]
 
     def join(self, models: Iterable[Any]) -> Any:
         """Return the whole of each part's ``params`` or ``parameters()``, in the form in which the model came."""
         arrays: dict[str, Any] = {}
         for part, model in zip(self, models, strict=True):
             arrays |= part.layout._arrays(model, "model")
-        return _formed(self.layout, {e.name: arrays[e.name] for e in self.layout.entries})
+        return self.layout.formed({e.name: arrays[e.name] for e in self.layout.entries})
 
 
 def parts(
@@ -85,7 +84,7 @@ def parts(
     for number in range(count):
         mine = {e.name: arrays[e.name] for e in layout.entries if place[owner[e.name]] == number}
         part = layout.of_some(mine, buffers or {})
-        cut.append(Part(part, _formed(layout, mine), by_part or count == 1))
+        cut.append(Part(part, layout.formed(mine), by_part or count == 1))
     return cut
 
 
@@ -109,9 +108,3 @@ def _modules(name: str) -> Iterator[str]:
     yield (module := name.rpartition(".")[0])
     if module:
         yield from _modules(module)
-
-
-def _formed(layout: Layout, arrays: dict[str, Any]) -> Arrays:
-    if layout.form in ("module", "state_dict"):
-        return arrays
-    return list(arrays.values()) if layout.form == "list" else arrays[""]

@@ -21,7 +21,6 @@ _LARGEST = 2.0**107
 
 
 def is_variance(name: str) -> bool:
-    """Return whether a buffer is a running variance."""
     return name.endswith("running_var")
 
 

@@ -83,14 +83,12 @@ def apart_from(name: str, out: int, pieces: Pieces, same: bool = True) -> None:
 
 
 def update_of(pieces: Pieces) -> native.Update:
-    """The update in the form that kernels take."""
     if len(pieces.native) == 1:
         return native.Update.one(*pieces.native[0])
     return native.Update(pieces.native)
 
 
 def pair(name: str, given: Any) -> tuple[Any, Any]:
-    """Return two numbers."""
     try:
         first, second = given
     except (TypeError, ValueError):
@@ -164,7 +162,6 @@ def optimizer_of(
 
 
 def _check_units(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:
-    """Check the scales of 8-bit moments."""
     rows = 2 if "v" in OPTIMIZERS[optimizer] else 1
     if not OPTIMIZERS[optimizer] or optimizer in native.plain_optimizers:
         raise ConfigError(f"{optimizer} has no moments" + (" in 8 bits" if OPTIMIZERS[optimizer] else ""))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Annotated, Any, Literal, TypedDict, Unpack, get_type_hints
 
 from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
+from fastagg._checks import Positive, Rule
 from fastagg._types import Native
 from fastagg.errors import ConfigError, DeviceError, ShapeMismatch
 from fastagg.ops.checks import Update, apart_from, update_of, vector
@@ -35,35 +36,29 @@ _OF = {
 class RobustSettings(TypedDict, total=False):
     """What a rule takes besides its name; :func:`combine` says what they are."""
 
-    trim: float
-    f: int
-    keep: int | None
-    radius: float
-    iterations: int
-    smoothing: float
+    trim: Annotated[float, Rule(least=0, below=0.5)]
+    f: Annotated[int, Rule(least=0, most=MOST)]
+    keep: Annotated[int, Rule(least=1, most=MOST)] | None
+    radius: Positive
+    iterations: Annotated[int, Rule(least=1, most=10**6)]
+    smoothing: Positive
 
+
+_MAY_BE = get_type_hints(RobustSettings, include_extras=True)
 
 DEFAULTS: RobustSettings = {"trim": 0.1, "f": 0, "keep": None, "radius": 1.0, "iterations": 3, "smoothing": 1e-6}
 
 
 def robust_of(rule: str, count: int | None, settings: RobustSettings) -> Native:
     """Return the rule as the engine takes it. ``count``: of updates, if it is known."""
-    _checks.one_of("rule", rule, get_args(RobustRule))
+    _checks.fits("rule", rule, RobustRule)
     for name, value in settings.items():
         if name not in DEFAULTS:
             raise ConfigError(_checks.unknown("setting", name, DEFAULTS))
         if rule not in _OF[name] and value != DEFAULTS[name]:  # type: ignore[literal-required]
             raise ConfigError(f"{name}: a setting of {' and '.join(_OF[name])}, not of {rule}; leave it out")
-    given: Any = {**DEFAULTS, **settings}
-    if not _checks.number("trim", given["trim"], least=0) < 0.5:
-        raise ConfigError(_checks.wrong("trim", "a share in [0, 0.5) to cut at each end", given["trim"]))
-    f = _checks.whole("f", given["f"], least=0, most=MOST)
-    keep = given["keep"]
-    if keep is not None:
-        _checks.whole("keep", keep, least=1, most=MOST)
-    _checks.whole("iterations", given["iterations"], least=1, most=10**6)
-    for name in ("radius", "smoothing"):
-        _checks.number(name, given[name], above=0)
+    given: Any = {name: _checks.fits(name, one, _MAY_BE[name]) for name, one in {**DEFAULTS, **settings}.items()}
+    f, keep = given["f"], given["keep"]
     if count is not None:
         least = 2 * f + {"mean_around_median": 1, "krum": 3, "multi_krum": 3}.get(rule, -2 * f)
         if count < max(least, keep or 1) or count > MOST:

@@ -44,7 +44,6 @@ class ExactSum(NamedTuple):
 
     @property
     def native(self) -> tuple[int, int, int]:
-        """The addresses of the three."""
         return self.low.data_ptr(), self.high.data_ptr(), self.marks.data_ptr()
 
 

@@ -80,7 +80,6 @@ def on_device(pieces: Pieces) -> Pieces:
 
 
 def check_verdict(verdict: Tensor, device: torch.device) -> None:
-    """Refuse a verdict that the op cannot use."""
     if place(device) is CPU:
         raise ConfigError(f"verdict: obeyed by CUDA kernels, the update is on {device}")
     if verdict.dtype is not torch.float64 or verdict.shape != (NUMBERS,) or verdict.device != device:
@@ -90,7 +89,6 @@ def check_verdict(verdict: Tensor, device: torch.device) -> None:
 
 
 def run(kernel: Callable[..., None], pieces: Pieces, verdict: Tensor | None, given: dict[str, Any]) -> None:
-    """Run a kernel on an update."""
     if verdict is not None:
         check_verdict(verdict, pieces.device)
     on = place(pieces.device)

@@ -66,7 +66,6 @@ def text(title: str, content: str) -> str:
 
 
 def picture(title: str, png: bytes) -> str:
-    """Return a picture that stands in the page itself."""
     data = base64.b64encode(png).decode()
     return f'<figure><img alt="{html.escape(title)}" src="data:image/png;base64,{data}"></figure>'
 

@@ -1,6 +1,6 @@
 """Settings as types: a type checker finds a word that is misspelt; checks at run time know the same."""
 
-from typing import Literal, TypedDict, get_args
+from typing import Literal, TypedDict
 
 # Of the parts.
 Kind = Literal["delta", "gradient"]  # of updates; Direction.kind
@@ -39,8 +39,3 @@ Weighting = Literal["uniform", "samples", "tokens"]
 Buffers = Literal["mean", "weighted", "latest", "keep"]
 ByName = Literal["mean", "weighted", "max", "keep", "first"]  # of the buffers whose names fit a pattern
 Validate = Literal["sync", "deferred"]
-
-
-def words(setting: object) -> tuple[str, ...]:
-    """What the setting may be: ``words(Kind) == ("delta", "gradient")``."""
-    return get_args(setting)

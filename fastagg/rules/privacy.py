@@ -179,7 +179,6 @@ class Gaussian:
             raise ConfigError("max_participations: needed with correlation; its noise depends on it")
 
     def native(self, size: int | None) -> Native:
-        """The settings of the native part, for a buffer of this size."""
         clip, noise = self.clip_norm, self.noise_multiplier
         more: dict[str, float | tuple[float, ...]] = {}
         if isinstance(clip, AdaptiveClip):

@@ -34,7 +34,6 @@ class Served:
 
     @contextlib.contextmanager
     def counted(self, sent: Sent) -> Iterator[None]:
-        """Count a download for as long as it takes."""
         self.sending[sent] += 1
         try:
             yield

@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException as Refused  # before a server is asked
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -62,14 +63,6 @@ STATUS: list[tuple[type[Exception], int]] = [  # the first match counts
 ]  # fmt: skip
 Handler = Callable[[Request], Awaitable[Response]]
 _log = logging.getLogger("fastagg.serve")
-
-
-class Refused(Exception):
-    """A request that is refused before a server is asked."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class Service:
@@ -138,7 +131,7 @@ class Service:
             try:
                 return await handler(request)
             except Refused as error:
-                says, status = {"error": str(error)}, error.status
+                says, status = {"error": error.detail}, error.status_code
             except ClientDisconnect:
                 return Response(status_code=400)  # the client has gone
             except errors.FastaggError as error:
@@ -351,7 +344,6 @@ class Service:
             self.clients.popitem(last=False)
 
     def allowed(self, nbytes: int) -> float:
-        """Return how many seconds so many bytes may take."""
         return self.seconds + nbytes / self.slowest
 
     def check_room(self, served: Served, format: str | None = None) -> None:

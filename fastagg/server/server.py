@@ -17,7 +17,7 @@ from fastagg._types import Native, State
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
 from fastagg.model import Layout, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
-from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting, words
+from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Constant, Staleness
@@ -252,7 +252,7 @@ class Server:
             if self._pace is None and speed is not None:
                 raise ConfigError("speed: this server tells no local steps by it; make it with fastest_steps=")
             speed = None if speed is None else _checks.number("speed", speed, above=0)
-            sent = None if format is None else _FORMATS[_checks.one_of("format", format, words(Download))]
+            sent = None if format is None else _FORMATS[_checks.fits("format", format, Download)]
             task: Dispatch = self._dispatch(client, sent)
         except FastaggError as error:
             self._refused(error)
@@ -760,10 +760,10 @@ class Server:
     def memory(self) -> dict[str, int]:
         """Bytes of the server's state, by part.
 
-        The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` and
-        ``distillation`` are separate), ``versions`` (those that the rule keeps for open tasks, and older ones that
-        somebody holds: a :class:`fastagg.Dispatch`, or what :attr:`flat` and :meth:`parameters` gave), ``clients`` (the
-        ledger of tasks), ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``.
+        The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` are separate),
+        ``versions`` (those that the rule keeps for open tasks, and older ones that somebody holds: a
+        :class:`fastagg.Dispatch`, or what :attr:`flat` and :meth:`parameters` gave), ``clients`` (the ledger of tasks),
+        ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``.
 
         Example:
             >>> server = fastagg.ASGD(torch.zeros(1000), lr=0.1)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 from fastagg import _checks, _extras
 from fastagg.errors import WrongArguments
-from fastagg.removed import REMOVED
 
 _extras.require("the simulator", "sim", _extras.SIM)
 
@@ -84,7 +83,7 @@ def run(
     from fastagg.sim.one.passed import configured
     from fastagg.sim.recipes.config import ELSEWHERE, full_keys
 
-    more = _sections("run", settings, data=data, model=model, own=settings.pop("own", None))
+    more = _sections(settings, data=data, model=model, own=settings.pop("own", None))
     for key, value in settings.items():
         if key in ELSEWHERE:
             raise WrongArguments(f"run: unknown setting {key!r}; {ELSEWHERE[key]}")
@@ -96,14 +95,11 @@ def run(
     return runs.run(configured(config, changes, more), None if out is None else _checks.path("out", out), **settings)
 
 
-def _sections(function: str, settings: Plain, **passed: Any) -> Plain:
+def _sections(settings: Plain, **passed: Any) -> Plain:
     """Take the recipe's first-level keys out of ``settings``. Return them with what was passed."""
     from fastagg.sim.recipes.config import Config
 
     found = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
-    for key in settings:
-        if instead := REMOVED.get(f"{key}="):
-            raise WrongArguments(f"{function}: the setting {key!r} is gone: {instead}")
     return found | {key: one for key, one in passed.items() if one is not None}
 
 
@@ -159,7 +155,7 @@ def compare(
     from fastagg.sim.show.progress import Watcher
 
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
-    more = _sections("compare", settings, data=data, model=model, own=own)
+    more = _sections(settings, data=data, model=model, own=own)
     found = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
     folder, watcher = _checks.path("out", out), settings.pop("watcher", Watcher())
     if search:

@@ -12,7 +12,7 @@ from fastagg import _extras, cli
 from fastagg.cli import demo as demo_module
 from fastagg.cli import machine, screen
 from fastagg.cli.app import app
-from fastagg.cli.catalogue import catalogue
+from fastagg.cli.runs import catalogue
 from fastagg.sheet import Sheet
 from fastagg.sim.recipes import names
 
@@ -154,12 +154,10 @@ def test_recipes_can_be_filtered():
         return [line.split()[0] for line in result.stdout.splitlines()]
 
     assert len(listed()) == len(catalogue())  # a line each
-    assert set(listed("--kind", "recipes")) == set(names())
+    assert set(listed("1 run ")) == set(names())
     assert all("ace" in name for name in listed("ace", "table"))
-    assert "fadas-digits-large" in listed("--algorithm", "FADAS", "--no-files", "--data", "digits")
-    assert "cifar8-quick" not in listed("--no-files")
-    assert "did you mean 'digits'" in refused("recipes", "--data", "digit")
-    assert "did you mean 'FADAS'" in refused("recipes", "--algorithm", "fadas")
+    assert "fadas-digits-large" in listed("FADAS", "digits") and "fedbuff-digits-large" not in listed("FADAS", "digits")
+    assert "cifar8-quick" in listed("fedbuff", "files")  # which its line does not name
     assert "lists them all" in refused("recipes", "nothing is like this")
 
 
@@ -269,9 +267,8 @@ def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
     assert (tmp_path / "out" / "comparison.csv").is_file()
 
 
-def test_what_left_the_command_line_is_refused_by_name(recipe, tmp_path):
-    assert "--engine is gone: clients train in threads" in refused("run", recipe, "--engine", "ray")
-    assert not (tmp_path / "runs").exists()
+def test_what_left_the_command_line_is_refused_by_name():
+    assert "recipes --kind is gone: words do the same" in refused("recipes", "--kind", "tables")
 
 
 def test_a_tracker_of_the_command_line(recipe, tmp_path):

@@ -106,36 +106,29 @@ def statistics(module: nn.Module) -> Tensor:
 class Client:
     """Data, batches, and the table of a module that stays as it is."""
 
-    def __init__(
-        self, module: nn.Module, shape: tuple[int, ...], lengths: Any = BATCHES, squares: bool = False
-    ) -> None:
+    def __init__(self, module: nn.Module, shape: tuple[int, ...], lengths: Any = BATCHES) -> None:
         torch.manual_seed(1)
-        self.module, self.lengths, self.squares = module, list(lengths), squares
+        self.module, self.lengths = module, list(lengths)
         self.x = torch.randn(30, *shape)
-        self.y = torch.randn(30, CLASSES) if squares else torch.randint(CLASSES, (30,))
+        self.y = torch.randint(CLASSES, (30,))
         self.index = torch.randint(30, (sum(lengths),))
         layers = Table(module, shape)
         self.start, self.buffers = flat(module.parameters()), statistics(module)
         self.table = native.Table(
-            shape=layers.shape, layers=layers.layers, batch=max(lengths), squares=squares,
-            parameters=len(self.start), buffers=len(self.buffers),
+            shape=layers.shape, layers=layers.layers, batch=max(lengths), parameters=len(self.start),
+            buffers=len(self.buffers),
         )  # fmt: skip
 
-    def train(
-        self, gradient: bool = False, correction: Tensor | None = None, **settings: float
-    ) -> tuple[Tensor, Tensor]:
-        return self.begin(None, gradient, correction, **settings)[:2]
+    def train(self, gradient: bool = False, **settings: float) -> tuple[Tensor, Tensor]:
+        return self.begin(None, gradient, **settings)[:2]
 
-    def begin(
-        self, crew: Any, gradient: bool = False, correction: Tensor | None = None, **settings: float
-    ) -> tuple[Tensor, Tensor, Any]:
+    def begin(self, crew: Any, gradient: bool = False, **settings: float) -> tuple[Tensor, Tensor, Any]:
         buffers, out = self.buffers.clone(), torch.full_like(self.start, torch.nan)
         numbers = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "mu": 0.0, **settings}
         training = self.table.train(
             start=self.start.data_ptr(), buffers=buffers.data_ptr(), x=self.x.data_ptr(), y=self.y.data_ptr(),
-            samples=30, order=(self.index.data_ptr(), self.lengths),
-            correction=0 if correction is None else correction.data_ptr(), gradient=gradient, out=out.data_ptr(),
-            crew=crew, kept=(self, buffers, out, correction), **numbers,
+            samples=30, order=(self.index.data_ptr(), self.lengths), gradient=gradient, out=out.data_ptr(),
+            crew=crew, kept=(self, buffers, out), **numbers,
         )  # fmt: skip
         return out, buffers, training
 
@@ -148,26 +141,18 @@ class Client:
         return found
 
     def exactly(
-        self, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, mu: float = 0.0,
-        correction: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, mu: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """What :meth:`train` returns, by autograd in double."""
         module = deepcopy(self.module).double()
         start = [p.detach().clone() for p in module.parameters()]
-        pieces = [None] * len(start) if correction is None else correction.split([p.numel() for p in start])
         optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
         for index in self.index.split(self.lengths):
             optimizer.zero_grad()
-            found = module(self.x[index].double())
-            if self.squares:
-                functional.mse_loss(found, self.y[index].double()).backward()
-            else:
-                functional.cross_entropy(found, self.y[index]).backward()
-            for p, old, piece in zip(module.parameters(), start, pieces, strict=True):
+            functional.cross_entropy(module(self.x[index].double()), self.y[index]).backward()
+            for p, old in zip(module.parameters(), start, strict=True):
                 assert p.grad is not None
                 p.grad += mu * (p.detach() - old)
-                if piece is not None:
-                    p.grad += piece.view_as(p)
             optimizer.step()
         return flat(module.parameters()) - flat(start), statistics(module)
 
@@ -214,19 +199,11 @@ SETTINGS: list[dict[str, float]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("corrected", [False, True])
-def test_settings_are_those_of_sgd(settings: dict[str, float], corrected: bool) -> None:
+def test_settings_are_those_of_sgd(settings: dict[str, float]) -> None:
     client = Client(*network("batchnorm"))
-    correction = torch.randn_like(client.start) if corrected else None
-    update, _ = client.train(correction=correction, **settings)
-    close(update, client.exactly(correction=correction, **settings)[0])
-    gradient = client.train(gradient=True, correction=correction, **settings)[0]
-    assert not torch.equal(gradient, update)
-
-
-def test_mean_squares() -> None:
-    client = Client(*network("two layers"), squares=True)
-    close(client.train()[0], client.exactly()[0])
+    update, _ = client.train(**settings)
+    close(update, client.exactly(**settings)[0])
+    assert not torch.equal(client.train(gradient=True, **settings)[0], update)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +328,6 @@ def test_bad_numbers_are_refused_before_anything_is_read() -> None:
                 shape=(1, 4, 4) if "kernel" in layer else (1, 1, 1),
                 layers=[layer],
                 batch=2,
-                squares=False,
                 parameters=100,
                 buffers=0,
             )
@@ -487,7 +463,7 @@ def test_a_proof_finds_what_a_table_has_wrong(layer: int, change: dict[str, Any]
     place = layer - (layer > 1)  # the ReLU is its BatchNorm's
     layers.layers[place].update(change)
     wrong = native.Table(
-        shape=layers.shape, layers=layers.layers, batch=11, squares=False, parameters=len(client.start),
+        shape=layers.shape, layers=layers.layers, batch=11, parameters=len(client.start),
         buffers=len(client.buffers),
     )  # fmt: skip
     named = "1.running_mean" if "momentum" in change else "its outputs"

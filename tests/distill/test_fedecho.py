@@ -122,16 +122,15 @@ def test_a_version_that_was_sent_does_not_change_while_it_is_distilled() -> None
     server.receive(1, torch.full((NETWORK.size,), 0.1))  # rebuilt from the version it was sent
 
 
-@pytest.mark.parametrize("keep_moments", [False, True])
-def test_resume_is_no_interruption(tmp_path: Path, keep_moments: bool) -> None:
-    how: dict[str, Any] = {"buffer_size": 3, "steps": 4, "batch_size": 4, "cache": "int8", "keep_moments": keep_moments}
+def test_resume_is_no_interruption(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"buffer_size": 3, "steps": 4, "batch_size": 4, "cache": "int8"}
     whole, first = echo(**how), echo(**how)
     play(whole, 17)
     play(first, 8)
     first.save(tmp_path / "s.pt")
     with pytest.raises(CheckpointError, match="distill="):
         fastagg.load(tmp_path / "s.pt")
-    distill = distillation(steps=4, batch_size=4, keep_moments=keep_moments)
+    distill = distillation(steps=4, batch_size=4)
     second = fastagg.load(tmp_path / "s.pt", distill=distill)
     play(second, 9, first=8)
     assert torch.equal(whole.flat, second.flat)
@@ -203,13 +202,10 @@ def test_memory_shows_logits_versions_and_one_model() -> None:
     held = server.memory()
     row = SAMPLES * CLASSES
     assert held["logits"] == 5 * 256 * 4 + 8 * row  # rows padded to a block, a spare one among them, and the sum
-    assert held["distillation"] == 0 and held["model"] == 4 * NETWORK.size
+    assert held["model"] == 4 * NETWORK.size
     server.dispatch(0)
     assert server.memory()["versions"] == 4 * NETWORK.size
     assert held["total"] == sum(v for k, v in held.items() if k != "total")
-    kept = echo(buffer_size=1, keep_moments=True)
-    play(kept, 1)
-    assert kept.memory()["distillation"] == 8 * NETWORK.size
 
 
 # -- what is refused, and that nothing changes then ------------------------------------------------------------
@@ -246,12 +242,9 @@ class Broken(nn.Module):
         ("none", ConfigError, "logits"),
     ],
 )
-@pytest.mark.parametrize("keep_moments", [False, True])
-def test_a_failure_leaves_everything_as_it_was(
-    fault: str, error: type[Exception], match: str, keep_moments: bool
-) -> None:
+def test_a_failure_leaves_everything_as_it_was(fault: str, error: type[Exception], match: str) -> None:
     model = Broken()
-    distill = fastagg.Distillation(model, U, steps=3, keep_moments=keep_moments, **HOW)
+    distill = fastagg.Distillation(model, U, steps=3, **HOW)
     server = fastagg.FedEcho(Broken(), distill=distill, num_clients=3, buffer_size=2, cache="int8", buffers="mean")
     play(server, 5)  # one is in the buffer: the next one flushes
     server.dispatch(2)

@@ -19,8 +19,8 @@ from fastagg import _keywords, presets
 from fastagg.integrations.session import Settings
 
 pytest.importorskip("pydantic")  # recipes
+from fastagg.sim.data.sections import Section
 from fastagg.sim.recipes import config
-from fastagg.sim.section import Section
 
 Made = dict[str, str]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fastagg
+from fastagg.integrations import resolved
 from fastagg.integrations.evaluation import Window
-from fastagg.integrations.named import resolved
 
 
 def test_the_mean_is_said_of_the_newest_version_among_those_evaluated() -> None:

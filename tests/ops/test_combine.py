@@ -153,7 +153,7 @@ def test_equals_byzfl() -> None:
 REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
     ("mode", 3, {}, "rule: expected one of"),
     ("median", 3, {"f": 1}, "f: a setting of mean_around_median and krum and multi_krum, not of median"),
-    ("trimmed", 3, {"trim": 0.5}, r"trim: expected a share in \[0, 0.5\)"),
+    ("trimmed", 3, {"trim": 0.5}, r"trim: expected a number in \[0, 0.5\)"),
     ("trimmed", 3, {"trim": float("nan")}, "trim"),
     ("krum", 6, {"f": 2}, "krum: 6 updates, and with f=2 it needs at least 7"),
     ("multi_krum", 7, {"f": 2, "keep": 8}, "updates: expected a number in 8"),

@@ -11,7 +11,7 @@ from support import reference
 
 import fastagg
 from fastagg.errors import ConfigError, UnknownVersion
-from fastagg.integrations.named import as_in
+from fastagg.integrations import as_in
 
 pytestmark = pytest.mark.kernel
 
@@ -34,7 +34,7 @@ def answer(server: fastagg.Server, client: int, number: int) -> fastagg.Receipt:
         ("median", 2000, {}, "buffer_size"),
         ("krum", 6, {"f": 2}, "krum: 6 updates, and with f=2 it needs at least 7"),
         ("krum", 10, {"f": 2, "at_least": 6, "grace": 1.0}, "krum: 6 updates"),
-        ("trimmed", 10, {"trim": 0.5}, "trim: expected a share"),
+        ("trimmed", 10, {"trim": 0.5}, "trim: expected a number in"),
         ("trimmed", 10, {"radius": 2.0}, "radius: a setting of centered_clip, not of trimmed"),
         ("median", 10, {"at_least": 6}, "grace: needed with at_least"),
         ("mode", 10, {}, "rule: expected one of"),

@@ -206,8 +206,8 @@ def echo(**settings: Any) -> fastagg.Server:
     return fastagg.FedEcho(network, num_clients=3, buffer_size=2, distill=distill)
 
 
-def echo_stepping(**settings: Any) -> tuple[fastagg.Server, Act]:
-    server = echo(**settings)
+def echo_stepping() -> tuple[fastagg.Server, Act]:
+    server = echo()
     size = server.layout.size
     for client in (0, 1, 2):
         server.dispatch(client)
@@ -226,10 +226,10 @@ def test_an_interrupt_at_each_line_of_receive_and_at_each_call(name: str, by: ty
 
 
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("keep_moments", "by"), [(False, Cut), (True, Cut), (False, Calls), (True, Raises)])
-def test_what_cuts_distilling_short_leaves_the_server_as_it_was(keep_moments: bool, by: type[Cut], stride: int) -> None:
+@pytest.mark.parametrize("by", [Cut, Calls, Raises])
+def test_what_cuts_distilling_short_leaves_the_server_as_it_was(by: type[Cut], stride: int) -> None:
     """What distilling took, in seconds, is no state."""
-    server, act = echo_stepping(keep_moments=keep_moments)
+    server, act = echo_stepping()
     assert cut_everywhere(Moment(server, act), again=act, stride=stride, by=by) > 300
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastagg import sim
-from fastagg.errors import ConfigError, WrongArguments
+from fastagg.errors import ConfigError
 from fastagg.sim.many.cells import run_cells
 from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import to_toml
@@ -23,14 +23,10 @@ from .test_resume import TORCH, same
 
 
 def test_what_cannot_be_done_is_said_before_anything_runs(tiny, tmp_path):
-    with pytest.raises(WrongArguments, match=r"the setting 'engine' is gone: .*workers=N"):
-        sim.run(tiny(), engine="ray")
     with pytest.raises(ConfigError, match="workers: expected a whole number"):
         sim.run(tiny(), workers=0)
     with pytest.raises(ConfigError, match=r"workers is 2, but torch trains this run's clients .*run\.fused is off"):
         sim.run(tiny(TORCH), workers=2)
-    with pytest.raises(WrongArguments, match=r"the setting 'engine' is gone: .*jobs=N"):
-        sim.compare(tiny(), engine="ray", out=tmp_path)
     with pytest.raises(ConfigError, match="jobs: expected a whole number"):
         sim.compare(tiny(), jobs=0, out=tmp_path)
 

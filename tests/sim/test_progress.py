@@ -32,7 +32,8 @@ def cells(tiny, count: int) -> list[Cell]:
 def test_a_terminal_of_eighty_columns_shows_how_many_the_share_and_what_is_left(tiny, clock):
     console = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
     first, second, *_ = cells(tiny, 12)
-    with CellsBar(12, console) as bar:
+    with CellsBar(console) as bar:
+        bar.begun(12)
         bar.get_time = lambda: clock[0]
         for number in range(1, 11):
             clock[0] += 6
@@ -53,7 +54,8 @@ def test_without_a_terminal_it_is_a_line_every_thirty_seconds(tiny, clock):
     console = Console(width=80, file=io.StringIO(), soft_wrap=True)
     done = Result(tiny(), [], {"final_accuracy": 0.5, "wall_seconds": {"total": 60.0}}, "10 s")
     first, second = cells(tiny, 2)
-    with CellsBar(2, console) as bar:
+    with CellsBar(console) as bar:
+        bar.begun(2)
         bar.get_time = lambda: clock[0]
         bar.started(first)
         for second_of_run in range(1, 101):
@@ -84,7 +86,8 @@ def test_a_run_says_its_version_and_accuracy(clock):
 def test_a_failed_run_is_said_in_one_line(tiny):
     console: Any = Console(width=80, file=io.StringIO(), soft_wrap=True)
     (cell,) = cells(tiny, 1)
-    with CellsBar(1, console) as bar:
+    with CellsBar(console) as bar:
+        bar.begun(1)
         bar.started(cell)
         bar.ended(cell, "it\nfailed [red]")
     assert console.file.getvalue() == f"{cell.name}: failed: it failed [red]\n"

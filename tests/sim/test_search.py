@@ -8,7 +8,7 @@ import math
 import pytest
 
 from fastagg import sim
-from fastagg.cli.keys import parse_range
+from fastagg.cli.runs import parse_range
 from fastagg.errors import ConfigError, RunFailed
 from fastagg.sim.many.search import SEED, Range
 
@@ -60,7 +60,7 @@ def test_a_trial_that_fails_counts_for_nothing_and_a_method_without_any_is_named
     [("client.lr=0.01..1", Range(0.01, 1)), ("a.b = 1..20", Range(1, 20)), ("a=-1e-3..0.5", Range(-0.001, 0.5))],
 )
 def test_a_range_on_the_command_line(text, span):
-    assert parse_range(text)[1] == span and parse_range(text)[1].whole == (text.startswith("a.b"))
+    assert parse_range(text)[1] == span and Range(*parse_range(text)[1]).whole == (text.startswith("a.b"))
 
 
 @pytest.mark.parametrize("text", ["client.lr", "client.lr=1", "client.lr=2..1", "=1..2", "lr=a..b", "lr=1..inf",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastagg.cli.keys import parse_choices
+from fastagg.cli.runs import parse_choices
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.many.cells import cells, run_cells
 from fastagg.sim.many.compare import compare

@@ -99,8 +99,7 @@ class AsyncStrategy(FedAvg):
         self.settings, flower = split(settings, ignored)
         super().__init__(**{"min_available_nodes": 1, "min_evaluate_nodes": 1, **flower})
         for name, value in (("concurrency", concurrency), ("evaluate_clients_every", evaluate_clients_every)):
-            if value is not None:
-                _checks.whole(name, value, least=1)
+            _checks.fits(name, value, _checks.Count | None)
         self.concurrency, self.evaluate_clients_every = concurrency, evaluate_clients_every
         self.choose = callable_or_none("choose", choose)
         self.poll = _checks.number("poll", poll, least=0)
@@ -208,7 +207,6 @@ class _Run:
         strategy.summary()
 
     def done(self) -> bool:
-        """Whether a limit is reached."""
         full = self.server.version >= self.versions or self.session.tally.updates >= self.updates
         return full or self.session.over is not None
 
@@ -358,7 +356,6 @@ class _Run:
         return self.result
 
     def save(self) -> None:
-        """Write the checkpoint, if one is configured."""
         if self.strategy.checkpoint is None:
             return
         state = {

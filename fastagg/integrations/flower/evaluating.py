@@ -47,7 +47,6 @@ class ClientEvaluation:
         self._last = 0
 
     def ask(self, version: int, arrays: ArrayRecord, online: Sequence[int], model: Arrays) -> None:
-        """Have nodes evaluate ``version``, once."""
         if version <= self._last or not online:
             return
         self._last = version
@@ -77,7 +76,6 @@ class ClientEvaluation:
         return True
 
     def expire(self) -> None:
-        """Stop waiting for nodes whose time is over."""
         now = time.monotonic()
         for message_id, one in list(self.waiting.items()):
             if one.until < now:

@@ -12,11 +12,11 @@ from torch import Tensor
 from fastagg import registry
 from fastagg._types import Arrays, Plain, State
 from fastagg.errors import ConfigError
+from fastagg.integrations import as_in
 from fastagg.integrations.flower.records import write
 from fastagg.integrations.models import holds as holds
 from fastagg.integrations.models import put as put
 from fastagg.integrations.models import resume as resume
-from fastagg.integrations.named import as_in
 from fastagg.server.server import Server
 
 Make = Callable[..., Server]
@@ -80,12 +80,10 @@ def record(model: Arrays) -> ArrayRecord:
 
 
 def outgoing(server: Server) -> ArrayRecord:
-    """The server's model for clients."""
     return record(server.parameters())
 
 
 def formed(server: Server, named: Mapping[str, Tensor]) -> Arrays:
-    """Arrays by name in the form of the server's model."""
     form = server.layout.form
     if form in ("module", "state_dict"):
         return named
@@ -97,11 +95,9 @@ _HISTORY = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_m
 
 
 def history(result: Result) -> State:
-    """The history as plain data."""
     return {"history": {name: {n: dict(row) for n, row in getattr(result, name).items()} for name in _HISTORY}}
 
 
 def restore(result: Result, state: State) -> None:
-    """Inverse of :func:`history`."""
     for name, rows in state.get("history", {}).items():
         getattr(result, name).update({number: MetricRecord(row) for number, row in rows.items()})

@@ -74,11 +74,9 @@ class Nodes:
         return self._client.get(node)
 
     def state_dict(self) -> State:
-        """Plain data."""
         return {"clients": dict(self._client)}
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`."""
         self._client = dict(state.get("clients", {}))
         if self._free is not None:
             self._free = [number for number in self._free if number not in self._client.values()]

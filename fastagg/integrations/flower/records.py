@@ -43,11 +43,11 @@ def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
     """An ArrayRecord of tensors or NumPy arrays by name (a list's names are "0", "1", ...), each in its own dtype."""
     if not isinstance(arrays, Mapping):
         arrays = {str(i): array for i, array in enumerate(arrays)}
-    return ArrayRecord({name: _array(array) for name, array in arrays.items()})
+    written = ((name, to_npy(array)) for name, array in arrays.items())
+    return ArrayRecord({n: Array(dtype=kind, shape=to, stype=NUMPY, data=data) for n, (kind, to, data) in written})
 
 
 def tensor(array: Array, label: str = "array") -> Tensor:
-    """One array; see :func:`read`."""
     if array.stype != NUMPY:
         raise DTypeMismatch(f"{label}: expected {NUMPY} bytes, got {array.stype!r}")
     return from_npy(array.data, array.dtype, label)
@@ -100,8 +100,3 @@ def to_npy(array: Arrays) -> tuple[str, tuple[int, ...], bytes]:
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": kind, "fortran_order": False, "shape": tuple(shape)})
     return name, tuple(shape), b"".join((head.getvalue(), body.data))
-
-
-def _array(array: Arrays) -> Array:
-    name, shape, data = to_npy(array)
-    return Array(dtype=name, shape=shape, stype=NUMPY, data=data)

@@ -24,7 +24,6 @@ class Round(Book[Who, Who]):
     _said = False  # whether a changed model was logged
 
     def send(self, to: Iterable[Who]) -> None:
-        """Begin a round."""
         for who in to:
             self.put(who, who, self.server.dispatch(who))
 

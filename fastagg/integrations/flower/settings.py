@@ -14,9 +14,9 @@ from flwr.serverapp.strategy import FedAvg
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
+from fastagg.integrations import check_names
 from fastagg.integrations.flower.models import preset_of
 from fastagg.integrations.flower.tasks import log
-from fastagg.integrations.named import check_names
 from fastagg.integrations.session import Settings
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
@@ -44,7 +44,6 @@ def split(
 
 
 def callable_or_none(name: str, given: Function | None) -> Function | None:
-    """Return ``given``, a function or None."""
     if given is not None and not callable(given):
         raise ConfigError(f"{name}: expected a function, got {given!r}")
     return given

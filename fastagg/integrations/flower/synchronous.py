@@ -340,8 +340,6 @@ class SyncStrategy(FedAvg):
 
 @dataclass
 class _Round:
-    """The replies of one round."""
-
     asked: dict[str, int]  # node by message id
     heard: set[int] = field(default_factory=set)  # nodes
     good: list[RecordDict] = field(default_factory=list)  # metrics of those that were taken

@@ -15,11 +15,10 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 import fastagg
 from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, UnknownVersion
-from fastagg.integrations import preset, replies
+from fastagg.integrations import as_in, check_settings, number_of, preset, replies, resolved
 from fastagg.integrations.evaluation import Found, Window
 from fastagg.integrations.goals import of_clients
 from fastagg.integrations.models import resume
-from fastagg.integrations.named import as_in, check_settings, number_of, resolved
 from fastagg.integrations.nvflare.arrays import completed
 from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Book, Open, Session, Settings
@@ -38,7 +37,7 @@ class Traffic:
 
     Args:
         algorithm: a preset's name, as in ``fastagg.FADAS``.
-        settings: its keyword arguments, as :func:`fastagg.integrations.named.resolved` takes them.
+        settings: its keyword arguments, as :func:`fastagg.integrations.resolved` takes them.
         path: of the checkpoint. If the file exists, the server continues from it.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
@@ -172,7 +171,6 @@ class Traffic:
 
     @property
     def waiting(self) -> int:
-        """Number of replies that wait for :meth:`add`."""
         return len(self._held)
 
     def add(self) -> list[tuple[str, Reply, Outcome]]:
@@ -270,7 +268,6 @@ class Traffic:
         return dict(self.server.parameters())
 
     def save(self) -> None:
-        """Write the checkpoint, if one is configured: the server and the run's counts."""
         if self.checkpoint is not None:
             with self._lock:
                 state = {**self.server.state_dict(copy=False), "session": self.session.state_dict()}

@@ -54,7 +54,6 @@ class AllClients(PerClient):
             raise ConfigError("cache: with mode='direct' every update needs all cached ones, which must be in memory")
 
     def native_setting(self) -> Native:
-        """The settings of the native part."""
         return native.engine.AllClientsSetting(
             clients=self.num_clients, full=self.warmup == "full", direct=self.mode == "direct"
         )

@@ -102,7 +102,6 @@ class DirectionState:
         return {"direction": self.native.nbytes()}
 
     def finite(self) -> bool:
-        """Whether all sums are finite."""
         return True
 
     def state_dict(self, *, rows: bool = True) -> State:
@@ -289,7 +288,6 @@ class OwnState(DirectionState):
         found.unclipped = True
 
     def sent(self, client: int | str) -> dict[str, Tensor]:
-        """What goes with a task."""
         return given.tensors(self.setting, "send", self.setting.send(client, dict(self.tensors)))
 
     def memory(self) -> dict[str, int]:

@@ -132,7 +132,6 @@ def check_window(example: str, size: int | None, at_least: int | None, grace: fl
 
 
 def check_exact(largest: float | None) -> float:
-    """Return the setting ``exact``."""
     _checks.number("exact", largest, above=0)
     if largest is None or not 2.0**-60 <= largest <= 2.0**60:
         raise ConfigError(_checks.wrong("exact", "a norm in 2^-60..2^60", largest))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -89,19 +89,11 @@ class DistillationRecord:
     gradient_norm: float = float("nan")
 
 
-class Adam(NamedTuple):
-    """Adam's moments, if they are kept between distillations, and its steps since they were zero."""
-
-    moments: dict[str, Tensor] | None
-    steps: int
-
-
 class EchoState(BufferState):
-    """A buffer, the clients' logits, and Adam's moments. The teacher's model is a temporary vector."""
+    """A buffer, and the clients' logits. The teacher's model and Adam's moments are temporary vectors."""
 
     asks = True
     record = Swapped[DistillationRecord]()
-    adam = Swapped["Adam"]()
 
     def __init__(self, setting: Echo, material: Material) -> None:
         assert setting.distill is not None
@@ -116,7 +108,6 @@ class EchoState(BufferState):
         rows, classes = self.student.rows, self.student.classes
         self.teachers = Teachers(setting.num_clients, rows, classes, setting.cache, where, seed)
         self.keep = _rows_that_count(inputs, self.student.rows_per_sample)
-        self.adam = Adam(None, 0)
         self.record = DistillationRecord()
 
     def before(self, arrival: Arrival, found: Findings) -> None:
@@ -147,13 +138,10 @@ class EchoState(BufferState):
         targets = self.teachers.mean(put, out.view(student.rows, student.classes))
         if self.keep is not None:
             targets.labels.masked_fill_(~self.keep.to(targets.labels.device), -100)
-        steps, norm = 0, float("nan")
-        adam = moments.zeros("adam", "fp32", self.size, self.device)
-        if self.adam.moments is not None and setting.keep_moments:
-            steps, adam = self.adam.steps, {name: moment.clone() for name, moment in self.adam.moments.items()}
+        norm, adam = float("nan"), moments.zeros("adam", "fp32", self.size, self.device)
         student.bind(flat, buffers)
         losses = []
-        for batch in self._batches(version):
+        for steps, batch in enumerate(self._batches(version), 1):
             rows = (batch.unsqueeze(1) * width + torch.arange(width, dtype=torch.int64, device="cpu")).reshape(-1)
             chosen, index = _on(self.device, targets, rows)
             loss = ops.distillation_loss(student.logits(batch), chosen, rows=index, alpha=setting.alpha)
@@ -161,8 +149,7 @@ class EchoState(BufferState):
             seen = ops.inspect(gradients)
             if not seen.finite:
                 raise NonFiniteUpdate("distillation: the loss or its gradient is NaN or infinite")
-            steps, norm = steps + 1, seen.norm
-            limit = setting.clip_norm
+            limit, norm = setting.clip_norm, seen.norm
             gain = 1.0 if limit is None or norm <= limit else limit / norm
             ops.step_(
                 flat, gradients, optimizer="adam", lr=setting.lr, betas=setting.betas, eps=setting.eps,
@@ -176,7 +163,7 @@ class EchoState(BufferState):
         mean = float(torch.stack(losses).mean())
         seconds = record.distillation_seconds + watch.total
         after = replace(record, flushes=record.flushes + 1, distillation_seconds=seconds, loss=mean, gradient_norm=norm)
-        moves += [(self, "adam", Adam(adam if setting.keep_moments else None, steps)), (self, "record", after)]
+        moves.append((self, "record", after))
 
     def _batches(self, version: int) -> list[Tensor]:
         """Yield Q batches. Every sample appears once, in a new order, before any appears again."""
@@ -191,33 +178,23 @@ class EchoState(BufferState):
         return batches[:count]
 
     def memory(self) -> dict[str, int]:
-        """``direction``: the buffer; ``logits``: the clients' and their sum; ``distillation``: Adam's moments, if kept.
+        """``direction``: the buffer; ``logits``: the clients' and their sum.
 
         A teacher needs one more copy of the model for a moment. Distillation needs Adam's moments and the gradients.
         """
-        moments = 0 if self.adam.moments is None else 8 * self.size
-        return {**super().memory(), "logits": self.teachers.nbytes(), "distillation": moments}
+        return {**super().memory(), "logits": self.teachers.nbytes()}
 
     def finite(self) -> bool:
         return super().finite() and bool(torch.isfinite(self.teachers.now.sum).all())
 
     def state_dict(self, *, rows: bool = True) -> State:
-        return {
-            "buffer": super().state_dict(), "teachers": self.teachers.state_dict(),
-            "steps": self.adam.steps,
-            "moments": None if self.adam.moments is None else dict(self.adam.moments), "unlabelled": self.fingerprint,
-        }  # fmt: skip
+        return {"buffer": super().state_dict(), "teachers": self.teachers.state_dict(), "unlabelled": self.fingerprint}
 
     def load_state_dict(self, state: State) -> None:
         if state["unlabelled"] != self.fingerprint:
             raise ValueError("its logits are of other unlabelled data")
         super().load_state_dict(state["buffer"])
         self.teachers.load_state_dict(state["teachers"])
-        held = None
-        if state["moments"] is not None:
-            own = moments.zeros("adam", "fp32", self.size, self.device)
-            held = {name: moment.copy_(state["moments"][name]) for name, moment in own.items()}
-        self.adam = Adam(held, int(state["steps"]))
 
 
 def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:

@@ -45,7 +45,6 @@ class Encoder:
         return plain if self._nbytes is None else self._nbytes
 
     def __call__(self, client: int, number: int, update: Update) -> Update | Encoded:
-        """Return what a client sends."""
         if self._nbytes is None:
             return update
         feedback = self._feedback[client] if self._setting.feedback else None

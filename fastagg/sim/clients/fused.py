@@ -61,7 +61,7 @@ class FusedTrainer:
         self._size, held = (sum(a.numel() for a in arrays.values()) for arrays in (self._sent, self._statistics))
         try:
             self._table = native.Table(
-                shape=self._layers.shape, layers=self._layers.layers, squares=False, parameters=self._size,
+                shape=self._layers.shape, layers=self._layers.layers, parameters=self._size,
                 batch=min(work.batch_size, max(map(len, clients))), buffers=held,
             )  # fmt: skip
         except ConfigError as error:
@@ -167,7 +167,6 @@ class Ahead:
         return update
 
     def look(self, in_flight: Callable[[], list[Job]]) -> None:
-        """Have jobs trained that have been sent out."""
         for job in in_flight()[: self._most] if self._crew else ():
             if (job.client, job.number) not in self.out and len(self.out) < 2 * self._most:
                 self.out[job.client, job.number] = self._begin(job)

@@ -63,7 +63,6 @@ def _move(module: nn.Module) -> None:
 
 
 def joined(arrays: Iterable[Tensor]) -> Tensor:
-    """Return one vector of all, as a table takes it."""
     return torch.cat([memory.empty(0), *(array.detach().reshape(-1) for array in arrays)])
 
 

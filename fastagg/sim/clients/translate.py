@@ -201,7 +201,6 @@ class Table:
     def _windows(
         self, kind: str, source: Value, kernel: Shape, stride: Shape, padding: Shape, **more: Foreign
     ) -> Value:
-        """Append a layer that moves a window over its input."""
         channels, *sides = self.shapes[source.image]
         moved = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(sides, kernel, stride, padding, strict=True)]
         shape = (more.get("channels", channels), *moved)
@@ -237,7 +236,6 @@ def _window(layer: Foreign) -> tuple[Shape, Shape, Shape]:
 
 
 def _layer(node: fx.Node, module: nn.Module) -> type[nn.Module] | None:
-    """Return the class of the module that a node calls."""
     return type(module.get_submodule(str(node.target))) if node.op == "call_module" else None
 
 

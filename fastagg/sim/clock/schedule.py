@@ -19,6 +19,7 @@ its arrival (clients/fused.py).
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -28,7 +29,6 @@ from typing import TYPE_CHECKING
 from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.server.dispatch import Dispatch, Download
-from fastagg.sim.clock.clock import VirtualClock
 from fastagg.sim.clock.delays import DelayModel
 from fastagg.sim.clock.sampling import Participation, Uniform
 from fastagg.sim.seeds import generator
@@ -61,7 +61,45 @@ class Job:
         return cls(state["client"], state["number"], Dispatch.from_state(state["task"], server.layout))
 
 
-class _Timed(VirtualClock[Job]):
+class VirtualClock:
+    """Jobs ordered by virtual time. Those with the same time come out in the order in which they were scheduled.
+
+    ``now`` is the time of the last job taken out, 0.0 at the start. Its unit is the delay model's.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._scheduled = 0
+        # The running number makes every entry distinct, so jobs are never compared with each other.
+        self._heap: list[tuple[float, int, Job]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def schedule(self, delay: float, job: Job) -> float:
+        """Schedule ``job`` to happen ``delay`` from now and return the time. ValueError if the delay is negative or
+        NaN."""
+        if not (delay >= 0.0 and math.isfinite(delay)):
+            raise ValueError(f"a delay must be finite and at least 0, got {delay}")
+        due = self.now + delay
+        heapq.heappush(self._heap, (due, self._scheduled, job))
+        self._scheduled += 1
+        return due
+
+    def next(self) -> Job:
+        """Take the next job out and move ``now`` to its time. IndexError if nothing is scheduled."""
+        self.now, _, job = heapq.heappop(self._heap)
+        return job
+
+    def next_time(self) -> float:
+        """Return the time of the next job. IndexError if nothing is scheduled."""
+        return self._heap[0][0]
+
+    def in_flight(self) -> list[Job]:
+        return [job for _, _, job in sorted(self._heap)]  # by time, then by their running number
+
+
+class _Timed(VirtualClock):
     """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
 
     def __init__(self, server: Server, delays: DelayModel, steps: Steps, sent: Sent, format: Download | None) -> None:
@@ -80,13 +118,16 @@ class _Timed(VirtualClock[Job]):
         return duration + self._delays.sending(client, number, *self._bytes(job)), job
 
     def state_dict(self) -> State:
-        clock = self.events(Job.state_dict)
+        heap = [(due, order, job.state_dict()) for due, order, job in self._heap]
+        clock = {"now": self.now, "scheduled": self._scheduled, "heap": heap}
         return {"dispatches": dict(self._dispatches), "delays": self._delays.state_dict(), "clock": clock}
 
     def load_state_dict(self, state: State) -> None:
         self._dispatches = Counter(state["dispatches"])
         self._delays.load_state_dict(state["delays"])
-        self.load_events(state["clock"], lambda job: Job.from_state(job, self._server))
+        clock = state["clock"]
+        self.now, self._scheduled = clock["now"], clock["scheduled"]
+        self._heap = [(due, order, Job.from_state(job, self._server)) for due, order, job in clock["heap"]]
 
 
 class TimedSchedule(_Timed):
@@ -121,7 +162,9 @@ class TimedSchedule(_Timed):
         self._owed.clear()
 
     def drop(self, clients: Collection[int]) -> None:
-        lost = self.remove(lambda job: job.client in clients)
+        lost = [job for job in self.in_flight() if job.client in clients]
+        self._heap = [entry for entry in self._heap if entry[2].client not in clients]
+        heapq.heapify(self._heap)
         for job in lost:
             self._server.forget(job.client, job.task.version)  # nobody will answer it, so the server need not keep it
         self._participation.drop(clients, len(lost))

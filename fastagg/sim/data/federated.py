@@ -106,11 +106,9 @@ class FederatedData:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
         return tuple(self.test.x.shape[1:])
 
     def to(self, device: torch.device) -> FederatedData:
-        """Return the same data on ``device``."""
         clients = [samples.to(device) for samples in self.clients]
         tests = None if self.tests is None else [samples.to(device) for samples in self.tests]
         return replace(self, clients=clients, test=self.test.to(device), tests=tests)

@@ -1,4 +1,4 @@
-"""The ``data`` section of a recipe, one class per data set.
+"""The base of a recipe's sections, which are frozen and refuse unknown keys; and ``data``, one class per data set.
 
 Every field except ``name`` is a keyword of the data set's ``load``; build.py passes them on.
 """
@@ -8,11 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from fastagg._types import Plain
-from fastagg.removed import REMOVED
-from fastagg.sim.section import Section
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unset(cls, values: object) -> object:
+        """TOML has no null: "none" leaves a key out if that is its default."""
+        if not isinstance(values, dict):
+            return values
+        optional = {name for name, field in cls.model_fields.items() if field.default is None}
+        return {key: value for key, value in values.items() if not (value == "none" and key in optional)}
 
 
 class DataSection(Section):
@@ -86,8 +97,6 @@ def named_function(values: object, fields: Iterable[str]) -> object:
     if not isinstance(values, dict):
         return values
     name = values.get("name")
-    if instead := REMOVED.get(f'name = "{name}"'):
-        raise ValueError(f"{name!r} is gone: {instead}")
     if isinstance(name, str) and ":" in name:
         values = {**values, "name": "function", "call": name}
     given = values.get("keywords", {})

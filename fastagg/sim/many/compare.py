@@ -130,6 +130,7 @@ def compare(
     if (there := begun(out)) not in ("", COMPARISON):
         raise DataError(f"{out} holds {there}, which a comparison would overwrite: --out takes another folder")
     check_cells([cell for cell in cells if not (out / cell.name / "summary.json").exists()])
+    watcher.begun(len(cells))
     outcomes = run_cells(cells, out, jobs, watcher, replace)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]

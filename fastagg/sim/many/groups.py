@@ -95,7 +95,6 @@ class Spread:
 
     @property
     def of_all(self) -> float | None:
-        """The mean, if every seed has a value."""
         return None if self.missing else self.mean
 
 

@@ -65,6 +65,7 @@ def searched(
         name: optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0)) for name in methods
     }
     lines: list[dict[str, object]] = []
+    watcher.begun(budget * len(methods))
     for number in range(budget):
         trials = {name: studies[name].ask() for name in methods}
         runs: dict[str, Cell] = {}

@@ -169,7 +169,7 @@ def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | N
     return Distillation(
         module, unlabelled, samples=None, alpha=alpha_bounds(distill.alpha),
         clip_norm=None if distill.clip_norm == "none" else distill.clip_norm, lr=distill.lr, steps=distill.steps,
-        batch_size=distill.batch_size, keep_moments=distill.keep_moments,
+        batch_size=distill.batch_size,
     )  # fmt: skip
 
 

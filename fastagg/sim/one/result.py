@@ -183,11 +183,9 @@ class Folder:
             path.unlink(missing_ok=True)
 
     def due(self) -> bool:
-        """Return whether it is time for another checkpoint."""
         return time.monotonic() - self._kept >= self.config.run.checkpoint_every
 
     def keep(self, simulation: Simulation) -> None:
-        """Write a checkpoint and metrics.csv."""
         with output.writing(self.out):
             output.write_text(self.out / "metrics.csv", output.rows_csv(Row, simulation.rows))
         checkpoint.write(simulation.state_dict(), self.checkpoint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -17,7 +16,6 @@ from fastagg._types import Plain
 from fastagg.errors import FastaggError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import AnyTrackers, Trackers
 from fastagg.rules.directions import ActiveSet, AllClients
-from fastagg.rules.names import words
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
@@ -67,7 +65,7 @@ def run(
     CheckpointError if a checkpoint is damaged.
     """
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
-    _checks.one_of("resume", resume, words(Resume))
+    _checks.fits("resume", resume, Resume)
     config = configured(config, None, {"data": data, "model": model, "own": own})
     folder, begun, loaded = None if out is None else Folder(out, config), False, None
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
@@ -175,8 +173,7 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
     """Return summary.json of a run that ended as ``stopped`` says: "finished", "interrupted" or "diverged"."""
     config, wall = simulation.config, simulation.stopwatch.split()
     delays, rounds, distillation = simulation.delays, simulation.rounds, simulation.server.distillation
-    uploads = [simulation.client_uploads[client] for client in range(len(simulation.data.clients))]
-    mean, warm_up = statistics.fmean(uploads), simulation.warm_up / max(1, simulation.uploads)
+    warm_up = simulation.warm_up / max(1, simulation.uploads)
     results = summarise(simulation.rows, config.run.target, stopped)
     numbers = {} if distillation is None else {k: round(v, 6) for k, v in asdict(distillation).items() if v == v}
     return {
@@ -193,11 +190,8 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
         "tau_avg": rounds.mean,
         "tau_median": rounds.median,
         "tau_max": rounds.maximum,
-        "client_uploads_min": min(uploads),
-        "client_uploads_max": max(uploads),
-        "client_uploads_cv": statistics.pstdev(uploads) / mean if mean else 0.0,
         "warm_up_share": round(warm_up, 6),
-        "clients": len(uploads),
+        "clients": len(simulation.data.clients),
         "delay_classes": simulation.classes,
         "weighting": simulation.server.weighting,
         "notes": list(_notes(simulation, warm_up, results["last5_versions"])),

@@ -111,7 +111,6 @@ class Simulation:
         return Ahead(self.trainer, self.data, gradients, workers - 1, max(4 * workers, most))
 
     def close(self) -> None:
-        """End the threads, if there are any."""
         self.ahead.close()
 
     def _drop(self) -> None:
@@ -181,7 +180,6 @@ class Simulation:
         return receipt.applied
 
     def evaluate(self) -> Row:
-        """Test the server's model and record a row."""
         with self.stopwatch.timing("evaluation"):
             model, own = self._model(), self.own
             accuracy, loss = rated(model, self.data.test, self.data.score, own.loss, own.metric)
@@ -196,7 +194,6 @@ class Simulation:
         return row
 
     def _model(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return what tests the server's model."""
         params = self.server.parameters()
         if isinstance(self.trainer, FusedTrainer) and self.data.score is None:
             return self.trainer.model(params)
@@ -217,7 +214,6 @@ class Simulation:
         return found
 
     def clients(self) -> list[ClientRow]:
-        """Return the lines of clients.csv."""
         accuracies: Sequence[float | None] = self.client_accuracy or [None] * len(self.data.clients)
         return [
             ClientRow(client, len(samples), self.client_uploads[client], accuracy)

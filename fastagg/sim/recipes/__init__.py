@@ -22,12 +22,10 @@ def names(folder: str = ".") -> list[str]:
 
 
 def text(name: str, folder: str = ".") -> str:
-    """Return the text of one of ``names(folder)``."""
     return file(name, folder).read_text(encoding="utf-8")
 
 
 def file(name: str, folder: str = ".") -> Traversable:
-    """Return the file of one of ``names(folder)``."""
     found = (place.joinpath(f"{name}.toml") for place in _places(folder))
     return next(one for one in found if one.is_file())
 

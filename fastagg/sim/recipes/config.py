@@ -19,9 +19,8 @@ from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.removed import REMOVED
-from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
+from fastagg.sim.data.sections import AnyData, Function, Section, by_name, named_function
 from fastagg.sim.recipes import sections
-from fastagg.sim.section import Section
 
 
 class Config(Section):

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from fastagg._types import Plain
-from fastagg.sim.data.sections import named_function
-from fastagg.sim.section import Section
+from fastagg.sim.data.sections import Section, named_function
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -133,15 +132,14 @@ class Unlabelled(Section):
 
 
 class Distill(Section):
-    """FedEcho's distillation. ``alpha``: [least, most], or one number. ``lr``, ``steps``, ``batch_size``, ``clip_norm``
-    and ``keep_moments`` are those of fastagg.Distillation."""
+    """FedEcho's distillation. ``alpha``: [least, most], or one number. ``lr``, ``steps``, ``batch_size`` and
+    ``clip_norm`` are those of fastagg.Distillation."""
 
     alpha: float | list[float] = Field(default=[0.2, 0.8])
     clip_norm: PositiveFloat | Literal["none"] = 5.0
     lr: PositiveFloat = 3e-6
     steps: PositiveInt | None = None
     batch_size: PositiveInt = 128
-    keep_moments: bool = False
 
 
 class Own(Section):

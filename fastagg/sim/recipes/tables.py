@@ -18,8 +18,8 @@ from pydantic import Field, PositiveFloat, ValidationError, ValidationInfo, fiel
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import recipes
+from fastagg.sim.data.sections import Section
 from fastagg.sim.recipes import config
-from fastagg.sim.section import Section
 
 FOLDER = "tables"
 
@@ -112,7 +112,6 @@ class Table:
 
 
 def names() -> list[str]:
-    """Return the names of the tables, sorted."""
     return recipes.names(FOLDER)
 
 

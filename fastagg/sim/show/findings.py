@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastagg import page
-from fastagg.facts import facts
+from fastagg._build import facts
 from fastagg.sheet import Sheet
 from fastagg.sim.many.groups import LEVEL, Contrast, Group, Judged, Spread, contrasts, goal, holm, name_of, speedups
 from fastagg.sim.one.metrics import duration, seconds, unit_text
@@ -20,7 +20,6 @@ RUN_NUMBERS = (
     "algorithm", "seed", "stopped", "final_accuracy", "final_loss", "best_accuracy", "last5_accuracy_mean",
     "last5_accuracy_std", "target_accuracy", "time_to_target", "uploads_to_target", "virtual_time", "uploads",
     "versions", "bytes_up", "bytes_down", "delay_mean", "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max",
-    "client_uploads_min", "client_uploads_max", "client_uploads_cv",
 )  # fmt: skip
 
 # Titles of the papers' measures, by (measure, scale). Other measures are called by their names.
@@ -94,7 +93,6 @@ def pivot(groups: Sequence[Group]) -> Sheet | None:
 
 
 def measure(paper: Paper) -> str:
-    """Return what the paper's numbers are."""
     return MEASURES.get((paper.measure, paper.scale), f"{paper.measure} times {paper.scale:g}")
 
 

@@ -24,6 +24,9 @@ class Progress:
 class Watcher:
     """What a comparison tells of its runs. This one says nothing."""
 
+    def begun(self, runs: int) -> None:
+        """Called with how many runs follow: those of a search, or those that are compared."""
+
     def started(self, cell: Cell) -> None: ...
 
     def advanced(self, cell: Cell, share: float) -> None: ...

@@ -43,7 +43,6 @@ def marks(number: int) -> tuple[float, float]:
 
 
 def tidy(axes: Axes) -> None:
-    """Set what all axes have in common."""
     axes.grid(color="#e2e2e2", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
