@@ -59,7 +59,7 @@ target_compile_options(fastagg_cuda PRIVATE ${code} -fmad=false -Xptxas=-v,-warn
 if(FASTAGG_DEVELOPER)
   target_compile_options(fastagg_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror)
 endif()
-target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/engine/on_cuda.cpp $<TARGET_OBJECTS:fastagg_cuda>)
+target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/engine/on_cuda.cpp csrc/engine/inspect_on_cuda.cpp $<TARGET_OBJECTS:fastagg_cuda>)
 string(REPLACE ";" "," architectures "${architectures}")
 target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_ARCHITECTURES="${architectures}"
   FASTAGG_CUDA_PTX="${ptx}")

@@ -6,7 +6,7 @@ target_compile_options(fastagg_emulated PRIVATE -O2 -ffp-contract=off)
 if(FASTAGG_DEVELOPER)
   target_compile_options(fastagg_emulated PRIVATE -Wall -Wextra -Werror -Wno-unknown-pragmas)
 endif()
-target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/engine/on_cuda.cpp tests/emulation/allocations.cpp
+target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/engine/on_cuda.cpp csrc/engine/inspect_on_cuda.cpp tests/emulation/allocations.cpp
   tests/emulation/binding.cpp $<TARGET_OBJECTS:fastagg_emulated>)
 target_link_options(_native PRIVATE -Wl,-Bsymbolic-functions) # this library's operator new is its own
 target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_EMULATED FASTAGG_CUDA_ARCHITECTURES="emulated"

@@ -320,7 +320,7 @@ const void* Arrays::add(py::handle given, Element element, const int64_t* shape,
 
 store::Owner Arrays::owner([[maybe_unused]] int64_t nbytes) const {
 #if !defined(FASTAGG_CUDA_EMULATED)
-  constexpr int64_t kKept = int64_t{1} << 20;  // as in csrc/engine/on_cuda.cpp
+  constexpr int64_t kKept = int64_t{1} << 20;  // as in csrc/engine/inspect_on_cuda.cpp
   if (nbytes > kKept) {
     const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device_);
     for (const py::object& one : held_) one.attr("record_stream")(stream);

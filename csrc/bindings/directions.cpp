@@ -68,12 +68,9 @@ class DeviceMemory : public store::Memory {
   store::Owner allocate_;
 };
 
-// The memory and the runner of a device, for a model of so many parameters.
-std::pair<std::shared_ptr<Runner>, std::shared_ptr<store::Memory>> on_device(int device, int64_t size,
-                                                                             py::function allocate) {
-  auto memory = std::make_shared<DeviceMemory>(device, std::move(allocate));
-  const OnCuda::Place place{device, [device] { return current_stream(device); }, memory->queue, memory};
-  return {std::make_shared<OnCuda>(place, size), memory};
+Place on_device(int device, py::function allocate) {
+  const auto memory = std::make_shared<DeviceMemory>(device, std::move(allocate));
+  return on_cuda({device, [device] { return current_stream(device); }, memory->queue, memory});
 }
 #endif
 
@@ -221,11 +218,10 @@ void bind_rows(py::module_& m) {
 void bind_directions(py::module_& m) {
   const py::kw_only by_name;
   py::class_<store::Memory, std::shared_ptr<store::Memory>>(m, "Memory");
-  m.def("host_memory", &store::host_memory);
-  py::class_<Runner, std::shared_ptr<Runner>>(m, "Runner");
-  m.def("on_cpu", []() -> std::shared_ptr<Runner> { return std::make_shared<OnCpu>(); });
+  py::class_<Place>(m, "Place").def_readonly("memory", &Place::memory);
+  m.def("on_cpu", &on_cpu);
 #if defined(FASTAGG_CUDA)
-  m.def("on_device", &on_device, arg("device"), arg("size"), arg("allocate"));
+  m.def("on_device", &on_device, arg("device"), arg("allocate"));
 #endif
   py::class_<store::RowStore, std::shared_ptr<store::RowStore>>(m, "RowStore");
   bind_rows(m);

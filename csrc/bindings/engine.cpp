@@ -23,6 +23,7 @@ namespace {
 
 using engine::Answer;
 using engine::Engine;
+using engine::Numbers;
 using py::arg;
 
 // An engine, and the Python objects that its results are made with.
@@ -200,20 +201,20 @@ Engine::Result receive(Shared& server, Answer* answers, size_t count) {
 }
 
 // An answer's numbers, if Python has read them; null: it has not.
-const Answer* answer_in(py::handle given) {
-  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(py::type::of<Answer>().ptr());
-  return Py_TYPE(given.ptr()) == type ? py::cast<const Answer*>(given) : nullptr;
+const Numbers* numbers_in(py::handle given) {
+  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(py::type::of<Numbers>().ptr());
+  return Py_TYPE(given.ptr()) == type ? py::cast<const Numbers*>(given) : nullptr;
 }
 
 // The model that a trained one is taken from; None: it is a difference already.
-void set_base(Answer& answer, const py::object& task) {
-  answer.kind = Answer::kModel;
+void set_base(Numbers& answer, const py::object& task) {
+  answer.kind = Numbers::kModel;
   if (task.is_none()) return;
   answer.base = vector_of(task.attr("flat"));
 }
 
-void set_sum(Answer& answer, int64_t count, double total) {
-  answer.kind = Answer::kSum;
+void set_sum(Numbers& answer, int64_t count, double total) {
+  answer.kind = Numbers::kSum;
   answer.count = count, answer.total = total;
 }
 
@@ -233,17 +234,15 @@ double samples_of(py::handle given, bool* usual) {
 }
 
 // Its numbers are in the host's memory, and the engine sends them to the device.
-void stay_in_host(Answer& answer) {
+void stay_in_host(Numbers& answer) {
   answer.in_host = true;
   answer.on_host = answer.update, answer.on_host_owner = answer.owner;
 }
 
 // Reads an answer's numbers. False: only Python can.
 bool read_update(Shared& server, py::handle given, Arrays& arrays, Answer& answer) {
-  if (const Answer* const pieces = answer_in(given)) {  // Python has read it
-    const double samples = answer.samples;
-    answer = *pieces;
-    answer.samples = samples;
+  if (const Numbers* const numbers = numbers_in(given)) {  // Python has read it
+    static_cast<Numbers&>(answer) = *numbers;
     return true;
   }
   if (!server.reader) return false;
@@ -610,14 +609,14 @@ engine::Staleness staleness_of(const std::string& weight, const std::string& rat
 
 std::shared_ptr<Shared> make_server(const engine::Settings& settings, std::shared_ptr<engine::DirectionState> direction,
                                     const engine::OptimizerSettings& optimizer, uint64_t seed,
-                                    std::shared_ptr<store::Memory> memory, std::shared_ptr<Runner> runner,
-                                    const py::object& extension, const engine::Extension::Asks& asks,
-                                    const py::object& flat, const py::dict& python) {
+                                    const engine::Place& place, const py::object& extension,
+                                    const engine::Extension::Asks& asks, const py::object& flat,
+                                    const py::dict& python) {
   auto server = std::make_shared<Shared>();
   std::shared_ptr<engine::Extension> given;
   if (!extension.is_none()) given = extension_of(extension, asks, settings.size);
-  server->engine = std::make_shared<Engine>(settings, std::move(direction), optimizer, seed, std::move(memory),
-                                            std::move(runner), std::move(given), vector_of(flat));
+  server->engine = std::make_shared<Engine>(settings, std::move(direction), optimizer, seed, place, std::move(given),
+                                            vector_of(flat));
   server->size = settings.size;
   server->layout = python["layout"];
   server->task_type = python["task"];
@@ -632,7 +631,7 @@ std::shared_ptr<Shared> make_server(const engine::Settings& settings, std::share
 // The current version and its statistics, of the same moment. Neither changes any more.
 std::pair<store::Vector, store::Owner> current(Shared& server) {
   return reading(server, [](Engine& engine) {
-    engine.runner->follow();
+    engine.follow();
     return std::make_pair(engine.model.share(), engine.model.state);
   });
 }
@@ -646,7 +645,7 @@ void adopt(Shared& server, Shared& other) {
 
 py::list tensors_of(const Shared& server, const std::vector<store::Vector>& vectors) {
   py::list found;
-  server.engine->runner->follow();
+  server.engine->follow();
   for (const store::Vector& one : vectors) found.append(tensor_of(one, server.size));
   return found;
 }
@@ -658,7 +657,7 @@ engine::Ordered* ordered_of(const Shared& server) {
 
 py::list waiting_of(const Shared& server) {
   py::list found;
-  server.engine->runner->follow();
+  server.engine->follow();
   const engine::Ordered* const ordered = ordered_of(server);
   if (ordered == nullptr) return found;
   for (const auto& [answer, brings] : ordered->waiting()) {
@@ -667,7 +666,7 @@ py::list waiting_of(const Shared& server) {
     entry["gain"] = brings.gain, entry["weight"] = brings.weight;
     entry["share"] = brings.share, entry["norm"] = brings.norm;
     const engine::HeldUpdate kept{answer.update, answer.owner};
-    const auto here = server.device < 0 ? kept : engine::moved(kept, *server.engine->memory, false);
+    const auto here = server.device < 0 ? kept : engine::moved(kept, *server.engine->place.memory, false);
     entry["update"] = tensors_in(here.owner, here.update, true);
     entry["reported"] =
         answer.reported ? py::cast(std::const_pointer_cast<engine::Reported>(answer.reported)) : py::none();
@@ -734,30 +733,30 @@ void bind_engine(py::module_& m) {
   using Asks = engine::Extension::Asks;
   bind_fields<Asks>(m, "Asks", "prepare", &Asks::prepare, "step", &Asks::step, "statistics", &Asks::statistics,
                     "bounds", &Asks::bounds);
-  // the numbers of an answer that Python has read; who sent it, and for which task, are arguments of `receive`
-  py::class_<Answer>(m, "Answer")
-      .def_readwrite("reported", &Answer::reported)
-      .def_readwrite("blob", &Answer::blob)
-      .def_readwrite("is_private", &Answer::is_private)
-      .def_readwrite("still", &Answer::still)
+  // of an answer that Python has read; who sent it, and for which task, are arguments of `receive`
+  py::class_<Numbers>(m, "Numbers")
+      .def_readwrite("reported", &Numbers::reported)
+      .def_readwrite("blob", &Numbers::blob)
+      .def_readwrite("is_private", &Numbers::is_private)
+      .def_readwrite("still", &Numbers::still)
       .def("less", &set_base, arg("task"))
       .def("sum_of", &set_sum, arg("count"), arg("total"))
       .def("with_control",
-           [](Answer& answer, const py::object& control) {
+           [](Numbers& answer, const py::object& control) {
              answer.control = vector_of(control);
              answer.control_size = py::cast<int64_t>(control.attr("numel")());
            })
-      .def("with_extra", [](Answer& answer, py::object extra) { answer.extra = owner_of(std::move(extra)); })
+      .def("with_extra", [](Numbers& answer, py::object extra) { answer.extra = owner_of(std::move(extra)); })
       .def("with_copy",
-           [](Answer& answer, const py::object& pieces) {
+           [](Numbers& answer, const py::object& pieces) {
              answer.on_host = update_of(pieces.attr("native")), answer.on_host_owner = owner_of(pieces);
            })
       .def("from_host", &stay_in_host);
   // a function, because of memory that runs out (extension.cpp)
   m.def(
-      "answer",
+      "numbers",
       [](const py::object& pieces) {
-        Answer made;
+        Numbers made;
         made.update = update_of(pieces.attr("native")), made.owner = owner_of(pieces);
         return made;
       },
@@ -766,7 +765,7 @@ void bind_engine(py::module_& m) {
   const auto ledger = [](Shared& server) -> engine::Ledger& { return server.engine->ledger; };
   py::class_<Shared, std::shared_ptr<Shared>>(m, "Engine")
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
-           arg("memory"), arg("runner"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
+           arg("place"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
       // for `with`: nobody else holds the lock meanwhile. A thread that holds it may read, and is otherwise refused
       .def_property_readonly(
           "reading", [](const std::shared_ptr<Shared>& server) { return std::make_unique<Block>(server, true); })
@@ -817,12 +816,12 @@ void bind_engine(py::module_& m) {
       .def_readwrite("checks_models", &Shared::checks_models)
       .def("measure", [](Shared& server) { server.engine->measure(); })
       // what Python asks for on the current stream, to read what the server holds, comes after the server's work
-      .def("follow", [](const Shared& server) { server.engine->runner->follow(); })
+      .def("follow", [](const Shared& server) { server.engine->follow(); })
       .def_property_readonly("flat", [](Shared& server) { return tensor_of(current(server).first, server.size); })
       // the same vector for the holder of the lock, who lets it go before: a later step may write to it
       .def_property_readonly("model",
                              [](Shared& server) {
-                               server.engine->runner->follow();
+                               server.engine->follow();
                                return tensor_of(server.engine->model.current, server.size);
                              })
       .def("current",
@@ -833,7 +832,7 @@ void bind_engine(py::module_& m) {
       .def("adopt", &adopt)
       .def_property_readonly("moments",
                              [](const Shared& server) {
-                               server.engine->runner->follow();
+                               server.engine->follow();
                                return moments_of(server.engine->optimizer);
                              })
       .def_property_readonly("moments_nbytes", [](const Shared& server) { return server.engine->optimizer.nbytes(); })

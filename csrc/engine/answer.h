@@ -27,7 +27,8 @@ struct Receipt {
   uint64_t sequence = 0;  // of its record in the log; 0: none
 };
 
-struct Answer {
+// What an answer holds, and where it lies.
+struct Numbers {
   enum Kind {
     kUpdate,  // a delta or a gradient
     kModel,   // a trained model, which is taken less `base`; or the difference itself, without one
@@ -35,14 +36,7 @@ struct Answer {
     kRow,     // an update as the encoded row that it became, from a log
   };
   Kind kind = kUpdate;
-  ClientId client;
-  int64_t version = INT64_MIN;                                // kLastSent: the one that the client was sent last
-  std::optional<uint64_t> incarnation;                        // if the sender states it
-  int64_t task = 0;                                           // its id; 0: not given
-  int64_t offset = -1;                                        // in the log that it comes from; -1: not given
-  double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
-
-  // Where the numbers are, and what keeps them there. Their owner may write to them at any time, unless `is_private`.
+  // Where they are, and what keeps them there. Their owner may write to them at any time, unless `is_private`.
   Update update;
   store::Owner owner;
   bool is_private = false;
@@ -64,12 +58,20 @@ struct Answer {
   Update on_host;                            // of an update on a device: a copy for the log,
   store::Owner on_host_owner;                // and its owner
   bool in_host = false;                      // it lies in the host's memory, and kernels run on a device
-  std::shared_ptr<Judgement> later;          // out: what the device will say of it, if nobody has waited
-
-  const log::Decided* decided = nullptr;  // in a recovery: the outcome that was
-  Receipt receipt;                        // out
 
   bool is_whole() const { return update.pieces.size() == 1 && update.pieces.front().dtype == kWholeNumbers; }
+};
+
+struct Answer : Numbers {
+  ClientId client;
+  int64_t version = INT64_MIN;                                // kLastSent: the one that the client was sent last
+  std::optional<uint64_t> incarnation;                        // if the sender states it
+  int64_t task = 0;                                           // its id; 0: not given
+  int64_t offset = -1;                                        // in the log that it comes from; -1: not given
+  double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
+  const log::Decided* decided = nullptr;                      // in a recovery: the outcome that was
+  std::shared_ptr<Judgement> later;                           // out: what a device will say, if nobody has waited
+  Receipt receipt;                                            // out
 };
 
 }  // namespace fastagg::engine

@@ -17,7 +17,7 @@ void Combined::plan_sum(Way) {
   for (const HeldUpdate& one : waiting_) terms_.push_back({&one.update, one.by});
   for (const Contribution& one : given_) terms_.push_back({one.update, factor(one)});
   desks_ = std::make_unique<Desks>(terms_.size(), memory_->is_host());
-  setting_.combine->weigh(terms_, setting_.size, *is.runner, desks_->weights());
+  setting_.combine->weigh(terms_, setting_.size, *is.place->runner, desks_->weights());
 }
 
 void Combined::run(Runner& runner, const Optimizer& optimizer) {
@@ -27,7 +27,8 @@ void Combined::run(Runner& runner, const Optimizer& optimizer) {
   direction.buffer.held = &terms_;
   direction.buffer.combine = setting_.combine.get();
   direction.buffer.desks = desks_.get();
-  for (const HeldUpdate& one : waiting_) runner.hold(one.owner);
+  if (is.place->device)
+    for (const HeldUpdate& one : waiting_) is.place->device->hold(one.owner);
   runner.step(*terms_.back().update, direction, optimizer);
 }
 

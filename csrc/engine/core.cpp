@@ -21,23 +21,19 @@ double largest_of(const store::Vector& model, int64_t size, double most) {
 }  // namespace
 
 Core::Core(const Settings& given, std::shared_ptr<DirectionState> along, const OptimizerSettings& steps, uint64_t seed,
-           std::shared_ptr<store::Memory> there, std::shared_ptr<Runner> kernels, std::shared_ptr<Extension> language,
-           store::Vector first)
+           Place where, std::shared_ptr<Extension> language, store::Vector first)
     : settings(given),
       direction(std::move(along)),
-      optimizer(steps, language && language->asks.step ? 0 : given.size, seed, there),
+      optimizer(steps, language && language->asks.step ? 0 : given.size, seed, where.memory),
       ledger(given.clients, given.keeps_versions),
-      memory(std::move(there)),
-      runner(std::move(kernels)),
-      inspector(inspector_of(settings, *direction, *runner)),
+      place(std::move(where)),
+      inspector(place.device ? place.device->inspector(settings, *direction) : inspector_here(settings, *direction)),
       extension(std::move(language)),
       model(std::move(first)) {
-  const DirectionState::Traits& is = direction->is;
-  direction->is.runner = runner.get();
-  const InOrder order(*runner);  // the caller has made the model on its stream
-  if (!steps_in_python())
-    runner->load(optimizer.planned(0, optimizer.settings.lr, model.current.data, model.current.data),
-                 {is.rows ? is.rows->format : -1, is.privacy != nullptr, is.tensors != nullptr, is.combines});
+  direction->is.place = &place;
+  const InOrder order(place);  // the caller has made the model on its stream
+  if (place.device && !steps_in_python())
+    place.device->load(optimizer.planned(0, optimizer.settings.lr, model.current.data, model.current.data), *direction);
 }
 
 Ledger::Found Core::find(const Answer& answer) const {
@@ -62,7 +58,7 @@ Ledger::Found Core::find(const Answer& answer) const {
 // Replaces the bounds, which otherwise only grow, by measured values. This is a pass over the vectors, and rarely
 // needed.
 void Core::measure() {
-  const InOrder order(*runner);
+  const InOrder order(place);
   const auto of = [&](const store::Vector& one) {
     if (extension && extension->asks.bounds) return extension->bounds(one, optimizer);
     return Bounds{largest_of(one, settings.size, settings.largest_model), optimizer.measured()};

@@ -36,9 +36,10 @@ struct Settings {
 class Core {
  public:
   Core(const Settings& given, std::shared_ptr<DirectionState> along, const OptimizerSettings& steps, uint64_t seed,
-       std::shared_ptr<store::Memory> there, std::shared_ptr<Runner> kernels, std::shared_ptr<Extension> language,
-       store::Vector first);
-  ~Core() { runner->settle(); }
+       Place where, std::shared_ptr<Extension> language, store::Vector first);
+  ~Core() {
+    if (place.device) place.device->settle();
+  }
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
@@ -47,8 +48,7 @@ class Core {
   const std::shared_ptr<DirectionState> direction;
   OptimizerState optimizer;
   Ledger ledger;
-  const std::shared_ptr<store::Memory> memory;
-  const std::shared_ptr<Runner> runner;
+  const Place place;
   const std::unique_ptr<Inspector> inspector;
   const std::shared_ptr<Extension> extension;  // null: there is none
   // The rows that a checkpoint has not written yet; a row is copied before it changes. None: no checkpoint is written.
@@ -66,6 +66,10 @@ class Core {
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted.
   Ledger::Found find(const Answer& answer) const;
+  // What reads a version on the caller's stream comes after all that was asked for.
+  void follow() const {
+    if (place.device) place.device->follow();
+  }
   void measure();  // computes new bounds of elements
   // Rows on a disk are damaged: their clients begin anew. An operation of its own.
   void give_up(const std::vector<int64_t>& slots);

@@ -13,9 +13,9 @@
 
 #include "../client_id.h"
 #include "../refusal.h"
-#include "../runner.h"
 #include "archive.h"
 #include "contribution.h"
+#include "device.h"
 
 namespace fastagg::cpu {
 class Tensors;
@@ -95,7 +95,7 @@ class DirectionState {
     RowKeeper* rows = nullptr;
     Freshness* ages = nullptr;  // of clients (ACED)
     Privacy* privacy = nullptr;
-    Runner* runner = nullptr;         // its server's, which `plan` may ask
+    const Place* place = nullptr;     // its server's, whose runner `plan` may ask
     cpu::Tensors* tensors = nullptr;  // what it wants to know of each tensor, and of the optimizer's m
   };
   Traits is;

@@ -39,13 +39,13 @@ Model::Sent Engine::sent_now(int format) {
                                       ": the model that is sent could leave the range of its type" +
                                       (rate == 0.0 ? "" : "; set a smaller lr"));
   if (format < 0) return model.sent[format] = {ahead_now(), nullptr};
-  if (!runner->synchronous())
+  if (place.device)
     throw Refusal(Why::kSetting, "format: this server's model is on a CUDA device, and only one on the CPU is rounded");
   if (settings.keeps_versions)
     throw Refusal(Why::kSetting,
                   "format: this rule compares an update with the version that was sent, and its client had a rounded "
                   "one; send it as it is");
-  Model::Sent made{memory->vector(settings.size),
+  Model::Sent made{place.memory->vector(settings.size),
                    store::Encoded::make(static_cast<WireFormat>(format), kValuesFp32, settings.size, 0)};
   Update whole;
   whole.add(sent_now(kAsItIs).model.data, settings.size, kFloat32);
@@ -57,18 +57,16 @@ Model::Sent Engine::sent_now(int format) {
 // Where the model would be if the momentum went on.
 store::Vector Engine::ahead_now() {
   const double rate = optimizer.ahead();
-  const store::Vector made = memory->vector(settings.size);
+  const store::Vector made = place.memory->vector(settings.size);
   Update momentum;
   momentum.add(optimizer.m(), settings.size, kFloat32);
   Optimizer moves{place_in<Sgd>(Optimizers{}), {}, {}, model.current.data, made.data};
   moves.hyper.lr = static_cast<float>(rate);
-  const InOrder order(*runner);
-  runner->step(momentum, {}, moves);
-  if (!runner->synchronous()) {
-    runner->hold(made.owner);
-    runner->prepare();
-    runner->launch();
-  }
+  const InOrder order(place);
+  place.runner->step(momentum, {}, moves);
+  if (!place.device) return made;
+  place.device->hold(made.owner);
+  place.device->launch(nullptr);
   return made;
 }
 
@@ -126,9 +124,9 @@ Task Engine::send(log::Operation operation, int format) {
   if (is.ages) is.ages->before_sending(operation.version);
   operation.task = task.id;
   log::Queued made = records.of(operation);
-  const int64_t place = ledger.send(client, operation.version, task.local_steps, kept, task.id);
-  if (is.rows) is.rows->expect(place);
-  if (is.ages) is.ages->sent(place, operation.version);
+  const int64_t at = ledger.send(client, operation.version, task.local_steps, kept, task.id);
+  if (is.rows) is.rows->expect(at);
+  if (is.ages) is.ages->sent(at, operation.version);
   model.shared = model.shared || sent.model.data == model.current.data;
   records.add(std::move(made));
   return task;
@@ -152,7 +150,7 @@ int64_t Engine::end_overdue(int64_t most) {
 Task Engine::dispatch(const ClientId& client, int format) {
   const Locked locked(lock);
   records.check();
-  runner->follow();
+  follow();
   ledger.roster.clients.check(client);
   end_overdue(kOverdueAtATime);
   return send(operation_of(log::kDispatch, client, ledger.now), format);

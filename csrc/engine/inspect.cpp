@@ -130,7 +130,7 @@ void Transaction::inspect(Given& given) {
   const Inspector& inspector = *of_.inspector;
   const bool prepared = of_.prepares(answer);
   Rows row;  // that the record holds in place of the update
-  if (of_.direction->is.rows && inspector.here && !prepared && !answer.blob) row = of_.direction->is.rows->coded;
+  if (of_.direction->is.rows && !of_.place.device && !prepared && !answer.blob) row = of_.direction->is.rows->coded;
   if (answer.kind == Answer::kRow) {
     check_row(given, row);
     if (answer.row != nullptr) given.brings.row = answer.row->data;
@@ -149,7 +149,7 @@ void Transaction::prepare(Given& given) {
     given.base = of_.ledger.kept.of(given.task.version);
     given.findings = of_.extension->prepare(question_of(of_, given));
     const Findings& found = given.findings;
-    if (found.verdict != nullptr) answer.later = of_.runner->coming(found.verdict);
+    if (found.verdict != nullptr) answer.later = of_.place.device->coming(found.verdict);
     given.norm = found.norm.value_or(given.norm);
     brings.share = found.share.value_or(brings.share);
     if (found.update) answer.update = *found.update;

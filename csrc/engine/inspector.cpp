@@ -1,7 +1,6 @@
 #include "inspector.h"
 
 #include <atomic>
-#include <cmath>
 #include <cstring>
 
 #include "../cpu/cpu.h"
@@ -12,15 +11,9 @@
 namespace fastagg::engine {
 namespace {
 
-double norm_of(double squares) {
-  if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
-  return std::sqrt(squares);
-}
-
 class OfProcessor : public Inspector {
  public:
-  OfProcessor(const Settings& settings, const DirectionState::Traits& is)
-      : Inspector(true), settings_(settings), is_(is) {}
+  OfProcessor(const Settings& settings, const DirectionState::Traits& is) : settings_(settings), is_(is) {}
 
   const Update& numbers(const Answer& answer) const override { return answer.update; }
 
@@ -87,52 +80,10 @@ class OfProcessor : public Inspector {
   const DirectionState::Traits& is_;
 };
 
-class OfDevice : public Inspector {
- public:
-  OfDevice(const Settings& settings, const DirectionState::Traits& is, Runner& runner)
-      : Inspector(false), settings_(settings), is_(is), runner_(runner) {}
-
-  const Update& numbers(const Answer& answer) const override { return answer.on_host; }
-
-  void inspect(Given& given, bool prepared) const override {
-    Answer& answer = *given.answer;
-    if (given.record && !store::is_encoded(answer.on_host)) {
-      const Update copy = update_at(given.operation.parts);
-      cpu::copy(answer.on_host, copy);
-      if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
-    }
-    if (prepared && is_.keeps) runner_.keep(answer.update, answer.owner);
-    if (!prepared) judge(given);
-    if (is_.tensors != nullptr) runner_.sum_tensors(answer.update, *is_.tensors);
-  }
-
- private:
-  // Asks the device for an update's norm, and waits for it, unless kernels obey the verdict.
-  void judge(Given& given) const {
-    Answer& answer = *given.answer;
-    const double clip_norm = answer.kind == Answer::kSum ? 0.0 : settings_.clip_norm;
-    std::shared_ptr<Judgement> found = runner_.judge(
-        {answer.update, answer.owner, answer.in_host, is_.keeps, is_.combines, !settings_.defers, clip_norm});
-    answer.in_host = false;
-    given.norm = std::nan("");
-    if (!settings_.defers) {
-      given.norm = norm_of(found->wait().norm2);
-      return;
-    }
-    given.findings.verdict = runner_.verdict();
-    answer.later = std::move(found);
-  }
-
-  const Settings& settings_;
-  const DirectionState::Traits& is_;
-  Runner& runner_;
-};
-
 }  // namespace
 
-std::unique_ptr<Inspector> inspector_of(const Settings& settings, const DirectionState& direction, Runner& runner) {
-  if (runner.synchronous()) return std::make_unique<OfProcessor>(settings, direction.is);
-  return std::make_unique<OfDevice>(settings, direction.is, runner);
+std::unique_ptr<Inspector> inspector_here(const Settings& settings, const DirectionState& direction) {
+  return std::make_unique<OfProcessor>(settings, direction.is);
 }
 
 }  // namespace fastagg::engine

@@ -2,6 +2,7 @@
 // A server asks once which of the two it has.
 #pragma once
 
+#include <cmath>
 #include <memory>
 
 #include "answer.h"
@@ -14,11 +15,7 @@ struct Settings;
 
 class Inspector {
  public:
-  explicit Inspector(bool processor) : here(processor) {}
   virtual ~Inspector() = default;
-  // Kernels are done when their calls return. Then a step may be in place, a kernel may be the one that reads a
-  // sender's memory, and a log may keep the row that an update becomes.
-  const bool here;
   // An answer's numbers in the host's memory, for a log.
   virtual const Update& numbers(const Answer& answer) const = 0;
   // Refuses what can be known to be unfit before anything is done for it.
@@ -28,6 +25,13 @@ class Inspector {
   virtual void inspect(Given& given, bool prepared) const = 0;
 };
 
-std::unique_ptr<Inspector> inspector_of(const Settings& settings, const DirectionState& direction, Runner& runner);
+// The processor's.
+std::unique_ptr<Inspector> inspector_here(const Settings& settings, const DirectionState& direction);
+
+// Refuses what is not finite.
+inline double norm_of(double squares) {
+  if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  return std::sqrt(squares);
+}
 
 }  // namespace fastagg::engine

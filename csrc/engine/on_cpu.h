@@ -6,7 +6,7 @@
 #include "../cpu/combine.h"
 #include "../cpu/cpu.h"
 #include "../math/reduce.h"
-#include "../runner.h"
+#include "device.h"
 
 namespace fastagg::engine {
 
@@ -45,5 +45,7 @@ class ReadsOnce : public OnCpu {
     squares = cpu::accumulate_once(update, acc, static_cast<float>(weight), out, upper);
   }
 };
+
+inline Place on_cpu() { return {store::host_memory(), std::make_shared<OnCpu>(), nullptr}; }
 
 }  // namespace fastagg::engine

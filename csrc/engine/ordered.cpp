@@ -23,7 +23,7 @@ Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
   std::stable_sort(all_.begin(), all_.end(), [](const Contribution& one, const Contribution& other) {
     return one.answer->client < other.answer->client;
   });
-  round_->is.runner = is.runner;
+  round_->is.place = is.place;
   outcome_ = round_->plan(all_, closes, Way::kMeasured);
   versions_ = round_->versions();
   bound_ = round_->bound(), kept_bound_ = round_->kept_bound();
@@ -37,7 +37,8 @@ Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
 
 void Ordered::run(Runner& runner, const Optimizer& optimizer) {
   if (outcome_ == Outcome::kKept) return;
-  for (const Waiting& one : waiting_) runner.hold(one.answer.owner);
+  if (is.place->device)
+    for (const Waiting& one : waiting_) is.place->device->hold(one.answer.owner);
   round_->run(runner, optimizer);
 }
 

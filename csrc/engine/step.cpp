@@ -39,7 +39,7 @@ double rate_of(const Core& of) {
 
 }  // namespace
 
-Transaction::Transaction(Core& of) : of_(of), order_(*of.runner), given_(of.scratch.given) {
+Transaction::Transaction(Core& of) : of_(of), order_(of.place), given_(of.scratch.given) {
   of.records.check();
   step_.bounds = {of.model.bound, of.optimizer.bounds};
 }
@@ -84,7 +84,7 @@ bool OneAnswer::may_read_once(const Given& given) const {
   const DirectionState& direction = *of_.direction;
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && given.counts && !answer.is_private &&
          !answer.base && !answer.is_whole() && (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) &&
-         of_.inspector->here && !of_.records && of_.clip_norm() == 0.0 && !of_.prepares(answer) &&
+         !of_.place.device && !of_.records && of_.clip_norm() == 0.0 && !of_.prepares(answer) &&
          !of_.steps_in_python() &&
          (of_.optimizer.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
 }
@@ -215,18 +215,18 @@ void Transaction::plan_step(Way way) {
   of_.model.make_room();
   if (of_.steps_in_python()) {  // only computes the direction, as a vector
     step_.aside = true;
-    step_.next = of_.memory->vector(size);
-    of_.memory->zero(step_.next.data, size * static_cast<int64_t>(sizeof(float)));
+    step_.next = of_.place.memory->vector(size);
+    of_.place.memory->zero(step_.next.data, size * static_cast<int64_t>(sizeof(float)));
     step_.kernel = {place_in<Sgd>(Optimizers{}), {}, {}, step_.next.data, step_.next.data};
     step_.kernel.hyper.lr = 1.0f;
     return;
   }
   step_.aside = !given_.empty() && given_.front().findings.finishes;
   if (step_.aside) step_.moments = of_.optimizer.copy();
-  if (const Sums* const sums = of_.direction->is.sums; sums && of_.inspector->here) step_.sum = sums->along();
+  if (const Sums* const sums = of_.direction->is.sums; sums && !of_.place.device) step_.sum = sums->along();
   // Python that runs before the commit may still hand this version out.
-  const bool readable = of_.model.shared || !of_.inspector->here || (of_.extension && of_.extension->asks.statistics);
-  if (readable || step_.aside || way == Way::kOnce) step_.next = step_.sum ? step_.sum : of_.memory->vector(size);
+  const bool readable = of_.model.shared || of_.place.device || (of_.extension && of_.extension->asks.statistics);
+  if (readable || step_.aside || way == Way::kOnce) step_.next = step_.sum ? step_.sum : of_.place.memory->vector(size);
   const OptimizerState& with = step_.moments ? *step_.moments : of_.optimizer;
   step_.kernel = with.planned(of_.ledger.steps, step_.lr, of_.model.current.data,
                               step_.next ? step_.next.data : of_.model.current.data);
@@ -309,19 +309,16 @@ void Transaction::conclude() {
 
 // Calls the planned kernels. On a device nothing has changed until all that they need is ready.
 void Transaction::run() {
-  DirectionState& direction = *of_.direction;
-  Runner& runner = *of_.runner;
+  Device* const device = of_.place.device.get();
   try {
-    runner.obey(given_.empty() ? nullptr : given_.front().findings.verdict);
-    direction.run(runner, step_.kernel);
-    runner.prepare();
+    of_.direction->run(*of_.place.runner, step_.kernel);
+    if (device == nullptr) return;
     // What only this step may be the last to hold.
-    runner.hold(of_.model.current.owner);
-    for (const Given& one : given_) runner.hold(one.base.owner);
-    runner.launch();
+    device->hold(of_.model.current.owner);
+    for (const Given& one : given_) device->hold(one.base.owner);
+    device->launch(given_.empty() ? nullptr : given_.front().findings.verdict);
   } catch (...) {
-    runner.forget();
-    direction.cancel();
+    of_.direction->cancel();
     throw;
   }
 }

@@ -71,15 +71,15 @@ class Admission:
             refuse_non_finite_buffers(parsed)
         looked_at = self.running.extension.always or parsed.buffers is not None or parsed.counters is not None
         if parts.on_host:
-            answer = native.engine.answer(parsed.parameters)
+            answer = native.engine.numbers(parsed.parameters)
             answer.reported = reported(parsed, self.running.extension.held)
         elif parsed.parameters.is_encoded and not looked_at:  # its bytes are sent, and decoded on the device
-            answer = native.engine.answer(parsed.parameters)
+            answer = native.engine.numbers(parsed.parameters)
             answer.from_host()
         else:
             parsed = parsed._replace(parameters=parsed.parameters.plain())
             pieces = on_device(staging.upload(parsed.parameters, parts.device))
-            answer = native.engine.answer(pieces)
+            answer = native.engine.numbers(pieces)
             if looked_at:
                 buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
                 answer.with_extra(OnDevice(Parsed(pieces, buffers, parsed.counters)))
@@ -129,7 +129,7 @@ class Admission:
         if partial.exact is None:
             answer = self.of(layout.parse(partial.total))
         else:
-            answer = native.engine.answer(pieces_of_whole(ops.whole_numbers("total", partial.total, layout.size)))
+            answer = native.engine.numbers(pieces_of_whole(ops.whole_numbers("total", partial.total, layout.size)))
         answer.sum_of(partial.updates, float(partial.weight))
         return answer
 

@@ -92,13 +92,13 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
     seed = settings["seed"]
     if parts.on_host:
-        runner, held = native.engine.on_cpu(), native.engine.host_memory()
+        where = native.engine.on_cpu()
     else:
-        runner, held = native.engine.on_device(
-            place(parts.device).device, layout.size, lambda nbytes: memory.empty_bytes(nbytes, parts.device)
+        where = native.engine.on_device(
+            place(parts.device).device, lambda nbytes: memory.empty_bytes(nbytes, parts.device)
         )
     state = direction.start(
-        Material(layout.size, parts.device, seed, layout.buffer_size, held, parts.key, layout.ends())
+        Material(layout.size, parts.device, seed, layout.buffer_size, where.memory, parts.key, layout.ends())
     )
     extension = Extension(
         direction, optimizer, parts.staleness, layout, state, statistics, device=parts.device, on_host=parts.on_host,
@@ -119,7 +119,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
         optimizer=native.engine.Optimizer(
             optimizer.kernel or "sgd", lr=optimizer.lr, coded=optimizer.moment_format == "8bit",
             **({} if optimizer.has_own_step else optimizer.hyper()),
-        ), seed=seed, memory=held, runner=runner,
+        ), seed=seed, place=where,
         extension=extension, asks=extension.asks(), flat=flat,
         python={
             "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,
@@ -133,7 +133,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     engine.by_time = getattr(direction, "at_least", None) is not None
     engine.begin_incarnation(0, new_incarnation())
     engine.measure()
-    return Running(engine, extension, held, weakref.ref(flat.untyped_storage()))
+    return Running(engine, extension, where.memory, weakref.ref(flat.untyped_storage()))
 
 
 def limit(engine: Native, settings: ServerSettings | None) -> None:

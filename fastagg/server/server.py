@@ -560,7 +560,7 @@ class Server:
             client, update, *rest = (*answers[begin], *[None] * 5)[:7]
             if isinstance(update, FastaggError):
                 return [update]
-            if not isinstance(update, native.engine.Answer):
+            if not isinstance(update, native.engine.Numbers):
                 update = self._admission.of(self._admission.parse(update, None))
             return [self._take(client, update, *rest)]
         except FastaggError as error:

@@ -83,8 +83,8 @@ struct Server {
     optimizer.kind = rule == Rule::kFadas ? place_in<Amsgrad>(Optimizers{}) : place_in<Sgd>(Optimizers{});
     optimizer.lr = kRate;
     if (rule == Rule::kFadas) optimizer.beta1 = kBeta1, optimizer.beta2 = kBeta2, optimizer.eps = kEps;
-    engine =
-        std::make_shared<Engine>(settings, direction, optimizer, 1, memory, std::move(runner), nullptr, zeros(size));
+    engine = std::make_shared<Engine>(settings, direction, optimizer, 1, Place{memory, std::move(runner), nullptr},
+                                      nullptr, zeros(size));
   }
 
   std::vector<float> model() const { return {engine->model.current.data, engine->model.current.data + size}; }

@@ -1,0 +1,62 @@
+// A device that a server's kernels run on. A server on the processor has none.
+//
+// All that an arrival asks for comes between `begin` and `end`, also what the host language asks for itself: it is done
+// when all before it is done. Kernels are written down until `launch`.
+#pragma once
+
+#include <memory>
+
+#include "../runner.h"
+#include "../store/vector.h"
+#include "../verdict.h"
+
+namespace fastagg::engine {
+
+class DirectionState;
+class Inspector;
+struct Settings;
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual void begin() = 0;
+  virtual void end() noexcept = 0;  // what was not launched is dropped
+  // What reads a version on the caller's stream waits for it there.
+  virtual void follow() = 0;
+  virtual void settle() noexcept = 0;  // waits for all
+  // Keeps memory until the arrival's work is done.
+  virtual void hold(const store::Owner& owner) = 0;
+  // Gets ready what kernels need, and starts all of them. They obey this verdict (cuda.h); null: none. If the first one
+  // does not start, nothing has been done.
+  virtual void launch(const void* verdict) = 0;
+  // Brings a verdict that the device computes to the host.
+  virtual std::shared_ptr<Judgement> coming(const void* verdict) = 0;
+  // Gets the kernels of an optimizer and a direction ready, so that the first arrival need not.
+  virtual void load(const Optimizer& optimizer, const DirectionState& direction) = 0;
+  virtual std::unique_ptr<Inspector> inspector(const Settings& settings, const DirectionState& direction) = 0;
+};
+
+// Where a server's vectors are, and what runs its kernels.
+struct Place {
+  std::shared_ptr<store::Memory> memory;
+  std::shared_ptr<Runner> runner;
+  std::shared_ptr<Device> device;  // null: the processor
+};
+
+// What is asked of a device between two points comes after all before, and is marked.
+class InOrder {
+ public:
+  explicit InOrder(const Place& place) : device_(place.device.get()) {
+    if (device_ != nullptr) device_->begin();
+  }
+  InOrder(const InOrder&) = delete;
+  InOrder& operator=(const InOrder&) = delete;
+  ~InOrder() {
+    if (device_ != nullptr) device_->end();
+  }
+
+ private:
+  Device* const device_;
+};
+
+}  // namespace fastagg::engine

@@ -1,0 +1,172 @@
+// How a CUDA device reads and judges updates.
+#include <cmath>
+#include <cstring>
+
+#include "../cpu/cpu.h"
+#include "../store/encoded.h"
+#include "core.h"
+#include "on_cuda.h"
+
+namespace fastagg::engine {
+namespace {
+
+// So many bytes of a caller's are kept until kernels have read them. Of more torch was told (bindings/arrays.h), which
+// an emulated device has not.
+#if defined(FASTAGG_CUDA_EMULATED)
+constexpr int64_t kKept = INT64_MAX;
+#else
+constexpr int64_t kKept = int64_t{1} << 20;
+#endif
+
+class OfDevice : public Inspector {
+ public:
+  OfDevice(const Card& card, const Settings& settings, const DirectionState::Traits& is)
+      : card_(card), settings_(settings), is_(is) {
+    const int64_t scratch = cuda::judge_scratch(settings.size) * static_cast<int64_t>(sizeof(double));
+    const auto verdict = static_cast<int64_t>((sizeof(Verdict) + kApart - 1) / kApart * kApart);
+    own_ = card.memory->bytes(verdict + scratch);
+    card.memory->zero(own_.data, verdict + scratch);
+    verdict_ = reinterpret_cast<Verdict*>(own_.data);
+    scratch_ = reinterpret_cast<double*>(reinterpret_cast<char*>(own_.data) + verdict);
+    if (is.tensors == nullptr) return;
+    const std::vector<int64_t> begins = is.tensors->begins();
+    const auto first = static_cast<int64_t>(begins.size() * sizeof(int64_t));
+    parts_ = card.memory->bytes(first + is.tensors->nbytes());
+    card.memory->put(parts_.data, begins.data(), first);
+  }
+
+  const Update& numbers(const Answer& answer) const override { return answer.on_host; }
+
+  void inspect(Given& given, bool prepared) const override {
+    Answer& answer = *given.answer;
+    if (given.record && !store::is_encoded(answer.on_host)) {
+      const Update copy = update_at(given.operation.parts);
+      cpu::copy(answer.on_host, copy);
+      if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
+    }
+    if (prepared && is_.keeps) take(answer);
+    if (!prepared) judge(given);
+    if (is_.tensors != nullptr) sum_tensors(answer.update, *is_.tensors);
+  }
+
+ private:
+  // Asks the device for an update's norm, and waits for it, unless kernels obey the verdict.
+  void judge(Given& given) const {
+    Answer& answer = *given.answer;
+    if (answer.in_host) {
+      bring(answer);
+    } else if (is_.keeps) {
+      take(answer);
+    } else {
+      hold_theirs(answer);
+    }
+    answer.in_host = false;
+    std::shared_ptr<cuda::Coming> coming = card_.queue->coming();
+    cuda::Rules rules;
+    if (answer.kind != Answer::kSum) rules.clip_norm = settings_.clip_norm;
+    cuda::judge(answer.update, {}, rules, scratch_, verdict_, coming->place(), card_.where());
+    if (!settings_.defers) card_.queue->mark(*coming);
+    if (is_.combines && answer.update.pieces.front().dtype == kEncodedThere) {
+      auto& there = *static_cast<EncodedThere*>(answer.owner.get());
+      there.numbers = nullptr, there.made = {};  // the queue has them until they are read
+    }
+    given.norm = std::nan("");
+    if (!settings_.defers) {
+      given.norm = norm_of(coming->wait().norm2);
+      return;
+    }
+    given.findings.verdict = verdict_;
+    answer.later = std::move(coming);
+  }
+
+  // Finds what is asked of each tensor of an update, and waits for it.
+  void sum_tensors(const Update& update, cpu::Tensors& tensors) const {
+    const auto places = static_cast<int64_t>(tensors.begins().size());
+    auto* const begins = reinterpret_cast<int64_t*>(parts_.data);
+    auto* const sums = reinterpret_cast<double*>(begins + places);
+    cuda::sum_parts(update, {begins, places - 1, tensors.m, sums}, card_.where());
+    cuda::copy_now(tensors.parts(), sums, tensors.nbytes(), card_.where());
+  }
+
+  // An update that its sender may change stays as a copy.
+  void take(Answer& answer) const {
+    hold_theirs(answer);
+    keep(card_, answer.update, answer.owner);
+  }
+
+  void hold_theirs(const Answer& answer) const {
+    if (answer.update.size * static_cast<int64_t>(sizeof(float)) <= kKept) card_.queue->hold(answer.owner);
+  }
+
+  // Copies an update from the host's memory to where kernels read it.
+  void bring(Answer& answer) const {
+    if (store::is_encoded(answer.update)) return bring_encoded(answer);
+    const int64_t size = answer.update.size;
+    const auto bytes = static_cast<size_t>(size) * sizeof(float);
+    char* const pinned = card_.queue->pinned(bytes);
+    char* at = pinned;
+    for (const Piece& piece : answer.update.pieces) {
+      std::memcpy(at, piece.data, static_cast<size_t>(piece.size) * sizeof(float));
+      at += static_cast<size_t>(piece.size) * sizeof(float);
+    }
+    answer.owner = nullptr;
+    const void* there = pinned;
+    if (bytes > kFew || is_.keeps) {
+      const store::Vector made = card_.memory->bytes(static_cast<int64_t>(bytes));
+      cuda::copy(made.data, pinned, static_cast<int64_t>(bytes), card_.where());
+      card_.queue->hold(made.owner);
+      answer.owner = made.owner;
+      there = made.data;
+    }
+    answer.update = {};
+    answer.update.add(there, size, kFloat32);
+  }
+
+  // What is sent are its bytes. The device makes the numbers.
+  void bring_encoded(Answer& answer) const {
+    const auto from = store::encoded_in(answer.update);
+    const auto there = std::make_shared<EncodedThere>(*from, card_.memory->bytes(from->nbytes));
+    there->made = card_.memory->vector(from->size);
+    char* const pinned = card_.queue->pinned(static_cast<size_t>(from->nbytes));
+    std::memcpy(pinned, from->bytes, static_cast<size_t>(from->nbytes));
+    cuda::copy(there->sent.data, pinned, from->nbytes, card_.where());
+    cuda::decode(*there, there->made.data, card_.where());
+    there->numbers = there->made.data;
+    for (const store::Owner& one : {there->sent.owner, there->made.owner, store::Owner(there)}) card_.queue->hold(one);
+    answer.owner = there;
+    answer.update = {};
+    answer.update.add(static_cast<const WireThere*>(there.get()), from->size, kEncodedThere);
+  }
+
+  const Card card_;
+  const Settings& settings_;
+  const DirectionState::Traits& is_;
+  store::Vector own_;  // the verdict, and scratch of a judge
+  Verdict* verdict_;
+  double* scratch_;
+  store::Vector parts_;  // of tensors: where they begin, and their sums
+};
+
+}  // namespace
+
+std::unique_ptr<Inspector> inspector_on(const Card& card, const Settings& settings, const DirectionState& direction) {
+  return std::make_unique<OfDevice>(card, settings, direction.is);
+}
+
+void keep(const Card& card, Update& update, store::Owner& owner) {
+  const bool whole = update.pieces.size() == 1;
+  const Dtype dtype = whole ? update.pieces.front().dtype : kFloat32;
+  const int64_t nbytes = update.size * (dtype == kFloat32 ? 4 : 2), size = update.size;
+  const store::Vector made = card.memory->bytes(nbytes);
+  if (whole) {
+    cuda::copy(made.data, update.pieces.front().data, nbytes, card.where());
+  } else {
+    cuda::accumulate(update, nullptr, 1.0, made.data, card.where());
+  }
+  card.queue->hold(made.owner);
+  owner = made.owner;
+  update = {};
+  update.add(made.data, size, dtype);
+}
+
+}  // namespace fastagg::engine
