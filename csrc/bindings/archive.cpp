@@ -1,7 +1,6 @@
 #include "archive.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "../cpu/cpu.h"
 #include "arrays.h"
@@ -12,46 +11,73 @@ namespace fastagg::bindings {
 namespace {
 
 using engine::Archive;
-using namespace py::literals;
 
-// The columns of a ledger's state, and those of its ids, by name.
-using State = engine::Ledger::State;
-using Column = std::vector<int64_t>;
-constexpr std::pair<const char*, Column State::*> kColumns[] = {{"last_sent", &State::last_sent},
-                                                                {"next_steps", &State::next_steps},
-                                                                {"task_client", &State::task_client},
-                                                                {"task_version", &State::task_version},
-                                                                {"task_steps", &State::task_steps}};
-using EndedIds = decltype(State::ids);
-constexpr std::pair<const char*, Column EndedIds::*> kIds[] = {{"firsts", &EndedIds::firsts},
-                                                               {"nexts", &EndedIds::nexts},
-                                                               {"ended", &EndedIds::ended},
-                                                               {"outcomes", &EndedIds::outcomes}};
-
-class Saves : public Archive {
+// The fields of a state, and a dict.
+class Fields : public Archive {
  public:
+  Fields(py::dict given, bool loading) : Archive(loading), state(std::move(given)) {}
   py::dict state;
-  bool loads() const override { return false; }
-  bool has(const char*) const override { return true; }
-  void field(const char* name, int64_t& value) override { state[name] = value; }
-  void field(const char* name, double& value) override { state[name] = value; }
-  void field(const char* name, std::vector<int64_t>& values) override { state[name] = array_of(values); }
-  void field(const char* name, std::vector<float>& values) override { state[name] = array_of(values); }
-  void list(const char* name, std::vector<int64_t>& values) override { state[name] = values; }
-  void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) override { state[name] = values; }
-  void list(const char* name, std::vector<Entry>& values) override {
-    py::list all;
-    for (const Entry& one : values) all.append(py::make_tuple(one.first, one.second, one.third));
-    state[name] = all;
+
+  bool has(const char* name) const override { return !loads || !state.attr("get")(name).is_none(); }
+  void field(const char* name, int64_t& value) override { plain(name, value); }
+  void field(const char* name, double& value) override { plain(name, value); }
+  void field(const char* name, std::vector<int64_t>& values) override { column_of(name, values); }
+  void field(const char* name, std::vector<float>& values) override { column_of(name, values); }
+  void column(const char* name, std::vector<int64_t>& values) override {
+    if (loads) {
+      values = vector_from<int64_t>(state[name]);
+    } else {
+      state[name] = array_of(values);
+    }
   }
+  void list(const char* name, std::vector<int64_t>& values) override { plain(name, values); }
+  void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) override { plain(name, values); }
+  void list(const char* name, std::vector<Entry>& values) override { plain(name, values); }
+  void clients(const char* name, std::vector<ClientId>& ids, bool numbered) override {
+    if (loads) {
+      for (const py::handle id : py::list(state[name])) ids.push_back(id_of(id));
+      return;
+    }
+    py::list all;
+    std::vector<int64_t> numbers;
+    for (const ClientId& id : ids) numbered ? numbers.push_back(id.number) : all.append(to_python(id));
+    state[name] = numbered ? py::object(array_of(numbers)) : all;
+  }
+  void group(const char* name, const std::function<void(Archive&)>& fields) override {
+    Fields inner(loads ? py::dict(state[name]) : py::dict(), loads);
+    fields(inner);
+    if (!loads) state[name] = inner.state;
+  }
+
   bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) override {
-    state[name] = there ? tensor_of(vector, size) : py::none();
-    return there;
+    if (!loads) {
+      state[name] = there ? tensor_of(vector, size) : py::none();
+      return there;
+    }
+    const py::object given = state[name];
+    if (given.is_none()) return false;
+    if (vector) tensor_of(vector, size).attr("copy_")(given);  // none: the rest of the state does not ask for it
+    return true;
+  }
+  void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) override {
+    if (loads) {
+      for (const auto& [number, one] : py::dict(state[name]))
+        all.emplace_back(py::cast<int64_t>(number), vector_of(py::reinterpret_borrow<py::object>(one)));
+      return;
+    }
+    py::dict found;
+    for (const auto& [number, one] : all) found[py::int_(number)] = tensor_of(one, size);
+    state[name] = found;
   }
   void whole(const char* name, std::vector<int64_t>& values) override {
-    state[name] = values.empty() ? py::object(py::none()) : array_of(values);
+    if (!loads) {
+      state[name] = values.empty() ? py::object(py::none()) : array_of(values);
+    } else if (has(name)) {
+      values = vector_from<int64_t>(state[name]);
+    }
   }
-  void held(const char* name, std::vector<engine::HeldUpdate>& updates, int64_t) override {
+  void held(const char* name, std::vector<engine::HeldUpdate>& updates) override {
+    if (loads) return load_held(name, updates);
     py::list all;
     for (const engine::HeldUpdate& one : updates) {
       py::dict entry;
@@ -60,53 +86,36 @@ class Saves : public Archive {
     }
     state[name] = all;
   }
-  std::vector<double> rows(const char* name, const std::vector<double>& values, int64_t width) override {
-    if (values.empty()) {
+  void rows(const char* name, std::vector<double>& values, int64_t width) override {
+    if (loads) {
+      if (has(name)) values = vector_from<double>(state[name].attr("cpu")().attr("numpy")().attr("reshape")(-1));
+    } else if (values.empty()) {
       state[name] = py::none();
     } else {
-      const auto height = static_cast<py::ssize_t>(values.size()) / static_cast<py::ssize_t>(width);
-      py::array_t<double> out({height, static_cast<py::ssize_t>(width)});
-      std::copy(values.begin(), values.end(), out.mutable_data());
-      state[name] = out;
+      state[name] = array_of(values).attr("reshape")(-1, width);
     }
-    return values;
   }
-};
 
-class Loads : public Archive {
- public:
-  explicit Loads(py::dict given) : state(std::move(given)) {}
-  py::dict state;
-  bool loads() const override { return true; }
-  bool has(const char* name) const override { return state.contains(name); }
-  void field(const char* name, int64_t& value) override { value = py::cast<int64_t>(state[name]); }
-  void field(const char* name, double& value) override { value = py::cast<double>(state[name]); }
-  void field(const char* name, std::vector<int64_t>& values) override { column(name, values); }
-  void field(const char* name, std::vector<float>& values) override { column(name, values); }
-  void list(const char* name, std::vector<int64_t>& values) override {
-    values = py::cast<std::vector<int64_t>>(state[name]);
+ private:
+  template <typename T>
+  void plain(const char* name, T& value) {
+    if (loads) {
+      value = py::cast<T>(state[name]);
+    } else {
+      state[name] = value;
+    }
   }
-  void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) override {
-    values = py::cast<std::vector<std::pair<int64_t, int64_t>>>(state[name]);
+  template <typename T>
+  void column_of(const char* name, std::vector<T>& values) {
+    if (!loads) {
+      state[name] = array_of(values);
+      return;
+    }
+    std::vector<T> given = vector_from<T>(state[name]);
+    if (given.size() != values.size()) throw std::invalid_argument("a column's length");
+    values = std::move(given);
   }
-  void list(const char* name, std::vector<Entry>& values) override {
-    values.clear();
-    for (const auto& [first, second, third] : py::cast<std::vector<std::tuple<int64_t, int64_t, double>>>(state[name]))
-      values.push_back({first, second, third});
-  }
-  bool vector(const char* name, const store::Vector& to, int64_t size, bool) override {
-    const py::object given = state[name];
-    if (given.is_none()) return false;
-    if (!to) return true;  // a vector that the rest of the state does not ask for
-    tensor_of(to, size).attr("copy_")(given);
-    return true;
-  }
-  void whole(const char* name, std::vector<int64_t>& values) override {
-    const py::object given = state[name];
-    if (!given.is_none()) values = vector_from<int64_t>(given);
-  }
-  void held(const char* name, std::vector<engine::HeldUpdate>& updates, int64_t) override {
-    updates.clear();
+  void load_held(const char* name, std::vector<engine::HeldUpdate>& updates) {
     const py::object pieces = py::module_::import("fastagg.storage.pieces").attr("stored_pieces");
     for (const py::handle given : py::list(state[name])) {
       const auto entry = py::reinterpret_borrow<py::dict>(given);
@@ -128,86 +137,19 @@ class Loads : public Archive {
       cpu::copy(theirs, one.update);
     }
   }
-  std::vector<double> rows(const char* name, const std::vector<double>&, int64_t) override {
-    const py::object given = state[name];
-    if (given.is_none()) return {};
-    return vector_from<double>(given.attr("cpu")().attr("numpy")().attr("reshape")(-1));
-  }
-
- private:
-  template <typename T>
-  void column(const char* name, std::vector<T>& values) {
-    const std::vector<T> given = vector_from<T>(state[name]);
-    if (given.size() != values.size()) throw std::invalid_argument("a column's length");
-    values = given;
-  }
 };
 
 }  // namespace
 
 py::dict saved(const std::function<void(Archive&)>& fields) {
-  Saves archive;
+  Fields archive({}, false);
   fields(archive);
   return archive.state;
 }
 
 void load(const py::dict& state, const std::function<void(Archive&)>& fields) {
-  Loads archive(state);
+  Fields archive(state, true);
   fields(archive);
-}
-
-py::dict saved(const engine::Ledger::State& of, bool numbered, int64_t size) {
-  py::dict state, versions;
-  py::list ids;
-  std::vector<int64_t> numbers;
-  for (const ClientId& client : of.clients) {
-    if (numbered) {
-      numbers.push_back(client.number);
-    } else {
-      ids.append(to_python(client));
-    }
-  }
-  for (const auto& [version, vector] : of.versions) versions[py::int_(version)] = tensor_of(vector, size);
-  state["version"] = of.version;
-  state["steps"] = of.steps;
-  state["clients"] = numbered ? py::object(array_of(numbers)) : py::object(ids);
-  for (const auto& [name, column] : kColumns) state[name] = array_of(of.*column);
-  state["versions"] = versions;
-  py::dict named;
-  named["open"] = array_of(of.task_id);
-  for (const auto& [name, column] : kIds) named[name] = array_of(of.ids.*column);
-  state["ids"] = named;
-  state["offset"] = of.offset;
-  if (const auto& part = of.participation; !part.clients.empty()) {
-    py::list clients;
-    for (const ClientId& client : part.clients) clients.append(to_python(client));
-    state["participation"] =
-        py::dict("clients"_a = clients, "last"_a = array_of(part.last), "times"_a = array_of(part.times));
-  }
-  return state;
-}
-
-engine::Ledger::State ledger_state_of(const py::dict& state) {
-  engine::Ledger::State found;
-  found.version = py::cast<int64_t>(state["version"]);
-  found.steps = py::cast<int64_t>(state["steps"]);
-  for (const py::handle id : py::list(state["clients"])) found.clients.push_back(id_of(id));
-  for (const auto& [name, column] : kColumns) found.*column = vector_from<int64_t>(state[name]);
-  for (const auto& [version, kept] : py::dict(state["versions"]))
-    found.versions.emplace_back(py::cast<int64_t>(version), vector_of(py::reinterpret_borrow<py::object>(kept)));
-  if (const py::object given = state["ids"]; !given.is_none()) {
-    const py::dict ids(given);
-    found.task_id = vector_from<int64_t>(ids["open"]);
-    for (const auto& [name, column] : kIds) found.ids.*column = vector_from<int64_t>(ids[name]);
-  }
-  found.offset = py::cast<int64_t>(state["offset"]);
-  if (state.contains("participation")) {
-    const py::dict part(state["participation"]);
-    for (const py::handle id : py::list(part["clients"])) found.participation.clients.push_back(id_of(id));
-    found.participation.last = vector_from<int64_t>(part["last"]);
-    found.participation.times = vector_from<int64_t>(part["times"]);
-  }
-  return found;
 }
 
 }  // namespace fastagg::bindings

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "../engine/archive.h"
-#include "../engine/ledger.h"
 #include "python.h"
 
 namespace fastagg::bindings {
@@ -27,9 +26,5 @@ std::vector<T> vector_from(const py::object& given) {
 // another kind.
 py::dict saved(const std::function<void(engine::Archive&)>& fields);
 void load(const py::dict& state, const std::function<void(engine::Archive&)>& fields);
-
-// A ledger. Kept vectors have `size` elements, unless Python owns them; loaded ones are tensors of the server's own.
-py::dict saved(const engine::Ledger::State& state, bool numbered, int64_t size);
-engine::Ledger::State ledger_state_of(const py::dict& state);
 
 }  // namespace fastagg::bindings

@@ -899,10 +899,15 @@ void bind_engine(py::module_& m) {
           [ledger](Shared& server, double skew) { ledger(server).leases.skew = skew; })
       .def("tasks",
            [ledger](Shared& server) {
-             return saved(ledger(server).state(), server.engine->settings.clients >= 0, server.size);
+             auto state = ledger(server).state();
+             const bool numbered = server.engine->settings.clients >= 0;
+             return saved([&](engine::Archive& archive) { state.fields(archive, numbered, server.size); });
            })
-      .def("load_tasks",
-           [ledger](Shared& server, const py::dict& state) { ledger(server).load(ledger_state_of(state)); });
+      .def("load_tasks", [ledger](Shared& server, const py::dict& given) {
+        engine::Ledger::State state;
+        load(given, [&](engine::Archive& archive) { state.fields(archive, false, server.size); });
+        ledger(server).load(state);
+      });
 }
 
 }  // namespace fastagg::bindings

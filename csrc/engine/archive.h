@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <functional>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "../client_id.h"
 #include "../store/vector.h"
 #include "held.h"
 
@@ -15,8 +17,9 @@ namespace fastagg::engine {
 
 class Archive {
  public:
+  explicit Archive(bool loading) : loads(loading) {}
   virtual ~Archive() = default;
-  virtual bool loads() const = 0;
+  const bool loads;
   virtual bool has(const char* name) const = 0;  // whether a state that is loaded has this field
 
   virtual void field(const char* name, int64_t& value) = 0;
@@ -24,23 +27,25 @@ class Archive {
   // A column has the length that the server's settings give it.
   virtual void field(const char* name, std::vector<int64_t>& values) = 0;
   virtual void field(const char* name, std::vector<float>& values) = 0;
-  // A list has any length.
+  // This one, and a list, have any length.
+  virtual void column(const char* name, std::vector<int64_t>& values) = 0;
   virtual void list(const char* name, std::vector<int64_t>& values) = 0;
   virtual void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) = 0;
-  struct Entry {
-    int64_t first, second;
-    double third;
-  };
+  using Entry = std::tuple<int64_t, int64_t, double>;
   virtual void list(const char* name, std::vector<Entry>& values) = 0;
+  virtual void clients(const char* name, std::vector<ClientId>& ids, bool numbered) = 0;
+  virtual void group(const char* name, const std::function<void(Archive&)>& fields) = 0;
   // A vector of a server, of this many elements; none is saved if it is empty. Loading copies into `vector`, which has
   // its memory already, and returns whether there was one.
   virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
+  // By number. Loaded ones are of the server's own memory.
+  virtual void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) = 0;
   // Whole numbers, one for each element; none is saved if it is empty.
   virtual void whole(const char* name, std::vector<int64_t>& values) = 0;
-  // Updates of `size` elements that wait as they came.
-  virtual void held(const char* name, std::vector<HeldUpdate>& updates, int64_t size) = 0;
-  // Rows [count, width] in double; loading returns them.
-  virtual std::vector<double> rows(const char* name, const std::vector<double>& values, int64_t width) = 0;
+  // Updates that wait as they came.
+  virtual void held(const char* name, std::vector<HeldUpdate>& updates) = 0;
+  // Rows [count, width] in double.
+  virtual void rows(const char* name, std::vector<double>& values, int64_t width) = 0;
 };
 
 // A bound that a checkpoint holds.

@@ -116,7 +116,7 @@ void Buffered::fields(Archive& archive) {
   archive.field("total", round.total);
   if (privacy_) privacy_->fields(archive);
   if (!sum_fields(archive)) throw std::invalid_argument("a buffer without its sum");
-  if (!archive.loads()) return;
+  if (!archive.loads) return;
   if (setting_.capacity >= 0 && room() <= 0) throw std::invalid_argument("a buffer that is full");
   if (!(round.total >= 0.0)) throw std::invalid_argument("a buffer's weight");
 }

@@ -135,7 +135,7 @@ void Calibrated::fields(Archive& archive) {
   for (size_t i = 0; i < slots_.size(); ++i)
     if (slots_[i] >= 0) slots.emplace_back(i, slots_[i]);
   std::vector<Archive::Entry> fresh;
-  for (const Fresh& one : fresh_) fresh.push_back({one.client, one.slot, one.share});
+  for (const Fresh& one : fresh_) fresh.emplace_back(one.client, one.slot, one.share);
   std::vector<int64_t> free(free_.begin(), free_.end());
   archive.list("slots", slots);
   archive.list("fresh", fresh);
@@ -144,7 +144,7 @@ void Calibrated::fields(Archive& archive) {
   archive.field("total", total_);
   archive.field("arrivals", arrivals_);
   archive.field("bound", row_bound_);
-  if (!archive.loads()) return;
+  if (!archive.loads) return;
   check_bound(row_bound_);
   take_slots(slots, fresh, free);
   held_.reserve(static_cast<size_t>(setting_.capacity));
@@ -168,10 +168,10 @@ void Calibrated::take_slots(const std::vector<std::pair<int64_t, int64_t>>& slot
     slots_[static_cast<size_t>(client)] = static_cast<int32_t>(slot);
     weights_[static_cast<size_t>(slot)] = 1.0f;
   }
-  for (const Archive::Entry& one : fresh) {
-    use(one.second);
-    require(one.first >= 0 && one.first < setting_.clients && fresh_of(one.first) == nullptr);
-    fresh_.push_back({one.first, one.second, one.third});
+  for (const auto& [client, slot, share] : fresh) {
+    use(slot);
+    require(client >= 0 && client < setting_.clients && fresh_of(client) == nullptr);
+    fresh_.push_back({client, slot, share});
   }
   free_.clear();
   for (const int64_t slot : free) {

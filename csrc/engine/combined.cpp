@@ -42,9 +42,9 @@ void Combined::commit() noexcept {
 }
 
 bool Combined::sum_fields(Archive& archive) {
-  held_fields(archive, waiting_, *memory_, setting_.size);
+  held_fields(archive, waiting_, *memory_);
   const bool summed = archive.vector("acc", {}, setting_.size, false);  // as other buffers have one
-  if (!archive.loads()) return true;
+  if (!archive.loads) return true;
   if (summed || waiting_.size() != round.versions.size()) return false;
   for (HeldUpdate& one : waiting_) {
     round.bound = std::max(round.bound, bound_of(one, setting_.size));

@@ -71,13 +71,13 @@ void ExactlySummed::run(Runner& runner, const Optimizer& optimizer) {
 
 bool ExactlySummed::sum_fields(Archive& archive) {
   std::vector<int64_t> whole;
-  if (!archive.loads() && !round.versions.empty()) {
+  if (!archive.loads && !round.versions.empty()) {
     whole.resize(static_cast<size_t>(setting_.size));
     cpu::read_fixed(sum.acc.data, upper(), setting_.size, whole.data());
   }
   archive.whole("acc", whole);
   if (whole.empty() != round.versions.empty()) return false;
-  if (!archive.loads() || whole.empty()) return true;
+  if (!archive.loads || whole.empty()) return true;
   const auto count = static_cast<int64_t>(round.versions.size());
   if (static_cast<int64_t>(whole.size()) != setting_.size || count > kMostTerms ||
       cpu::norm_of_fixed(whole.data(), setting_.size).largest > fixed_limit(count))

@@ -83,13 +83,13 @@ int64_t nbytes_of(const std::vector<HeldUpdate>& all) {
   return sum;
 }
 
-void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& memory, int64_t size) {
-  if (archive.loads() ? !archive.has("held") : all.empty()) return;
+void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& memory) {
+  if (archive.loads ? !archive.has("held") : all.empty()) return;
   std::vector<HeldUpdate> here;
-  if (!archive.loads())
+  if (!archive.loads)
     for (const HeldUpdate& one : all) here.push_back(memory.is_host() ? one : moved(one, memory, false));
-  archive.held("held", here, size);
-  if (archive.loads()) all = std::move(here);
+  archive.held("held", here);
+  if (archive.loads) all = std::move(here);
 }
 
 double bound_of(const HeldUpdate& one, int64_t size) {

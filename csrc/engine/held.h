@@ -33,7 +33,7 @@ HeldUpdate taken(const Contribution& one, float by) noexcept;
 
 int64_t nbytes_of(const std::vector<HeldUpdate>& all);
 // Saves or loads those of a state. What is loaded is in the host's memory.
-void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& memory, int64_t size);
+void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& memory);
 
 // Bounds the magnitude of its elements, after they are multiplied. Throws std::invalid_argument for what is no update
 // of `size` elements.

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "../refusal.h"
+#include "archive.h"
 
 namespace fastagg::engine {
 namespace {
@@ -249,6 +250,33 @@ void Ledger::begin_incarnation(int64_t version, uint64_t number) {
   for (int64_t place = 0; place < roster.tasks.places(); ++place)
     roster.tasks.each(place, [&](const OpenTask& one) { oldest = std::min(oldest, one.version); });
   incarnations.begin(version, number, oldest);
+}
+
+void Ledger::State::fields(Archive& archive, bool numbered, int64_t size) {
+  archive.field("version", version);
+  archive.field("steps", steps);
+  archive.clients("clients", clients, numbered);
+  archive.column("last_sent", last_sent);
+  archive.column("next_steps", next_steps);
+  archive.column("task_client", task_client);
+  archive.column("task_version", task_version);
+  archive.column("task_steps", task_steps);
+  archive.vectors("versions", versions, size);
+  if (archive.has("ids"))
+    archive.group("ids", [this](Archive& of) {
+      of.column("open", task_id);
+      of.column("firsts", ids.firsts);
+      of.column("nexts", ids.nexts);
+      of.column("ended", ids.ended);
+      of.column("outcomes", ids.outcomes);
+    });
+  archive.field("offset", offset);
+  if (archive.loads ? archive.has("participation") : !participation.clients.empty())
+    archive.group("participation", [this](Archive& of) {
+      of.clients("clients", participation.clients, false);
+      of.column("last", participation.last);
+      of.column("times", participation.times);
+    });
 }
 
 Ledger::State Ledger::state() const {

@@ -21,6 +21,8 @@
 
 namespace fastagg::engine {
 
+class Archive;
+
 constexpr int64_t kLastSent = INT64_MIN;  // as a version: the one that the client was sent last
 constexpr int64_t kNoTask = 0;            // as an id: none
 
@@ -103,6 +105,9 @@ class Ledger {
     Participation::State participation;
     int64_t offset = -1;
     std::vector<std::pair<int64_t, store::Vector>> versions;
+
+    // `numbered`: clients are. `size`: elements of a version.
+    void fields(Archive& archive, bool numbered, int64_t size);
   };
   State state() const;
   // Loads a state into a new ledger. Throws std::invalid_argument.

@@ -90,7 +90,7 @@ void Privacy::fields(Archive& archive) {
   archive.field("within", within_);
   archive.field("noise_incarnation", last_.incarnation);
   archive.field("noise_version", last_.number);
-  if (!archive.loads()) return stored_sums(archive);
+  if (!archive.loads) return stored_sums(archive);
   if (setting.rate == 0.0) clip_ = setting.clip;
   if (!(clip_ >= 0x1p-60 && clip_ <= 0x1p60) || within_ < 0 || last_.number < 0)
     throw std::invalid_argument("a clipping norm, or a count");
@@ -109,9 +109,9 @@ void Privacy::stored_sums(Archive& archive) {
   const int64_t nbytes = size_ * static_cast<int64_t>(sizeof(float));
   std::vector<float> here(static_cast<size_t>(size_));
   for (size_t k = 0; k < sums_.size(); ++k) {
-    const store::Vector copy = archive.loads() ? sums_[k] : memory_->vector(size_);
+    const store::Vector copy = archive.loads ? sums_[k] : memory_->vector(size_);
     const std::string name = "noise_" + std::to_string(k);
-    if (archive.loads() && !archive.vector(name.c_str(), copy, size_, true)) throw std::invalid_argument("past noise");
+    if (archive.loads && !archive.vector(name.c_str(), copy, size_, true)) throw std::invalid_argument("past noise");
     memory_->get(here.data(), sums_[k].data, nbytes);
     for (int64_t at = 0; at < size_; at += 16) {
       uint32_t words[16];
@@ -122,7 +122,7 @@ void Privacy::stored_sums(Archive& archive) {
       }
     }
     memory_->put(copy.data, here.data(), nbytes);
-    if (!archive.loads()) archive.vector(name.c_str(), copy, size_, last_.number > 0);
+    if (!archive.loads) archive.vector(name.c_str(), copy, size_, last_.number > 0);
   }
 }
 

@@ -110,8 +110,8 @@ void Resummation::fields(Archive& archive) {
   }
   archive.list("blocks", blocks);
   archive.list("done", done);
-  shadows = archive.rows("shadows", shadows, kBlock);
-  if (!archive.loads()) return;
+  archive.rows("shadows", shadows, kBlock);
+  if (!archive.loads) return;
   if (blocks.size() != done.size() || shadows.size() != blocks.size() * kBlock)
     throw std::invalid_argument("a resummation's columns of different lengths");
   if (blocks.empty()) return;

@@ -92,14 +92,14 @@ void RowWeights::fields(Archive& archive) {
 }
 
 void RowWeights::fields_of_totals(Archive& archive, bool resums) {
-  const bool has_totals = !archive.loads() || archive.has("heaviest_total");  // older checkpoints have none
+  const bool has_totals = !archive.loads || archive.has("heaviest_total");  // older checkpoints have none
   if (resums && has_totals) {
     archive.field("heaviest_total", heaviest_total_);
     archive.field("heaviest_before", heaviest_before_);
     archive.field("lightest", lightest_);
     archive.field("heaviest", heaviest_);
   }
-  if (!archive.loads()) return;
+  if (!archive.loads) return;
   check_bound(row_bound);
   check_bound(peak_);
   int64_t found = 0;
@@ -189,7 +189,7 @@ void Freshness::fields(Archive& archive) {
   archive.field("begun", begun_);
   archive.field("expired", expired_);
   archive.list("back", back_);
-  if (!archive.loads()) return;
+  if (!archive.loads) return;
   for (size_t i = 0; i < begun_.size(); ++i)
     if (begun_[i] != kNever) due_[std::max(begun_[i], expired_)].push_back(static_cast<int64_t>(i));
 }

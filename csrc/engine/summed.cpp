@@ -112,8 +112,8 @@ void Summed::commit() noexcept {
 }
 
 bool Summed::sum_fields(Archive& archive) {
-  held_fields(archive, waiting_, *memory_, setting_.size);
-  if (archive.loads()) {
+  held_fields(archive, waiting_, *memory_);
+  if (archive.loads) {
     if (waiting_.size() > round.versions.size()) return false;
     for (const HeldUpdate& one : waiting_) round.bound += bound_of(one, setting_.size);
     tell_traits();
@@ -121,7 +121,7 @@ bool Summed::sum_fields(Archive& archive) {
   }
   const bool there = archive.vector("acc", sum.acc, setting_.size, !fresh());  // between rounds the sum is empty
   if (fresh() == there) return false;
-  if (archive.loads() && !memory_->is_host() && !waiting_.empty()) add_loaded();
+  if (archive.loads && !memory_->is_host() && !waiting_.empty()) add_loaded();
   return true;
 }
 
