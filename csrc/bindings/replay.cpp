@@ -1,0 +1,126 @@
+// Executes what a log holds.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "arrays.h"
+#include "extension.h"
+#include "server.h"
+
+namespace fastagg::bindings {
+namespace {
+
+using engine::Answer;
+
+// An answer from a log. Its parts lie in `body`, or in the file that it was streamed into (`update`).
+Answer answer_of(const Shared& server, const log::Operation& operation, const py::object& body,
+                 const py::object& update) {
+  const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
+  const engine::Settings& settings = server.engine->settings;
+  Answer answer;
+  answer.client = operation.client;
+  answer.version = operation.version;
+  answer.samples = operation.share;
+  if (operation.known && !operation.again) answer.decided = &operation.decided;
+  answer.is_private = true;
+  // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
+  answer.owner = std::make_shared<store::Owner>(owner_of(body));
+  if (!(std::isfinite(operation.share) && operation.share >= 0.0))
+    damaged("the update's weight is no number of at least 0");
+  auto reported = std::make_shared<engine::Reported>();
+  std::vector<float> values;
+  for (const log::Part& part : operation.parts) {
+    const auto count = static_cast<int64_t>(part.count);
+    if (part.role == log::kParameters) {
+      if (part.dtype > kWholeNumbers) damaged("parameters of an unknown type");
+      answer.update.add(part.data, count, static_cast<Dtype>(part.dtype));
+    } else if (part.role == log::kEncodedRole) {
+      auto encoded = store::Encoded::read(part.data, count);
+      answer.update = encoded->update();
+      answer.owner = std::move(encoded);
+    } else if (part.role == log::kBuffers) {
+      if (part.dtype != kFloat32) damaged("statistics of an unknown type");
+      const auto* from = reinterpret_cast<const float*>(part.data);
+      values.insert(values.end(), from, from + count);
+    } else if (part.role == log::kCounter) {
+      if (part.dtype != log::kInt64) damaged("counters of an unknown type");
+      const auto* from = reinterpret_cast<const int64_t*>(part.data);
+      reported->counters.insert(reported->counters.end(), from, from + count);
+    } else if (part.role == log::kControl) {
+      if (part.dtype != kFloat32) damaged("what came besides an update is of an unknown type");
+      answer.control = store::new_vector(count);
+      answer.control_size = count;
+      std::memcpy(answer.control.data, part.data, part.nbytes());
+    } else if (part.role == log::kUpdates) {
+      if (part.dtype != log::kInt64 || count != 1) damaged("a sum's number of updates is not one whole number");
+      answer.kind = Answer::kSum;
+      std::memcpy(&answer.count, part.data, sizeof answer.count);
+      answer.total = operation.share;
+    } else if (part.role == log::kOffset) {
+      if (part.dtype != log::kInt64 || count != 1) damaged("an offset that is not one whole number");
+      std::memcpy(&answer.offset, part.data, sizeof answer.offset);
+      if (answer.offset < 0) damaged("an offset below zero");
+    } else if (part.role == log::kMeasured) {
+      damaged(
+          "it is of a slice of a model, and servers in slices are gone: a model that is too large for one host is "
+          "cut into parts, one server each");
+    } else if (part.role == log::kRowRole) {
+      answer.row = &part;
+    }
+  }
+  if (operation.kind == log::kRow) {
+    if (!operation.known) damaged("it does not tell the outcome");
+    if (!answer.update.pieces.empty()) damaged("it holds an update and a row");
+    answer.kind = Answer::kRow;
+    answer.norm = operation.decided.norm;
+  } else if (!update.is_none()) {
+    answer.update = update_of(update.attr("native"));
+    answer.owner = owner_of(update);
+  }
+  const auto& pieces = answer.update.pieces;
+  if (std::any_of(pieces.begin(), pieces.end(), [](const Piece& one) { return one.dtype == kWholeNumbers; }) &&
+      (pieces.size() != 1 || answer.kind != Answer::kSum || server.engine->direction->is.sums == nullptr ||
+       server.engine->direction->is.sums->unit == 0.0))
+    damaged("whole numbers, and this is no exact sum");
+  if (operation.kind != log::kRow && answer.update.size != settings.size)
+    damaged("the update has " + std::to_string(answer.update.size) + " numbers, expected " +
+            std::to_string(settings.size));
+  if (!values.empty()) {
+    reported->size = static_cast<int64_t>(values.size());
+    reported->values = store::new_vector(reported->size);
+    std::copy(values.begin(), values.end(), reported->values.data);
+  }
+  if (reported->given()) {
+    const py::object fits = python_of(*server.engine->extension).attr("fits");
+    if (!py::cast<bool>(fits(reported->size, reported->counters.size()))) damaged("the statistics are not the model's");
+    answer.reported = std::move(reported);
+  }
+  return answer;
+}
+
+// Sends an answer of the log to the device, as when it came.
+void bring(const Shared& server, Answer& answer) {
+  if (store::is_encoded(answer.update) && !answer.reported && !server.engine->extension->asks.prepare)
+    return stay_in_host(answer);
+  const py::list pieces = tensors_in(answer.owner, answer.update);
+  const py::object reported = answer.reported ? py::cast(answer.reported) : py::none();
+  const py::tuple found = python_of(*server.engine->extension).attr("brought")(pieces, reported);
+  const py::object there = found[0], extra = found[1];
+  answer.update = update_of(there.attr("native"));
+  answer.owner = owner_of(there);
+  if (!extra.is_none()) answer.extra = owner_of(extra);
+}
+
+}  // namespace
+
+void execute(Shared& server, const log::Operation& operation, const py::object& body, const py::object& update) {
+  Answer answer;
+  const bool answers = operation.kind == log::kAnswer || operation.kind == log::kRow;
+  if (answers) answer = answer_of(server, operation, body, update);
+  if (server.device >= 0 && operation.kind == log::kAnswer && !answer.is_whole()) bring(server, answer);
+  const Released released(answers && server.is_long());
+  server.engine->execute(operation, &answer);
+}
+
+}  // namespace fastagg::bindings

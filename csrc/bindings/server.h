@@ -1,0 +1,114 @@
+// A server as Python holds it, and its lock. What Python calls, by job: answers and rounds (answers.cpp), tasks
+// (tasks.cpp), records of a log (replay.cpp), state (engine.cpp).
+#pragma once
+
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "../engine/engine.h"
+#include "../store/process.h"
+#include "host.h"
+#include "reader.h"
+
+namespace fastagg::bindings {
+
+// An engine, and the Python objects that its results are made with.
+struct Shared {
+  std::shared_ptr<engine::Engine> engine;  // who does not hold its lock reads it through now()
+  int64_t size;
+  py::object layout, task_type, receipt_type;
+  bool has_control;
+  std::optional<Reader> reader;  // of the forms that are read here
+  py::object journal = py::none();
+  std::shared_ptr<log::Journal> log;  // the same
+  // Called after answers that took more than so many seconds, with these seconds, those of waiting for the disk, which
+  // are not among them, and the delays of the answers that counted.
+  py::object tell = py::none();
+  double slow = std::numeric_limits<double>::infinity();
+  bool by_time = false;       // whether calls end a round that is due
+  bool checks_models = true;  // whether an update that is nearly the model is left to Python, which warns
+  int32_t device = -1;        // the CUDA device that kernels run on; negative: the processor
+
+  // A forked child may have inherited the lock behind the atomic from a thread that it does not have. It is alone.
+  std::shared_ptr<engine::Engine> now() const {
+    return store::process() == process ? std::atomic_load(&engine) : engine;
+  }
+  const int process = store::process();
+  // Whether a call takes so long that other threads should go on meanwhile. On a device it only waits for the device,
+  // which lets them go on.
+  bool is_long() const { return device < 0 && size >= kWorthReleasing; }
+  PyTypeObject* receipts() const { return reinterpret_cast<PyTypeObject*>(receipt_type.ptr()); }
+};
+
+// Calls `act` with the engine, and again with the one that has taken its place meanwhile.
+template <typename Act>
+auto with_engine(Shared& server, Act act) {
+  for (;;) {
+    const std::shared_ptr<engine::Engine> engine = server.now();
+    try {
+      return act(*engine);
+    } catch (const Refusal& refused) {
+      if (refused.why != Why::kRetired || engine == server.now()) throw;
+    }
+  }
+}
+
+// Holds the lock. Whoever only reads may hold it already: a rule of a user's own may look at the server.
+class Held {
+ public:
+  Held(Shared& server, bool reads) : server_(server), reads_(reads) {}
+  void enter() {
+    store::keep_reserve();
+    with_engine(server_, [this](engine::Engine& engine) {
+      if (reads_ && engine.lock.is_mine()) return;
+      engine.lock.enter();
+      engine_ = engine.shared_from_this();
+    });
+  }
+  void leave() noexcept {
+    if (engine_) engine_->lock.leave();
+    engine_.reset();
+  }
+  ~Held() { leave(); }
+
+ private:
+  Shared& server_;
+  const bool reads_;
+  std::shared_ptr<engine::Engine> engine_;
+};
+
+template <typename Act>
+auto reading(Shared& server, Act act) {
+  Held held(server, true);
+  held.enter();
+  return act(*server.engine);
+}
+
+// -- what it is called with; what has a list of arguments takes the shortest way from Python
+
+// receive(client, update, version, num_samples, task, offset, incarnation): the receipt, or None if only Python can
+// read the update. It then comes again with its numbers.
+PyObject* take(Shared& server, PyObject* const* args);
+// receive_many(answers, begin): the outcomes of the first answers from `begin` on, up to one that only Python can read.
+// Answers are (client, update, version, num_samples, task, offset, incarnation); all but the first two may be left out.
+PyObject* take_many(Shared& server, PyObject* const* args);
+// Its step is on the disk when it returns: the rate, or None.
+py::object close_round(Shared& server, bool if_due);
+// Whoever is sent a version, or answers, ends a round whose time is over.
+inline void close_if_due(Shared& server) {
+  if (server.by_time) close_round(server, true);
+}
+// The numbers of an answer lie in the host's memory, and the engine sends them to the device.
+void stay_in_host(engine::Numbers& numbers);
+void bind_numbers(py::module_& m);
+
+// dispatch(client, format): a place among the formats of encoded updates, or None
+PyObject* dispatch(Shared& server, PyObject* const* args);
+// A task of another client, with the version and the model of the first one's.
+py::object hand_on(Shared& server, py::handle from, py::handle to);
+
+// Executes a record's operation. `update`: the file that an answer was streamed into.
+void execute(Shared& server, const log::Operation& operation, const py::object& body, const py::object& update);
+
+}  // namespace fastagg::bindings

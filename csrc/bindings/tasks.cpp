@@ -1,0 +1,73 @@
+// What clients are sent.
+#include <utility>
+
+#include "arrays.h"
+#include "extension.h"
+#include "ids.h"
+#include "records.h"
+#include "server.h"
+
+namespace fastagg::bindings {
+namespace {
+
+py::object new_task(const Shared& server) {
+  auto* const type = reinterpret_cast<PyTypeObject*>(server.task_type.ptr());
+  py::object made = py::reinterpret_steal<py::object>(type->tp_new(type, nullptr, nullptr));
+  if (!made) throw py::error_already_set();
+  return made;
+}
+
+// Completes a task that was made before it was sent.
+py::object filled(Shared& server, py::object made, py::object client, engine::Task&& task, py::object control) {
+  TaskObject* const one = task_in(made);
+  one->client = client.release().ptr();
+  one->layout = server.layout.inc_ref().ptr();
+  one->control = control.release().ptr();
+  one->state = py::reinterpret_borrow<py::object>(object_of(task.state)).release().ptr();
+  one->version = task.version;
+  one->size = server.size;
+  one->local_steps = task.local_steps;
+  one->incarnation = task.incarnation;
+  one->has_incarnation = true;
+  one->id = task.id;
+  one->model = std::move(task.model);
+  one->encoded = std::move(task.encoded);
+  return made;
+}
+
+// What goes with a client's task besides the model.
+py::object control_of(const Shared& server, const py::handle& client) {
+  return server.has_control ? py::object(python_of(*server.now()->extension).attr("sent")(client)) : py::none();
+}
+
+}  // namespace
+
+PyObject* dispatch(Shared& server, PyObject* const* args) {
+  const ClientId client = id_of(args[0]);
+  const int format = args[1] == Py_None ? engine::kAsItIs : py::cast<int>(py::handle(args[1]));
+  close_if_due(server);
+  py::object made = new_task(server), control = control_of(server, args[0]), name = plain(args[0], client);
+  engine::Task task;
+  {
+    const Released released(format != engine::kAsItIs && server.is_long());
+    task = with_engine(server, [&](engine::Engine& engine) { return engine.dispatch(client, format); });
+  }
+  return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
+}
+
+py::object hand_on(Shared& server, py::handle from, py::handle to) {
+  const TaskObject& of = *task_of(from);
+  const ClientId first = id_of(of.client == nullptr ? Py_None : of.client), second = id_of(to);
+  py::object made = new_task(server), name = plain(to, second);
+  const bool by_client = of.control != nullptr && PyDict_Check(of.control);
+  py::object control = by_client ? control_of(server, to) : py::reinterpret_borrow<py::object>(of.control);
+  const store::Owner state =
+      of.state == nullptr ? nullptr : owner_of(py::reinterpret_borrow<py::object>(of.state));  // all memory is there
+  engine::Task task =
+      with_engine(server, [&](engine::Engine& engine) { return engine.hand_on(first, of.version, second); });
+  task.model = of.model, task.encoded = of.encoded, task.state = state;
+  task_in(made)->flat = Py_XNewRef(of.flat);
+  return filled(server, std::move(made), std::move(name), std::move(task), std::move(control));
+}
+
+}  // namespace fastagg::bindings
