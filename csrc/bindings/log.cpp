@@ -158,9 +158,10 @@ py::dict described(const Operation& operation) {
   found["task"] = operation.task;
   found["share"] = operation.share;
   found["slots"] = operation.slots;
-  found["known"] = operation.known;
-  found["decided"] = py::make_tuple(operation.decided.applied, operation.decided.version, operation.decided.step_size,
-                                    operation.decided.weight, operation.decided.norm);
+  const Decided& said = operation.decided;
+  found["known"] = said.known != 0;
+  found["decided"] = py::make_tuple(said.applied != 0, int64_t{said.version}, double{said.step_size},
+                                    double{said.weight}, double{said.norm});
   py::list parts;
   for (const Part& part : operation.parts) parts.append(py::make_tuple(part.role, part.dtype, part.count));
   found["parts"] = parts;

@@ -22,7 +22,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
   answer.client = operation.client;
   answer.version = operation.version;
   answer.samples = operation.share;
-  if (operation.known && !operation.again) answer.decided = &operation.decided;
+  if (operation.decided.known != 0 && !operation.again) answer.decided = &operation.decided;
   answer.is_private = true;
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
   answer.owner = std::make_shared<store::Owner>(owner_of(body));
@@ -70,7 +70,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
     }
   }
   if (operation.kind == log::kRow) {
-    if (!operation.known) damaged("it does not tell the outcome");
+    if (operation.decided.known == 0) damaged("it does not tell the outcome");
     if (!answer.update.pieces.empty()) damaged("it holds an update and a row");
     answer.kind = Answer::kRow;
     answer.norm = operation.decided.norm;

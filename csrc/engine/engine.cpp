@@ -266,7 +266,7 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kCloseRound:
       if (!settings.closes_early)
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
-      if (!EndOfRound(*this).take(&receipt, operation.known ? &operation.decided : nullptr))
+      if (!EndOfRound(*this).take(&receipt, operation.decided.known != 0 ? &operation.decided : nullptr))
         throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
     case log::kAnswer:

@@ -39,7 +39,7 @@ class OfDevice : public Inspector {
 
   void inspect(Given& given, bool prepared) const override {
     Answer& answer = *given.answer;
-    if (given.record && !store::is_encoded(answer.on_host)) {
+    if (!given.record.empty() && !store::is_encoded(answer.on_host)) {
       const Update copy = update_at(given.operation.parts);
       cpu::copy(answer.on_host, copy);
       if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds

@@ -32,7 +32,7 @@ class OfProcessor : public Inspector {
     // An extension and an ordered round keep what they read, and the record's memory is used again. What is the
     // engine's own already need only be written down.
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
-    const bool has_room = given.record && given.operation.kind == log::kAnswer && copies;
+    const bool has_room = !given.record.empty() && given.operation.kind == log::kAnswer && copies;
     const bool kept = prepared || is_.keeps || answer.is_private;
     const double squares = absorb(answer, has_room && !kept ? &given.operation : nullptr);
     if (has_room && kept) cpu::copy(answer.update, update_at(given.operation.parts));

@@ -80,18 +80,19 @@ void Records::begin(Given& given, const Update& numbers, const Rows& row, const 
     std::memcpy(const_cast<uint8_t*>(operation.parts[first + i].data), rest[i].data, rest[i].nbytes());
   if (const log::Part* const place = operation.part(log::kRowRole); place != nullptr && answer.row != nullptr)
     std::memcpy(const_cast<uint8_t*>(place->data), answer.row->data, place->nbytes());
-  given.record->blob = answer.blob;
+  given.record.front().blob = answer.blob;
 }
 
 void Records::decide(Given& given, bool scales) const {
-  if (!given.record) return;
+  if (given.record.empty()) return;
   Receipt& receipt = given.answer->receipt;
   receipt.sequence = journal_->next();
-  given.operation.known = !std::isnan(receipt.norm) || given.answer->later;
-  given.operation.decided = {receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
-  log::decide(*given.record, given.operation);
-  given.record->later = given.answer->later, given.record->scales = scales;
-  given.record->waits = journal_->waits(receipt.applied);
+  given.operation.decided = {0};
+  if (!std::isnan(receipt.norm) || given.answer->later)
+    given.operation.decided = {1, receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
+  log::Entry& record = given.record.front();
+  log::decide(record, given.operation);
+  record.later = given.answer->later, record.scales = scales, record.waits = journal_->waits(receipt.applied);
 }
 
 }  // namespace fastagg::engine

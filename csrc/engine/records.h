@@ -1,4 +1,4 @@
-// What a server writes down. Without a log that is nothing: records are null, and nobody need ask again. A record is
+// What a server writes down. Without a log that is nothing: records are empty, and nobody need ask again. A record is
 // made before anything changes, because that may fail, and is added with the change.
 #pragma once
 
@@ -27,7 +27,7 @@ class Records {
   // Writes its outcome, which its receipt tells. `scales`: of a step that is made of it alone.
   void decide(Given& given, bool scales) const;
   void add(log::Queued record) const noexcept {
-    if (record) journal_->push(std::move(record));
+    if (!record.empty()) journal_->push(std::move(record));
   }
 
  private:

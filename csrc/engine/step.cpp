@@ -21,7 +21,7 @@ void check_outcome(const log::Decided* was, const Receipt& now, bool answers) {
   if (answers && !same(was->norm, now.norm))
     throw Refusal(Why::kDamaged, "its numbers are not those that were counted: their norm was " +
                                      std::to_string(was->norm) + " then, and is " + std::to_string(now.norm));
-  const bool equal = was->applied == now.applied && was->version == now.version &&
+  const bool equal = (was->applied != 0) == now.applied && was->version == now.version &&
                      same(was->step_size, now.step_size) && (!answers || same(was->weight, now.weight));
   if (equal) return;
   throw Refusal(Why::kSetting, "the outcome differs from the recorded one: the rule or the model differs (version " +
@@ -173,7 +173,7 @@ bool EndOfRound::take(Receipt* receipt, const log::Decided* was) {
   check_outcome(was, *receipt, false);
   log::Operation end;
   end.kind = log::kCloseRound;
-  end.decided = {receipt->applied, receipt->version, receipt->step_size, 0.0, 0.0};
+  end.decided = {1, receipt->applied, receipt->version, receipt->step_size};
   log::Queued record = of_.records.of(end);
   conclude();
   run();

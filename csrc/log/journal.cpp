@@ -71,12 +71,6 @@ Journal::Journal(std::unique_ptr<Disk> disk, Start start)
   if (place_ > 0) here_ = busy_.back().name;
 }
 
-Journal::~Journal() {
-  // iterative, because recursion over a long queue would overflow the stack
-  while (first_) first_ = std::move(first_->next);
-  while (spare_) spare_ = std::move(spare_->next);
-}
-
 std::shared_ptr<Journal> Journal::begin(std::unique_ptr<Disk> disk, Start start) {
   auto journal = std::make_shared<Journal>(std::move(disk), std::move(start));
   std::thread([journal] { journal->work(); }).detach();  // `close` waits for the thread
@@ -140,39 +134,34 @@ Queued Journal::entry(uint8_t kind, size_t nbytes) {
   Queued made;
   if (nbytes <= kSmall) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (Queued* place = &spare_; *place; place = &(*place)->next)
-      if ((*place)->capacity >= nbytes) {
-        made = std::move(*place);
-        *place = std::move(made->next);
-        --spares_;
-        break;
-      }
+    const auto fits = [&](const Entry& one) { return one.capacity >= nbytes; };
+    const auto found = std::find_if(spare_.begin(), spare_.end(), fits);
+    if (found != spare_.end()) made.splice(made.end(), spare_, found);
   }
-  if (!made) {
-    made = std::make_unique<Entry>();
+  Entry& entry = made.empty() ? made.emplace_back() : made.front();
+  if (!entry.memory) {
     const bool alone = nbytes + kRecordHead >= kLarge;
     const size_t least = nbytes <= kSmall ? std::max<size_t>(nbytes, 448) : nbytes;
-    made->memory = store::block_of(alone ? next_block(kRecordHead + nbytes) + kBlock : kRecordHead + least + 8);
-    made->capacity = least;
-    if (alone) made->begin = (kBlock - reinterpret_cast<uintptr_t>(made->memory.get()) % kBlock) % kBlock;
+    entry.memory = store::block_of(alone ? next_block(kRecordHead + nbytes) + kBlock : kRecordHead + least + 8);
+    entry.capacity = least;
+    if (alone) entry.begin = (kBlock - reinterpret_cast<uintptr_t>(entry.memory.get()) % kBlock) % kBlock;
   }
-  made->kind = kind;
-  made->waits = false;
-  made->length = 0;
-  made->facts = UINT32_MAX;
-  made->counts = false;
-  made->later.reset();
+  entry.kind = kind;
+  entry.waits = false;
+  entry.length = 0;
+  entry.facts = UINT32_MAX;
+  entry.counts = false;
+  entry.later.reset();
   return made;
 }
 
 void Journal::push(Queued entry) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  entry->sequence = ++last_;
-  if (entry->blob) entry->blob->sequence = entry->sequence;
-  pending += entry->nbytes();
-  Entry* added = entry.get();
-  (newest_ == nullptr ? first_ : newest_->next) = std::move(entry);
-  newest_ = added;
+  Entry& added = entry.front();
+  added.sequence = ++last_;
+  if (added.blob) added.blob->sequence = added.sequence;
+  pending += added.nbytes();
+  queue_.splice(queue_.end(), entry);
   const bool much = pending > kGroup / 4 && !urgent_;
   urgent_ = urgent_ || much;
   if (asleep_ || much) wake_.notify_one();
@@ -267,7 +256,7 @@ void Journal::work() noexcept {
   std::unique_lock<std::mutex> lock(mutex_);
   std::vector<Entry*> group;
   for (;;) {
-    for (int round = 0; !first_ && !closing_; ++round) {
+    for (int round = 0; queue_.empty() && !closing_; ++round) {
       urgent_ = false;
       asleep_ = round >= kIdleRounds;
       if (asleep_) {
@@ -277,19 +266,19 @@ void Journal::work() noexcept {
       }
       asleep_ = false;
     }
-    if (first_ && !urgent_ && !closing_) wake_.wait_for(lock, kIdle, [this] { return urgent_ || closing_; });
+    if (!queue_.empty() && !urgent_ && !closing_) wake_.wait_for(lock, kIdle, [this] { return urgent_ || closing_; });
     if (failed_ && !final_ && !closing_) wake_.wait_for(lock, kAgain);
-    if (!first_ || final_ || (closing_ && failed_)) break;
+    if (queue_.empty() || final_ || (closing_ && failed_)) break;
     urgent_ = false;
     std::optional<DiskFailed> wrong;
     try {
       group.clear();
       uint64_t size = 0;
       // records stay in the queue until they are on the disk
-      for (Entry* one = first_.get(); one != nullptr; one = one->next.get()) {
-        if (!group.empty() && size + one->nbytes() > kGroup) break;
-        group.push_back(one);
-        size += one->nbytes();
+      for (Entry& one : queue_) {
+        if (!group.empty() && size + one.nbytes() > kGroup) break;
+        group.push_back(&one);
+        size += one.nbytes();
       }
       lock.unlock();
       write(group);
@@ -310,19 +299,16 @@ void Journal::work() noexcept {
         roots_[root.sequence % kRoots] = root;
         if (root.sequence == marked_) mark_ = root;
       }
-      for (size_t k = 0; k < group.size(); ++k) {
-        pending -= first_->nbytes();
-        first_->blob.reset();
-        Queued rest = std::move(first_->next);
-        if (spares_ < kSpares && first_->capacity <= kSmall) {
-          first_->next = std::move(spare_);
-          spare_ = std::move(first_);
-          ++spares_;
+      for (Entry* const one : group) {
+        pending -= one->nbytes();
+        one->blob.reset();
+        if (spare_.size() < kSpares && one->capacity <= kSmall) {
+          spare_.splice(spare_.begin(), queue_, queue_.begin());
+        } else {
+          queue_.pop_front();
         }
-        first_ = std::move(rest);
       }
-      if (!first_) newest_ = nullptr;
-      urgent_ = first_ != nullptr;
+      urgent_ = !queue_.empty();
     }
     done_.notify_all();
     if (final_) break;

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -62,9 +63,9 @@ struct Entry {
   std::shared_ptr<Judgement> later;            // what a device will say of it; none: it is known
   bool scales = false;                         // how that changes it (verdict.h)
   std::shared_ptr<Blob> blob;
-  std::unique_ptr<Entry> next;
 };
-using Queued = std::unique_ptr<Entry>;
+// One, or none: what is queued is not made there.
+using Queued = std::list<Entry>;
 
 class Journal {
  public:
@@ -89,7 +90,6 @@ class Journal {
   Journal(std::unique_ptr<Disk> disk, Start start);
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
-  ~Journal();
   static std::shared_ptr<Journal> begin(std::unique_ptr<Disk> disk, Start start);
 
   // Writers hold the server's lock. So records are in the order of events.
@@ -146,9 +146,7 @@ class Journal {
 
   mutable std::mutex mutex_;  // its holder waits for nothing
   std::condition_variable wake_, done_;
-  Queued first_, spare_;  // spare_: written entries that are reused
-  size_t spares_ = 0;
-  Entry* newest_ = nullptr;
+  std::list<Entry> queue_, spare_;  // spare_: written entries that are reused
   std::atomic<uint64_t> last_, marked_{0};
   bool urgent_ = false, closing_ = false, nudged_ = false, asleep_ = false, ended_ = false;
   std::atomic<bool> failed_{false};

@@ -1,6 +1,7 @@
 #include "operation.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "../refusal.h"
@@ -13,19 +14,7 @@ constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "ha
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
 constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
-
-// The outcome, as it lies in a record.
-#pragma pack(push, 1)
-struct Outcome {
-  uint8_t known, applied;
-  int64_t version;
-  double step_size;
-};
-struct OutcomeOfAnswer : Outcome {
-  double weight, norm;
-};
-#pragma pack(pop)
-static_assert(sizeof(Outcome) == 18 && sizeof(OutcomeOfAnswer) == 34);
+constexpr size_t kOfRound = offsetof(Decided, weight);  // bytes of the outcome of a round's end
 
 [[noreturn]] void damaged(const std::string& text) {
   throw Refusal(Why::kDamaged, "a record that cannot be read: " + text);
@@ -87,12 +76,10 @@ ClientId read_client(Body& from, int64_t* version) {
 void read_answer(Body& from, Operation& to) {
   to.share = from.read<double>();
   to.incarnation = from.read<uint64_t>();
-  const auto said = from.read<OutcomeOfAnswer>();
-  to.known = said.known != 0;
-  to.decided = {said.applied != 0, said.version, said.step_size, said.weight, said.norm};
+  to.decided = from.read<Decided>();
   // Format 3 has zeros for an outcome that a device decided later. No outcome has them: without a step, its step size
   // is NaN.
-  if (to.decided.version == 0 && to.decided.step_size == 0.0) to.known = false;
+  if (to.decided.version == 0 && to.decided.step_size == 0.0) to.decided.known = 0;
   const auto flagged = from.read<uint32_t>();
   const uint32_t count = flagged & (kInFile - 1);
   for (uint32_t i = 0; i < count; ++i) {
@@ -138,10 +125,8 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
       break;
     }
     case kCloseRound:
-      if (found.known = from.left() > 0; found.known) {  // format 3 has nothing
-        const auto said = from.read<Outcome>();
-        found.decided = {said.applied != 0, said.version, said.step_size, 0.0, 0.0};
-      }
+      found.decided.known = from.left() > 0;  // format 3 has nothing
+      if (from.left() > 0) std::memcpy(static_cast<void*>(&found.decided), from.take(kOfRound), kOfRound);
       break;
     case kLost:
       while (from.left() > 0) found.slots.push_back(from.read<int64_t>());
@@ -166,20 +151,19 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
 
 Queued record_of(Journal& journal, const Operation& operation) {
   const size_t lost = operation.slots.size() * sizeof(int64_t);
-  Queued entry =
-      journal.entry(operation.kind, client_bytes(operation.client) + sizeof(Outcome) + sizeof operation.task + lost);
-  const Decided& decided = operation.decided;
+  Queued made = journal.entry(operation.kind, client_bytes(operation.client) + kOfRound + sizeof operation.task + lost);
+  Entry& entry = made.front();
   switch (operation.kind) {
-    case kIncarnation: entry->put(operation.version, operation.incarnation); break;
-    case kRate: entry->put(operation.rate); break;
-    case kExpire: entry->put(operation.version); break;
-    case kCloseRound: entry->put(Outcome{1, decided.applied, decided.version, decided.step_size}); break;
-    case kLost: entry->put_bytes(operation.slots.data(), lost); break;
+    case kIncarnation: entry.put(operation.version, operation.incarnation); break;
+    case kRate: entry.put(operation.rate); break;
+    case kExpire: entry.put(operation.version); break;
+    case kCloseRound: entry.put_bytes(&operation.decided, kOfRound); break;
+    case kLost: entry.put_bytes(operation.slots.data(), lost); break;
     default:
-      put_client(*entry, operation.client, operation.version);
-      if (sends(operation.kind)) entry->put(operation.task);
+      put_client(entry, operation.client, operation.version);
+      if (sends(operation.kind)) entry.put(operation.task);
   }
-  return entry;
+  return made;
 }
 
 Queued record_of_answer(Journal& journal, Operation& operation) {
@@ -190,44 +174,40 @@ Queued record_of_answer(Journal& journal, Operation& operation) {
   size_t own = client_bytes(operation.client) + kFactBytes + kPartBytes * count + (operation.streamed ? 21 : 0);
   own += gap_of(own);
   const size_t padding = aligned ? (kAligned - (kRecordHead + own) % kAligned) % kAligned : 0;
-  Queued entry = journal.entry(operation.kind, own + padding + data);
-  put_client(*entry, operation.client, operation.version);
-  entry->put(operation.share, operation.incarnation);
-  entry->outcome = entry->length;
-  entry->put(OutcomeOfAnswer{}, static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
-  if (aligned) entry->put(static_cast<uint8_t>(kPadding), uint8_t{0}, static_cast<uint64_t>(padding));
-  for (const Part& part : operation.parts) entry->put(part.role, part.dtype, part.count);
+  Queued made = journal.entry(operation.kind, own + padding + data);
+  Entry& entry = made.front();
+  put_client(entry, operation.client, operation.version);
+  entry.put(operation.share, operation.incarnation);
+  entry.outcome = entry.length;
+  entry.put(Decided{0}, static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
+  if (aligned) entry.put(static_cast<uint8_t>(kPadding), uint8_t{0}, static_cast<uint64_t>(padding));
+  for (const Part& part : operation.parts) entry.put(part.role, part.dtype, part.count);
   if (operation.streamed) {
     const Streamed& one = *operation.streamed;
-    entry->put(one.number, one.nbytes, one.crc, one.dtype);
+    entry.put(one.number, one.nbytes, one.crc, one.dtype);
   }
   static constexpr uint8_t zeros[kAligned] = {};
-  entry->facts = entry->length, entry->counts = true;
-  entry->put_bytes(zeros, gap_of(entry->length));
-  entry->put_bytes(zeros, padding);
+  entry.facts = entry.length, entry.counts = true;
+  entry.put_bytes(zeros, gap_of(entry.length));
+  entry.put_bytes(zeros, padding);
   for (Part& part : operation.parts) {
-    entry->put_bytes(zeros, gap_of(entry->length));
-    part.data = entry->body() + entry->length;
-    entry->length += part.nbytes();
+    entry.put_bytes(zeros, gap_of(entry.length));
+    part.data = entry.body() + entry.length;
+    entry.length += part.nbytes();
   }
-  return entry;
+  return made;
 }
 
 void decide(Entry& entry, const Operation& operation) {
-  const Decided& said = operation.decided;
-  OutcomeOfAnswer outcome{};
-  if (operation.known) outcome = {{1, said.applied, said.version, said.step_size}, said.weight, said.norm};
-  std::memcpy(entry.body() + entry.outcome, &outcome, sizeof outcome);
+  std::memcpy(entry.body() + entry.outcome, &operation.decided, sizeof operation.decided);
 }
 
 void settle(Entry& entry) {
   const Verdict verdict = entry.later->wait();
-  OutcomeOfAnswer outcome;
-  std::memcpy(&outcome, entry.body() + entry.outcome, sizeof outcome);
-  Decided decided{outcome.applied != 0, outcome.version, outcome.step_size, outcome.weight, 0.0};
+  Decided decided;
+  std::memcpy(&decided, entry.body() + entry.outcome, sizeof decided);
   apply(verdict, entry.scales, decided);
-  outcome = {{1, decided.applied, decided.version, decided.step_size}, decided.weight, decided.norm};
-  std::memcpy(entry.body() + entry.outcome, &outcome, sizeof outcome);
+  std::memcpy(entry.body() + entry.outcome, &decided, sizeof decided);
   entry.later.reset();
 }
 

@@ -59,13 +59,17 @@ struct Part {
   }
 };
 
-// The outcome of an answer, or of a round's end, which has no weight and no norm.
+// The outcome of an answer, or of a round's end, which has no weight and no norm, as it lies in a record.
+#pragma pack(push, 1)
 struct Decided {
-  bool applied = false;
+  uint8_t known = 1;  // 0: only a device knew it, or the log is of an older version
+  uint8_t applied = 0;
   int64_t version = 0;     // afterwards
   double step_size = 0.0;  // NaN: no step
   double weight = 0.0, norm = 0.0;
 };
+#pragma pack(pop)
+static_assert(sizeof(Decided) == 34);
 
 struct Streamed {  // the file of an upload
   uint64_t number, nbytes;
@@ -83,7 +87,6 @@ struct Operation {
   std::vector<int64_t> slots;  // kLost
   // Of an answer:
   double share = 1.0;  // in a mean; a sum's weight
-  bool known = true;   // whether the outcome is; otherwise only a device knew it, or the log is of an older version
   bool again = false;  // it is given once more, as an answer to a new task: its outcome may be another one
   Decided decided;
   std::vector<Part> parts;
