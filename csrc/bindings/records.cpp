@@ -88,21 +88,17 @@ PyObject* digest_of(PyObject* self, void*) {
 
 // fill(client, applied, version, delay, step_size, norm, weight, kept): all numbers at once.
 PyObject* fill_receipt(PyObject* self, PyObject* args) {
-  ReceiptObject* const one = receipt_of(self);
-  PyObject *client, *step_size;
-  int applied, kept;
-  long long version, delay;
-  engine::Receipt value = one->value;
-  if (PyArg_ParseTuple(args, "OpLLOddp", &client, &applied, &version, &delay, &step_size, &value.norm, &value.weight,
-                       &kept) == 0)
-    return nullptr;
-  value.step_size = step_size == Py_None ? std::nan("") : PyFloat_AsDouble(step_size);
-  if (PyErr_Occurred() != nullptr) return nullptr;
-  value.applied = applied != 0, value.version = version, value.delay = delay;
-  const py::scoped_critical_section alone(self);
-  Py_XSETREF(one->client, Py_NewRef(client));
-  one->value = value, one->kept = kept != 0;
-  Py_RETURN_NONE;
+  return guarded([&] {
+    using Given = std::tuple<py::object, bool, int64_t, int64_t, std::optional<double>, double, double, bool>;
+    auto [client, applied, version, delay, step_size, norm, weight, kept] = py::cast<Given>(py::handle(args));
+    const py::scoped_critical_section alone(self);
+    ReceiptObject& one = *receipt_of(self);
+    Py_XSETREF(one.client, client.release().ptr());
+    one.value.applied = applied, one.value.version = version, one.value.delay = delay;
+    one.value.step_size = step_size.value_or(std::nan(""));
+    one.value.norm = norm, one.value.weight = weight, one.kept = kept;
+    return Py_NewRef(Py_None);
+  });
 }
 
 PyMemberDef receipt_members[] = {
@@ -135,39 +131,40 @@ TaskObject* task_at(PyObject* self) { return reinterpret_cast<TaskObject*>(self)
 
 void free_task(PyObject* self) {
   TaskObject* const one = task_at(self);
-  release({one->client, one->control, one->layout, one->state, one->flat, one->params, one->views});
-  one->model.~Vector();
-  one->encoded.~shared_ptr();
+  release({one->client, one->control, one->layout, one->flat, one->params, one->views});
+  one->value.~Task();
   free_object(self);
 }
 
 PyObject* new_task(PyTypeObject* type, PyObject*, PyObject*) {
   PyObject* const self = type->tp_alloc(type, 0);
-  if (self != nullptr) {
-    new (&task_at(self)->model) store::Vector();
-    new (&task_at(self)->encoded) std::shared_ptr<store::Encoded>();
-  }
+  if (self != nullptr) new (&task_at(self)->value) engine::Task();
   return self;
 }
 
-PyObject* id_of(PyObject* self, void*) { return number_or_none(task_at(self)->id); }
-PyObject* local_steps_of(PyObject* self, void*) { return number_or_none(int64_t{task_at(self)->local_steps}); }
+PyObject* id_of(PyObject* self, void*) { return number_or_none(task_at(self)->value.id); }
+PyObject* local_steps_of(PyObject* self, void*) { return number_or_none(int64_t{task_at(self)->value.local_steps}); }
 
 PyObject* incarnation_of(PyObject* self, void*) {
   const TaskObject* const one = task_at(self);
-  return one->has_incarnation ? PyLong_FromUnsignedLongLong(one->incarnation) : Py_NewRef(Py_None);
+  return one->has_incarnation ? PyLong_FromUnsignedLongLong(one->value.incarnation) : Py_NewRef(Py_None);
 }
 
 PyObject* encoded_of(PyObject* self, void*) {
-  return guarded([&] { return py::cast(task_at(self)->encoded).release().ptr(); });
+  return guarded([&] { return py::cast(task_at(self)->value.encoded).release().ptr(); });
+}
+
+PyObject* state_of(PyObject* self, void*) {
+  PyObject* const state = object_of(task_at(self)->value.state);
+  return Py_NewRef(state == nullptr ? Py_None : state);
 }
 
 PyObject* flat_of(PyObject* self, void*) {
   TaskObject* const one = task_at(self);
   const py::scoped_critical_section alone(self);
   if (one->flat == nullptr) {
-    if (!one->model) return Py_NewRef(Py_None);
-    PyObject* const made = guarded([&] { return tensor_of(one->model, one->size).release().ptr(); });
+    if (!one->value.model) return Py_NewRef(Py_None);
+    PyObject* const made = guarded([&] { return tensor_of(one->value.model, one->size).release().ptr(); });
     if (made == nullptr) return nullptr;
     if (one->flat != nullptr) {  // another thread has made it meanwhile
       Py_DECREF(made);
@@ -180,43 +177,43 @@ PyObject* flat_of(PyObject* self, void*) {
 
 // fill(client, version, local_steps, control, layout, flat, state, incarnation, id, encoded)
 PyObject* fill_task(PyObject* self, PyObject* args) {
-  TaskObject* const one = task_at(self);
-  PyObject *client, *steps, *control, *layout, *flat, *state, *incarnation, *id, *encoded;
-  long long version;
-  if (PyArg_ParseTuple(args, "OLOOOOOOOO", &client, &version, &steps, &control, &layout, &flat, &state, &incarnation,
-                       &id, &encoded) == 0)
-    return nullptr;
-  std::shared_ptr<store::Encoded> sent;
-  if (guarded([&] { return sent = py::cast<std::shared_ptr<store::Encoded>>(py::handle(encoded)), self; }) == nullptr)
-    return nullptr;
-  const long given = steps == Py_None ? 0 : PyLong_AsLong(steps);
-  const unsigned long long number = incarnation == Py_None ? 0 : PyLong_AsUnsignedLongLong(incarnation);
-  const long long named = id == Py_None ? 0 : PyLong_AsLongLong(id);
-  if (PyErr_Occurred() != nullptr) return nullptr;
-  Py_XSETREF(one->client, Py_NewRef(client));
-  Py_XSETREF(one->control, Py_NewRef(control));
-  Py_XSETREF(one->layout, Py_NewRef(layout));
-  Py_XSETREF(one->flat, Py_NewRef(flat));
-  Py_XSETREF(one->state, Py_NewRef(state));
-  one->version = version, one->local_steps = static_cast<int32_t>(given);
-  one->incarnation = number, one->has_incarnation = incarnation != Py_None;
-  one->id = named;
-  one->encoded = std::move(sent);
-  Py_RETURN_NONE;
+  return guarded([&] {
+    using Given =
+        std::tuple<py::object, int64_t, std::optional<int32_t>, py::object, py::object, py::object, py::object,
+                   std::optional<uint64_t>, std::optional<int64_t>, std::shared_ptr<store::Encoded>>;
+    auto [client, version, steps, control, layout, flat, state, incarnation, id, encoded] =
+        py::cast<Given>(py::handle(args));
+    TaskObject& one = *task_at(self);
+    Py_XSETREF(one.client, client.release().ptr());
+    Py_XSETREF(one.control, control.release().ptr());
+    Py_XSETREF(one.layout, layout.release().ptr());
+    Py_XSETREF(one.flat, flat.release().ptr());
+    one.value = {{},
+                 version,
+                 steps.value_or(0),
+                 incarnation.value_or(0),
+                 id.value_or(0),
+                 {},
+                 std::move(encoded),
+                 owner_of(std::move(state))};
+    one.has_incarnation = incarnation.has_value();
+    return Py_NewRef(Py_None);
+  });
 }
 
-PyMemberDef task_members[] = {{"client", T_OBJECT, offsetof(TaskObject, client), READONLY, nullptr},
-                              {"version", T_LONGLONG, offsetof(TaskObject, version), READONLY, nullptr},
-                              {"control", T_OBJECT, offsetof(TaskObject, control), READONLY, nullptr},
-                              {"_layout", T_OBJECT, offsetof(TaskObject, layout), READONLY, nullptr},
-                              {"_state", T_OBJECT, offsetof(TaskObject, state), READONLY, nullptr},
-                              {"_params", T_OBJECT, offsetof(TaskObject, params), 0, nullptr},
-                              {"_views", T_OBJECT, offsetof(TaskObject, views), 0, nullptr},
-                              {nullptr, 0, 0, 0, nullptr}};
+PyMemberDef task_members[] = {
+    {"client", T_OBJECT, offsetof(TaskObject, client), READONLY, nullptr},
+    {"version", T_LONGLONG, offsetof(TaskObject, value) + offsetof(engine::Task, version), READONLY, nullptr},
+    {"control", T_OBJECT, offsetof(TaskObject, control), READONLY, nullptr},
+    {"_layout", T_OBJECT, offsetof(TaskObject, layout), READONLY, nullptr},
+    {"_params", T_OBJECT, offsetof(TaskObject, params), 0, nullptr},
+    {"_views", T_OBJECT, offsetof(TaskObject, views), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
 PyGetSetDef task_properties[] = {{"id", id_of, nullptr, nullptr, nullptr},
                                  {"local_steps", local_steps_of, nullptr, nullptr, nullptr},
                                  {"incarnation", incarnation_of, nullptr, nullptr, nullptr},
                                  {"flat", flat_of, nullptr, nullptr, nullptr},
+                                 {"_state", state_of, nullptr, nullptr, nullptr},
                                  {"_encoded", encoded_of, nullptr, nullptr, nullptr},
                                  {nullptr, nullptr, nullptr, nullptr, nullptr}};
 PyMethodDef task_methods[] = {{"_fill", fill_task, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};

@@ -26,17 +26,12 @@ struct TaskObject {
   PyObject_HEAD PyObject* client;
   PyObject* control;
   PyObject* layout;
-  PyObject* state;  // of the model besides its vector: fastagg's Statistics, or a ModelState
-  PyObject* flat;   // the vector as a tensor, once somebody has asked for it
+  PyObject* flat;  // the vector as a tensor, once somebody has asked for it
   PyObject* params;
   PyObject* views;
-  int64_t version, size;
-  int32_t local_steps;  // 0: none
-  uint64_t incarnation;
+  engine::Task value;  // its state: fastagg's Statistics, or a ModelState; no id: it is not known
+  int64_t size;
   bool has_incarnation;
-  int64_t id;  // 0: not known
-  store::Vector model;
-  std::shared_ptr<store::Encoded> encoded;  // null: the model is the version itself
 };
 
 // Adds the types to the module: what fastagg's classes derive from.

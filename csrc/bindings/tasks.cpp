@@ -23,15 +23,9 @@ py::object filled(Shared& server, py::object made, py::object client, engine::Ta
   one->client = client.release().ptr();
   one->layout = server.layout.inc_ref().ptr();
   one->control = control.release().ptr();
-  one->state = py::reinterpret_borrow<py::object>(object_of(task.state)).release().ptr();
-  one->version = task.version;
+  one->value = std::move(task);
   one->size = server.size;
-  one->local_steps = task.local_steps;
-  one->incarnation = task.incarnation;
   one->has_incarnation = true;
-  one->id = task.id;
-  one->model = std::move(task.model);
-  one->encoded = std::move(task.encoded);
   return made;
 }
 
@@ -61,11 +55,9 @@ py::object hand_on(Shared& server, py::handle from, py::handle to) {
   py::object made = new_task(server), name = plain(to, second);
   const bool by_client = of.control != nullptr && PyDict_Check(of.control);
   py::object control = by_client ? control_of(server, to) : py::reinterpret_borrow<py::object>(of.control);
-  const store::Owner state =
-      of.state == nullptr ? nullptr : owner_of(py::reinterpret_borrow<py::object>(of.state));  // all memory is there
   engine::Task task =
-      with_engine(server, [&](engine::Engine& engine) { return engine.hand_on(first, of.version, second); });
-  task.model = of.model, task.encoded = of.encoded, task.state = state;
+      with_engine(server, [&](engine::Engine& engine) { return engine.hand_on(first, of.value.version, second); });
+  task.model = of.value.model, task.encoded = of.value.encoded, task.state = of.value.state;
   task_in(made)->flat = Py_XNewRef(of.flat);
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control));
 }
