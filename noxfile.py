@@ -37,7 +37,8 @@ FOLDER.mkdir(parents=True, exist_ok=True)
 COPY = FOLDER / "checkout"
 COMPILING = ("cmake", "ninja", "pybind11")  # with a compiler, all that a build without pip needs
 PYTEST = ("pytest", "-q", "-ra", "-p", "no:cacheprovider")
-FLOWER = integrations("require", "trackers", "flower*")
+FLOWER = integrations("session", "flower*")
+FLOWER_EXTRAS = "flower,test,tensorboard,mlflow,wandb"
 FLARE = integrations("nvflare*")
 ENVIRONMENT = {
     "MPLBACKEND": "Agg",
@@ -64,8 +65,8 @@ def install(session: nox.Session, *packages: str, wheel: str | None = None) -> N
     session.install("-q", "-c", "constraints.txt", *packages)
 
 
-def install_flower(session: nox.Session) -> None:
-    install(session, "flwr[simulation]==1.42.0", "peft", wheel="flower,test,tensorboard,mlflow,wandb")
+def install_flower(session: nox.Session, *packages: str, wheel: str = FLOWER_EXTRAS) -> None:
+    install(session, "flwr[simulation]==1.42.0", "peft", *packages, wheel=wheel)
 
 
 def install_flare(session: nox.Session) -> None:
@@ -181,15 +182,6 @@ def docs(session: nox.Session) -> None:
     session.run("python", ".ci/figures.py")
 
 
-@target("commit", "wheel")
-def flower(session: nox.Session) -> None:
-    """Test with real Flower, and with one run of its simulation engine."""
-    install_flower(session)
-    session.run(*PYTEST, *FLOWER)
-    session.run(*PYTEST, "tests/ops/test_combine.py", "-k", "flower")
-    session.run(*PYTEST, "-m", "slow", *FLOWER, "-k", "simulation_engine and FADAS")
-
-
 @target("nightly", "wheel")
 def flower_processes(session: nox.Session) -> None:
     """Test with Flower's own processes on loopback, with some of them killed, and its simulation engine."""
@@ -200,10 +192,9 @@ def flower_processes(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def nvflare(session: nox.Session) -> None:
-    """Test with real NVIDIA FLARE, and with one job in its simulator."""
+    """Test with real NVIDIA FLARE."""
     install_flare(session)
     session.run(*PYTEST, *FLARE)
-    session.run(*PYTEST, "-m", "slow", *FLARE, "-k", "fedams_in_flares_rounds")
 
 
 @target("nightly", "wheel")
@@ -269,15 +260,17 @@ def cuda(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def extras(session: nox.Session) -> None:
-    """Test what needs extras that README's lines do not install: HTTP, queues, callbacks, trackers, Ray, searches."""
+    """Test with real Flower, and what needs other extras: HTTP, queues, callbacks, trackers, Ray, searches."""
     debian(session, "nats-server", "nats-server")
-    extras = "test,serve,queue,lightning,tensorboard,ray,search,privacy"
-    install(session, "httpx", "transformers", "accelerate", wheel=extras)
+    install_flower(session, "httpx", wheel=f"{FLOWER_EXTRAS},serve,queue,lightning,ray,search,privacy")
     servers = [f"tests/server/test_{name}.py" for name in ("queue_example", "watching")]
+    session.run(*PYTEST, *FLOWER)
     session.run(*PYTEST, *servers, "tests/clients", "tests/serve")
-    session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
     session.run(*PYTEST, "tests/integrations/test_ray.py")
+    session.run(*PYTEST, "tests/ops/test_combine.py", "-k", "flower")
+    session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
     session.run(*PYTEST, "tests/sim/test_search.py", "tests/rules/test_privacy.py", "-k", "test_search or spent")
+    session.run(*PYTEST, "-m", "slow", *FLOWER, "-k", "simulation_engine and FADAS")
 
 
 @target("nightly")
@@ -335,7 +328,7 @@ def limits(session: nox.Session) -> None:
 def threads(session: nox.Session) -> None:
     """Run the tests with threads, for a Python without a global lock: they need few packages."""
     install(session, "pytest", "hypothesis", wheel="")
-    names = ("dispatch", "exit", "ids", "leases", "reentry", "threads")
+    names = ("dispatch", "ids", "leases", "reentry", "threads")
     session.run(*PYTEST, *(f"tests/server/test_{name}.py" for name in names))
 
 

@@ -191,7 +191,7 @@ def main(build: str) -> None:
         ("tests/ops/test_step.py", "toy"),
         ("tests/rules/test_traces.py", "toy"),
         ("tests/test_registry.py", ""),
-        ("tests/docs/test_doctests.py", "Toy"),
+        ("tests/docs/test_snippets.py", "Toy"),
         ("tests/docs/test_api_pages.py", ""),
     )
     before = json.loads(HASHES.read_text(encoding="utf-8"))

@@ -36,10 +36,10 @@ line() { # FILE LINE: appends a line, as no compiler can leave it out
 ledger=CMakeFiles/fastagg_engine.dir/csrc/engine/ledger.cpp.o
 for time in 1 2; do
   line csrc/engine/ledger.cpp "extern \"C\" int fastagg_changed_line_$time() { return $time; }"
-  changed "one line, time $time" tests/server/test_quorum.py $ledger
+  changed "one line, time $time" tests/server/test_dispatch.py $ledger
 done
 line csrc/engine/lock.cpp "// a comment"
-changed "a comment" tests/server/test_quorum.py CMakeFiles/fastagg_engine.dir/csrc/engine/lock.cpp.o
+changed "a comment" tests/server/test_dispatch.py CMakeFiles/fastagg_engine.dir/csrc/engine/lock.cpp.o
 python -c 'import fastagg; fastagg.FedBuff'
 left=$(git status --porcelain | grep '^??' || true)
 test -z "$left" || { echo "the build left files: $left"; exit 1; }

@@ -38,7 +38,7 @@ floors/bin/python "$here/.ci/one_step.py"
 floors/bin/fastagg --help >/dev/null
 floors/bin/fastagg recipes fadas digits
 floors/bin/fastagg info --json >/dev/null
-floors/bin/fastagg demo --out demo
+floors/bin/fastagg compare fedavg-digits-large fadas-digits-large --seeds 2 --set run.uploads=200 --out demo
 test -s demo/report.html
 
 # The benchmarks of an installed package; and the time of --help, and the time that `import fastagg` adds to `import torch`.

@@ -41,7 +41,7 @@ run_smoke() { # every preset takes three answers on the device, and has the CPU'
 
 # Named, because to collect the others takes packages that an image with CUDA lacks.
 run_tests() { # a test that was left out has shown nothing: the log says which
-  local files=(tests/csrc/test_cuda_agreement.py tests/csrc/test_cuda_device.py tests/csrc/test_cuda_size.py)
+  local files=(tests/csrc/test_cuda_agreement.py tests/csrc/test_cuda_device.py)
   local chosen=(-m cuda)
   test -z "$dry" || chosen=(-k "test_reading or test_judge or refuses")
   python3 -m pytest -q -rs -p no:cacheprovider "${chosen[@]}" "${files[@]}"

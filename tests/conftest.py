@@ -1,7 +1,5 @@
 """Shared fixtures: every instruction set that this machine can run, and hypothesis without deadlines."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -55,6 +53,20 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     before = fastagg.build_info()["isa"]
     fastagg.set_isa(request.param)
     yield request.param
+    fastagg.set_isa(before)
+
+
+@pytest.fixture
+def every_isa() -> Iterator[Callable[[], Iterator[str]]]:
+    """The instruction sets, forced one after the other, for tests whose expectation takes longer than the kernels."""
+    before = fastagg.build_info()["isa"]
+
+    def each() -> Iterator[str]:
+        for name in ISAS:
+            fastagg.set_isa(name)
+            yield name
+
+    yield each
     fastagg.set_isa(before)
 
 

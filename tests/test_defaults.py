@@ -4,8 +4,6 @@ threads, the locale. And a rule on the source: memory for native code is made in
 `python tests/test_defaults.py CASE` prints a digest of all results.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

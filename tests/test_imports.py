@@ -4,8 +4,6 @@ Imports inside functions count, and so do those for type checkers alone: who rea
 module's own packages, which Python imports with it, are not counted.
 """
 
-from __future__ import annotations
-
 import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path

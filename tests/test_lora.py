@@ -1,7 +1,5 @@
 """Adapters of unequal rank: what is cut, padded and multiplied out is the same update."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A hundred mistakes of users: each message names the argument, what came and what to do, and changes nothing."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

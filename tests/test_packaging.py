@@ -1,7 +1,5 @@
 """What pyproject.toml promises and what is tested are the same."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

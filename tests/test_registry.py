@@ -1,7 +1,5 @@
 """The registry: every part and preset by name, users' own beside them, and checkpoints that need them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field

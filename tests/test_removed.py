@@ -1,7 +1,5 @@
 """What left the package is refused by name, and says what to use instead; what never used it goes on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -6,8 +6,6 @@ is rounded to fp32 before it meets a vector, which hides the last bits in which 
 After a change that is meant to change bits: `python tests/test_same_bits.py --write`, and say so in the commit.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Settings that depend on the processor: their sources, and refused values."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

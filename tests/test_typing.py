@@ -1,7 +1,5 @@
 """What a type checker finds in a user's program: settings that do not exist, words that are misspelt, no more."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

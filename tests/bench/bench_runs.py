@@ -1,7 +1,5 @@
 """Runs as pytest-benchmark would write them."""
 
-from __future__ import annotations
-
 import json
 
 

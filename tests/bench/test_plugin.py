@@ -1,7 +1,5 @@
 """pytest-benchmark with the plugin that lets candidates take turns: what it measures, writes and refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

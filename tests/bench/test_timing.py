@@ -1,7 +1,5 @@
 """Rounds, clocks and candidates that run out of memory, with a clock that only counts."""
 
-from __future__ import annotations
-
 import pytest
 import timing
 import torch

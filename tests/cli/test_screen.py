@@ -1,7 +1,5 @@
 """Tables lose nothing in any terminal: every cell, heading and word of a caption is there, in lines that fit."""
 
-from __future__ import annotations
-
 import io
 
 from hypothesis import example, given

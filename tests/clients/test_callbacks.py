@@ -1,7 +1,5 @@
 """Callbacks for Hugging Face's Trainer and Lightning send what a loop written by hand sends, to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

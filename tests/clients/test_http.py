@@ -1,7 +1,5 @@
 """HttpClient against a server that loses requests and answers, and refuses."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -96,19 +94,9 @@ def client(server: Scripted, **settings: Any) -> fastagg.clients.HttpClient:
 def test_what_is_not_answered_is_sent_again(begin: Begin, slept: list[float]) -> None:
     short = says(200, MODEL.tobytes()[:9], X_Task="7-1", X_Version="7", Content_Length="20")
     server = begin(
-        gone,
-        PARTS,
-        gone,
-        says(503, b"", Retry_After="9"),
-        short,
-        TASK,
-        gone,
-        says(429),
-        says(408),
-        gone,
-        says(500),
-        COUNTED,
-    )
+        gone, PARTS, gone, says(503, b"", Retry_After="9"), short, TASK,
+        gone, says(429), says(408), gone, says(500), COUNTED,
+    )  # fmt: skip
     eve = client(server, num_samples=3)
     assert torch.equal(eve.task(), torch.from_numpy(MODEL)) and eve.version == 7
     update = torch.ones(5, dtype=torch.float64)

@@ -1,7 +1,5 @@
 """CRC-32C: the published vectors, the instruction against the table, chaining, pieces."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

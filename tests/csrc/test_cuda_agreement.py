@@ -1,7 +1,5 @@
 """CUDA's kernels against the CPU's, bit for bit: on a GPU, or emulated on the CPU (tests/emulation)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -197,13 +195,7 @@ def test_reading(sides: tuple[Side, Side], size: int, seed: int) -> None:
 @example(5123, True, 2)
 @given(SIZES, st.booleans(), st.integers(0, 2**31))
 def test_cached_step(
-    sides: tuple[Side, Side],
-    format: str,
-    optimizer: str | None,
-    pieced: bool,
-    size: int,
-    calibrated: bool,
-    seed: int,
+    sides: tuple[Side, Side], format: str, optimizer: str | None, pieced: bool, size: int, calibrated: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     slots, steps = 5, 6
@@ -409,14 +401,7 @@ WAITING: dict[str, Callable[..., fastagg.Server]] = {
 
 
 TOP = (0.05, "fp32"), (0.2, "bf16"), (0.5, "int8"), (1.0, "int2")
-WIRES: list[Any] = [
-    "int8",
-    "int4",
-    "int8-tensor",
-    "sign",
-    "bf16",
-    *(fastagg.TopK(share, values) for share, values in TOP),
-]
+WIRES: list[Any] = ["int8", "int4", "int8-tensor", "sign", "bf16", *(fastagg.TopK(*how) for how in TOP)]
 
 
 def keyed(server: fastagg.Server) -> bool:
@@ -498,18 +483,7 @@ ROBUST: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("rule", ROBUST)
 @pytest.mark.parametrize(
     ("count", "size"),
-    [
-        (1, 5),
-        (2, 1030),
-        (5, 3 * 65_536 + 2049),
-        (7, 2500),
-        (8, 1024),
-        (17, 700),
-        (33, 2),
-        (65, 301),
-        (300, 41),
-        (1024, 9),
-    ],
+    [(1, 5), (2, 1030), (5, 198_657), (7, 2500), (8, 1024), (17, 700), (33, 2), (65, 301), (300, 41), (1024, 9)],
 )
 def test_robust_rules(sides: tuple[Side, Side], rule: Any, count: int, size: int) -> None:
     """Updates in every form wait on either side, and a checkpoint of one is read by the other. Seven are nearly the

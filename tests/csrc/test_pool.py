@@ -1,7 +1,5 @@
 """The worker threads: calls from many threads, changes of their number, forks, and other pools beside them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Local training in C++ equals torch's autograd: every layer, size, loss and setting, to the bit on any processor."""
 
-from __future__ import annotations
-
 import math
 import operator
 import os

@@ -1,7 +1,5 @@
 """FedEcho (its Algorithm 1) against the transcription, and what distillation must never break."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

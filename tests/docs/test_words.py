@@ -1,10 +1,13 @@
-"""One word has one meaning: names that left stay away, and docs/architecture.md has a glossary of at most 40 words."""
+"""One word has one meaning: names that left stay away, and docs/architecture.md has a short glossary.
 
-from __future__ import annotations
+The README is short and complete; test_snippets.py runs its code.
+"""
 
 import re
 from collections import Counter
 from pathlib import Path
+
+from fastagg import registry
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for room in ("csrc", "fastagg") for path in (ROOT / room).rglob("*.*")]
@@ -45,3 +48,22 @@ def test_every_room_says_what_may_be_touched() -> None:
     assert len(rooms) >= 8 and all(len((room / "README.md").read_text().splitlines()) <= 12 for room in rooms)
     packages = [path for path in (ROOT / "fastagg").rglob("__init__.py") if "_bench" not in path.parts]
     assert not [path for path in packages if not path.read_text().startswith(('"""', "# "))]
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_it_is_short_and_says_what_ci_runs() -> None:
+    assert len(README.splitlines()) < 120
+    for words in ("fastagg demo", "pytest"):  # noxfile.py takes the lines from here
+        assert len(re.findall(rf"^pip install .*{words}", README, re.MULTILINE)) == 1
+
+
+def test_every_preset_is_in_the_tables() -> None:
+    algorithms = (ROOT / "docs" / "algorithms.md").read_text()
+    assert len(registry.presets()) >= 17
+    for page in README, algorithms:
+        lines = re.search(r"^\| preset \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+        assert lines is not None
+        first = "".join(line.split("|")[1] for line in lines[1].splitlines())
+        assert set(re.findall(r"`(\w+)`", first)) == set(registry.presets())

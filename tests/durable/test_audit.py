@@ -1,7 +1,5 @@
 """A log that is executed again leads to the same roots, and what was changed is found and located."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,8 +1,6 @@
 """The sender's memory changes between every two reads of it: what is checked, what steps and what is in the log are the
 same bytes all the same."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import shutil
@@ -23,10 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are close
 
 SOURCE = Path(__file__).parents[1] / "native" / "changing.c"
 PAGE = 4096
-SIZES = {
-    "small": 6 * PAGE // 4,
-    "large": 300 * PAGE // 4,
-}  # below and above 8,192, from which a step reads by itself
+SIZES = {"small": 6 * PAGE // 4, "large": 300 * PAGE // 4}  # below and above 8,192, from which a step reads by itself
 RULES: dict[str, Callable[[Any], fastagg.Server]] = {
     "ASGD": lambda x: fastagg.ASGD(x, lr=1.0),
     "FedBuff": lambda x: fastagg.FedBuff(x, buffer_size=2),

@@ -1,7 +1,5 @@
 """What the doctor says of healthy and damaged folders and files; it never writes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """After kill -9 at random moments no acknowledged update is lost or counted twice, and every state is a valid one."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

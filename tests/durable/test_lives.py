@@ -1,7 +1,5 @@
 """Whole lives keep every promise, and a life finds each defect that is put back."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random
@@ -17,13 +15,11 @@ from support import simulated
 from support.simulated import Life, Machine, Wrong
 
 import fastagg
-from fastagg.durable import doctor, log, opening, recovery, snapshot, uploads
-from fastagg.durable.folder import checkpoint_name, contents
+from fastagg.durable import doctor, log, opening, recovery, snapshot
 from fastagg.durable.keeper import Keeper
 from fastagg.durable.log import Log
-from fastagg.durable.uploads import StoredUpload, Uploads
+from fastagg.durable.uploads import Uploads
 from fastagg.server import engine
-from fastagg.server.uploads import Upload
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
 
@@ -205,95 +201,6 @@ def _under_a_lock(checkpoint: Any) -> Any:
     return locked
 
 
-def _holds_requests(self: Keeper) -> None:
-    """As it was: what a request holds lives until the next one."""
-    try:
-        while not self._closing:
-            self.journal.wait_written(self._due)
-            requests = list(self._requests)
-            if not self._closing and (requests or self.journal.written >= self._due):
-                self._serve(requests)
-            if self.journal.ended and not requests:
-                break
-    finally:
-        self._ended.set()
-        self._refuse_requests()
-
-
-def _close_without_nudge(self: Keeper, seconds: float | None = None) -> bool:
-    self._closing = True
-    return self._ended.wait(seconds)
-
-
-def _close_or_nothing(self: Log, seconds: float | None = None) -> None:
-    """A folder whose last bytes cannot be written stays locked."""
-    if self._is_open:
-        self.flush()
-        self.keeper.close(seconds)
-        self.journal.close(-1.0)
-        self._disk.leave()
-        self._is_open = False
-
-
-def _clears(*, segments: int = 0, uploads: int = 0) -> Callable[[pytest.MonkeyPatch], None]:
-    """What is removed up to which of the checkpoints."""
-
-    def clear(self: Keeper) -> None:
-        if self.journal is None:
-            return
-        while len(self.kept) > self.keep:
-            self.disk.remove(checkpoint_name(self.kept[0]))
-            self.kept.pop(0)
-        self.disk.sync_folder()
-        self.journal.release(self.kept[segments])
-        needed = self.uploads.needed(self.kept[uploads])
-        for number, name in contents(self.disk).uploads.items():
-            if number not in needed:
-                self.disk.remove(name)
-
-    return _put(Keeper, "clear", clear)
-
-
-def _begin_without_replacing(self: Uploads, upload: Any, task: Any) -> int:
-    return self.next()
-
-
-def _drop_each_time(self: StoredUpload) -> None:
-    if self._drops is not None:
-        uploads._drop(self._disk, self._uploads, self._number, [] if self._blob is None else [self._blob])
-
-
-def _ends_twice(end: Any) -> Any:
-    def leave(self: Upload, *given: Any) -> None:
-        self._done = False
-        end(self, *given)
-
-    return leave
-
-
-def _ends_and_drops_twice(patch: pytest.MonkeyPatch) -> None:
-    _put(StoredUpload, "_drop", _drop_each_time)(patch)
-    _around(Upload, "__exit__", _ends_twice)(patch)
-
-
-class Anybody:
-    """A lock that locks nobody out."""
-
-    def acquire(self, blocking: bool = True) -> bool:
-        return True
-
-    def release(self) -> None:
-        """Nothing."""
-
-
-def _unlocked(make: Any) -> Any:
-    def init(self: Upload, *given: Any) -> None:
-        make(self, *given)
-        self._busy = Anybody()  # type: ignore[assignment]
-
-    return init
-
-
 HANGS = "no return|has hung"
 MUTANTS = {
     "a failed sync is taken for a good one": Mutant(
@@ -326,8 +233,6 @@ MUTANTS = {
         _around(Keeper, "start", _uncounted), ("close", "kill"), says="bytes"),
     "all incarnations are the same": Mutant(
         _put(engine, "new_incarnation", lambda: 7), ("power", "lost_task", "dispatch", "foreign")),
-    "close() does not wake the thread of the checkpoints": Mutant(
-        _put(Keeper, "close", _close_without_nudge), ("close",), says=HANGS, patience=4.0),
     "checkpoint() of a closed server waits for a thread that has ended": Mutant(
         _put(Keeper, "_refuse_requests", lambda self: None), ("close",), says=HANGS, patience=4.0),
     "checkpoint() in the middle of a step waits for the step": Mutant(
@@ -336,14 +241,8 @@ MUTANTS = {
         _around(Keeper, "checkpoint", _under_a_lock), ("handled_checkpoint",), says=HANGS, patience=4.0),
     "a server that nobody holds keeps its folder": Mutant(
         _put(opening, "_abandoned", lambda log: None), ("abandon",), says="open already"),
-    "a checkpoint that failed holds the server": Mutant(
-        _put(Keeper, "_run", _holds_requests), ("full_disk", "abandon"), says="open already"),
     "no checkpoints any more after a full disk": Mutant(
         _keeper_sees(ended=lambda journal: bool(journal.failure)), ("full_disk", "checkpoint"), says="closed|bytes"),
-    "a failed disk keeps its folder locked": Mutant(
-        _put(Log, "close", _close_or_nothing), ("failed_sync",), says="open already"),
-    "segments are used again too early": Mutant(_clears(segments=-1), ("checkpoint", "damage")),
-    "uploads are removed too early": Mutant(_clears(uploads=-1), ("chunks", "checkpoint", "damage")),
     "an open upload is removed": Mutant(_put(Uploads, "needed", lambda *_: set()), ("slow_chunks",)),
     "uploads are never removed": Mutant(
         _put(Uploads, "needed", lambda *_: set(range(10**6))), ("chunks", "checkpoints"), says="no record names"),
@@ -357,12 +256,11 @@ MUTANTS = {
         _put(snapshot.checkpoint, "cloned", lambda state: state), ("checkpoint_meanwhile", "kill"),
         ("FADAS, corrected", "FedAMS", "FedBuff")),
     "many attempts to send one answer hold many files": Mutant(
-        _put(Uploads, "begin", _begin_without_replacing), ("chunks",), says="open files|files of uploads"),
-    "the second end of an upload closes somebody's file": Mutant(_ends_and_drops_twice, ("chunks",)),
-    "two threads write to one upload": Mutant(_around(Upload, "__init__", _unlocked), ("chunks",), says="two threads"),
+        _put(Uploads, "begin", lambda self, *_: self.next()), ("chunks",), says="open files|files of uploads"),
 }  # fmt: skip
 
 
+@pytest.mark.slow  # it is of the lives, and not of the package
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a defect may be in a finalizer
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_defect_that_is_put_back_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

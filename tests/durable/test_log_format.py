@@ -1,8 +1,6 @@
 """docs/log-format.md is the format: a decoder that was written from it alone reads the folders of servers. And what is
 damaged in a folder is harmless, or refused by name; never silently lost."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Folders and files of earlier versions open, with the state that they had, and go on with the same bits."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,8 +1,6 @@
 """The machine refuses memory, a thread or a call for a file: the server is as before, or as after the call, and says
 what was refused. A small share of all points; ``.ci/power.py memory|threads|files SECONDS`` takes more."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -22,8 +20,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kind", "whose", "where", "names", "share"),
     [
         ("memory", "mine", "plain", "AsyncFedED", 0.002),
-        ("memory", "mine", "stored", "FedBuff;" + refusing.ON_A_DISK, 0.002),
-        ("memory", "others", "stored", "FedBuff", 0.02),
+        ("memory", "mine", "stored", "FedBuff;" + refusing.ON_A_DISK, 0.001),
+        ("memory", "others", "stored", "FedBuff", 0.01),
         ("thread", "mine", "stored", "FedBuff", 0.5),
         ("file", "mine", "stored", refusing.ON_A_DISK, 0.02),
         ("file", "others", "stored", "FedBuff", 0.05),

@@ -1,7 +1,5 @@
 """Records that hold a client's encoded row in place of its update: a recovery from them gives the same bits."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

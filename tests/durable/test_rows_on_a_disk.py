@@ -1,7 +1,5 @@
 """Rows on a disk and the folder of their server: whatever happens to the machine, the two of them fit together."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Ctrl-C as it comes, at any instruction: an answer is in or it is not, and no lock stays taken."""
 
-from __future__ import annotations
-
 import random
 import signal
 import threading

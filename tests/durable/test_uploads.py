@@ -1,7 +1,5 @@
 """Updates that come in chunks: whole or not at all, in memory or in a folder, and after a recovery."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

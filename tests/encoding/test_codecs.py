@@ -1,7 +1,5 @@
 """Encoded updates: their bits are the formulas', on every processor; rounding has no bias; what lies is refused."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import sys

@@ -9,8 +9,6 @@ meanwhile sees only versions that were there.
     FASTAGG_FUZZ_SECONDS=600 FASTAGG_FUZZ_SEED=1 pytest -m slow tests/fuzz -k seconds     (a failure names its seed)
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

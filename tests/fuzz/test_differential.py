@@ -1,7 +1,5 @@
 """The fuzzer finds no difference, and finds a planted defect of each kind."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -28,7 +26,7 @@ def quiet(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(log, "SMALL", 0)  # every upload has a file
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))  # at night as many as there is time for
 def test_no_difference(seed: int) -> None:
     run(seed)
 

@@ -1,8 +1,6 @@
 """Bytes of a checkpoint's manifest and header (with the right checksums), of a saved file and of a recipe are changed:
 what is there is read, or refused by name in few words."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A FLARE client for tests: it trains as in the example, or misbehaves, depending on the site's name."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """FedEcho's data on the server for tests: digits without labels, every second one of the test images."""
 
-from __future__ import annotations
-
 from model import Digits
 
 import fastagg

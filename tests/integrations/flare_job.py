@@ -1,8 +1,6 @@
 """Run one of the tests' jobs in FLARE's simulator: ``python flare_job.py WAY WORKSPACE``."""
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rule of docs/rules.md as it stands there, and a function that makes a server of it, as the pages name it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

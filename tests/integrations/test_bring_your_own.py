@@ -1,10 +1,9 @@
 """The home-made server of docs/integrations/own.md, as it stands there: real data, and what goes wrong."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -90,11 +89,8 @@ def test_clients_in_threads_learn_the_digits(scope: dict[str, Any]) -> None:
             post(scope, f"c{number}", task, train(flat, data.clients[number]))
 
     turns = [4, 12, 12, 12]  # one is slow and comes less often
-    threads = [threading.Thread(target=client, args=(n, turns[n])) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(client, range(4), turns))
     assert server.version == 20 and len(events) == 40
     assert accuracy(server.flat, data.test) > 0.9
     second = fastagg.FedBuff(torch.nn.Linear(64, 10), buffer_size=2)  # the same events once more

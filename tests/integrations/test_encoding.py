@@ -1,7 +1,5 @@
 """Clients of Flower and FLARE that encode what they send: the server steps by what is decoded, and nothing is lost."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Asynchronous training in Flower: the same steps as the server alone, whatever nodes do, and across restarts."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from functools import partial

@@ -1,7 +1,5 @@
 """FedEcho under Flower, with real images: clients of two digits each, and a server that has images without labels."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The LoRA example under AsyncStrategy, with peft's own models: adapters of rank 2, 4 and 8 in one run."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

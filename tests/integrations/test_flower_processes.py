@@ -1,7 +1,5 @@
 """The example app in Flower's own processes, where a node is slow, and a node and the server die; and simulated."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """SyncStrategy and ClassicStrategy go on from their checkpoints: alone, under wrappers, with noise."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 
@@ -172,17 +170,6 @@ def test_clients_that_all_crash_end_a_run_of_rounds_with_their_message() -> None
     with pytest.raises(fastagg.RunFailed, match=r"7 failures in a row.*error 2: CUDA out of memory"):
         run.start(Grid(lambda m: Error(2, "CUDA out of memory"), NODES), flower.write(initial()), num_rounds=100)
     assert run.server.version == 0 and not len(run.server.state_dict()["tasks"]["task_client"])
-
-
-def test_metrics_say_which_node_sent_them() -> None:
-    seen = []
-
-    def average(records, key):
-        seen.append([(record["fastagg"]["node-id"], record["fastagg"]["delay"]) for record in records])
-        return MetricRecord({"n": len(records)})
-
-    strategy(train_metrics_aggr_fn=average).start(Grid(trained, NODES), flower.write(initial()), num_rounds=2)
-    assert [sorted(row) for row in seen] == [[(1, 0), (2, 0), (3, 0)]] * 2
 
 
 @pytest.mark.parametrize("name", ["max_failures", "retry_after", "evaluate_aside"])

@@ -4,8 +4,6 @@ A shape is a class that is put in front of either strategy. What clients receive
 the subclass has noted in ``self.seen`` must be the same; or ours raises an error that says why.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -77,18 +75,6 @@ def good(replies) -> list[Message]:
 
 
 # -- looking at the replies --------------------------------------------------------------------------------------
-
-
-@shape("nothing of its own")
-class _:
-    pass
-
-
-@shape("a list comprehension over metrics before super()")
-class _:
-    def aggregate_train(self, number, replies):
-        self.seen += sorted(r.content["metrics"]["loss"] for r in replies if r.has_content())
-        return super().aggregate_train(number, replies)
 
 
 @shape("metrics are read only after super()")
@@ -227,22 +213,6 @@ class _:
         return (None, None) if number == 2 else super().aggregate_train(number, replies)
 
 
-@shape("momentum of its own on the server")
-class _:
-    velocity: Any = None
-
-    def configure_train(self, number, arrays, config, grid):
-        self.before = numpy(arrays)
-        return super().configure_train(number, arrays, config, grid)
-
-    def aggregate_train(self, number, replies):
-        arrays, metrics = super().aggregate_train(number, replies)
-        steps = {n: a - self.before[n] for n, a in numpy(arrays).items()}
-        old = self.velocity or {n: 0 * a for n, a in steps.items()}
-        self.velocity = {n: 0.9 * old[n] + a for n, a in steps.items()}
-        return record({n: a + self.velocity[n] for n, a in self.before.items()}), metrics
-
-
 # -- who is asked, and for what ----------------------------------------------------------------------------------
 
 
@@ -251,15 +221,6 @@ class _:
     def configure_train(self, number, arrays, config, grid):
         config["lr"] = 0.5 / number
         return super().configure_train(number, arrays, config, grid)
-
-
-@shape("by keyword")
-class _:
-    def configure_train(self, server_round, arrays, config, grid):
-        return super().configure_train(server_round=server_round, arrays=arrays, config=config, grid=grid)
-
-    def aggregate_train(self, server_round, replies):
-        return super().aggregate_train(server_round=server_round, replies=replies)
 
 
 @shape("messages are changed after super()")

@@ -1,7 +1,5 @@
 """The files and the command of docs/tutorials/flower.md run as they stand there, in Flower's simulation engine."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,9 +1,7 @@
 """SCAFFOLD, FedNova and FedDyn, whose clients keep nothing: through Flower's and FLARE's messages as without them."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,7 +19,6 @@ from fastagg.sim.data.federated import Samples
 FOLDER = Path(__file__).parents[2] / "examples" / "simulator_algorithms"
 CLIENTS, ROUNDS, PER_ROUND = 6, 4, 3
 Sent = tuple[dict[str, Tensor], dict[str, Tensor] | None]  # an update, and what goes with it
-Exchange = Callable[[fastagg.Server, list[Any]], object]
 
 
 @pytest.fixture(params=["scaffold", "fednova", "feddyn"])

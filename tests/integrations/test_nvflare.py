@@ -1,7 +1,5 @@
 """NVIDIA FLARE 2.9: aggregator and traffic by themselves, then real jobs in its simulator on real digits."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

@@ -1,7 +1,5 @@
 """NVIDIA FLARE's own filters beside its own aggregation: what comes out, round by round, from the same replies."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

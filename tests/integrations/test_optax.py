@@ -1,7 +1,5 @@
 """Optimizers of optax, and those that docs/algorithms.md and docs/integrations/coming-from.md name for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

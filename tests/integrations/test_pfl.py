@@ -1,7 +1,5 @@
 """pfl-research 0.6: its own federated averaging on the digits, stepping through fastagg."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parts and leaves on a real Ray of two nodes: what is acknowledged stays and counts once, whoever dies when."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """A table of replies, limits and rules against every adapter, compared with the plain server."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections import Counter

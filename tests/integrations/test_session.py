@@ -1,11 +1,14 @@
 """What every integration shares: replies, failures, goals, evaluation aside, summaries."""
 
-from __future__ import annotations
-
+import json
+import logging
 import math
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +16,9 @@ from support import inside
 from support.replay import answered
 
 import fastagg
-from fastagg.integrations.evaluation import Evaluation
+from fastagg import integrations
+from fastagg.integrations import resolved, trackers
+from fastagg.integrations.evaluation import Evaluation, Window
 from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
 from fastagg.integrations.replies import Over, Reply, take
 from fastagg.integrations.session import Book, Session, Settings
@@ -372,3 +377,177 @@ def test_a_permanent_refusal_ends_a_run_and_changes_nothing() -> None:
             answered(session, [(task.client, task, Reply(MODEL)) for task in tasks])
     assert server.version == 0 and session.tally.refused == {"ConfigError": 6}
     session.close()
+
+
+def test_the_mean_is_said_of_the_newest_version_among_those_evaluated() -> None:
+    server, window = fastagg.FedAsync(torch.zeros(2)), Window()
+    old = server.dispatch("a")
+    server.receive("b", torch.ones(2), server.dispatch("b").version)
+    new = server.dispatch("c")
+    assert window.end(0) is None
+    for task, metrics in (
+        (new, {"accuracy": 0.5, "loss": 2.0, "note": "text"}),
+        (old, {"accuracy": 1.0, "loss": math.nan}),
+        (old, None),
+    ):
+        assert window.end(3) is None
+        window.add(task, metrics)
+    found = window.end(3)
+    assert found is not None and found[0] is new and found[1] == {"accuracy": 0.75, "loss": 2.0}  # NaN is left out
+    assert window.end(1) is None, "it begins anew"
+
+
+def test_a_setting_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "echo_of_test.py").write_text(
+        "import fastagg, torch\n\n\ndef data():\n"
+        "    return fastagg.Distillation(torch.nn.Linear(3, 2), torch.zeros(5, 3))\n\n\ndef other():\n    return 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = resolved({"lr": 1.0, "distill": "echo_of_test:data"})
+    assert isinstance(found["distill"], fastagg.Distillation) and found["lr"] == 1.0
+    assert resolved(None) == {} and resolved({"distill": found["distill"]}) == {"distill": found["distill"]}
+    for name in ("echo_of_test", "echo_of_test:none", "no_such_module:data", ":data", ""):
+        with pytest.raises(fastagg.ConfigError, match="expected 'module:function'"):
+            resolved({"distill": name})
+    with pytest.raises(fastagg.ConfigError, match="returned a int"):
+        resolved({"distill": "echo_of_test:other"})
+
+
+def test_missing() -> None:
+    with pytest.raises(fastagg.MissingDependency) as caught:
+        integrations.require("no-such-framework", "1.2", "nosuch")
+    assert "pip install 'fastagg[nosuch]'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ImportError)
+
+
+@pytest.mark.parametrize(
+    ("found", "least", "ok"), [("1.9.2", "1.41", False), ("1.41.0", "1.41", True), ("2.0rc1", "1.41", True)]
+)
+def test_versions_are_compared_as_numbers(monkeypatch, found: str, least: str, ok: bool) -> None:
+    monkeypatch.setattr(integrations, "version", lambda package: found)
+    if ok:
+        integrations.require("flwr", least, "flower")
+    else:
+        with pytest.raises(fastagg.MissingDependency, match=r"flwr 1\.9\.2 is too old"):
+            integrations.require("flwr", least, "flower")
+
+
+def test_presets_go_by_name() -> None:
+    for name in ("FADAS", "FedAvg"):
+        assert integrations.preset(name) is getattr(fastagg, name)
+    for name, words in (("fadas", "did you mean 'FADAS'"), ("Server", "got 'Server'"), (3, "got 3"), ([], r"got \[\]")):
+        with pytest.raises(fastagg.ConfigError, match=f"algorithm: expected one of .*{words}"):
+            integrations.preset(name)
+
+
+def test_the_package_imports_no_framework() -> None:
+    frameworks = "{'flwr', 'nvflare', 'appfl'}"
+    code = f"import sys, fastagg, fastagg.integrations; sys.exit(bool({frameworks} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)  # -P: not the checkout, which may not be built
+
+
+ROWS = [({"accuracy": 0.5, "run/updates": 3}, 1), ({"accuracy": 0.75, "run/updates": 6}, 2)]
+
+
+class Kept:
+    """A tracker of one's own."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.rows: list[tuple[dict, int]] = []
+        self.closed, self.fails = 0, fails
+
+    def log(self, row, step) -> None:
+        if self.fails:
+            raise OSError("no route to host")
+        self.rows.append((dict(row), step))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def write(given) -> None:
+    all_of_them = trackers.Trackers(given)
+    for row, step in ROWS:
+        all_of_them.log({**row, "name": "words are not drawn"}, step)
+    all_of_them.close()
+
+
+def test_tensorboard_reads_it_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write({"tensorboard": str(tmp_path)})
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["accuracy", "run/updates"]
+    assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [(1, 0.5), (2, 0.75)]
+
+
+def test_mlflow_reads_it_back(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    settings = {"experiment": "digits", "uri": f"sqlite:///{tmp_path}/runs.db", "run_name": "fadas"}
+    write({"mlflow": settings})
+    client = mlflow.MlflowClient(tracking_uri=settings["uri"])
+    [run] = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.status == "FINISHED" and run.info.run_name == "fadas"
+    history = client.get_metric_history(run.info.run_id, "accuracy")
+    assert [(point.step, point.value) for point in history] == [(1, 0.5), (2, 0.75)]
+    again = trackers.MLflow(uri=settings["uri"], run_id=run.info.run_id)
+    again.log({"accuracy": 1.0}, 3)
+    assert len(client.get_metric_history(run.info.run_id, "accuracy")) == 3, "a resumed run goes on"
+
+
+def test_wandb_keeps_what_comes_out_of_order(tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")
+    tracker = trackers.WandB("digits", mode="offline", dir=str(tmp_path), settings=wandb.Settings(silent=True))
+    for row, step in [*ROWS, ({"clients/accuracy": 0.25}, 1)]:
+        tracker.log(row, step)
+    summary = dict(tracker._run.summary)
+    tracker.close()
+    assert summary["accuracy"] == 0.75 and summary["clients/accuracy"] == 0.25
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb")), "wandb sync sends this file"
+
+
+def test_a_session_tells_its_trackers_by_version() -> None:
+    kept = Kept()
+    server = fastagg.FedBuff({"w": torch.zeros(3)}, buffer_size=1)
+    session = Session(server, Settings(trackers=kept), lambda version, model: {"accuracy": version / 10})
+    session.stepped()
+    task = server.dispatch("a")
+    answered(session, [("a", task, Reply({"w": torch.ones(3)}))])
+    session.stepped({"loss": 2.0})
+    session.settle(wait=True)
+    session.clients_found(1, {"accuracy": 0.3})
+    session.close()
+    session.close()
+    assert [step for _, step in kept.rows] == [0, 1, 1] and kept.closed == 1
+    assert kept.rows[1][0].items() >= {"accuracy": 0.1, "train/loss": 2.0, "run/updates": 1.0}.items()
+    assert kept.rows[2][0] == {"clients/accuracy": 0.3}
+    json.dumps(kept.rows)  # plain numbers
+
+
+def test_a_tracker_that_fails_says_so_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    good = Kept()
+    with caplog.at_level(logging.WARNING, "fastagg"):
+        write([Kept(fails=True), good])
+    assert good.rows == ROWS and caplog.text.count("no route to host") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"tensorbord": "x"}, "tensorboard"), ("runs/a", "expected trackers"), ([3], "expected trackers")],
+)
+def test_what_is_no_tracker(given, words: str) -> None:
+    with pytest.raises(fastagg.ConfigError, match=words):
+        trackers.made(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
+)
+def test_a_missing_client_says_what_to_install(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(fastagg.MissingDependency, match=rf"pip install 'fastagg\[{name}\]'"):
+        trackers.made({name: {}} if name != "tensorboard" else {name: "x"})

@@ -1,7 +1,5 @@
 """examples/processes, pfl and appfl learn, and so do they without the difference that their pages show."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Models and updates of every form to a flat vector and back."""
 
-from __future__ import annotations
-
 import copy
 from types import MappingProxyType
 from typing import Any

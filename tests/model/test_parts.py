@@ -1,7 +1,5 @@
 """A model in parts: how it is cut, split and joined, and servers of parts beside the server of the whole."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

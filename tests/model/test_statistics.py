@@ -1,7 +1,5 @@
 """BatchNorm's statistics and counters of clients: what a model could not bear is refused by name."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

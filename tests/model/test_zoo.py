@@ -1,7 +1,5 @@
 """Every kind of model in every form, through a server: what is a number is combined, all else is kept."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

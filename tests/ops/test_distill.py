@@ -1,7 +1,5 @@
 """The fused distillation loss against the paper's formulas in float64 (004, Eqs. 3 and 4)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What the ops and the extension refuse: by a named error, before anything is written."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

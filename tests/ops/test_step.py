@@ -1,14 +1,12 @@
 """Fused server steps: every optimizer, direction and instruction set against the specification, torch and optax."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.kernels import DECAYS, SIZES, bits, extreme, moments, same_bits, spec_step, vector
+from support.kernels import DECAYS, SIZES, extreme, moments, same_bits, spec_step, vector
 
 import fastagg
 from fastagg import ops
@@ -27,29 +25,31 @@ def direction(kind: str, size: int) -> dict[str, object]:
     }[kind]
 
 
+def to_the_bit(optimizer: str, x: torch.Tensor, update: torch.Tensor, isas: Any, how: Any, state: Any) -> None:
+    """A step of the specification, once, and of every instruction set."""
+    expected = spec_step(x, update, optimizer, **how, **state)
+    for isa in isas():
+        found = {name: value.clone() for name, value in {"x": x, **state}.items()}
+        ops.step_(update=update, optimizer=optimizer, **how, **found)
+        for name, got in found.items():
+            assert same_bits(got, expected[name]), f"{isa}: {name} at size {x.numel()}"
+
+
 @pytest.mark.parametrize("kind", DIRECTIONS)
 @pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
-def test_step_is_the_specification_to_the_bit(optimizer: str, kind: str, isa: str) -> None:
+def test_step_is_the_specification_to_the_bit(optimizer: str, kind: str, every_isa: Any) -> None:
     for i, (size, has_decay) in enumerate(itertools.product(SIZES, (False, True))):
-        x, update, state = vector(size, 1), vector(size, 2, 1e-2), moments(optimizer, size, 3)
         decay = DECAYS[i // 2 % 4] if has_decay else {}
         how = {"lr": 1e-2, "correction": (None, 1, 20)[i % 3], **direction(kind, size), **decay}
-        expected = spec_step(x, update, optimizer, **how, **state)
-        ops.step_(x, update, optimizer=optimizer, **how, **state)
-        for name, got in {"x": x, **state}.items():
-            assert same_bits(got, expected[name]), f"{name} at size {size}"
+        to_the_bit(optimizer, vector(size, 1), vector(size, 2, 1e-2), every_isa, how, moments(optimizer, size, 3))
 
 
 @pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
-def test_extreme_magnitudes_are_the_specification_to_the_bit(optimizer: str, isa: str) -> None:
+def test_extreme_magnitudes_are_the_specification_to_the_bit(optimizer: str, every_isa: Any) -> None:
     size = 5000  # denormals, zeros and 1e3 side by side; fast-math or flushing to zero would show here
-    x, update = extreme(size, 1), extreme(size, 2)
     state = {n: extreme(size, 3 + i) if n == "m" else extreme(size, 3 + i).abs()
              for i, n in enumerate(ops.OPTIMIZERS[optimizer])}  # fmt: skip
-    expected = spec_step(x, update, optimizer, lr=0.1, correction=7, **state)
-    ops.step_(x, update, optimizer=optimizer, lr=0.1, correction=7, **state)
-    for name, got in {"x": x, **state}.items():
-        assert bits(got) == bits(expected[name]), name
+    to_the_bit(optimizer, extreme(size, 1), extreme(size, 2), every_isa, {"lr": 0.1, "correction": 7}, state)
 
 
 # What users of torch write, and the same here.

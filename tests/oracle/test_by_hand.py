@@ -1,7 +1,5 @@
 """The oracle against numbers worked out by hand, of what no listing has; and it shares no code with the package."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

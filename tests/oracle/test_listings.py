@@ -1,26 +1,16 @@
 """The oracle on random traces against line-by-line loops of the pseudo-code that keep their own books."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from support.oracle import (
-    ACE,
-    ACED,
-    CA2FL,
-    FADAS,
-    AsyncFedED,
-    DelayAdaptiveASGD,
-    FedAsync,
-    FedAvg,
-)
+from support.oracle import ACE, ACED, ASGD, CA2FL, FADAS, AsyncFedED, DelayAdaptiveASGD, FedAsync, FedAvg, FedBuff
 from support.oracle.helpers import SMALL, Loop, Vector, quick, same
-from support.traces import Case, Return, Send, cases, synchronous_cases
+from support.traces import Case, Return, Send, Updates, cases, drive, synchronous_cases
 
 
 @pytest.mark.parametrize("rule", ["scaled", "reciprocal"])
@@ -215,3 +205,26 @@ def test_fedavg_is_eq_38(drawn: tuple[Case, int]) -> None:
 
     counts = iter([e.num_samples for e in case.trace if isinstance(e, Return)])
     same(FedAvg(case.x0, m), Loop(case, arrive), case)
+
+
+@pytest.mark.parametrize("want", ["stale", "repeat in a buffer", "two versions owed", "half full at the end"])
+def test_interesting_traces_are_found(want: str) -> None:
+    def interesting(case: Case) -> bool:
+        server = ASGD(case.x0, 1.0) if want in ("stale", "two versions owed") else FedBuff(case.x0, 1.0, 3)
+        records = drive(server, case.trace, Updates(1))
+        arrivals = [r for r in records if isinstance(r.event, Return)]
+        if want == "stale":
+            return any((r.delay or 0) >= 3 for r in arrivals)
+        if want == "two versions owed":
+            return len({v for c, v in server.outstanding if c == 0}) >= 2
+        if want == "half full at the end":
+            return len(arrivals) > 3 and len(arrivals) % 3 == 2
+        return any(a.event.client == b.event.client and not a.applied for a, b in pairwise(arrivals))
+
+    find(
+        cases(size=st.just(1)),
+        interesting,
+        settings=settings(
+            max_examples=2000, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        ),
+    )

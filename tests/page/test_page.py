@@ -1,7 +1,5 @@
 """A report is one file that needs no network and no script."""
 
-from __future__ import annotations
-
 import base64
 import html
 import re

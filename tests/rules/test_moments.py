@@ -1,7 +1,5 @@
 """Moments in 8 bits: their codes, what rounding may do to them, and the fused step to the bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -61,32 +59,41 @@ def direction(kind: str, size: int) -> dict[str, Any]:
     }[kind]
 
 
+def to_the_bit(
+    optimizer: str, start: torch.Tensor, steps: list[tuple[torch.Tensor, dict[str, Any]]], isas: Any
+) -> None:
+    """Steps of the specification, once, and of every instruction set."""
+    size, expected = start.numel(), [{"x": start, **moments.zeros(optimizer, "8bit", start.numel())}]
+    for update, how in steps:
+        state = dict(expected[-1])
+        expected.append(spec(state.pop("x"), update, optimizer, state, **how))
+    for isa in isas():
+        x, state = start.clone(), moments.zeros(optimizer, "8bit", size)
+        for number, (update, how) in enumerate(steps):
+            ops.step_(x, update, optimizer=optimizer, **how, **state)
+            want = expected[number + 1]
+            assert same_bits(x, want["x"]), f"{isa}, size {size}, step {number}"
+            for name, held in state.items():
+                assert torch.equal(held, want[name]), f"{isa}, {name}, size {size}, step {number}"
+
+
 @pytest.mark.parametrize("kind", ["single", "flush", "blend"])
 @pytest.mark.parametrize("optimizer", ADAPTIVE)
-def test_step_is_the_specification_to_the_bit(optimizer: str, kind: str, isa: str) -> None:
+def test_step_is_the_specification_to_the_bit(optimizer: str, kind: str, every_isa: Any) -> None:
     for size in SIZES if kind == "single" else SIZES[3:-1]:
-        x, state = vector(size, 1), moments.zeros(optimizer, "8bit", size)
+        steps = []
         for step in range(4):
             # Magnitudes that come and go, so that units move both ways.
             update = vector(size, 2 + step, 10.0 ** (-2 - 3 * (step % 2)))
             how = {"lr": 1e-2, "rounding": (2**40 + 3, 2**33 + step), "correction": step or None, **DECAYS[step]}
-            expected = spec(x, update, optimizer, state, **how, **direction(kind, size))
-            ops.step_(x, update, optimizer=optimizer, **how, **direction(kind, size), **state)
-            assert same_bits(x, expected.pop("x")), f"size {size}, step {step}"
-            for name, want in expected.items():
-                assert torch.equal(state[name], want), f"{name}, size {size}, step {step}"
+            steps.append((update, {**how, **direction(kind, size)}))
+        to_the_bit(optimizer, vector(size, 1), steps, every_isa)
 
 
 @pytest.mark.parametrize("optimizer", ADAPTIVE)
-def test_extreme_magnitudes_are_the_specification_to_the_bit(optimizer: str, isa: str) -> None:
-    size = 3000
-    x, state = extreme(size, 1), moments.zeros(optimizer, "8bit", size)
-    for step in range(5):
-        update = extreme(size, 2 + step)
-        expected = spec(x, update, optimizer, state, lr=0.1, eps=1e-8, rounding=(1, step))
-        ops.step_(x, update, optimizer=optimizer, lr=0.1, rounding=(1, step), **state)
-        assert same_bits(x, expected.pop("x"))
-        assert all(torch.equal(state[name], want) for name, want in expected.items())
+def test_extreme_magnitudes_are_the_specification_to_the_bit(optimizer: str, every_isa: Any) -> None:
+    steps = [(extreme(3000, 2 + step), {"lr": 0.1, "eps": 1e-8, "rounding": (1, step)}) for step in range(5)]
+    to_the_bit(optimizer, extreme(3000, 1), steps, every_isa)
 
 
 @pytest.mark.parametrize("first", [1e-6, 0.1, 2.0**-149, 1e30])

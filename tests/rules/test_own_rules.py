@@ -1,23 +1,27 @@
 """The examples of docs/rules.md run unchanged and compute what the page says."""
 
-from __future__ import annotations
-
+import random
 import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from support.models import same
+from torch import Tensor
 
 import fastagg
 from fastagg import registry
+from fastagg.errors import ConfigError, NonFiniteUpdate, ShapeMismatch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rules.md").read_text()
 POLICY, OPTIMIZER, DIRECTION, CHECKPOINT = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-D = 50
+SIZE = 50
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def updates(count: int) -> torch.Tensor:
-    return torch.randn(count, D, generator=torch.Generator().manual_seed(1))
+    return torch.randn(count, SIZE, generator=torch.Generator().manual_seed(1))
 
 
 def send(server: fastagg.Server, rows: torch.Tensor) -> None:
@@ -63,17 +67,17 @@ def test_each_class_has_at_most_twenty_lines() -> None:
 
 def test_the_staleness_policy(run: Any, tmp_path: Path) -> None:
     half_life = run(POLICY)["HalfLife"]
-    server = fastagg.Server(torch.zeros(D), fastagg.Single(), fastagg.SGD(1.0), half_life(versions=1.0, most=3))
+    server = fastagg.Server(torch.zeros(SIZE), fastagg.Single(), fastagg.SGD(1.0), half_life(versions=1.0, most=3))
     for late in ("late", "later"):
         server.dispatch(late)
-    send(server, torch.zeros(2, D))
-    receipt = server.receive("late", torch.ones(D))  # two versions late: a quarter
+    send(server, torch.zeros(2, SIZE))
+    receipt = server.receive("late", torch.ones(SIZE))  # two versions late: a quarter
     assert receipt.delay == 2 and receipt.weight == 0.25
-    assert torch.equal(server.flat, torch.full((D,), 0.25))
-    send(server, torch.zeros(1, D))
+    assert torch.equal(server.flat, torch.full((SIZE,), 0.25))
+    send(server, torch.zeros(1, SIZE))
     before = server.flat.clone()
-    assert server.receive("later", torch.ones(D)).delay == 4  # a sixteenth, and a tenth of the rate
-    torch.testing.assert_close(server.flat - before, torch.full((D,), 1 / 160))
+    assert server.receive("later", torch.ones(SIZE)).delay == 4  # a sixteenth, and a tenth of the rate
+    torch.testing.assert_close(server.flat - before, torch.full((SIZE,), 1 / 160))
     goes_on(server, tmp_path / "s.pt")
 
 
@@ -102,8 +106,8 @@ def test_hooks_are_pure(run: Any) -> None:
 
 def test_the_optimizer(run: Any, tmp_path: Path) -> None:
     lion = run(POLICY, OPTIMIZER)["Lion"]
-    server = fastagg.Server(torch.zeros(D), fastagg.Single(), lion(0.5, beta1=0.7, beta2=0.8))
-    x, m = np.zeros(D), np.zeros(D)
+    server = fastagg.Server(torch.zeros(SIZE), fastagg.Single(), lion(0.5, beta1=0.7, beta2=0.8))
+    x, m = np.zeros(SIZE), np.zeros(SIZE)
     for row in updates(4):
         send(server, row[None])
         x += 0.5 * np.sign(0.7 * m + 0.3 * row.numpy())
@@ -115,9 +119,226 @@ def test_the_optimizer(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["delta", "gradient"])
 def test_the_direction(run: Any, tmp_path: Path, kind: str) -> None:
     median, rows = run(POLICY, DIRECTION)["Median"], updates(7)
-    server = fastagg.Server(torch.zeros(D), median(3, kind=kind), fastagg.SGD(1.0))
+    server = fastagg.Server(torch.zeros(SIZE), median(3, kind=kind), fastagg.SGD(1.0))
     send(server, rows)
     middle = np.median(rows[:3].numpy(), axis=0) + np.median(rows[3:6].numpy(), axis=0)
     assert server.version == 2
     np.testing.assert_allclose(server.flat.numpy(), middle if kind == "delta" else -middle, rtol=1e-6, atol=1e-7)
     goes_on(server, tmp_path / "s.pt")
+
+
+D = 7
+TOLD: list[fastagg.Facts] = []
+
+
+@dataclass(frozen=True)
+class Keeps(fastagg.Direction):
+    """Steps along an update and what its client sent the last time, which the server sends it, too."""
+
+    needs_base: ClassVar[bool] = True
+    counts: ClassVar[bool] = True
+    takes: ClassVar[dict[str, int | None]] = {"loss": 1, "own": None}
+
+    def send(self, client: int | str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"own": state.get(f"own {client}", torch.zeros(1))}
+
+    def combine(
+        self, update: Tensor, facts: fastagg.Facts, state: dict[str, Tensor]
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        TOLD.append(facts)
+        name = f"own {facts.client}"
+        assert facts.base is not None
+        along = update * float(facts.extra["loss"]) + state.get(name, torch.zeros(D)) - 0.1 * facts.base
+        return along, {**state, name: facts.extra["own"].clone()}
+
+
+@dataclass(frozen=True)
+class Often(fastagg.Staleness):
+    """An update counts less the more often its client took part; losses above 2 are dropped."""
+
+    weighs: ClassVar[bool] = True
+    counts: ClassVar[bool] = True
+    needs_base: ClassVar[bool] = True
+    takes: ClassVar[dict[str, int | None]] = {"loss": 1}
+
+    def weigh(self, facts: fastagg.Facts) -> float | None:
+        TOLD.append(facts)
+        return None if float(facts.extra["loss"]) > 2 else 1.0 / (1 + facts.taken_part)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+    for part in (Keeps, Often):
+        fastagg.register(part)
+    TOLD.clear()
+    yield
+
+
+def make(rule: str) -> fastagg.Server:
+    if rule == "direction":
+        return fastagg.Server(torch.ones(D), Keeps(), fastagg.SGD(0.5))
+    return fastagg.Server(torch.ones(D), fastagg.Buffer(2), fastagg.SGD(0.5), Often())
+
+
+def trace(server: fastagg.Server, seed: int, steps: range, open_tasks: list[Any]) -> None:
+    """Events that depend on the seed and the step alone, not on what was before."""
+    for step in steps:
+        draw = random.Random(f"{seed} {step}")
+        if len(open_tasks) < 3:
+            open_tasks.append(server.dispatch(draw.choice(["ann", "bob", 7])))
+        task = open_tasks.pop(draw.randrange(len(open_tasks)))
+        update = torch.randn(D, generator=torch.Generator().manual_seed(step))
+        extra = {"loss": draw.uniform(0.1, 2.5)}
+        if isinstance(server.direction, Keeps):
+            extra["own"] = task.params + update  # type: ignore[assignment]
+        server.receive(task.client, update, task.version, extra=extra, task=task.id)
+        for name, value in extra.items():
+            assert torch.equal(TOLD[-1].extra[name].reshape(-1), torch.as_tensor(value).reshape(-1))
+
+
+@pytest.mark.parametrize("rule", ["direction", "policy"])
+def test_a_rule_is_told_the_models_and_how_often_a_client_took_part(rule: str) -> None:
+    server, models, counted = make(rule), [torch.ones(D)], Counter[Any]()
+    open_tasks: list[Any] = []
+    for step in range(60):
+        TOLD.clear()
+        trace(server, 3, range(step, step + 1), open_tasks)
+        (facts,) = TOLD
+        assert facts.model is not None and facts.base is not None
+        assert torch.equal(facts.model, models[-1]) and torch.equal(facts.base, models[facts.version])
+        assert facts.delay == len(models) - 1 - facts.version and facts.taken_part == counted[facts.client]
+        counted[facts.client] += rule == "direction" or float(facts.extra["loss"]) <= 2
+        if server.version == len(models):
+            models.append(server.flat.clone())
+    assert len(counted) == 3 and len(models) > 20
+
+
+def test_what_a_client_keeps_is_sent_to_it_and_to_nobody_else() -> None:
+    server = make("direction")
+    kept = {}
+    for number, client in enumerate(["ann", "bob", "ann", "ann", "bob"]):
+        task = server.dispatch(client)
+        assert torch.equal(task.extra["own"], kept.get(client, torch.zeros(1)))
+        kept[client] = torch.full((D,), float(number))
+        server.receive(client, torch.ones(D), extra={"loss": 1.0, "own": kept[client]})
+    assert torch.equal(server.hand_on(server.dispatch("ann"), "bob").extra["own"], kept["bob"])
+
+
+@pytest.mark.parametrize("rule", ["direction", "policy"])
+def test_a_server_that_was_saved_goes_on_to_the_bit(rule: str, tmp_path: Path) -> None:
+    server = make(rule)
+    trace(server, 1, range(21), [])
+    server.save(tmp_path / "mine.pt")
+    other = fastagg.load(tmp_path / "mine.pt")
+    for one in (server, other):
+        trace(one, 2, range(100, 130), [])
+    assert same(server.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("rule", ["direction", "policy"])
+def test_a_log_has_what_clients_sent_besides(rule: str, tmp_path: Path) -> None:
+    alone = make(rule)
+    trace(alone, 1, range(25), [])
+    with fastagg.open(tmp_path / "folder", lambda: make(rule), checkpoint_every=10**9) as server:
+        trace(server, 1, range(25), [])
+    with fastagg.open(tmp_path / "folder", lambda: make(rule)) as again:
+        assert torch.equal(again.flat, alone.flat)
+        mine, theirs = again.state_dict(), alone.state_dict()
+        assert same(mine["direction"], theirs["direction"]) and mine["taken_part"] == theirs["taken_part"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "words"),
+    [
+        (None, ConfigError, "takes loss, own, 8 numbers in all, besides an update, got 0"),
+        ({"loss": 1.0}, ConfigError, "expected a dict with 'loss', 'own'"),
+        ({"loss": 1.0, "own": torch.ones(D), "more": 1}, ConfigError, "expected a dict with"),
+        ({"loss": "low", "own": torch.ones(D)}, ConfigError, "extra: loss: expected numbers"),
+        ({"loss": 1.0, "own": torch.ones(2)}, ShapeMismatch, "own: expected 7 numbers, got 2"),
+        ({"loss": float("nan"), "own": torch.ones(D)}, NonFiniteUpdate, "loss: NaN or infinity"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(extra: Any, error: type[Exception], words: str) -> None:
+    server = make("direction")
+    task, before = server.dispatch("ann"), server.state_dict()
+    with pytest.raises(error, match=words):
+        server.receive("ann", torch.ones(D), extra=extra)
+    assert same(before, server.state_dict())
+    server.receive("ann", torch.ones(D), task.version, extra={"loss": 1.0, "own": torch.ones(D)})
+    with pytest.raises(ConfigError, match="this server's rule takes none"):
+        fastagg.FedBuff(torch.ones(D)).receive("ann", torch.ones(D), extra={"loss": 1.0})
+
+
+@pytest.mark.parametrize(("rule", "hook"), [("direction", "send"), ("direction", "combine"), ("policy", "weigh")])
+def test_a_hook_that_raises_changes_nothing(rule: str, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*given: Any) -> Any:
+        raise ValueError("no")
+
+    monkeypatch.setattr(Keeps if rule == "direction" else Often, hook, raises)
+    server = make(rule)
+    if hook != "send":
+        server.dispatch("ann")
+    before = server.state_dict()
+    own = {"own": torch.ones(D)} if rule == "direction" else {}
+    with pytest.raises(ValueError, match="no"):
+        if hook == "send":
+            server.dispatch("ann")
+        server.receive("ann", torch.ones(D), extra={"loss": 1.0, **own})
+    assert same(before, server.state_dict())
+
+
+GIVEN: dict[str, tuple[str, Any, str]] = {
+    "no pair from step": ("step", lambda x: None, "expected a pair: a vector and the new state, got None"),
+    "a vector alone": ("step", lambda x: x, "expected a pair"),
+    "a list": ("step", lambda x: (x.tolist(), {}), "expected a float32 vector of 7 elements"),
+    "fp64": ("combine", lambda x: (x.double(), {}), "expected a float32 vector"),
+    "a longer one": ("combine", lambda x: (torch.ones(D + 1), {}), "expected a float32 vector of 7"),
+    "no state": ("combine", lambda x: (x, None), "expected a dict of tensors by name, got None"),
+    "a number as state": ("combine", lambda x: (x, {"n": 1}), "expected a dict of tensors"),
+    "text from weight": ("weight", "half", "expected a finite float32 number >= 0, got 'half'"),
+    "a weight of NaN": ("weight", float("nan"), "expected a finite"),
+    "a weight below zero": ("weight", -0.5, "expected a finite float32 number >= 0, got -0.5"),
+    "a weight of its facts below zero": ("weigh", -0.5, "weigh: what it returned"),
+    "a rate below zero": ("rate", -1.0, "rate: what it returned"),
+    "no rate": ("rate", None, "rate: what it returned"),
+    "text to send": ("send", {"c": "text"}, "expected a dict of tensors by name"),
+}
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_what_a_rule_gives_back_is_checked_and_nothing_changes(what: str) -> None:
+    method, value, words = GIVEN[what]
+
+    def answer(self: object, *given: Any, **more: Any) -> Any:
+        x = next((one for one in given if isinstance(one, Tensor)), torch.zeros(D))
+        return value(x) if callable(value) else value
+
+    base: Any = {"step": fastagg.Optimizer, "combine": fastagg.Direction, "send": fastagg.Direction}.get(
+        method, fastagg.Staleness
+    )
+    body = {method: answer, "weighs": True}
+    if method == "send":
+        body["combine"] = lambda self, update, facts, state: (update, state)
+    rule = dataclass(frozen=True)(type("Wrong", (base,), body))()
+    parts = {fastagg.Direction: (rule, None), fastagg.Optimizer: (None, rule)}.get(base, (None, None))
+    policy = rule if base is fastagg.Staleness else fastagg.Constant()
+    server = fastagg.Server(
+        torch.zeros(D), parts[0] or fastagg.Single(), parts[1] or fastagg.SGD(1.0), policy, num_clients=1
+    )
+    before = server.state_dict()
+    with pytest.raises(ConfigError, match=words):
+        server.dispatch(0)
+        server.receive(0, torch.ones(D))
+    assert torch.equal(server.flat, before["flat"]) and server.version == 0
+
+
+@pytest.mark.parametrize("value", [len, Path("here"), torch.ones(1), {1: 2.0}, [object()]])
+def test_a_setting_that_cannot_be_saved_is_refused_when_the_server_is_made(value: object) -> None:
+    @dataclass(frozen=True)
+    class Holds(fastagg.Staleness):
+        what: object = 1.0
+
+    fastagg.Server(torch.zeros(2), staleness=Holds(what=[1, None, ("a", {"b": 2.0})]))
+    with pytest.raises(ConfigError, match="Holds: what: expected a number, text or None"):
+        fastagg.Server(torch.zeros(2), staleness=Holds(what=value))

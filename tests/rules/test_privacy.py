@@ -1,7 +1,5 @@
 """Private rules: clipping and noise as the formulas say, noise that never repeats, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Settings of the parts that came later: what was written without them, what is refused, and what stays finite."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -187,30 +185,6 @@ def test_presets_say_how_updates_count() -> None:
     for name, preset in registry.presets().items():
         if not name.endswith("ASGD") and name not in ("AsyncDiLoCo", "AsyncFedED", "FedProx", "HeLoCo"):
             assert "``uniform``" in str(preset.__doc__) or "``samples``" in str(preset.__doc__), name
-
-
-@pytest.mark.parametrize("tau", [0, 1, 2, 5])
-def test_aced_is_algorithm_a1_for_who_sends_as_it_does(tau: int) -> None:
-    """Against the listing itself: w^1 goes to all after the first step, then w^(t+1) to the client that answered."""
-    n, eta, size = 4, 0.1, 5
-    rng = torch.Generator().manual_seed(tau)
-    gradients = iter(torch.randn(n + 60, size, generator=rng))
-    order = [int(i) for i in torch.randint(0, n, (60,), generator=rng)]
-    server = fastagg.ACED(torch.zeros(size), lr=eta, num_clients=n, max_delay=tau)
-    tasks = [server.dispatch(client) for client in range(n)]
-    cache = [next(gradients).double() for _ in range(n)]
-    for client, row in enumerate(cache):
-        server.receive(client, row.float(), task=tasks[client].id)
-    w, start = -eta * torch.stack(cache).mean(0), [1] * n
-    tasks = [server.dispatch(client) for client in range(n)]
-    for t, j in enumerate(order, 1):
-        cache[j] = next(gradients).double()
-        server.receive(j, cache[j].float(), task=tasks[j].id)
-        active = [cache[i] for i in range(n) if t - start[i] <= tau]
-        w = w - eta * torch.stack(active).mean(0) if active else w
-        start[j] = t + 1
-        tasks[j] = server.dispatch(j)
-        torch.testing.assert_close(server.flat.double(), w, rtol=0, atol=1e-5)
 
 
 def test_a_mixing_weight_is_at_most_one() -> None:

@@ -1,7 +1,5 @@
 """Servers against an independent NumPy float64 transcription of the papers' pseudo-code, over random event traces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -110,16 +108,8 @@ RULES = {
     "RingmasterASGD": Rule({"lr": st.just(LR), "delay_threshold": numbers(1, 4)}),
 }  # fmt: skip
 SYNCHRONOUS = (
-    "DiLoCo",
-    "FedAvg",
-    "FedAvgM",
-    "FedAdam",
-    "FedYogi",
-    "FedAMS",
-    "FedAdagrad",
-    "FedMedian",
-    "FedTrimmedAvg",
-)
+    "DiLoCo", "FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAMS", "FedAdagrad", "FedMedian", "FedTrimmedAvg",
+)  # fmt: skip
 UNIFORM = ("FedMedian", "FedTrimmedAvg")  # what takes no numbers of samples
 COMMON = {"clip_norm": of([0.5, 3.0]), "weighting": of(["uniform", "samples"])}
 
@@ -420,10 +410,7 @@ def test_rules_that_are_one_for_some_settings_are_one_to_the_bit(case: Case, cac
     how = {"lr": LR, "num_clients": case.num_clients, "cache": cache, "warmup": warmup}
     for servers in (
         (fastagg.ACED(case.x0, max_delay=10**6, **how), fastagg.ACE(case.x0, **how)),
-        (
-            fastagg.FedBuff(case.x0, lr=0.3, buffer_size=1),
-            fastagg.Server(case.x0, fastagg.Single(), fastagg.SGD(0.3)),
-        ),
+        (fastagg.FedBuff(case.x0, lr=0.3, buffer_size=1), fastagg.Server(case.x0, fastagg.Single(), fastagg.SGD(0.3))),
     ):
         runs = [drive(s, case.trace, Updates(case.size), snapshot=lambda s: s.flat.clone()) for s in servers]
         assert all(torch.equal(a.x, b.x) for a, b in zip(*runs, strict=True))

@@ -1,7 +1,5 @@
 """Real servers and clients: kills, a full disk, TLS, parts at a time, and whoever lies, dawdles or reads nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

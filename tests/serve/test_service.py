@@ -1,7 +1,5 @@
 """The service in one process: tasks, updates, parts, waiting, bad requests by their status, tokens, what it tells."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Bad updates and models raise a named error with the expected and the given value, and leave the state unchanged."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

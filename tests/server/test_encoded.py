@@ -1,8 +1,6 @@
 """Encoded updates at a server: the bits are those of decoding each and giving that to it, with every rule and in every
 way, and no vector of the model's size is made for one that waits."""
 
-from __future__ import annotations
-
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -236,25 +234,20 @@ def test_a_refused_one_changes_nothing() -> None:
     assert same(server.state_dict(), state)
 
 
-def test_rounds_in_the_order_of_clients_and_exact_sums() -> None:
-    """Both read an encoded update where they would read its numbers. A round that waits is saved as it came."""
-    makes = (
-        lambda: fastagg.FedAvg(torch.zeros(SIZE), clients_per_round=3, weighting="uniform", deterministic=True),
-        lambda: fastagg.FedBuff(torch.zeros(SIZE), buffer_size=3, exact=1e3),
-    )
-    for make in makes:
-        ours, plain = make(), make()
-        for turn in range(4):
-            for client in (turn, 1, 3):
-                encoded = encode(update(turn), FORMATS[(turn + client) % 7], seed=client)
-                for server in (ours, plain):
-                    server.dispatch(client * 5 % 7)
-                found = ours.receive(client * 5 % 7, encoded)
-                assert found == plain.receive(client * 5 % 7, encoded.decode())
-                state, ours = ours.state_dict(), make()
-                ours.load_state_dict(state)
-            assert torch.equal(ours.flat, plain.flat)
-        assert ours.version == plain.version == 4
+def test_exact_sums() -> None:
+    """They read an encoded update where they would read its numbers. A round that waits is saved as it came."""
+    ours, plain = (fastagg.FedBuff(torch.zeros(SIZE), buffer_size=3, exact=1e3) for _ in range(2))
+    for turn in range(4):
+        for client in (turn, 1, 3):
+            encoded = encode(update(turn), FORMATS[(turn + client) % 7], seed=client)
+            for server in (ours, plain):
+                server.dispatch(client * 5 % 7)
+            found = ours.receive(client * 5 % 7, encoded)
+            assert found == plain.receive(client * 5 % 7, encoded.decode())
+            state, ours = ours.state_dict(), fastagg.FedBuff(torch.zeros(SIZE), buffer_size=3, exact=1e3)
+            ours.load_state_dict(state)
+        assert torch.equal(ours.flat, plain.flat)
+    assert ours.version == plain.version == 4
 
 
 @pytest.mark.parametrize("look_ahead", [False, True])

@@ -1,7 +1,5 @@
 """Exact sums: the same updates give the same bits in any order, split and tree, and the mean that the formula says."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import shutil

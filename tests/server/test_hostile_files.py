@@ -1,8 +1,6 @@
 """A checkpoint that somebody else has written: what it claims is compared with what is there, before memory is asked
 for; and what `save` does to what is at its path already."""
 
-from __future__ import annotations
-
 import copy
 import os
 import stat

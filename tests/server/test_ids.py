@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -192,11 +193,9 @@ def test_of_many_threads_one_answer_counts() -> None:
                 outcomes.append(outcome(lambda s, t: s.receive(t.client, torch.ones(4096), task=t.id), server, task))
                 server.dispatch("ann")
 
-        threads = [threading.Thread(target=answer) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            for end in [pool.submit(answer) for _ in range(4)]:
+                end.result()
         server.forget("ann")
     counted = [one for one in outcomes if isinstance(one, fastagg.Receipt)]
     assert len(counted) == 20 and len(outcomes) == 400

@@ -1,8 +1,6 @@
 """Tasks that nobody answers end, clients that went away are forgotten, limits refuse by name, and an answer to a
 version that a restart has lost is told from one to the version that has its number now."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Leaves that fold for a root: the bits of one server, what counts for how much, and what is refused."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

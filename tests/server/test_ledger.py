@@ -1,7 +1,6 @@
 """The ledger, exact sums, the active set and the scrub, each against a model that does it the slow way."""
 
-from __future__ import annotations
-
+import random
 from fractions import Fraction
 from typing import Any
 
@@ -159,6 +158,45 @@ def test_an_answer_after_a_task_was_given_up_is_what_is_remembered() -> None:
 
 
 TestClients = Clients.TestCase
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_crowd_that_comes_and_goes(expires: bool) -> None:
+    """Of many clients, most of which are forgotten again: what is kept of the others stays."""
+    draw, server = random.Random(expires), fastagg.ASGD(torch.zeros(1), lr=1.0, lease=1000.0 if expires else None)
+    owed: dict[Any, set[int]] = {}
+    last: dict[Any, int] = {}
+
+    def agree() -> None:
+        ledger = inside.engine(server)
+        state = ledger.tasks()
+        assert ledger.known == len(last)
+        assert dict(zip(state["clients"], state["last_sent"].tolist(), strict=True)) == last
+        assert all(sorted(ledger.owed(client)) == sorted(versions) for client, versions in owed.items())
+
+    for _ in range(3):
+        for _ in range(10_000):  # numbers in a row, far apart and negative, and names
+            number = draw.randrange(5000)
+            client = f"client {number}" if number % 4 == 0 else (number << 8 * (number % 7)) - 3 * (number % 2)
+            last[client] = server.dispatch(client).version
+            owed.setdefault(client, set()).add(last[client])
+            if draw.random() < 0.6:
+                server.forget(client, last[client])
+                owed[client].remove(last[client])
+            elif draw.random() < 0.003:
+                server.receive(client, torch.ones(1))
+                owed[client].remove(last[client])
+        agree()
+        for client in [client for client in last if draw.random() < 0.95]:
+            server.forget(client)
+            del owed[client], last[client]
+        agree()
+    if expires:
+        inside.pass_time(server, 2000.0)
+        server.expire()
+    for client in [] if expires else last:
+        server.forget(client)
+    assert inside.known(server) == 0 and not inside.engine(server).tasks()["clients"]
 
 
 # -- exact sums --------------------------------------------------------------------------------------------------

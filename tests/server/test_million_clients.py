@@ -1,7 +1,5 @@
 """A million clients cost what a hundred do: a few bytes each, and nothing at an arrival."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A client without samples contributes nothing and is no failure; test_forms.py has the other ways of an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """examples/queue: a root, leaves and readers are killed; the model equals an undisturbed run, to the bit."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 """Robust rules in a server: refusals, memory, encoded updates, rounds that end early, folders; the arithmetic is in
 tests/ops/test_combine.py, and every way and form of an update in the tests of all presets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 from support import reference
 
 import fastagg
-from fastagg.errors import ConfigError, UnknownVersion
+from fastagg.errors import ConfigError
 from fastagg.integrations import as_in
 
 pytestmark = pytest.mark.kernel
@@ -120,12 +118,3 @@ def test_updates_wait_as_they_came_and_count_by_their_staleness() -> None:
     wanted = reference.combine(came, "trimmed", weights=[gains[0] / 2, *gains[1:]], trim=0.34)
     torch.testing.assert_close(server.flat.double() - before, wanted, rtol=1e-5, atol=1e-6)
     assert server.memory()["direction"] == 0
-
-
-def test_synchronous_rounds_refuse_an_update_of_an_earlier_one() -> None:
-    server = fastagg.FedMedian(torch.zeros(SIZE), clients_per_round=2)
-    server.dispatch("late")
-    for client in range(2):
-        answer(server, client, client)
-    with pytest.raises(UnknownVersion):
-        server.receive("late", update(3))

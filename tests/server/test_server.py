@@ -1,7 +1,5 @@
 """A server as a whole: its memory, threads, processes, the variables that it reads, a learning rate that changes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -24,20 +22,6 @@ def test_memory_is_what_it_says() -> None:
         "buffers": 0,
         "total": 16000 + rows + 4000 + 40 + 40,
     }  # fmt: skip
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_computes() -> None:
-    x, update = torch.zeros(500_000), torch.ones(500_000)
-    fastagg.ops.step_(x, update, optimizer="sgd", lr=1.0)  # the pool runs
-    child = os.fork()
-    if child == 0:
-        fastagg.ops.step_(x, update, optimizer="sgd", lr=1.0)
-        # Not torch's sum: OpenMP, which torch uses, hangs in a forked child. That is why we do not.
-        os._exit(0 if x.numpy().sum() == 1_000_000 and fastagg.ops.inspect(update).finite else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    fastagg.ops.step_(x, update, optimizer="sgd", lr=1.0)
-    assert float(x.sum()) == 1_000_000  # the child's memory is its own
 
 
 @pytest.mark.parametrize(

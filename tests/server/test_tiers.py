@@ -1,7 +1,5 @@
 """Rows on a disk: the same rows and the same sum as in memory; and what a disk may do."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

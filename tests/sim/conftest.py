@@ -1,7 +1,5 @@
 """Shared pieces of the simulator's tests: a recipe that runs in a fraction of a second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

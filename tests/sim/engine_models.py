@@ -1,7 +1,5 @@
 """Models and functions of runs, some of which misbehave: of a module, so that other processes find them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

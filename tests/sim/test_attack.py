@@ -1,7 +1,5 @@
 """Clients that lie: who, what they send, what they train on (a run that is resumed: test_resume.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

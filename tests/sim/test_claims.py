@@ -1,7 +1,5 @@
 """Claims of tables and differences of methods: paired tests, their intervals, what they say and how often wrongly."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from pathlib import Path

@@ -1,10 +1,20 @@
 import math
+import random
+from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastagg.errors import ConfigError, DataError
+from fastagg.sim.clients.own import Own
+from fastagg.sim.clock.sampling import Available, BySamples, read_traces
 from fastagg.sim.clock.schedule import VirtualClock
+from fastagg.sim.one.passed import configured
+from fastagg.sim.one.run import run
+from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.seeds import below, generator, integer, permutations, uniform, words
 
 
 def drain(clock: VirtualClock) -> list:
@@ -48,3 +58,111 @@ def test_an_impossible_delay_is_refused(delay):
 def test_an_empty_clock_has_no_next_event():
     with pytest.raises(IndexError):
         VirtualClock().next()
+
+
+def test_single_draws_are_those_of_a_fresh_generator():
+    draw = random.Random(0)
+    for _ in range(2000):
+        key = (draw.randrange(2**31), "stream", draw.randrange(10**6), draw.randrange(10**6))
+        assert uniform(*key) == generator(*key).random()
+        count = draw.choice([1, 2, 3, 50, 2**31 - 1, 3 * 2**30, 2**32 - 1, draw.randrange(1, 2**32)])
+        assert below(count, *key) == generator(*key).integers(count)
+        assert integer(*key) == generator(*key).integers(2**31 - 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 29, 50, 1000, 70_001])
+def test_permutations_are_those_of_a_generator(size):
+    for number in range(20):
+        numpy = generator(5, "batches", number, size)
+        expected = np.concatenate([numpy.permutation(size) for _ in range(3)])
+        assert permutations(3, size, words(5, "batches", number, size)).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("other", [(1, "a", 2), (0, "b", 2), (0, "a", 3), (0, "a", 2, 0)])
+def test_seed_stream_and_key_all_count(other):
+    assert uniform(0, "a", 2) != uniform(*other)
+
+
+def test_by_samples_a_client_is_drawn_in_proportion_to_them():
+    sizes = [1, 2, 5, 0, 12]
+    rule = BySamples(3, sizes)
+    drawn = Counter([4, 2, 1, 3, 0][rule.choose([4, 2, 1, 3, 0], 0.0, arrival)] for arrival in range(4_000))
+    assert not drawn[3]
+    for client, size in enumerate(sizes):
+        share = size / sum(sizes)
+        assert abs(drawn[client] - 4_000 * share) <= 5 * math.sqrt(4_000 * share * (1 - share))
+
+
+@pytest.mark.parametrize("period", [None, 10.0, 12.5])
+def test_availability_is_that_of_the_trace_at_every_time(period):
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, 7, (6, 3)), rng.integers(1, 4, (6, 3))
+    traces = [list(zip(begins, begins + lengths, strict=True)) for begins, lengths in zip(*drawn, strict=True)]
+    rule = Available(0, traces, period)
+
+    def there(client, at):
+        at = at if period is None else at % period
+        return any(begin <= at < end for begin, end in traces[client])
+
+    for client in range(6):
+        for now in np.arange(0, 40, 0.25):
+            opens = rule.opens(client, now)
+            waits = np.arange(now, min(opens, 60), 0.25)
+            assert not any(there(client, at) for at in waits) and (opens == math.inf or there(client, opens))
+            assert (opens == now) == there(client, now)
+
+
+ROUND = {"algorithm": {"name": "FedAvg", "clients_per_round": 2}}
+
+
+def changes_of(rule, folder, period=10.0):
+    """Changes to four clients whose times are in a file, each task of which takes 1.0."""
+    traces = {0: [(0, 3)], 1: [(2, 6)], 2: [(0, 1), (5, 9)], 3: [(4, 10)]}
+    lines = [f"{client},{begin},{end}" for client, own in traces.items() for begin, end in own]
+    (folder / "there.csv").write_text("\n".join(["client,begin,end", *lines]))
+    how = {"rule": rule, "sampling": "availability", "file": str(folder / "there.csv")}
+    how |= {"concurrency": 2} if rule == "concurrency" else {}
+    how |= {"period": period} if period else {}
+    return traces, {"data.clients": 4, "participation": how, **(ROUND if rule == "round" else {})}
+
+
+@pytest.mark.parametrize("rule", ["concurrency", "all", "round"])
+def test_nobody_is_sent_the_model_when_the_trace_says_no(rule, tmp_path, tiny):
+    traces, changes = changes_of(rule, tmp_path)
+    config = given_law(tiny, changes)
+    simulation = Simulation(config)
+    seen, training = Counter(), Counter()
+    for _ in range(60):
+        job = simulation.schedule.next()
+        sent = (simulation.schedule.now - 1.0) % 10.0
+        assert any(begin <= round(sent, 9) < end for begin, end in traces[job.client]), (job.client, sent)
+        seen[job.client] += 1
+        simulation.server.receive(job.client, job.task.flat * 0, version=job.task.version, num_samples=1)
+        simulation.schedule.arrived(job)
+        training[len(simulation.schedule.in_flight())] += 1
+    assert len(seen) == 4 and max(training) <= (4 if rule == "all" else 2)
+
+
+def given_law(tiny, changes):
+    own = Own(delay=lambda client, number, steps, rng: 1.0)
+    return configured(tiny(changes), {"own": own})
+
+
+@pytest.mark.parametrize(("rule", "words"), [("concurrency", "no client is available"), ("round", "never available")])
+def test_a_trace_that_ends_ends_the_run_by_name(rule, words, tmp_path, tiny):
+    config = given_law(tiny, changes_of(rule, tmp_path, None)[1])
+    with pytest.raises(ConfigError, match=words):
+        run(config)
+
+
+def test_traces_that_are_none_are_refused_with_their_line(tmp_path):
+    path = tmp_path / "t.csv"
+    for text, told in (
+        ("0,1,2\n0,3,2\n", "line 2: expected client,begin,end"), ("0,1\n", "line 1"), ("0,-1,2\n", "line 1"),
+        ("0,0,11\n", "at most participation.period, 10"), ("0,0,nan\n", "line 1"), ("", "got none"),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(DataError, match=told):
+            read_traces(path, 3, 0, 10.0)
+    with pytest.raises(DataError, match=r"cannot read .*absent.csv"):
+        read_traces(tmp_path / "absent.csv", 3, 0, None)

@@ -1,7 +1,5 @@
 """Rules, delays and sampling as Python objects, and comparisons as data: as the same by name, resumed to the bit."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

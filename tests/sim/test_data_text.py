@@ -46,10 +46,7 @@ def test_rte_pairs_become_padded_tokens(tmp_path):
 def test_glue_saved_by_datasets_and_as_parquet_are_the_same_as_tsv(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = [{"sentence1": a, "sentence2": b, "label": y} for a, b, y in PAIRS]
-    parts = {
-        "train": datasets.Dataset.from_list(rows[:16]),
-        "validation": datasets.Dataset.from_list(rows[16:]),
-    }
+    parts = {"train": datasets.Dataset.from_list(rows[:16]), "validation": datasets.Dataset.from_list(rows[16:])}
     found = []
     for form in ("tsv", "saved", "parquet"):
         folder = tmp_path / form

@@ -1,7 +1,5 @@
 """Where runs go on changes nothing: in this process, or in others beside it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Clients that train without torch send what torch's send, up to rounding; or the run says why torch trains them."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any
@@ -9,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cifar import crop_and_flip
 from torch import nn
 
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
-from fastagg.sim.one.build import build_data
+from fastagg.sim.data.federated import FederatedData, Samples
+from fastagg.sim.one.build import build_data, build_device
 from fastagg.sim.one.passed import configured
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.seeds import generator
 
 from .test_resume import CASES, GRADIENTS, TORCH
 
@@ -130,3 +131,91 @@ def test_an_exception_in_a_thread_comes_out_and_the_threads_end(tiny: Any) -> No
     data = replace(data, clients=[replace(samples, augment=broken) for samples in data.clients])
     with pytest.raises(ValueError, match="no such picture"):
         run(tiny(), data=data, workers=2)
+
+
+class Seen:
+    """A model's factory. It notes how convolutions are called in training."""
+
+    def __init__(self) -> None:
+        self.layouts: set[bool] = set()
+        self.types: set[torch.dtype] = set()
+
+    def __call__(self, shape: Any, classes: int) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(shape[0], 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes),
+        )  # fmt: skip
+        model[3].register_forward_hook(self.note)
+        return model
+
+    def note(self, layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if layer.training:
+            assert isinstance(layer, nn.Conv2d)
+            self.layouts.add(layer.weight.is_contiguous(memory_format=torch.channels_last))
+            self.types.add(output.dtype)
+
+
+@pytest.fixture
+def trained(tiny):
+    """Return what a run with these settings of `run` noted, and its last row."""
+
+    def act(**settings: bool) -> tuple[Seen, Any]:
+        seen = Seen()
+        changes = {"run.uploads": 60, "client.lr": 0.2, "run.fused": False}
+        changes |= {f"run.{name}": value for name, value in settings.items()}
+        return seen, run(tiny(changes), model=seen)
+
+    return act
+
+
+def test_bf16_is_of_the_forward_pass_and_channels_last_is_kept_from_the_server_to_the_clients(trained):
+    plain, exact = trained()
+    assert plain.types == {torch.float32} and plain.layouts == {False}
+    for autocast, last in ((True, False), (False, True), (True, True)):  # both as on a GPU
+        seen, other = trained(autocast=autocast, channels_last=last)
+        assert seen.types == {torch.bfloat16 if autocast else torch.float32} and seen.layouts == {last}
+        assert other.rows[-1].loss < other.rows[0].loss, "it learns"
+        assert other.rows[-1].loss == pytest.approx(exact.rows[-1].loss, rel=0.05 if autocast else 1e-4)
+        assert (other.rows[-1].loss != exact.rows[-1].loss) or not autocast
+
+
+def test_bf16_is_trained_by_torch_and_says_so(tiny):
+    result = run(tiny({"run.uploads": 6, "run.autocast": True}))
+    assert result.summary["fused"] == "run.autocast is on"
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def test_a_device_that_is_not_here_is_a_config_error():
+    for name in ("cuda:99", "nowhere", ""):
+        with pytest.raises(ConfigError, match=r"run\.device"):
+            build_device(name)
+    assert build_device("cpu") == torch.device("cpu")
+
+
+def test_data_moves_whole():
+    samples = Samples(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64), crop_and_flip)
+    data = FederatedData([samples, samples], samples, classes=2)
+    moved = data.to(torch.device("meta"))
+    parts = [*moved.clients, moved.test]
+    assert {tensor.device.type for part in parts for tensor in (part.x, part.y)} == {"meta"}
+    assert all(part.augment is crop_and_flip for part in parts)
+
+
+@needs_gpu
+@pytest.mark.cuda
+def test_a_run_on_a_gpu_is_the_run_on_the_cpu_up_to_rounding(tiny):
+    here, there = (run(tiny({"run.device": device, "run.uploads": 12})) for device in ("cpu", "cuda"))
+    for a, b in zip(here.rows, there.rows, strict=True):
+        assert (a.version, a.uploads, a.time) == (b.version, b.uploads, b.time)
+        assert a.loss == pytest.approx(b.loss, rel=1e-3)
+
+
+@needs_gpu
+@pytest.mark.cuda
+def test_crops_on_a_gpu_are_those_on_the_cpu():
+    x = torch.randn(8, 3, 32, 32)
+    here, there = (crop_and_flip(x.to(device), generator(0, "a")) for device in ("cpu", "cuda"))
+    assert torch.allclose(here, there.cpu(), atol=1e-6)

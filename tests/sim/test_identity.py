@@ -1,7 +1,5 @@
 """What a run is: its config and all that it reads. Another one is never taken for it, and nothing finished is lost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,13 +1,11 @@
 """Durations of a real federation: a server writes them, and runs take as long."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import logging
 import resource
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +89,8 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
             task = server.dispatch(client)
             server.receive(client, torch.ones(3), task=task.id)
 
-    threads = [threading.Thread(target=work, args=(client,)) for client in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     lines = list(csv.reader((tmp_path / "times.csv").open()))
     assert len(lines) == 1 + 6 * 200 and all(len(line) == 3 for line in lines)
 

@@ -1,19 +1,22 @@
 """Data and models of one's own: from Python, from an .npz file, from a function that a recipe names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
+import leaf
 import pytest
+import resnet
+import shakespeare
 import torch
 from torch import nn
 
 import fastagg.sim
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import FederatedData, Samples
+from fastagg.sim.models import build
 from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import from_toml, to_toml
+from fastagg.sim.recipes.sections import WIDTHS, Model
 
 
 def federation(clients: int = 12, seed: int = 0) -> FederatedData:
@@ -39,22 +42,6 @@ def test_a_program_s_data_and_model_are_trained(tiny, tmp_path):
     assert again.rows == result.rows
     with pytest.raises(ConfigError, match="given"):  # the folder's recipe cannot know them
         fastagg.sim.run(str(tmp_path / "run" / "config.toml"))
-
-
-def test_a_model_that_torch_trains_says_why(tiny):
-    result = fastagg.sim.run(
-        tiny(),
-        data=federation(),
-        model=lambda shape, classes: nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 2)),
-    )
-    assert "GELU" in result.summary["fused"]
-
-
-def test_recipes_by_name_and_dict(tiny):
-    changes = {"run.uploads": 10, "data.clients": 12, "participation.concurrency": 6, "seed": 3}
-    result = fastagg.sim.run("fedbuff-digits-large", changes)
-    assert result.summary["uploads"] == 10 and result.config.seed == 3
-    assert fastagg.sim.run(tiny().model_dump(), {"run.uploads": 5}).summary["uploads"] == 5
 
 
 BAD = {
@@ -179,3 +166,71 @@ def test_functions_that_do_not_fit_are_refused(tiny_toml, module, changes, error
 def test_an_unknown_name_is_answered_with_what_a_recipe_may_say(tiny_toml):
     with pytest.raises(ConfigError, match=r"unknown name 'nothing' \(known: .*'module:function'\)"):
         from_toml(tiny_toml, "tiny", {"data": {"name": "nothing", "clients": 12}})
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters"),
+    [
+        ("logistic", (60,), 60 * 10 + 10),
+        ("mlp", (1, 8, 8), 64 * 5 + 5 + 5 * 7 + 7 + 7 * 10 + 10),
+        # Two convolutions without bias, their BatchNorms, then 7 channels of 4x4.
+        ("cnn", (1, 8, 8), 9 * 5 + 2 * 5 + 9 * 5 * 7 + 2 * 7 + 7 * 16 * 10 + 10),
+        ("cnn", (1, 28, 28), 9 * 5 + 2 * 5 + 9 * 5 * 7 + 2 * 7 + 7 * 196 * 10 + 10),
+    ],
+)
+def test_models_map_inputs_to_logits_with_the_expected_parameters(name, shape, parameters):
+    model = build(name, shape, classes=10, widths=[5, 7], seed=0)
+    assert model(torch.zeros(3, *shape)).shape == (3, 10)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize(("classes", "parameters"), [(10, 11_173_962), (100, 11_220_132)])
+def test_resnet_has_its_size(classes, parameters):
+    model = resnet.resnet18((3, 32, 32), classes)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, classes)
+
+
+def test_femnists_network_has_its_size():
+    """3x3 convolutions to 32 and 64 channels, a linear layer on 64 channels of 14x14."""
+    model = leaf.cnn((1, 28, 28), 62)
+    expected = 9 * 32 + 32 + 9 * 32 * 64 + 64 + 64 * 14 * 14 * 62 + 62
+    assert sum(p.numel() for p in model.parameters()) == expected
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 62)
+    with pytest.raises(ConfigError, match="takes 2 widths"):
+        leaf.cnn((1, 28, 28), 62, [4])
+
+
+def test_the_lstm_predicts_from_the_whole_text_and_has_its_size():
+    model = shakespeare.NextCharacter((80,), 80)
+    first, second = (4 * 256 * (before + 256) + 2 * 4 * 256 for before in (8, 256))
+    assert sum(p.numel() for p in model.parameters()) == 80 * 8 + first + second + 256 * 80 + 80
+    tokens = torch.arange(80).repeat(3, 1).int()
+    tokens[1, 0] = 5  # the first character
+    tokens[2, -1] = 5  # the last one
+    logits = model(tokens)
+    assert logits.shape == (3, 80)
+    assert not torch.equal(logits[0], logits[1])
+    assert not torch.allclose(logits[0], logits[2])
+
+
+def test_the_weights_depend_on_the_seed_alone_and_torch_is_left_as_it_was():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    models = [build("mlp", (4,), 2, [3], seed) for seed in (0, 0, 1)]
+    assert torch.equal(torch.rand(3), expected)
+    flat = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
+    assert torch.equal(flat[0], flat[1])
+    assert not torch.equal(flat[0], flat[2])
+
+
+def test_unfitting_models_are_refused():
+    with pytest.raises(ConfigError, match="needs images"):
+        build("cnn", (60,), 10, [4], seed=0)
+    with pytest.raises(ConfigError, match="takes 4 widths"):
+        resnet.resnet18((3, 32, 32), 10, [64])
+
+
+def test_every_model_of_a_recipe_is_built_somewhere():
+    assert all(Model(name=name).widths == widths for name, widths in WIDTHS.items())

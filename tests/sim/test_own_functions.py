@@ -1,7 +1,5 @@
 """Functions of one's own in a run, and the algorithms in examples/simulator_algorithms."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from importlib import import_module

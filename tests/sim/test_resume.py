@@ -1,14 +1,9 @@
 """A run that is stopped anywhere, in any way, and goes on ends as if it had never stopped, wherever clients train."""
 
-from __future__ import annotations
-
 import gc
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
+import threading
 
 import pytest
 import torch
@@ -19,10 +14,10 @@ from support.properties import examples
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.server import checkpoint
 from fastagg.sim.one import output
+from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.result import Folder
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
-from fastagg.sim.recipes.config import load, to_toml
 from fastagg.sim.show.progress import Progress
 
 EVERY = {"run.checkpoint_every": 0.0}
@@ -51,22 +46,14 @@ CASES = {
     "CA2FL": {"algorithm": {"name": "CA2FL", "buffer_size": 3}, "delay": {"name": "size-tied", "gamma": 0.5}},
     "FedAC": {"algorithm": {"name": "FedAC", "lr": 0.01, "buffer_size": 3}},
     "FedEcho": {**CLIENTS, "algorithm": {"name": "FedEcho", "buffer_size": 3}, "unlabelled.share": 0.5},
-    "FedAvg": {
-        **CLIENTS,
-        "algorithm": {"name": "FedAvg", "clients_per_round": 4},
-        "participation": {"rule": "round"},
-    },
+    "FedAvg": {**CLIENTS, "algorithm": {"name": "FedAvg", "clients_per_round": 4}, "participation": {"rule": "round"}},
     "FedAsync, version delay": {
         **ALL,
         "algorithm": {"name": "FedAsync"},
         "delay": {"name": "version", "tau_max": 3},
         "dropout.share": 0.4,
     },
-    "rounded models by version": {
-        **ALL,
-        "delay": {"name": "version", "tau_max": 3},
-        "encoding.download": "bf16",
-    },
+    "rounded models by version": {**ALL, "delay": {"name": "version", "tau_max": 3}, "encoding.download": "bf16"},
     "FedBuff, liars who encode": {
         "attack.name": "alie",
         "encoding": {"format": "topk", "feedback": True, "download": "int8"},
@@ -134,10 +121,7 @@ SELDOM = 4  # updates between two checkpoints
 def stopped(config, out, way, updates, workers=1) -> tuple[float, int]:
     """Let a run go on for so many updates. Return the share where it began, and how many updates were kept."""
     with pytest.MonkeyPatch.context() as patch:
-        acts = {
-            "Ctrl-C": interrupt,
-            "a full disk": lambda: patch.setattr("fastagg.server.checkpoint.os.fsync", full),
-        }
+        acts = {"Ctrl-C": interrupt, "a full disk": lambda: patch.setattr("fastagg.server.checkpoint.os.fsync", full)}
         stop, kept = Stop(updates, acts.get(way, kill)), updates
         if way == "killed, with few checkpoints":
             patch.setattr(Folder, "due", lambda folder: len(stop.shares) % SELDOM == 0)
@@ -204,29 +188,6 @@ def test_stopped_anywhere_in_any_way_it_ends_bit_identical_and_repeats_nothing_t
         done += kept
     assert ended(config, out, last if threads else 1) == done / UPLOADS
     same(unbroken, out)
-
-
-def test_killed_by_the_operating_system(tiny, tmp_path):
-    changes = {**CASES["FedBuff, a network that draws"], "run.uploads": 150, "run.evaluate_every": 2, **EVERY}
-    (tmp_path / "mine.toml").write_text(to_toml(tiny(changes)))
-    run(load(tmp_path / "mine.toml"), tmp_path / "whole")  # which knows the folder of its functions, too
-    program = "from fastagg.cli import main; main()"
-    command = [sys.executable, "-c", program, "run", "mine.toml", "--out", "cut", "--resume"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while not (tmp_path / "cut" / "checkpoint.pt").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(0.2)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert not (tmp_path / "cut" / "summary.json").exists()
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    same(tmp_path / "whole", tmp_path / "cut")
-    assert not list((tmp_path / "cut").glob("*.partial"))
 
 
 def test_a_state_of_another_config_is_refused_and_changes_nothing(tiny):
@@ -311,3 +272,42 @@ def test_neither_memory_nor_checkpoints_grow_with_the_number_of_updates(tiny, tm
     assert counts[1] < counts[0] + 300
     assert max(held[40:]) <= 1.3 * max(held[:40])
     assert max(sizes[10:]) < 1.3 * max(sizes[:10])
+
+
+@pytest.fixture(autouse=True)
+def usual_handler():
+    """Python's own handler: a process started in the background may ignore ctrl-C from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_ctrl_c_asks_and_the_second_interrupts():
+    before = signal.getsignal(signal.SIGINT)
+    with on_ctrl_c() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_handler_is_restored_after_an_error():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ValueError), on_ctrl_c():
+        raise ValueError
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_other_threads_run_without_a_handler():
+    seen = []
+
+    def work():
+        with on_ctrl_c() as stop:
+            seen.append(stop.is_set())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]

@@ -32,15 +32,9 @@ def test_the_folder_holds_everything(tiny, tmp_path):
     result = run(config, tmp_path / "new" / "folder")
     folder = tmp_path / "new" / "folder"
     names = [
-        "accuracy.png",
-        "checkpoint.pt",
-        "clients.csv",
-        "config.toml",
-        "delays.csv",
-        "metrics.csv",
-        "report.html",
+        "accuracy.png", "checkpoint.pt", "clients.csv", "config.toml", "delays.csv", "metrics.csv", "report.html",
         "summary.json",
-    ]
+    ]  # fmt: skip
     assert sorted(p.name for p in folder.iterdir()) == names
     assert load(folder / "config.toml") == config
     lines = list(csv.DictReader((folder / "metrics.csv").open()))
@@ -269,16 +263,8 @@ def test_trackers_are_told_every_row_once(tiny, tmp_path):
     result = run(tiny(), trackers=[one, other])
     assert one.logged == other.logged and [step for step, _ in one.logged] == [row.version for row in result.rows]
     assert one.logged[-1][1]["accuracy"] == result.rows[-1].accuracy and one.closed == other.closed == 1
-    assert set(one.logged[0][1]) == {
-        "time",
-        "uploads",
-        "accuracy",
-        "loss",
-        "delay_mean",
-        "delay_max",
-        "bytes_up",
-        "bytes_down",
-    }
+    said = {"time", "uploads", "accuracy", "loss", "delay_mean", "delay_max", "bytes_up", "bytes_down"}
+    assert set(one.logged[0][1]) == said
 
 
 @pytest.mark.parametrize("every", [1.0, 0.1])

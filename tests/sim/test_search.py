@@ -1,7 +1,5 @@
 """Settings searched for every method alike: which runs, on which seeds, with which result; stopped and gone on."""
 
-from __future__ import annotations
-
 import csv
 import math
 

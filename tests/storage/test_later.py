@@ -6,6 +6,7 @@ import threading
 import types
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
@@ -70,11 +71,9 @@ def test_leases_that_end_in_many_threads(events: list[Event]) -> None:
         for _ in range(200):
             Lease(Owner(), torch.device("cuda", 0))
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for end in [pool.submit(use) for _ in range(4)]:
+            end.result()
     assert len(later._unread) == len(events) == 800
     for event in events:
         event.come = True

@@ -1,19 +1,21 @@
 """The server's own vectors: their memory, and its reuse."""
 
-from __future__ import annotations
-
 import gc
 import os
-import threading
+import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import fastagg
 from fastagg._build import native
-from fastagg.storage import memory
+from fastagg.errors import ConfigError, DeviceError
+from fastagg.storage import devices, memory
 
 MIB = 1 << 20
 
@@ -76,11 +78,8 @@ def test_threads_take_and_give_back() -> None:
             if not bool((vector == value).all()):
                 wrong.append(value)
 
-    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, map(float, range(4))))
     assert not wrong
 
 
@@ -127,3 +126,96 @@ def test_with_an_older_torch_vectors_come_through_a_capsule() -> None:
             memory.empty(size)
     finally:
         use(exchange, torch.utils.dlpack.from_dlpack)
+
+
+needs_none = pytest.mark.skipif(torch.cuda.is_available(), reason="plays a machine with a GPU that has none")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """torch finds one GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return monkeypatch
+
+
+def build_for(words: str, capability: tuple[int, int], built: str = "80,90,100") -> types.SimpleNamespace:
+    """A build for some cards, on a machine whose driver says no, or nothing against it."""
+    cuda = types.SimpleNamespace(compute_capability=lambda device: capability)
+    return types.SimpleNamespace(
+        cuda_architectures=built, cuda_ptx="80", cuda_answer=lambda: (int(not words), 13000, words), cuda=cuda
+    )
+
+
+@needs_none
+def test_no_gpu() -> None:
+    with pytest.raises(ConfigError, match=r"no CUDA device here \(.*\); use device='cpu'"):
+        fastagg.FedBuff(torch.zeros(4), device="cuda")
+
+
+NO_KERNELS = types.SimpleNamespace(cuda_architectures="", cuda_skipped="no CUDA device was found")
+OLD_DRIVER = build_for("the driver supports CUDA 12.4 and this build needs 13.0", (9, 0))
+
+
+@needs_none
+@pytest.mark.parametrize(
+    ("device", "native", "error", "words"),
+    [
+        ("cuda:7", build_for("", (9, 0)), ConfigError, "there are 1 CUDA devices"),
+        ("cuda", OLD_DRIVER, DeviceError, r"cuda:0: torch finds it.*supports CUDA 12\.4 and this build needs 13\.0"),
+        ("cuda", build_for("", (7, 5)), DeviceError, r"compute capability 7\.5.*FASTAGG_CUDA_ARCHITECTURES=75"),
+        ("cuda", NO_KERNELS, DeviceError, r"\(no CUDA device was found\); .*FASTAGG_CUDA=ON .*or use .*'cpu'"),
+    ],
+)
+def test_a_card_that_cannot_be_used(
+    device: str, native: Any, error: type[Exception], words: str, gpu: pytest.MonkeyPatch
+) -> None:
+    gpu.setattr(devices, "native", native)
+    with pytest.raises(error, match=words):
+        devices.choose(device, torch.zeros(1))
+
+
+@needs_none
+def test_why_torch_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch finds no device, and fastagg's own runtime tells why."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "native", build_for("there is no NVIDIA driver here: install one", (9, 0)))
+    with pytest.raises(ConfigError, match=r"no CUDA device here \(there is no NVIDIA driver here: install one\)"):
+        devices.choose("cuda", torch.zeros(1))
+    monkeypatch.setattr(devices, "native", types.SimpleNamespace(cuda_architectures=""))
+    with pytest.raises(ConfigError, match=r"\(no GPU, or too old a driver\)"):
+        devices.choose("cuda", torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "built, ptx, runs",
+    [
+        ("80", "", [80, 86, 87, 89]),
+        ("86,90", "", [86, 87, 89, 90]),
+        ("90a", "", [90]),
+        ("80,90a", "80", [80, 86, 87, 89, 90, 100, 103, 120]),
+        ("100f", "", [100, 103]),
+        ("90,120", "90", [90, 100, 103, 120]),
+        ("80,86,89,90,100,120", "80", [80, 86, 87, 89, 90, 100, 103, 120]),
+    ],
+)
+def test_which_cards_a_build_has_code_for(built: str, ptx: str, runs: list[int]) -> None:
+    cards = (75, 80, 86, 87, 89, 90, 100, 103, 120)
+    assert [card for card in cards if devices._has_code(card // 10, card % 10, built.split(","), ptx)] == runs
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "xpu:1", torch.device("vulkan"), "gpu", "cuda:x", 3.5])
+def test_what_is_no_device_or_has_no_kernels(device: Any) -> None:
+    words = r"^device: " if device in ("gpu", "cuda:x", 3.5) else r"kernels for CPUs and CUDA devices alone.*'cpu'"
+    with pytest.raises((ConfigError, DeviceError), match=words):
+        fastagg.FedBuff(torch.zeros(4), device=device)
+
+
+def test_out_of_memory_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*sizes: int, **given: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB")
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(DeviceError, match=r"cuda:0 is out of memory: 4\.00 GB more were asked for"):
+        memory.empty(10**9, "cuda:0")

@@ -1,7 +1,5 @@
 """Pieces of a flat vector, taken from whatever arrays there are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

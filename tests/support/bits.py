@@ -1,7 +1,5 @@
 """A digest of results: what it is equal for has the same names, types and bits."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CRC-32C (Castagnoli), from its definition."""
 
-from __future__ import annotations
-
 _TABLE = []
 for value in range(256):
     for _ in range(8):

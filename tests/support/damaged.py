@@ -1,8 +1,6 @@
 """What a machine does to the files of a closed server's folder: a bit, a sector, an end, a whole file. What comes of it
 is the same state, or a refusal that the doctor foretells. Anything else is a silent loss, and a failure."""
 
-from __future__ import annotations
-
 import collections
 import random
 import shutil

@@ -1,7 +1,5 @@
 """What may happen to rows on a disk: for the tests of servers whose rows are there."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Flower's own processes on loopback, for tests: a SuperLink, SuperNodes, and `flwr run`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """FLARE components for tests: servers that record what they receive, so that it can be replayed."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

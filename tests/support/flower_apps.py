@@ -1,7 +1,5 @@
 """A Flower grid inside one process: nodes are functions, and time passes when the strategy asks for replies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """What tests look at inside of a server where nothing public shows it. They reach there by these functions only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@
 bit for bit. `tests/support/oracle` has the papers' formulas, in float64, which servers are compared with.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

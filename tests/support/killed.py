@@ -1,7 +1,5 @@
 """A process that gets killed. It opens a folder, reports the state it found, takes updates, and reports each."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Arrays that are not what they claim: freed, fake, nested, or of a class with a false size and address."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A decoder of a folder's log, written from docs/log-format.md alone. It uses nothing of the package."""
 
-from __future__ import annotations
-
 import json
 import struct
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Models that are difficult for layouts, and a comparison of whole server states."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The noise of private rules: ChaCha20's words as they are specified, and what is made of them in float64."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

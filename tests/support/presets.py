@@ -3,8 +3,6 @@
 Inputs are computed from whole numbers only (splitmix64), so that they are the same with every version of every library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """How many examples a property gets: all in a thorough run (`--hypothesis-profile thorough`), fewer in others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import settings

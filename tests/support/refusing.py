@@ -6,8 +6,6 @@ the server must be as before the call, or as after it. Where it raised, it is as
 says.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import ctypes

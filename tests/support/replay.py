@@ -1,7 +1,5 @@
 """Replays a run's events on another server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

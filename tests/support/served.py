@@ -1,8 +1,6 @@
 """Servers of ``fastagg serve`` in processes of their own. One process has imported everything, and forks them, so that
 a start takes a moment."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -9,8 +9,6 @@ Update vectors are drawn from the event's seed, as float32 values, so that the p
 oracle (float64) work on exactly the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -138,12 +136,7 @@ def _returns(client: st.SearchStrategy[int]) -> st.SearchStrategy[Return]:
 
 @st.composite
 def traces(
-    draw: st.DrawFn,
-    num_clients: int,
-    max_length: int = 40,
-    *,
-    all_heard: bool = False,
-    all_sent: bool = False,
+    draw: st.DrawFn, num_clients: int, max_length: int = 40, *, all_heard: bool = False, all_sent: bool = False
 ) -> Trace:
     """Events of `num_clients` clients: repeats, fresh and stale, several versions owed at once.
 

@@ -1,7 +1,5 @@
 """Encoded updates in plain torch: what their arrays stand for, and what an update becomes (csrc/math/wire.h)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A zoo of models: what a module may hold. For every form, and for adapters: ``for name, animal in ZOO.items()``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Flower's tests write ``current_arrays`` where Flower's server calls ``configure_
 which node they are from. Nothing else is adapted.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import sys

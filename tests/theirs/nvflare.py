@@ -5,8 +5,6 @@ reply's client as sent to, from a model of zeros. FLARE's tests have numbers for
 float64 can be; ours are arrays of fp32.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """pfl's model of torch, with fastagg's ``CentralOptimizer`` wherever pfl's tests have one of torch."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

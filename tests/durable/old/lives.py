@@ -1,8 +1,6 @@
 """Runs of a few servers, in folders and files: the same calls with an older and with the present version of fastagg.
 fastagg 0.1.0 wrote lives.tar.xz and lives.json when its log had format 3; this folder's history has the program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any

@@ -1,8 +1,6 @@
 """A server whose cached updates are on a disk, of before and of now: fastagg 0.1.0 wrote rows.tar.xz and rows.json when
 rows went past the page cache and the folder's list was ``rows.json``; this folder's history has the program."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 from typing import Any
 

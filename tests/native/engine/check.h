@@ -12,7 +12,6 @@
     }                                                                  \
   } while (false)
 
-void ledgers();
 void allocations();
 void threads();
 void bytes();

@@ -7,7 +7,7 @@ int main(int count, char** given) {
   const struct {
     const char* name;
     void (*run)();
-  } parts[] = {{"ledger", ledgers}, {"allocations", allocations}, {"threads", threads}, {"bytes", bytes}};
+  } parts[] = {{"allocations", allocations}, {"threads", threads}, {"bytes", bytes}};
   for (const auto& part : parts) {
     bool wanted = count == 1;
     for (int i = 1; i < count; ++i) wanted = wanted || std::strcmp(given[i], part.name) == 0;

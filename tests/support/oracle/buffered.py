@@ -4,8 +4,6 @@ FedBuff (002 Alg. a.2), FADAS (000 Alg. 1, Eqs. 3, 4, 77), CA2FL (002 Alg. a.3),
 reconstruction).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -114,11 +112,7 @@ class Calibrated(Direction):
     """
 
     def __init__(
-        self,
-        num_clients: int,
-        size: int,
-        repeat: Literal["start", "latest"] = "start",
-        store: Store | None = None,
+        self, num_clients: int, size: int, repeat: Literal["start", "latest"] = "start", store: Store | None = None
     ) -> None:
         self.num_clients, self.size, self.repeat = num_clients, size, repeat
         self.store: Store = (lambda client, row: row) if store is None else store

@@ -3,8 +3,6 @@
 ACE: Alg. 1 (direct: the mean is recomputed from all rows). ACED: Alg. a.1 and Eq. 7.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy.typing as npt

@@ -3,8 +3,6 @@
 The classifier is a tanh network with one hidden layer, its gradient written out; batches are the whole set.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shared by the tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Vanilla ASGD; delay-adaptive ASGD (002 Alg. a.4); FedAsync (003 Eqs. 40, 41); As
 Eqs. 5 to 8).
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy.typing as npt

@@ -7,8 +7,6 @@ Sources: FADAS Eq. 3 (000) for AMSGrad; Adam, Yogi and Adagrad as the adaptive f
 compares with; momentum as FedAvgM.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import numpy as np
@@ -83,11 +81,7 @@ class Adam(Optimizer):
     """
 
     def __init__(
-        self,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.99),
-        eps: float = 1e-8,
-        bias_correction: bool = False,
+        self, lr: float, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-8, bias_correction: bool = False
     ) -> None:
         super().__init__(lr)
         self.b1, self.b2 = betas

@@ -4,8 +4,6 @@ DiLoCo (2311.08105), asynchronous DiLoCo (2401.09135), HeLoCo (2606.00271), Deco
 ASGD (2501.16168), and CGAD's weights (2605.09126). As everywhere here D = -G is added, and so m is minus the papers'.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ FedAvg (003 Eq. 38), FedAvgM, and the mean delta into FedAdam, FedYogi, FedAdagr
 with another local loss (003 Eq. 39).
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -111,13 +109,7 @@ class FedAdagrad(_Synchronous):
     """The mean delta into Adagrad."""
 
     def __init__(
-        self,
-        x0: npt.ArrayLike,
-        clients_per_round: int,
-        lr: float,
-        beta: float = 0.9,
-        eps: float = 1e-8,
-        **common: Any,
+        self, x0: npt.ArrayLike, clients_per_round: int, lr: float, beta: float = 0.9, eps: float = 1e-8, **common: Any
     ) -> None:
         super().__init__(x0, clients_per_round, Adagrad(lr, beta, eps), **common)
 

@@ -1,7 +1,5 @@
 """Robust combinations of rows in float64; see :func:`fastagg.ops.combine`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

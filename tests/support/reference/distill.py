@@ -1,7 +1,5 @@
 """FedEcho's distillation loss in float64, as in the FedEcho paper, Eqs. 3 and 4."""
 
-from __future__ import annotations
-
 import math
 
 import torch

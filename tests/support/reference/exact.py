@@ -1,7 +1,5 @@
 """Exact sums: their terms as whole numbers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

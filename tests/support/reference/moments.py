@@ -1,14 +1,11 @@
 """8-bit moments in plain torch, with the bits that csrc/math/moments.h defines."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from support.reference.rows import philox
 
 BLOCK = 256
-SPANS = {"m": 15, "v": 31, "vhat": 31}  # the binades of a block, from its unit upwards
 LARGEST = 1.5 * 2.0**127
 _CUT, _CALLS, _SERVER, _MASK = 20, 16, 0xFFFFFFFF, 0xFFFFFFFF
 _LEAST_FIELD = 27  # a unit's smallest exponent field: 2^-100

@@ -1,7 +1,5 @@
 """How a client's row is stored, in plain torch, with the bits of csrc/math/philox.h and rows.h."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """One step of every optimizer, in plain torch: the formulas of csrc/math/optimizers.h."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
