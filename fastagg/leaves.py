@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fastagg import _checks, ops
+from fastagg._build import native
 from fastagg.errors import AlreadyCounted, ConfigError, UpdateTooLarge
 from fastagg.model import Layout
+from fastagg.ops.checks import update_of, vector
+from fastagg.ops.place import run
 from fastagg.rules.directions.buffer import check_exact
 from fastagg.rules.names import Weighting
 from fastagg.server import admission
 from fastagg.server.dispatch import Partial, Samples
 from fastagg.storage import memory
+from fastagg.storage.cell import Swapped
 
 _LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/engine/direction.h
 _REMEMBERED = 16_384  # as many ids as a server remembers, csrc/engine/ids.h
+
+
+class _Sum(NamedTuple):
+    """What a leaf has added up."""
+
+    folds: int = 0  # that were added to this sum or an earlier one
+    updates: int = 0
+    weight: float = 0.0
+    bound: float = 0.0  # of an element's magnitude
+    total: Tensor | ops.ExactSum | None = None
 
 
 class Leaf:
@@ -45,6 +61,8 @@ class Leaf:
         tensor([2., 2.])
     """
 
+    _sum = Swapped[_Sum]()  # exchanged in the call that adds to its total: no interrupt falls between them
+
     def __init__(
         self,
         params: object,
@@ -57,12 +75,12 @@ class Leaf:
         _checks.fits("clip_norm", clip_norm, _checks.Positive | None)
         _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
-        self._counted: dict[int | str, None] = {}  # the oldest first
-        self._begin()
+        self._counted: dict[int | str, int] = {}  # tasks, the oldest first, and with which fold each counts
+        self._sum = _Sum()
 
-    def _begin(self) -> None:
-        self.count, self._weight, self._bound = 0, 0.0, 0.0
-        self._total: Tensor | ops.ExactSum | None = None
+    @property
+    def count(self) -> int:
+        return self._sum.updates
 
     def fold(self, update: object, num_samples: Samples | None = None, *, task: int | str | None = None) -> None:
         """Add a client's update, in one pass over memory.
@@ -90,9 +108,8 @@ class Leaf:
             >>> leaf.count
             1
         """
-        self._refuse_counted(task)
+        self._begin(task)
         self._add(update, 1, admission.share(num_samples, self.weighting))
-        self._remember(task)
 
     def fold_partial(self, partial: Partial, *, task: int | str | None = None) -> None:
         """Add another leaf's sum: this leaf is then one of a second or further level.
@@ -115,34 +132,34 @@ class Leaf:
             >>> north.take().total
             tensor([1., 1.])
         """
-        self._refuse_counted(task)
+        self._begin(task)
         admission.check_partial(partial, self.weighting, self.exact)
         if self.exact is None:
             self._add(partial.total, partial.updates, partial.weight, is_sum=True)
         else:
             self._add_exact(partial)
-        self._remember(task)
 
-    def _refuse_counted(self, task: int | str | None) -> None:
+    def _begin(self, task: int | str | None) -> None:
+        """Refuse a task that counts. Another one is written down ahead, and counts when its fold does."""
         if task is not None and (isinstance(task, bool) or not isinstance(task, int | str)):
             raise ConfigError(_checks.wrong("task", "a whole number or a string", task))
+        if self._counted and next(reversed(self._counted.values())) > self._sum.folds:  # it was refused, or cut short
+            self._counted.popitem()
+        while len(self._counted) > _REMEMBERED:
+            del self._counted[next(iter(self._counted))]
         if task in self._counted:
             raise AlreadyCounted(f"task {task!r}: its answer was added to a sum of this leaf already; drop this one")
-
-    def _remember(self, task: int | str | None) -> None:
-        if task is None:
-            return
-        self._counted[task] = None
-        if len(self._counted) > _REMEMBERED:
-            del self._counted[next(iter(self._counted))]
+        if task is not None:
+            self._counted[task] = self._sum.folds + 1
 
     def _add_exact(self, partial: Partial) -> None:
         whole = ops.whole_numbers("total", partial.total, self.layout.size)
         most = partial.updates * (2**30 + 128)
         if ops.exact_norm(whole)[1] > most:
             raise UpdateTooLarge(f"an exact sum that {partial.updates} updates cannot have")
-        self._count(partial.updates, partial.weight, self._bound)
-        self._total = ops.add_exact_(self._whole, whole, fresh=self._total is None)
+        after = self._after(partial.updates, partial.weight, self._sum.bound, self._whole)
+        add = self._then(after, native.add_exact)
+        add(whole.data_ptr(), whole.numel(), total=self._whole.native, fresh=self._sum.total is None)
 
     def _add(self, update: object, count: int, weight: float, *, is_sum: bool = False) -> None:
         parsed = self.layout.parse(update)
@@ -151,32 +168,41 @@ class Leaf:
             raise admission.non_finite(self.layout, parsed)
         clips = self.clip_norm is not None and not is_sum and seen.norm > self.clip_norm
         factor = (self.clip_norm / seen.norm if clips and self.clip_norm else 1.0) * (1.0 if is_sum else weight)
-        bound = self._bound + factor * seen.norm
+        bound = self._sum.bound + factor * seen.norm
         if bound > _LARGEST:
             raise UpdateTooLarge("the update is too large: the sum of updates could leave the range of float32")
-        fresh = self._total is None
+        pieces, total = parsed.parameters, self._sum.total
+        fresh = total is None
         if self.exact is not None:
+            if pieces.device.type != "cpu":
+                raise ConfigError(f"exact: a sum of whole numbers is on the CPU, got an update on {pieces.device}")
             if factor * seen.norm > self.exact:
                 raise UpdateTooLarge(
                     f"the update's norm is {factor * seen.norm} with its weight, and the largest declared is "
                     f"exact={self.exact}; declare a larger one, or set clip_norm"
                 )
-            self._count(count, weight, bound)
             by = factor / ops.exact_unit(self.exact)
-            self._total = ops.accumulate_exact_(self._whole, parsed.parameters, by, fresh=fresh)
-            return
-        total = memory.empty(self.layout.size, parsed.parameters.device) if self._total is None else self._total
+            add = self._then(self._after(count, weight, bound, self._whole), native.accumulate_exact)
+            return add(update_of(pieces), total=self._whole.native, fresh=fresh, weight=by)
+        if total is None:
+            total = memory.empty(self.layout.size, pieces.device)
         assert isinstance(total, Tensor)
-        ops.accumulate_(total, parsed.parameters, factor, fresh=fresh)
-        self._total = total
-        self._count(count, weight, bound)
+        at = vector("total", total, pieces.size, pieces.device)
+        add = self._then(self._after(count, weight, bound, total), native.accumulate)
+        run(add, pieces, None, {"acc": 0 if fresh else at, "weight": factor, "out": at})
 
-    def _count(self, count: int, weight: float, bound: float) -> None:
+    def _after(self, count: int, weight: float, bound: float, total: Tensor | ops.ExactSum) -> _Sum:
+        """Return the sum after one more fold."""
+        before = self._sum
         if self.exact is not None and weight != int(weight):
             raise ConfigError(f"num_samples: expected a whole number with exact=, got {weight!r}; round it")
-        if self.exact is not None and (self.count + count > 2**24 or self._weight + weight > 2.0**53):
+        if self.exact is not None and (before.updates + count > 2**24 or before.weight + weight > 2.0**53):
             raise ConfigError("a leaf's exact sum has as many updates or samples as it can hold; take() it")
-        self._weight, self.count, self._bound = self._weight + weight, self.count + count, bound
+        return _Sum(before.folds + 1, before.updates + count, before.weight + weight, bound, total)
+
+    def _then(self, after: _Sum, kernel: Callable[..., None]) -> Callable[..., None]:
+        """Return a kernel whose call also makes this the leaf's sum."""
+        return partial(native.engine.moving, [(self, "_sum", after)], kernel)
 
     @cached_property
     def _whole(self) -> ops.ExactSum:
@@ -188,9 +214,10 @@ class Leaf:
         Raises:
             ConfigError: there is no update yet.
         """
-        if self._total is None:
+        held = self._sum
+        if held.total is None:
             raise ConfigError("take: this leaf has no updates yet")
-        total = ops.read_exact(self._total) if isinstance(self._total, ops.ExactSum) else self._total
-        found = Partial(total, self.count, self._weight, self.exact)
-        self._begin()
+        total = ops.read_exact(held.total) if isinstance(held.total, ops.ExactSum) else held.total
+        found = Partial(total, held.updates, held.weight, self.exact)
+        self._sum = _Sum(held.folds)
         return found

@@ -90,6 +90,10 @@ def of_ops() -> Iterator[tuple[str, Any]]:
         (ops.inspect(tiny), ops.accumulate_(memory.zeros(D), tiny, 0.3), ops.difference(tiny, tiny * 0, own())),
     )
     yield "tiny v", (ops.step_(own(), u * 1e-20, optimizer="adam", lr=0.1, **moments), moments)
+    slow = fastagg.ASGD(memory.zeros(D), lr=1e-39)
+    slow.dispatch(0)
+    slow.receive(0, u)
+    yield "a tiny rate", (ops.step_(memory.zeros(D), u, optimizer="sgd", lr=1e-39), slow.flat)
     unit = ops.exact_unit(100.0)
     total = ops.accumulate_exact_(ops.ExactSum.of(D), u, 1 / unit, fresh=True)
     whole = ops.read_exact(total)

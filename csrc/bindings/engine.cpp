@@ -198,7 +198,7 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("holds_lock", [](const Shared& server) { return server.now()->lock.is_mine(); })
       .def_property_readonly("callers_waiting", [](const Shared& server) { return server.now()->lock.waiting(); })
       .def("most_waiting", [](Shared& server, int64_t most) { server.now()->lock.most_waiting = most; })
-      .def_property_readonly("dispatch", quick<dispatch, 2>("dispatch"))
+      .def_property_readonly("dispatch", quick<dispatch, 3>("dispatch"))
       .def_property_readonly("receive", quick<take, 7>("receive"))
       .def_property_readonly("receive_many", quick<take_many, 2>("receive_many"))
       .def("close_round", &close_round, arg("if_due") = false)

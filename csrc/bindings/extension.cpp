@@ -273,6 +273,12 @@ void bind_extension(py::module_& m) {
       .def_readwrite("finish", &Found::finish)
       .def_readwrite("owner", &Found::owned);
   m.def("findings", [] { return std::make_unique<Found>(); });
+  // Calls a function of this module, and makes moves if it has not failed: no signal's handler falls between them.
+  m.def("moving", [](py::object moves, const py::object& act, const py::args& given, const py::kwargs& named) {
+    Moves made(std::move(moves));
+    act(*given, **named);
+    made.commit();
+  });
   const auto vector = [](const store::Vector Question::* which) {
     return [which](const Question& one) { return tensor_or_none(one.*which, one.update.size); };
   };

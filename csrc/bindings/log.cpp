@@ -238,6 +238,7 @@ void bind_log(py::module_& m) {
   py::class_<Operation>(m, "Operation")
       .def_property_readonly("kind", [](const Operation& one) { return name_of(one.kind); })
       .def_property_readonly("client", [](const Operation& one) { return to_python(one.client); })
+      .def_readonly("version", &Operation::version)
       .def_readonly("rate", &Operation::rate)
       .def("describe", &described)
       .def("again",

@@ -8,6 +8,7 @@
 
 #include "../cpu/combine.h"
 #include "../cpu/cpu.h"
+#include "../cpu/floats.h"
 #include "../engine/on_cpu.h"
 #include "../engine/optimizer.h"
 #include "../engine/robust.h"
@@ -185,6 +186,7 @@ void accumulate(const Fields& given) {
 template <void (*Act)(const Fields&)>
 PyObject* entry(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return guarded([&] {
+    const cpu::PlainFloats plain;
     Act({given, count});
     return Py_NewRef(Py_None);
   });

@@ -103,7 +103,8 @@ inline void close_if_due(Shared& server) {
 void stay_in_host(engine::Numbers& numbers);
 void bind_numbers(py::module_& m);
 
-// dispatch(client, format): a place among the formats of encoded updates, or None
+// dispatch(client, format, local_steps): a place among the formats of encoded updates, or None; how many local steps
+// this client is to take, in place of the rule's, or None
 PyObject* dispatch(Shared& server, PyObject* const* args);
 // A task of another client, with the version and the model of the first one's.
 py::object hand_on(Shared& server, py::handle from, py::handle to);

@@ -39,6 +39,7 @@ py::object control_of(const Shared& server, const py::handle& client) {
 PyObject* dispatch(Shared& server, PyObject* const* args) {
   const ClientId client = id_of(args[0]);
   const int format = args[1] == Py_None ? engine::kAsItIs : py::cast<int>(py::handle(args[1]));
+  const auto local_steps = args[2] == Py_None ? 0 : py::cast<int32_t>(py::handle(args[2]));
   close_if_due(server);
   py::object made = new_task(server), control = control_of(server, args[0]), name = plain(args[0], client);
   engine::Task task;
@@ -46,6 +47,7 @@ PyObject* dispatch(Shared& server, PyObject* const* args) {
     const Released released(format != engine::kAsItIs && server.is_long());
     task = with_engine(server, [&](engine::Engine& engine) { return engine.dispatch(client, format); });
   }
+  if (local_steps > 0) task.local_steps = local_steps;
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
 }
 

@@ -48,25 +48,22 @@ Outcome Calibrated::plan(const Contributions& given, bool, Way) {
   versions_.push_back(one.start);
   next_.outcome = static_cast<int64_t>(versions_.size()) == setting_.capacity ? Outcome::kStep : Outcome::kKept;
   next_.terms.clear();
+  double distinct = 0.0;  // of each client the share of its latest update
+  for (const Fresh& fresh : fresh_) distinct += fresh.client == one.client ? one.share : fresh.share;
+  if (!next_.known) distinct += one.share;
+  next_.divisor = setting_.from_start ? distinct : total_ + one.share;
   if (next_.outcome == Outcome::kStep) {
-    double distinct = 0.0;
-    for (const Fresh& fresh : fresh_) {
-      next_.terms.emplace_back(fresh.slot, 1.0f);
-      distinct += fresh.client == one.client ? one.share : fresh.share;
-    }
-    if (!next_.known) {
-      next_.terms.emplace_back(next_.write, 1.0f);
-      distinct += one.share;
-    }
+    for (const Fresh& fresh : fresh_) next_.terms.emplace_back(fresh.slot, 1.0f);
+    if (!next_.known) next_.terms.emplace_back(next_.write, 1.0f);
     for (size_t i = 0, count = next_.terms.size(); i < count; ++i) {
       const int64_t client = i < fresh_.size() ? fresh_[i].client : one.client;
       if (const int32_t slot = slots_[static_cast<size_t>(client)]; slot >= 0) next_.terms.emplace_back(slot, -1.0f);
     }
-    next_.divisor = setting_.from_start ? distinct : total_ + one.share;
   }
   next_.row_bound = std::max(row_bound_, std::abs(one.weight) * one.norm);
-  bound_ = next_.row_bound * (1.0 + 2.0 * static_cast<double>(setting_.capacity));
-  kept_bound_ = next_.row_bound * std::max(2.0 * (total_ + one.share), static_cast<double>(setting_.clients));
+  const double most = 2.0 * next_.row_bound * (total_ + one.share);  // of the buffer's sum
+  bound_ = next_.row_bound + most / next_.divisor;
+  kept_bound_ = std::max(most, next_.row_bound * static_cast<double>(setting_.clients));
   resummation_->begin(arrivals_);
   return next_.outcome;
 }

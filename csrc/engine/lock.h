@@ -7,6 +7,8 @@
 #include <limits>
 #include <mutex>
 
+#include "../cpu/floats.h"
+
 namespace fastagg::engine {
 
 class Lock {
@@ -34,6 +36,7 @@ class Lock {
   const int process_;
 };
 
+// A call. It computes as IEEE 754 says, also what a kernel's factors are made of before any kernel runs.
 class Locked {
  public:
   explicit Locked(Lock& lock, bool limited = false) : lock_(lock) { lock_.enter(limited); }
@@ -43,6 +46,7 @@ class Locked {
 
  private:
   Lock& lock_;
+  const cpu::PlainFloats plain_;
 };
 
 }  // namespace fastagg::engine

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <numeric>
 
+#include "../cpu/floats.h"
 #include "../cpu/kernels.h"
 #include "../refusal.h"
 #include "../store/blocks.h"
@@ -415,6 +416,7 @@ Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch,
 Table::~Table() = default;
 
 void Table::train(const Call& call) {
+  const cpu::PlainFloats plain;
   store::Block memory;
   {
     const std::lock_guard<std::mutex> lock(memory_->mutex);

@@ -188,12 +188,15 @@ class Disk:
 
     def unlock(self) -> None:
         """Give the lock back, if there is one."""
-        if self._lock is not None:
-            with contextlib.suppress(OSError):
-                self._lock.close()
-            if self.descriptor is not None:
-                with contextlib.suppress(OSError):
-                    fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        if self._lock is None:
+            return
+        if os.getpid() == self._process:  # a lock is one with those that forked children hold, and ends with it
+            for file in (None if self._lock.closed else self._lock.fileno(), self.descriptor):
+                if file is not None:
+                    with contextlib.suppress(OSError):
+                        fcntl.flock(file, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):
+            self._lock.close()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from fastagg import _checks
 from fastagg._build import native
@@ -13,9 +14,8 @@ from fastagg.durable.disk import Disk, named
 from fastagg.durable.doctor import server_of
 from fastagg.durable.folder import Checkpoint, Contents, contents, read_log, read_upload
 from fastagg.durable.recovery import Replay, newest
-from fastagg.errors import CheckpointError, FastaggError
+from fastagg.errors import CheckpointError, FastaggError, UnknownClient, UnknownVersion
 from fastagg.rules.privacy import NoiseKey
-from fastagg.server import engine
 from fastagg.server.server import Server
 
 
@@ -24,7 +24,8 @@ def salvage(
 ) -> Plain:
     """Make a new folder ``to`` of what can be read in a damaged one, which stays as it is. Its server has the state up
     to the first record that is damaged or cannot be executed. What is readable behind it is given in again: each answer
-    is dispatched anew, so it counts without delay, with weight 1, and its outcome may be another one than it had.
+    is dispatched anew, so it counts without delay, with weight 1, and its outcome may be another one than it had. Its
+    own task ends, if that was sent before.
 
     Args:
         make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
@@ -41,8 +42,7 @@ def salvage(
         held = contents(disk)
         begin, _ = newest(disk, held)
         server = server_of(disk, begin, "salvage", make)
-        problem, last = _replayed(server, disk, held, begin)
-        engine.limit(server._engine, server._parts.settings)
+        problem, last = _replayed(server, disk, held, begin)  # no limits: tasks that are given out anew end at once
         if getattr(server.direction, "privacy", None) is not None:
             server._draw_with(NoiseKey(os.urandom(32)))  # what lies behind may make the same versions of other updates
         taken, refused = 0, []
@@ -89,6 +89,9 @@ def _given_again(new: Server, disk: Disk, held: Contents, record: Native) -> boo
     if operation.kind not in ("answer", "row"):
         return False
     update = None if operation.streamed is None else read_upload(disk, held, operation.streamed)
+    if operation.version != new.version:  # the task that it answers, if that was sent before: it ends with this answer
+        with suppress(UnknownClient, UnknownVersion):
+            new.forget(operation.client, operation.version)
     task = new.dispatch(operation.client)
     try:
         new._engine.execute(operation.again(task.version, task.incarnation), record.body, update)

@@ -183,20 +183,27 @@ class Pace:
 
     def __init__(self, fastest: int, lease: float | None) -> None:
         self.fastest, self.lease = fastest, math.inf if lease is None else lease
-        self.speeds: dict[Client, tuple[float, float]] = {}  # steps a second, and when it said so
+        # Steps a second, and when a client said so. 0: it has not; a task is on its way to it, or was refused.
+        self.speeds: dict[Client, tuple[float, float]] = {}
 
-    def steps(self, client: Client, speed: float | None) -> int:
-        """Return how many steps a client is to take that was sent a task. It takes so many a second, if it tells."""
+    def told(self, client: Client, speed: float | None) -> tuple[float, float]:
+        """Return a client's speed, which it tells now or has told. A new one counts when its task was sent, and is in
+        ``speeds`` then: the place for it is made here."""
         now = time.monotonic()
-        if speed is not None:
-            self.speeds[client] = speed, now
-        for one, (_, when) in list(self.speeds.items()):
-            if now - when > self.lease and one != client:
+        for one, (rate, when) in list(self.speeds.items()):
+            if one != client and (not rate or now - when > self.lease):
                 self.speeds.pop(one, None)
-        mine = self.speeds.get(client)
-        if mine is None:
+        if speed is None:
+            return self.speeds.get(client, (0.0, now))
+        self.speeds.setdefault(client, (0.0, now))
+        return speed, now
+
+    def steps(self, client: Client, told: tuple[float, float]) -> int:
+        """Return how many steps a client of this speed is to take."""
+        if not told[0]:
             return self.fastest
-        return max(1, math.floor(self.fastest * mine[0] / max(one for one, _ in [mine, *self.speeds.values()])))
+        others = [rate for one, (rate, _) in list(self.speeds.items()) if one != client]
+        return max(1, math.floor(self.fastest * told[0] / max(told[0], *others, 0.0)))
 
 
 _OUTCOME = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept")

@@ -253,11 +253,18 @@ class Server:
                 raise ConfigError("speed: this server tells no local steps by it; make it with fastest_steps=")
             speed = None if speed is None else _checks.number("speed", speed, above=0)
             sent = None if format is None else _FORMATS[_checks.fits("format", format, Download)]
-            task: Dispatch = self._dispatch(client, sent)
+            if self._pace is None:
+                task: Dispatch = self._dispatch(client, sent, None)
+                return task
+            client = self._engine.check_client(client)
+            told = self._pace.told(client, speed)
+            task = self._dispatch(client, sent, self._pace.steps(client, told))
+            if speed is not None:
+                self._pace.speeds[client] = told  # has a place there, so nothing fails any more
+            return task
         except FastaggError as error:
             self._refused(error)
             raise
-        return task if self._pace is None else task.for_client(task.client, self._pace.steps(client, speed), task.id)
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
         """Give an open task to one more client. A relay uses this to serve one task to many clients.

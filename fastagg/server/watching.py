@@ -30,6 +30,7 @@ _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 _OPEN = 100_000  # tasks without an answer whose time of dispatch is remembered
 TIMES = ("client", "dispatched", "answered")  # the columns of a file of times
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+Sends = Callable[[Client, int | None, int | None], Dispatch]
 
 
 def watch(
@@ -155,15 +156,16 @@ class Times:
         if first not in (b"", heading):
             raise ConfigError(f"times: {path} holds something else: its first line is not {heading.decode().strip()}")
 
-    def sending(self, dispatch: Callable[[Client, int | None], Dispatch]) -> Callable[[Client, int | None], Dispatch]:
+    def sending(self, dispatch: Sends) -> Sends:
         """Return a dispatch that notes when each task was sent."""
 
-        def noted(client: Client, format: int | None) -> Dispatch:
-            task = dispatch(client, format)
-            if task.id is not None and task.id not in self._sent and not self._ended:  # a task may be sent again
-                self._sent[task.id] = task.client, self._now()
-                if len(self._sent) > _OPEN:
-                    self._sent.popitem(last=False)
+        def noted(client: Client, format: int | None, local_steps: int | None) -> Dispatch:
+            task = dispatch(client, format, local_steps)
+            with contextlib.suppress(MemoryError):  # the task has gone out: a line is missing
+                if task.id is not None and task.id not in self._sent and not self._ended:  # a task may be sent again
+                    self._sent[task.id] = task.client, self._now()
+                    if len(self._sent) > _OPEN:
+                        self._sent.popitem(last=False)
             return task
 
         return noted

@@ -116,7 +116,7 @@ class TieredRows:
 
     def __init__(self, setting: Tiered, size: int, clients: int) -> None:
         self.setting, self.size, self.clients = setting, size, clients
-        self.folder = Path(setting.path)
+        self.folder = Path(setting.path).absolute()  # the program may go to another folder
         self.native = native.engine.RowFile(format=setting.format, shape=(size, clients), path=str(self.folder / ROWS))
         self._stride = native.engine.RowFile.stride(setting.format, size)  # bytes of a row
         me = weakref.proxy(self)

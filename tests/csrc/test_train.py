@@ -265,6 +265,22 @@ def test_a_crew_gives_the_same_bits_whoever_trains(threads: int) -> None:
         assert torch.equal(update, alone[place][0]) and torch.equal(buffers, alone[place][1])
 
 
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_program_that_flushes_the_smallest_numbers_to_zero_changes_no_bit(threads: int) -> None:
+    client = Client(*network("a vector"))
+    client.x = 1e-38 * client.x
+    plain = client.train(gradient=True)[0]
+    tiny = (plain != 0) & (plain.abs() < torch.finfo(torch.float32).tiny)
+    torch.set_flush_denormal(True)
+    try:
+        update, _, training = client.begin(native.Crew(threads) if threads else None, gradient=True)
+        if threads:
+            training.wait()
+    finally:
+        torch.set_flush_denormal(False)
+    assert tiny.any() and torch.equal(update, plain)
+
+
 def test_a_training_that_nobody_waits_for_ends_with_its_memory() -> None:
     client = Client(*network("batchnorm"), lengths=[13] * 40)
     for _ in range(20):

@@ -182,6 +182,27 @@ def test_salvage_takes_what_is_readable_to_a_new_folder(name: str, place: str, t
         salvage(tmp_path / "a", tmp_path / "b")
 
 
+def test_salvage_knows_no_limits_and_ends_the_tasks_whose_answers_it_gives_in(tmp_path: Path) -> None:
+    def one_at_a_time() -> fastagg.Server:
+        return fastagg.FedBuff(torch.zeros(50), buffer_size=1, max_open_per_client=1)
+
+    with fastagg.open(tmp_path / "a", one_at_a_time) as server:
+        tasks = [server.dispatch(client) for client in range(3)]
+        for task in tasks:
+            server.receive(task.client, torch.ones(50), task=task.id)
+    segment, at = at_record(tmp_path / "a", 4)  # the first answer
+    data = bytearray(segment.read_bytes())
+    data[at + 60] ^= 1
+    segment.write_bytes(data)
+    found = salvage(tmp_path / "a", tmp_path / "b")
+    assert found["taken"] == 2 and found["refused"] == []
+    with fastagg.open(tmp_path / "b", one_at_a_time) as server:
+        for task in tasks[1:]:
+            with pytest.raises(fastagg.UnknownVersion):  # it counts already
+                server.receive(task.client, torch.ones(50), task=task.id)
+        assert server.receive(0, torch.ones(50), task=tasks[0].id).version == 3  # it was lost
+
+
 def test_the_command_salvages(tmp_path: Path) -> None:
     runner = pytest.importorskip("typer.testing").CliRunner()
     from fastagg.cli.app import app

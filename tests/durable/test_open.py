@@ -1,7 +1,9 @@
 """A server with a folder is restored bit for bit, whatever ended its process."""
 
 import copy
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,6 +154,20 @@ def test_a_lock_that_somebody_removes_still_holds(tmp_path: Path) -> None:
         with pytest.raises(fastagg.Busy):
             opened(tmp_path / "a", make)
     opened(tmp_path / "a", make).close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_folder_is_free_when_its_server_is_closed_whatever_forked_children_hold(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path, lambda: fastagg.FedBuff(torch.zeros(2))):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+    try:
+        fastagg.open(tmp_path, lambda: fastagg.FedBuff(torch.zeros(2))).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_another_server_than_the_folders_is_refused(tmp_path: Path) -> None:

@@ -65,15 +65,17 @@ BEYOND: list[fastagg.Server] = [
     fastagg.Server(torch.ones(3), fastagg.Buffer(2), staleness=Heavy(), weighting="samples"),
     fastagg.Server(torch.ones(3), fastagg.Buffer(1, normalize=1e-30), staleness=Heavy()),
     fastagg.Server(torch.ones(3), fastagg.CosineBuffer(2), staleness=Heavy(), weighting="samples"),
+    # a client that comes twice in a round counts for its last weight, and both of its updates are in the sum
+    fastagg.CA2FL(torch.ones(3), lr=1.0, num_clients=1, buffer_size=2, weighting="samples"),
 ]
 
 
 @pytest.mark.parametrize("server", BEYOND, ids=repr)
 def test_a_factor_beyond_float32_spoils_not_even_an_update_of_zeros(server: fastagg.Server) -> None:
-    for number in (0.0, 1e-45, 1e17):
+    for number, samples in ((0.0, 1e30), (1e-45, 1e30), (1e17, 1e30), (1.0, 1e30), (1.0, 1e-30), (0.0, 1e-30)):
         server.dispatch(0)
         with contextlib.suppress(fastagg.UpdateTooLarge):
-            server.receive(0, torch.tensor([number, -number, 0.0]), num_samples=1e30)
+            server.receive(0, torch.tensor([number, -number, 0.0]), num_samples=samples)
         assert engine.finite(server._running)
 
 

@@ -416,6 +416,20 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         server.receive(0, torch.ones(SIZE))
 
 
+def test_the_rows_stay_where_they_are_when_the_program_goes_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    cache = fastagg.Tiered("int8", path="rows")
+    with fastagg.ACE(torch.zeros(300), lr=0.1, num_clients=2, warmup="partial", cache=cache) as server:
+        monkeypatch.chdir("other")
+        server.dispatch(0)
+        server.receive(0, torch.ones(300))
+        server.save("saved.pt")
+    assert (tmp_path / "rows/rows.bin").exists() and not Path("rows").exists()
+
+
 def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
     server = make(tmp_path / "rows")
     Trace().play(3, server)

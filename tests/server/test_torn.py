@@ -317,6 +317,46 @@ def test_an_interrupt_of_a_task_that_goes_out(name: str) -> None:
     assert same(server.state_dict(), new)
 
 
+def test_nothing_is_called_after_a_task_has_gone_out_to_a_client_that_tells_its_speed() -> None:
+    server = fastagg.FedBuff(model(D), fastest_steps=50)
+    assert cut_everywhere(Moment(server, lambda s: s.dispatch("b", speed=2.0)), by=Calls) > 1
+
+
+@pytest.mark.parametrize("by", [Cut, Calls])
+@pytest.mark.parametrize("exact", [None, 64.0])
+@pytest.mark.parametrize("sums", [False, True])
+def test_an_interrupt_of_a_leaf_leaves_an_update_in_its_sum_and_its_count_or_in_neither(
+    sums: bool, exact: float | None, by: type[Cut]
+) -> None:
+    given = [torch.full((D,), 0.5), torch.linspace(-1, 1, D)]
+
+    def one(update: torch.Tensor) -> fastagg.Leaf:
+        leaf = fastagg.Leaf(model(D), exact=exact)
+        leaf.fold(update, task="first")
+        return leaf
+
+    partial = one(given[1]).take()
+
+    def add(leaf: fastagg.Leaf) -> None:
+        leaf.fold_partial(partial, task="second") if sums else leaf.fold(given[1], task="second")
+
+    whole = one(given[0])
+    with by(None) as count:
+        add(whole)
+    total, ends = whole.take().total, set()
+    for at in range(count.lines):
+        leaf = one(given[0])
+        with by(at), contextlib.suppress(KeyboardInterrupt):
+            add(leaf)
+        ends.add(leaf.count)
+        with contextlib.suppress(fastagg.AlreadyCounted):
+            add(leaf)
+            assert ends != {2}
+        found = leaf.take()
+        assert found.updates == 2 and torch.equal(found.total, total)
+    assert 1 in ends
+
+
 def test_an_interrupt_of_handing_on_forgetting_and_loading() -> None:
     server, act = stepping("FedAsync, hinge")
     task = server.dispatch(0)
