@@ -16,9 +16,10 @@ from fastagg.cli import bars
 from fastagg.cli.bars import CellsBar, ProgressBar
 from fastagg.errors import DataError
 from fastagg.sim.one.metrics import ACTIVITIES, ClientRow, DelayStatistics, Row, reaching, spread, summarise
-from fastagg.sim.one.output import read_rows, replace_file, rows_csv, summary_json, write_text
+from fastagg.sim.one.output import read_rows, rows_csv, summary_json, write_text
 from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
+from fastagg.storage import files
 
 
 def rows(*accuracies: float) -> list[Row]:
@@ -129,12 +130,9 @@ def test_a_file_is_replaced_whole(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     write_text(tmp_path / "a.txt", "old")
 
-    def full_disk(temporary):
-        temporary.write_text("ha")
+    with pytest.raises(OSError, match="No space"), files.whole(tmp_path / "a.txt") as file:
+        file.write(b"ha")
         raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        replace_file(tmp_path / "a.txt", full_disk)
     assert (tmp_path / "a.txt").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 

@@ -121,7 +121,7 @@ SELDOM = 4  # updates between two checkpoints
 def stopped(config, out, way, updates, workers=1) -> tuple[float, int]:
     """Let a run go on for so many updates. Return the share where it began, and how many updates were kept."""
     with pytest.MonkeyPatch.context() as patch:
-        acts = {"Ctrl-C": interrupt, "a full disk": lambda: patch.setattr("fastagg.server.checkpoint.os.fsync", full)}
+        acts = {"Ctrl-C": interrupt, "a full disk": lambda: patch.setattr("fastagg.storage.files.sync", full)}
         stop, kept = Stop(updates, acts.get(way, kill)), updates
         if way == "killed, with few checkpoints":
             patch.setattr(Folder, "due", lambda folder: len(stop.shares) % SELDOM == 0)

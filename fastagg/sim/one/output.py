@@ -6,9 +6,8 @@ import csv
 import io
 import json
 import math
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,33 +15,18 @@ from typing import Any, TypeVar
 from fastagg._types import Plain
 from fastagg.errors import DataError
 from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
+from fastagg.storage import files
 
 T = TypeVar("T", Row, ClientRow, DelayRow)
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file in ``path``'s folder, then rename it to ``path``."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_text(path: Path, text: str) -> None:
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
+    files.write(path, text.encode())
 
 
-@contextmanager
-def writing(out: Path) -> Iterator[None]:
+def writing(out: Path) -> AbstractContextManager[None]:
     """Raise DataError where the file system refuses inside the block."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot write results to {out}: {error}") from error
+    return files.named(f"cannot write results to {out}", DataError)
 
 
 def check_folder(out: Path) -> None:

@@ -19,7 +19,7 @@ from PIL import Image  # matplotlib needs it, too
 
 from fastagg._types import Plain
 from fastagg.page import COLOURS
-from fastagg.sim.one.output import replace_file
+from fastagg.storage import files
 
 FORMATS = ("png", "pdf", "svg")
 DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
@@ -97,10 +97,11 @@ def sized(
 def save(figure: Figure, path: Path) -> bytes:
     """Write ``figure`` in the format of the path's suffix, completely or not at all; return it as a PNG."""
     png = _png(figure)
-    if path.suffix == ".png":
-        replace_file(path, lambda temporary: temporary.write_bytes(png))
-    else:
-        replace_file(path, lambda temporary: figure.savefig(temporary, format=path.suffix[1:], dpi=DPI))
+    with files.whole(path) as file:
+        if path.suffix == ".png":
+            file.write(png)
+        else:
+            figure.savefig(file, format=path.suffix[1:], dpi=DPI)
     return png
 
 
