@@ -186,7 +186,7 @@ class Pace:
         # Steps a second, and when a client said so. 0: it has not; a task is on its way to it, or was refused.
         self.speeds: dict[Client, tuple[float, float]] = {}
 
-    def told(self, client: Client, speed: float | None) -> tuple[float, float]:
+    def said(self, client: Client, speed: float | None) -> tuple[float, float]:
         """Return a client's speed, which it tells now or has told. A new one counts when its task was sent, and is in
         ``speeds`` then: the place for it is made here."""
         now = time.monotonic()
@@ -198,12 +198,12 @@ class Pace:
         self.speeds.setdefault(client, (0.0, now))
         return speed, now
 
-    def steps(self, client: Client, told: tuple[float, float]) -> int:
+    def steps(self, client: Client, speed: tuple[float, float]) -> int:
         """Return how many steps a client of this speed is to take."""
-        if not told[0]:
+        if not speed[0]:
             return self.fastest
         others = [rate for one, (rate, _) in list(self.speeds.items()) if one != client]
-        return max(1, math.floor(self.fastest * told[0] / max(told[0], *others, 0.0)))
+        return max(1, math.floor(self.fastest * speed[0] / max(speed[0], *others, 0.0)))
 
 
 _OUTCOME = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept")

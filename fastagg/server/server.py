@@ -257,10 +257,10 @@ class Server:
                 task: Dispatch = self._dispatch(client, sent, None)
                 return task
             client = self._engine.check_client(client)
-            told = self._pace.told(client, speed)
-            task = self._dispatch(client, sent, self._pace.steps(client, told))
+            said = self._pace.said(client, speed)
+            task = self._dispatch(client, sent, self._pace.steps(client, said))
             if speed is not None:
-                self._pace.speeds[client] = told  # has a place there, so nothing fails any more
+                self._pace.speeds[client] = said  # has a place there, so nothing fails any more
             return task
         except FastaggError as error:
             self._refused(error)
