@@ -193,12 +193,20 @@ struct Moments {
   bool coded() const { return units_m != nullptr; }
 };
 
+// A model in bf16, on the CPU alone. It steps in fp32, block by block, and the next one is rounded without bias.
+struct HalfModel {
+  const uint16_t* x = nullptr;  // null: the model is fp32
+  uint16_t* x_out = nullptr;    // may be x
+  RandomKey key{};              // of the rounding
+};
+
 struct Optimizer {
   int kind = -1;  // place in Optimizers; negative: no step, only sums and rows move
   Hyper hyper{};
   Moments moments;
-  const float* x = nullptr;
-  float* x_out = nullptr;  // may be x
+  const float* x = nullptr;  // null: the model is `half`
+  float* x_out = nullptr;    // may be x
+  HalfModel half{};
 
   bool steps() const { return kind >= 0; }
 };

@@ -132,7 +132,9 @@ bool read_update(Shared& server, py::handle given, Arrays& arrays, Answer& answe
     if (answer.in_host) answer.on_host = answer.update;
     answer.owner = arrays.owner(answer.update.size * static_cast<int64_t>(sizeof(float)));
   } else if (found == Reader::Found::kArrays && server.checks_models) {
-    return !reading(server, [&](Engine& engine) { return cpu::nearly(answer.update, engine.model.current.data); });
+    return !reading(server, [&](Engine& engine) {
+      return cpu::nearly(answer.update, store::update_of(engine.model.current, server.size));
+    });
   }
   return true;
 }

@@ -259,7 +259,7 @@ py::list tensors_in(const store::Owner& owner, const Update& update, bool stored
 store::Vector vector_of(const py::object& tensor) {
   if (tensor.is_none()) return {};
   auto* const data = reinterpret_cast<float*>(py::cast<uintptr_t>(tensor.attr("data_ptr")()));
-  return {owner_of(tensor), data};
+  return {owner_of(tensor), data, ask(tensor.ptr(), torch.element_size) == 2 ? kBFloat16 : kFloat32};
 }
 
 bool look(py::handle given, Memory& found) {

@@ -24,9 +24,9 @@ enum class Element { kFloat32, kFloat16, kBFloat16, kInt64, kFloat64, kBytes, kO
 // the tensor, this is the same object. For memory that Python owns it is the owner.
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, Element element);
 inline py::object tensor_of(const store::Vector& vector, int64_t count) {
-  return tensor_of(vector.owner, vector.data, count, Element::kFloat32);
+  return tensor_of(vector.owner, vector.data, count, static_cast<Element>(static_cast<int>(vector.dtype)));
 }
-// A tensor of torch's as a vector of the engine's. None: no vector.
+// A tensor of torch's, fp32 or bf16, as a vector of the engine's. None: no vector.
 store::Vector vector_of(const py::object& tensor);
 
 // The pieces of an update as such tensors; of an encoded one, the Encoded. `stored`: or its bytes.

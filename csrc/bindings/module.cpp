@@ -47,8 +47,6 @@ std::pair<double, uint64_t> exact_norm(Address terms, int64_t size) {
   return {std::sqrt(found.squares), found.largest};
 }
 
-bool nearly(const Update& update, Address x) { return cpu::nearly(update, at(x)); }
-
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, Address out) {
   if (first < 0 || count < 0 || first + count > update.size) throw Refused("copy: outside the update");
   py::gil_scoped_release release;
@@ -178,7 +176,7 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   m.def("add_exact", &add_exact, arg("terms"), arg("size"), by_name, arg("total"), arg("fresh"));
   m.def("read_exact", &read_exact, arg("total"), arg("size"), by_name, arg("out"));
   m.def("exact_norm", &exact_norm, arg("terms"), arg("size"));
-  m.def("nearly", &nearly, arg("update"), arg("x"));
+  m.def("nearly", &cpu::nearly, arg("update"), arg("x"));
   m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));
   m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"));

@@ -126,7 +126,7 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 
 // Whether the update is far nearer to x than to zero: |u - x| < 0.1*|u| on at most 1,024 evenly spaced elements. False
 // for an update that is zero there or not finite.
-bool nearly(const Update& update, const float* x);
+bool nearly(const Update& update, const Update& x);
 
 // Encoded updates (math/wire.h). `encode` writes the arrays of one whose memory is there, from an update of as many
 // elements; of a top-k it chooses the largest, and of equals the first. `ends` is there already. The key is that of the
@@ -139,6 +139,7 @@ struct Trained {
   Update model;
   const float* base;
   float weight;
+  Dtype dtype = kFloat32;  // of the base
 };
 
 // acc_out = acc + weight_0*(model_0 - base_0) + weight_1*(model_1 - base_1) + ..., added element by element in this

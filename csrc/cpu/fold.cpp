@@ -13,6 +13,13 @@ size_t together(const std::vector<Trained>& trained, size_t first) {
   return same == 3 ? 2 : same;
 }
 
+// A block of what a model began from. In bf16 it is widened into scratch.
+const float* base_at(const Kernels& table, const Trained& one, int64_t at, int64_t n, Scratch& scratch) {
+  if (one.base == nullptr || one.dtype == kFloat32) return shifted(one.base, at);
+  widen(table, {one.base, 0, 0, one.dtype}, at, scratch.values, n);
+  return scratch.values;
+}
+
 }  // namespace
 
 void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
@@ -21,12 +28,13 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
   const Kernels& table = kernels();
   const int64_t size = trained.front().model.size;
   const bool past = streams(size) && acc_out != acc && aligned(acc_out);
-  const bool whole_blocks = acc_out != nullptr && together(trained, 0) == trained.size();
+  const bool whole_blocks =
+      acc_out != nullptr && trained.front().dtype == kFloat32 && together(trained, 0) == trained.size();
   const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // each model has a base or a sum
   for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin, n = 0; at < end; at += n) {
       n = std::min(kBlock, end - at);
-      Scratch scratch;  // all groups but the last are added here, in the L1 cache
+      Scratch base, scratch;  // all groups but the last are added here, in the L1 cache
       const float* before = shifted(acc, at);
       for (size_t first = 0, count = 0; first < trained.size(); first += count) {
         count = together(trained, first);
@@ -41,7 +49,7 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
           run.in[k] = readers[k]->block(at, n);
           run.weight[k] = trained[first + k].weight;
         }
-        run.base = shifted(trained[first].base, at);
+        run.base = base_at(table, trained[first], at, n, base);
         run.acc = before;
         run.out = scratch.values;
         run.n = n;

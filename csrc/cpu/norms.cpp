@@ -148,15 +148,16 @@ auto squares_and(Tensors* tensors) {
 }
 
 // Whether |u - x| < share*|u| on evenly spaced elements, at most `most` of them.
-bool nearer_than(double share, const Update& update, const float* x, int64_t most) {
+bool nearer_than(double share, const Update& update, const Update& x, int64_t most) {
   const int64_t every = (update.size + most - 1) / most;
   double apart = 0.0, length = 0.0;
   int64_t at = 0;
   for (const Piece& piece : update.pieces)
     for (; at < piece.begin + piece.size; at += every) {
-      float value;
+      float value, own;
       widen(kernels(), piece, at - piece.begin, &value, 1);
-      const double u = value, difference = u - static_cast<double>(x[at]);
+      widen(kernels(), x.pieces.front(), at, &own, 1);
+      const double u = value, difference = u - static_cast<double>(own);
       apart += difference * difference;
       length += u * u;
     }
@@ -165,7 +166,7 @@ bool nearer_than(double share, const Update& update, const float* x, int64_t mos
 
 }  // namespace
 
-bool nearly(const Update& update, const float* x) {
+bool nearly(const Update& update, const Update& x) {
   // A few elements come first. They are enough for an ordinary update.
   constexpr int64_t kFew = 16, kMany = 1024;
   return update.size > 0 && nearer_than(0.5, update, x, kFew) && nearer_than(0.1, update, x, kMany);

@@ -110,7 +110,7 @@ class Step {
       });
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     return read_once(update_, [&](const float* values, int64_t at, int64_t n) {
-      if (!decays_ && !is_noisy()) return loop(run_at(values, at, n));
+      if (!in_scratch_) return loop(run_at(values, at, n));
       for (int64_t i = 0; i < n; i += kBlock)
         finish(along(), run_at(values + i, at + i, std::min(kBlock, n - i)), at + i);
     });
@@ -124,7 +124,7 @@ class Step {
     for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
       if (direction_.kind == kMean && direction_.row.coded.data != nullptr) {
         for (int64_t at = begin; at < end; at += kBlock) entered(at, std::min(kBlock, end - at));
-      } else if (stages || decays_ || is_noisy() || optimizer_.moments.coded()) {
+      } else if (stages || in_scratch_) {
         Reader reader(update_, table_, begin);
         for (int64_t at = begin; at < end; at += kBlock) {
           const int64_t n = std::min(kBlock, end - at);
@@ -135,13 +135,17 @@ class Step {
           else if (stages)
             cached(reader, at, n);
           else
-            each_turn(reader.block(at, n), at, n,
-                      [&](Along from, const Run& part, int64_t first) { finish(from, part, first); });
+            on_model(at, n, [&](auto place) {
+              each_turn(reader.block(at, n), at, n, [&](Along from, Run& part, int64_t first) {
+                place(part, first);
+                optimize(from, part, first);
+              });
+            });
         }
       } else if (direction_.turns != nullptr) {
         const Kernels& loops = loops_for(update_.size * bytes());
         for_each_run(update_, table_, begin, end, [&](const float* values, int64_t at, int64_t n) {
-          each_turn(values, at, n, [&](Along from, const Run& part, int64_t) { loops.fused[from][act()](part); });
+          each_turn(values, at, n, [&](Along from, Run& part, int64_t) { loops.fused[from][act()](part); });
         });
       } else {
         for_each_run(update_, table_, begin, end,
@@ -178,7 +182,8 @@ class Step {
       vectors += one != nullptr;
     vectors += whole_.out != whole_.x;
     if (direction_.buffer.held != nullptr) vectors += static_cast<int64_t>(direction_.buffer.held->size());
-    return 4 * (vectors + static_cast<int64_t>(direction_.sum.terms.size()) + (optimizer_.moments.coded() ? 4 : 0));
+    return 4 * (vectors + static_cast<int64_t>(direction_.sum.terms.size()) + (optimizer_.moments.coded() ? 4 : 0) +
+                (optimizer_.half.x != nullptr ? 1 : 0));
   }
 
   // The run of n elements from `at` on. `values` are its update's values.
@@ -204,7 +209,10 @@ class Step {
   // Calls act(along, run, at) for the run of each tensor in n elements from `at` on; without turns for all of them.
   template <typename Act>
   void each_turn(const float* values, int64_t at, int64_t n, Act act) const {
-    if (direction_.turns == nullptr) return act(along(), run_at(values, at, n), at);
+    if (direction_.turns == nullptr) {
+      Run run = run_at(values, at, n);
+      return act(along(), run, at);
+    }
     const auto before = [](int64_t position, const Turn& turn) { return position < turn.end; };
     auto turn = std::upper_bound(direction_.turns->begin(), direction_.turns->end(), at, before);
     for (const int64_t end = at + n; at < end; ++turn) {
@@ -221,9 +229,37 @@ class Step {
     return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
   }
 
-  // Runs the optimizer on a block along the direction that `from` forms. With 8-bit moments, noise or weight decay the
-  // block of the direction is formed in scratch.
+  // Calls act(place): place(run, at) lets a run from `at` on read the model and write the next one. A block of a bf16
+  // model is in scratch meanwhile, and rounded at the end.
+  template <typename Act>
+  void on_model(int64_t at, int64_t n, Act act) const {
+    const HalfModel& half = optimizer_.half;
+    if (half.x == nullptr) return act([](Run&, int64_t) {});
+    Scratch x, out;
+    table_.widen_bf16(half.x + at, x.values, n);
+    act([&](Run& run, int64_t first) { run.x = x.values + (first - at), run.out = out.values + (first - at); });
+    const int64_t whole = padded(n);
+    std::memset(out.values + n, 0, static_cast<size_t>(whole - n) * sizeof(float));
+    alignas(64) uint32_t words[4 * kCalls];
+    table_.random_words(half.key, at / kBlock, words, nullptr);
+    alignas(64) uint16_t last[kBlock];
+    uint16_t* const to = whole == n ? half.x_out + at : last;
+    table_.change[kHalfRows]({out.values, 1.0f, words, {to, nullptr}, whole, 0, out.values});
+    if (to == last) std::memcpy(half.x_out + at, last, static_cast<size_t>(n) * sizeof(uint16_t));
+  }
+
+  // Runs the optimizer on a block along the direction that `from` forms.
   void finish(Along from, const Run& run, int64_t at) {
+    if (optimizer_.half.x == nullptr) return optimize(from, run, at);
+    on_model(at, run.n, [&](auto place) {
+      Run wide = run;
+      place(wide, at);
+      optimize(from, wide, at);
+    });
+  }
+
+  // With 8-bit moments, noise or weight decay the block of the direction is formed in scratch.
+  void optimize(Along from, const Run& run, int64_t at) {
     const bool coded = optimizer_.moments.coded();
     if (!coded && !decays_ && !is_noisy()) return table_.fused[from][act()](run);
     Scratch direction, x;
@@ -310,7 +346,7 @@ class Step {
     if (partial) values = given.padded(values, n);
     Run run = run_at(values, at, n);
     const Row read = row_at(direction_.row.read, at), write = row_at(direction_.row.write, at);
-    const float* ask = optimizer_.steps() ? run.x + kBlock : values + kBlock;
+    const float* ask = run.x != nullptr ? run.x + kBlock : values + kBlock;
     alignas(64) uint32_t words[4 * kCalls];
     if (facts_.random && write.data != nullptr && direction_.row.coded.data == nullptr)
       table_.random_words(direction_.row.key, at / kBlock, words, tuning().prefetch != 0 ? values + kBlock : nullptr);
@@ -439,6 +475,8 @@ class Step {
   const Facts facts_ = format_facts(direction_.row.format);
   Run whole_{};
   const bool decays_ = optimizer_.steps() && decays(optimizer_.hyper);
+  // Whether an optimizer's blocks pass through scratch.
+  const bool in_scratch_ = decays_ || is_noisy() || optimizer_.moments.coded() || optimizer_.half.x != nullptr;
 };
 
 // out = acc + weight*values, or without acc weight*values.

@@ -43,6 +43,7 @@ enum class Way { kMeasured, kOnce, kUpdates, kModels, kStillModels };
 // What no element may exceed: then squares are finite, and so are sums of as many as there will ever be.
 constexpr int32_t kLargestElementBits = 0x5d800000;  // of 2^60 in fp32
 constexpr double kLargestElement = 0x1p60, kLargestSum = 0x1p120, kLargestMoment = 0x1p126, kLargestModel = 3.4028e38;
+constexpr double kRounded = 1.01;   // what rounding to bf16, or to a format for the wire, makes larger, at most
 constexpr double kHeaviest = 1e30;  // the largest weight for which fp32 sums and inverse weights stay finite
 
 }  // namespace fastagg::engine

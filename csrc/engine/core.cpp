@@ -4,17 +4,18 @@
 #include <cmath>
 
 #include "../cpu/cpu.h"
+#include "../math/half.h"
 
 namespace fastagg::engine {
 namespace {
 
 double largest_of(const store::Vector& model, int64_t size, double most) {
-  Update update;
-  update.add(model.data, size, kFloat32);
-  const double norm = std::sqrt(cpu::sum_squares(update));
+  const double norm = std::sqrt(cpu::sum_squares(store::update_of(model, size)));
   if (norm < std::min(1e37, most / 2)) return norm;
   double largest = 0.0;
-  for (int64_t i = 0; i < size; ++i) largest = std::max<double>(largest, std::abs(model.data[i]));
+  const bool halves = model.dtype == kBFloat16;
+  for (int64_t i = 0; i < size; ++i)
+    largest = std::max<double>(largest, std::abs(halves ? widen_bf16(model.halves()[i]) : model.data[i]));
   return largest;
 }
 
@@ -33,7 +34,7 @@ Core::Core(const Settings& given, std::shared_ptr<DirectionState> along, const O
   direction->is.place = &place;
   const InOrder order(place);  // the caller has made the model on its stream
   if (place.device && !steps_in_python())
-    place.device->load(optimizer.planned(0, optimizer.settings.lr, model.current.data, model.current.data), *direction);
+    place.device->load(optimizer.planned(0, optimizer.settings.lr, model.current, model.current), *direction);
 }
 
 Ledger::Found Core::find(const Answer& answer) const {

@@ -11,8 +11,7 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kOverdueAtATime = 8;        // limits the time of one call
-constexpr uint32_t kDownloads = kServer - 1;  // whose rounding a key is of
+constexpr int64_t kOverdueAtATime = 8;  // limits the time of one call
 
 log::Operation operation_of(log::Kind kind, const ClientId& client, int64_t version) {
   log::Operation made;
@@ -28,10 +27,10 @@ Model::Sent Engine::sent_now(int format) {
   const double rate = optimizer.ahead();
   if (rate == 0.0 && format < 0) return {model.current, nullptr};
   if (const auto found = model.sent.find(format); found != model.sent.end()) return found->second;
-  constexpr double kRounded = 1.01;  // what rounding makes larger
+  const bool exact = format < 0 && model.current.dtype == kFloat32;
   const auto fits = [&] {
     const double most = model.bound + std::abs(rate) * optimizer.bounds.m;
-    return (format < 0 ? 1.0 : kRounded) * most <= std::min(kLargestModel, settings.largest_model);
+    return (exact ? 1.0 : kRounded) * most <= std::min(kLargestModel, settings.largest_model);
   };
   if (!fits()) measure();
   if (!fits())
@@ -45,22 +44,24 @@ Model::Sent Engine::sent_now(int format) {
     throw Refusal(Why::kSetting,
                   "format: this rule compares an update with the version that was sent, and its client had a rounded "
                   "one; send it as it is");
-  Model::Sent made{place.memory->vector(settings.size),
+  const store::Vector from = sent_now(kAsItIs).model;
+  const bool same = format == kWireBf16 && from.dtype == kBFloat16;  // nothing is rounded
+  Model::Sent made{same ? from : place.memory->vector(settings.size),
                    store::Encoded::make(static_cast<WireFormat>(format), kValuesFp32, settings.size, 0)};
-  Update whole;
-  whole.add(sent_now(kAsItIs).model.data, settings.size, kFloat32);
-  cpu::encode(whole, *made.encoded, {optimizer.seed(), static_cast<uint64_t>(ledger.now), kDownloads});
-  cpu::accumulate(made.encoded->update(), nullptr, 1.0f, made.model.data);
+  cpu::encode(store::update_of(from, settings.size), *made.encoded,
+              {optimizer.seed(), static_cast<uint64_t>(ledger.now), kDownloads});
+  if (!same) cpu::accumulate(made.encoded->update(), nullptr, 1.0f, made.model.data);
   return model.sent[format] = made;
 }
 
 // Where the model would be if the momentum went on.
 store::Vector Engine::ahead_now() {
   const double rate = optimizer.ahead();
-  const store::Vector made = place.memory->vector(settings.size);
+  const store::Vector made = place.memory->vector(settings.size, model.current.dtype);
   Update momentum;
   momentum.add(optimizer.m(), settings.size, kFloat32);
-  Optimizer moves{place_in<Sgd>(Optimizers{}), {}, {}, model.current.data, made.data};
+  Optimizer moves{place_in<Sgd>(Optimizers{}), {}, {}};
+  set_model(moves, model.current, made, {optimizer.seed(), static_cast<uint64_t>(ledger.now), kLookAheads});
   moves.hyper.lr = static_cast<float>(rate);
   const InOrder order(place);
   place.runner->step(momentum, {}, moves);

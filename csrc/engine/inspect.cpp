@@ -56,7 +56,7 @@ void check_row(const Given& given, const Rows& held) {
   const Answer& answer = *given.answer;
   // By so much at most an encoded row's numbers are larger than those of its update: bf16 rounds up by less than 2^-7,
   // and a scale is never below the smallest normal number (math/rows.h).
-  constexpr double kRounded = 1.01, kLeast = 1e-35;
+  constexpr double kLeast = 1e-35;
   const auto refuse = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
   if (held.size == 0)
     refuse(

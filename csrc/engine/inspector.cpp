@@ -72,7 +72,7 @@ class OfProcessor : public Inspector {
     }
     if (!answer.base) return cpu::absorb(from, answer.update, is_.tensors);
     std::vector<std::atomic<int32_t>> largest(1);
-    cpu::fold({{from, answer.base.data, 1.0f}}, nullptr, static_cast<float*>(to), largest);
+    cpu::fold({{from, answer.base.data, 1.0f, answer.base.dtype}}, nullptr, static_cast<float*>(to), largest);
     return cpu::sum_squares(answer.update, is_.tensors);
   }
 

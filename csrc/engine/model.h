@@ -36,7 +36,7 @@ class Model {
     std::vector<store::Vector> found;
     for (const auto& [format, one] : sent) found.push_back(one.model);
     for (const Before& one : before_)
-      if (store::Owner owner = one.owner.lock()) found.push_back({std::move(owner), one.data});
+      if (store::Owner owner = one.owner.lock()) found.push_back({std::move(owner), one.data, one.dtype});
     return found;
   }
   // For all that is sent of one more version.
@@ -48,8 +48,8 @@ class Model {
   }
   // The next version, which then is the one of before; none: it was made in place.
   void advance(store::Vector& next) noexcept {
-    if (next && shared) before_.push_back({current.owner, current.data});
-    for (const auto& [format, one] : sent) before_.push_back({one.model.owner, one.model.data});
+    if (next && shared) before_.push_back({current.owner, current.data, current.dtype});
+    for (const auto& [format, one] : sent) before_.push_back({one.model.owner, one.model.data, one.model.dtype});
     sent.clear();
     shared = false;
     if (next) std::swap(current, next);
@@ -59,6 +59,7 @@ class Model {
   struct Before {
     std::weak_ptr<void> owner;
     float* data;
+    Dtype dtype;
   };
   std::vector<Before> before_;  // versions that were shared
 };

@@ -15,9 +15,7 @@ int64_t blocks_of(int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock;
 
 double norm_of(const store::Vector& vector, int64_t size) {
   if (!vector) return 0.0;
-  Update update;
-  update.add(vector.data, size, kFloat32);
-  return std::sqrt(cpu::sum_squares(update));
+  return std::sqrt(cpu::sum_squares(store::update_of(vector, size)));
 }
 
 }  // namespace
@@ -140,11 +138,21 @@ Hyper hyper_of(const OptimizerSettings& settings, double lr, double round) {
           ends};
 }
 
-Optimizer OptimizerState::planned(int64_t steps, double lr, const float* x, float* x_out) const {
+void set_model(Optimizer& optimizer, const store::Vector& x, const store::Vector& x_out, const RandomKey& key) {
+  if (x.dtype == kBFloat16) {
+    optimizer.half = {x.halves(), x_out.halves(), key};
+  } else {
+    optimizer.x = x.data, optimizer.x_out = x_out.data;
+  }
+}
+
+Optimizer OptimizerState::planned(int64_t steps, double lr, const store::Vector& x, const store::Vector& x_out) const {
   const RandomKey key{seed_, static_cast<uint64_t>(steps), kServer};
   const Moments moments = moments_of({m_.data, v_.data, vhat_.data}, units_.data, size_, key);
   const double round = settings.bias_correction || settings.period > 1 ? static_cast<double>(steps + 1) : 0.0;
-  return {settings.kind, hyper_of(settings, lr, round), moments, x, x_out};
+  Optimizer made{settings.kind, hyper_of(settings, lr, round), moments};
+  set_model(made, x, x_out, {seed_, static_cast<uint64_t>(steps), kVersions});
+  return made;
 }
 
 }  // namespace fastagg::engine

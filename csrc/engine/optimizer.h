@@ -32,6 +32,11 @@ Hyper hyper_of(const OptimizerSettings& settings, double lr, double round);
 
 // The client in the key of moments' rounding, which separates it from that of clients' rows.
 constexpr uint32_t kServer = ~uint32_t{0};
+// The same for what clients are sent, and for a model in bf16: a version, and one of its look-aheads.
+constexpr uint32_t kDownloads = kServer - 1, kVersions = kServer - 2, kLookAheads = kServer - 3;
+
+// From where to where an optimizer moves the model. The key is that of its rounding, if it is in bf16.
+void set_model(Optimizer& optimizer, const store::Vector& x, const store::Vector& x_out, const RandomKey& key);
 
 // What a kernel needs of m, v and vhat, null if they are not the optimizer's. With `units` they are in 8 bits.
 Moments moments_of(const std::array<float*, 3>& all, float* units, int64_t size, const RandomKey& key);
@@ -63,7 +68,7 @@ class OptimizerState {
   // A copy that a step may work on while this state stays as it is.
   OptimizerState copy() const;
   // What a kernel needs for step number `steps`.
-  Optimizer planned(int64_t steps, double lr, const float* x, float* x_out) const;
+  Optimizer planned(int64_t steps, double lr, const store::Vector& x, const store::Vector& x_out) const;
 
   OptimizerSettings settings;
   MomentBounds bounds;

@@ -223,13 +223,15 @@ void Transaction::plan_step(Way way) {
   }
   step_.aside = !given_.empty() && given_.front().findings.finishes;
   if (step_.aside) step_.moments = of_.optimizer.copy();
-  if (const Sums* const sums = of_.direction->is.sums; sums && !of_.place.device) step_.sum = sums->along();
+  const store::Vector& x = of_.model.current;
+  const Sums* const sums = of_.direction->is.sums;
+  if (sums && !of_.place.device && x.dtype == kFloat32) step_.sum = sums->along();
   // Python that runs before the commit may still hand this version out.
   const bool readable = of_.model.shared || of_.place.device || (of_.extension && of_.extension->asks.statistics);
-  if (readable || step_.aside || way == Way::kOnce) step_.next = step_.sum ? step_.sum : of_.place.memory->vector(size);
+  if (readable || step_.aside || way == Way::kOnce)
+    step_.next = step_.sum ? step_.sum : of_.place.memory->vector(size, x.dtype);
   const OptimizerState& with = step_.moments ? *step_.moments : of_.optimizer;
-  step_.kernel = with.planned(of_.ledger.steps, step_.lr, of_.model.current.data,
-                              step_.next ? step_.next.data : of_.model.current.data);
+  step_.kernel = with.planned(of_.ledger.steps, step_.lr, x, step_.next ? step_.next : x);
 }
 
 // Computes upper bounds of all elements after this step, and refuses an update that might not stay finite. An update
@@ -251,6 +253,7 @@ void Transaction::check_bounds() {
     if (!of_.steps_in_python()) {
       const double along = direction.growth(step_.lr) + std::abs(step_.lr) * drag;
       next.model = next.model * keep + of_.optimizer.growth(step_.lr, d, along, next.moments);
+      if (of_.model.current.dtype == kBFloat16) next.model *= kRounded;
     }
     const bool fits = std::max(d, keep) <= kLargestElement &&
                       next.model <= std::min(kLargestModel, settings.largest_model) && next.moments.m <= kLargestSum &&

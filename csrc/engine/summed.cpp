@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "../store/encoded.h"
+#include "answer.h"
 #include "buffers.h"
 
 namespace fastagg::engine {
@@ -47,7 +48,8 @@ void Summed::plan_sum(Way way) {
   if (may_fail) sum.beside = memory_->vector(setting_.size);
   if (moves && (models || given_.empty())) sum.along.add(sum.into().data, setting_.size, kFloat32);
   if (!models) return;
-  for (const Contribution& one : given_) models_.push_back({*one.update, one.base, factor(one)});
+  for (const Contribution& one : given_)
+    models_.push_back({*one.update, one.base, factor(one), one.answer->base.dtype});
   largest_ = std::vector<std::atomic<int32_t>>(models_.size());
 }
 

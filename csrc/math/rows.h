@@ -126,7 +126,7 @@ struct Int4 : Scaled<7> {
 };
 
 using RowFormats = List<Float32, BFloat16, Int8, Int4>;
-constexpr int kPlainRows = place_in<Float32>(RowFormats{});
+constexpr int kPlainRows = place_in<Float32>(RowFormats{}), kHalfRows = place_in<BFloat16>(RowFormats{});
 
 struct Facts {
   const char* name;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "../plan.h"
 #include "blocks.h"
 
 namespace fastagg::store {
@@ -16,9 +17,17 @@ using Owner = std::shared_ptr<void>;
 struct Vector {
   Owner owner;
   float* data = nullptr;
+  Dtype dtype = kFloat32;  // or kBFloat16, of a model: then `halves` are its elements
 
   explicit operator bool() const { return data != nullptr; }
+  uint16_t* halves() const { return static_cast<uint16_t*>(static_cast<void*>(data)); }
 };
+
+inline Update update_of(const Vector& vector, int64_t size) {
+  Update whole;
+  whole.add(vector.data, size, vector.dtype);
+  return whole;
+}
 
 // `nbytes` of host memory that nobody has written to. With `keep` it is reused when the last owner is gone. Throws
 // std::bad_alloc.
@@ -40,7 +49,11 @@ class Memory {
  public:
   virtual ~Memory() = default;
   virtual Vector bytes(int64_t nbytes) = 0;
-  Vector vector(int64_t count) { return bytes(count * static_cast<int64_t>(sizeof(float))); }
+  Vector vector(int64_t count, Dtype dtype = kFloat32) {
+    Vector made = bytes(count * static_cast<int64_t>(dtype == kFloat32 ? sizeof(float) : sizeof(uint16_t)));
+    made.dtype = dtype;
+    return made;
+  }
   virtual void zero(void* at, int64_t nbytes) = 0;
   virtual void copy(void* to, const void* from, int64_t nbytes) = 0;
   virtual void put(void* to, const void* host, int64_t nbytes) = 0;

@@ -218,7 +218,8 @@ class HttpClient:
         self.local_steps = int(headers["X-Local-Steps"]) if "X-Local-Steps" in headers else None
         if headers["Content-Type"] == ENCODED:
             return Encoded.from_bytes(body).decode()
-        return torch.frombuffer(body, dtype=torch.float32)
+        in_bf16 = headers["Content-Type"] == TYPES[torch.bfloat16]  # as the server keeps it
+        return torch.frombuffer(body, dtype=torch.bfloat16 if in_bf16 else torch.float32).float()
 
     def _push(self, part: int, update: Tensor | Encoded) -> dict[str, Any]:
         if part not in self._tasks:

@@ -69,7 +69,7 @@ class Parsed(NamedTuple):
 class ModelState(NamedTuple):
     """A model in parts."""
 
-    flat: Tensor  # [d] fp32
+    flat: Tensor  # [d] fp32, or the server's model_dtype
     buffers: Tensor  # [number of buffer elements] fp32
     counters: list[Tensor]
 
@@ -281,14 +281,14 @@ class Layout:
             return None
         return theirs if theirs.arrays == self.arrays and not self.same_as(theirs) else None
 
-    def take(self, params: object, device: torch.device) -> ModelState:
-        """Copy a model of this layout into the server's own vectors.
+    def take(self, params: object, device: torch.device, dtype: torch.dtype = torch.float32) -> ModelState:
+        """Copy a model of this layout into the server's own vectors, parameters of this type to the nearest number.
 
         Raises:
             NonFiniteUpdate: a parameter is NaN or infinite.
         """
         arrays = self._arrays(params)
-        flat, buffers = memory.empty(self.size, device), memory.empty(self.buffer_size, device)
+        flat, buffers = memory.empty(self.size, device, dtype), memory.empty(self.buffer_size, device)
         for target, role in ((flat, "parameter"), (buffers, "buffer")):
             for entry in self._by_role[role]:
                 piece = dense(entry.name, arrays[entry.name]).reshape(-1)
@@ -297,12 +297,17 @@ class Layout:
                     said = f"params {entry.name!r}: fp32 holds {most:g} in steps of {step:g}; smaller changes are lost"
                     warnings.warn(said, UserWarning, stacklevel=5)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
-        if not ops.inspect(flat).finite:
-            bad = [e.name for e in self._by_role["parameter"] if not torch.isfinite(self._cut(flat, e)).all()]
-            do = f"; what never changes is kept by buffers={{{bad[0]!r}: 'keep'}}" if self.form == "state_dict" else ""
-            raise NonFiniteUpdate(f"params: the model to start from holds NaN or infinity in {_names(bad)}{do}")
+        may_leave = dtype is not torch.float32 and not self.all_fp32  # a number, when it is rounded, the range of fp16
+        if may_leave or not ops.inspect(flat).finite:
+            self._check_finite(flat)
         counters = [dense(e.name, arrays[e.name]).clone() for e in self._by_role["counter"]]
         return ModelState(flat, buffers, counters)
+
+    def _check_finite(self, flat: Tensor) -> None:
+        parts = ((e.name, self._cut(flat, e).to(getattr(torch, e.dtype))) for e in self._by_role["parameter"])
+        if bad := [name for name, array in parts if not torch.isfinite(array).all()]:
+            do = f"; what never changes is kept by buffers={{{bad[0]!r}: 'keep'}}" if self.form == "state_dict" else ""
+            raise NonFiniteUpdate(f"params: the model to start from holds NaN or infinity in {_names(bad)}{do}")
 
     def blank(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
         """Return buffers and counters with this layout's shapes and types, filled with zeros."""
@@ -340,7 +345,7 @@ class Layout:
             return Parsed(Pieces([update.native]), None, None)
         if isinstance(update, ModelState):
             self._check_parts(update, what)
-            update = self.views(*update, fp32=True)  # an update is no model: its own digits count
+            update = self.views(*update, as_held=True)  # an update is no model: its own digits count
         if not isinstance(update, (nn.Module, Mapping, list, tuple)):
             try:
                 vector = _of_float64(self.entries[0], what, as_array(update))
@@ -418,15 +423,16 @@ class Layout:
             raise ShapeMismatch(f"{what}: expected {counts} arrays, got {len(params)}{do}")
         return {"": params}
 
-    def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor], *, fp32: bool = False) -> Arrays:
+    def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor], *, as_held: bool = False) -> Arrays:
         """Return the model in its original form: a dict for modules and state_dicts, a list, or the flat tensor.
 
-        Arrays are views of ``flat`` and ``buffers`` if the model's own dtype is fp32, or with ``fp32``. Otherwise they
-        are copies in that dtype.
+        Arrays are views of ``flat`` and ``buffers`` if these have the model's own dtype, or with ``as_held``. Otherwise
+        they are copies in that dtype.
         """
-        if self.form == "flat" and (fp32 or self.entries[0].dtype == "float32"):
+        if self.form == "flat" and (as_held or flat.dtype is getattr(torch, self.entries[0].dtype)):
             return flat
         arrays: dict[str, Tensor] = {}
+        plain = flat.dtype is torch.float32
         cuts = {  # as `_cut`, but of all at once
             role: iter(vector.split([e.size for e in self._by_role[role]]))
             for role, vector in (("parameter", flat), ("buffer", buffers))
@@ -442,7 +448,8 @@ class Layout:
             else:
                 cut = self._cut(flat, e) if e.role == "alias" else next(cuts[e.role])
                 view = cut if len(e.shape) == 1 else cut.view(e.shape)
-                arrays[e.name] = view if fp32 or e.dtype == "float32" else view.to(getattr(torch, e.dtype))
+                as_it_is = as_held or (plain and e.dtype == "float32")
+                arrays[e.name] = view if as_it_is else view.to(getattr(torch, e.dtype))
         return self.formed(arrays)
 
     def formed(self, arrays: dict[str, Any]) -> Arrays:
@@ -461,7 +468,7 @@ class Layout:
 
     def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
         """Return :meth:`views` in new memory, which the caller may write to. Parameters are in one new vector."""
-        if any(e.dtype == "float32" for e in self._by_role["parameter"]):  # others are copied anyway
+        if any(getattr(torch, e.dtype) is flat.dtype for e in self._by_role["parameter"]):  # others are copied anyway
             flat = flat.clone()
         made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
         for place, e in enumerate(self.entries):
@@ -501,10 +508,10 @@ class Layout:
             result[e.name] = cut.view(e.shape)
             if at_once:
                 continue
-            sent = self._cut(flat, e).view(e.shape)
+            sent = self._cut(flat, e).view(e.shape).to(torch.float32)  # two in bf16 would be subtracted in bf16
             if e.dtype == "float32" and array.dtype == torch.float32:
                 trained = array.to(flat.device).resolve_neg().contiguous().view(-1)
-                ops.difference(trained, self._cut(flat, e), cut)
+                ops.difference(trained, sent.view(-1), cut)
                 continue
             if e.dtype != "float32":  # the client was sent a model rounded to the model's own type
                 sent = sent.to(getattr(torch, e.dtype)).to(torch.float64)

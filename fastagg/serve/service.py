@@ -1,7 +1,8 @@
 """A model in parts over HTTP, each part a durable server. Numbers are fp32 unless said otherwise, little endian.
 
-GET  /task/{client}?part=0&speed=V   the part as a task, [d]; its id and its version are in the headers; V (may be left
-                                     out): the client's local steps a second; &format=bf16 or int8: encoded
+GET  /task/{client}?part=0&speed=V   the part as a task, [d], with model_dtype=bf16 in bf16 (x-bfloat16); its id and its
+                                     version are in the headers; V (may be left out): the client's local steps a second;
+                                     &format=bf16 or int8: encoded
 POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16, or encoded; 200 when it is on the disk
 GET  /model, /model?part=0           the model, or a part of it, as safetensors; this opens no task
 GET  /parts                          which arrays of the model each part has
@@ -47,10 +48,10 @@ from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
 from fastagg.storage.encoded import largest
 
-ENCODED = "application/x-fastagg-encoded"
+ENCODED, BF16 = "application/x-fastagg-encoded", "application/x-bfloat16"
 TYPES = {
     "application/x-float32": torch.float32, "application/x-float16": torch.float16,
-    "application/x-bfloat16": torch.bfloat16, ENCODED: torch.uint8,
+    BF16: torch.bfloat16, ENCODED: torch.uint8,
 }  # fmt: skip
 CHUNK = 1 << 20  # bytes of an update that are written at once
 LONGEST = 60.0  # seconds that a request waits for a newer version
@@ -157,6 +158,8 @@ class Service:
             stack.enter_context(served.counted((found.version, format)))
             if (encoded := found.encoded) is not None:
                 headers["Content-Type"] = ENCODED
+            elif found.flat.dtype is torch.bfloat16:
+                headers["Content-Type"] = BF16
             body = _view(found.flat) if encoded is None else encoded.native.bytes.data
             return self.download([body], headers, stack.pop_all())
 
@@ -171,7 +174,7 @@ class Service:
                 self.check_room(served)
                 stack.enter_context(served.counted((served.server.version, None)))
                 flat, more = served.server._engine.current()  # one version, which never changes
-                arrays = served.server.layout.views(flat, more.values, more.counters, fp32=True)
+                arrays = served.server.layout.views(flat, more.values, more.counters, as_held=True)
                 for name, array in arrays.items():
                     entries[name] = {
                         "dtype": DTYPES[array.dtype], "shape": list(array.shape),

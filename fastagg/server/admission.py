@@ -158,7 +158,7 @@ def nearer_to_model(pieces: Pieces, flat: Tensor) -> bool:
 
     Args:
         pieces: u, d elements.
-        flat: x, [d], fp32.
+        flat: x, [d], fp32 or bf16.
 
     Returns:
         False also for an update that is zero there or not finite, and if one of both is not on the CPU: a warning is
@@ -166,7 +166,7 @@ def nearer_to_model(pieces: Pieces, flat: Tensor) -> bool:
     """
     if pieces.size != flat.numel() or pieces.device.type != "cpu" or not flat.is_cpu:
         return False
-    found: bool = native.nearly(update_of(pieces), flat.data_ptr())
+    found: bool = native.nearly(update_of(pieces), update_of(Pieces([flat])))
     return found
 
 

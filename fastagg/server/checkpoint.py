@@ -89,6 +89,10 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str]) -> No
         remaining(state["config"], config)
     except ConfigError as error:
         raise CheckpointError(f"the checkpoint: {error}") from error
+    if (theirs_dtype := state["config"].get("model_dtype")) != config["model_dtype"]:
+        raise CheckpointError(
+            f"the checkpoint has model_dtype={theirs_dtype!r}, this server model_dtype={config['model_dtype']!r}"
+        )
     for key, name in names.items():
         if name != config[key]["name"]:
             raise CheckpointError(f"the checkpoint's {key} is {name}, this server's is {config[key]['name']}")

@@ -34,7 +34,8 @@ class Dispatch(native.Task):
         incarnation: the number of the server's incarnation in which this version was made
             (:attr:`fastagg.Server.incarnation`). If the client sends it back, the server refuses the answer to a
             version that a restart has lost, even though new versions use the same numbers.
-        flat: the trainable parameters as one fp32 vector [d], shared with the server. Do not write to it.
+        flat: the trainable parameters as one vector [d], shared with the server, fp32 or of its ``model_dtype``. Do not
+            write to it.
 
     Example:
         >>> server = fastagg.FedBuff({"weight": torch.zeros(2)}, buffer_size=1)

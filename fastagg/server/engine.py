@@ -47,6 +47,11 @@ class Parts(NamedTuple):
     key: NoiseKey  # of a private rule's noise
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
+        return torch.float32 if self.settings["model_dtype"] is None else torch.bfloat16
+
+    @property
     def on_host(self) -> bool:
         """Whether kernels run on the processor."""
         return place(self.device) is CPU
@@ -225,7 +230,7 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     def owned(vector: Tensor) -> Tensor:
         if vector.shape != (layout.size,):
             raise ValueError(f"expected a vector of {layout.size} elements, got {list(vector.shape)}")
-        return memory.empty(layout.size, device).copy_(vector)
+        return memory.empty(layout.size, device, parts.dtype).copy_(vector)
 
     running = start(parts, owned(state["flat"]), like.loaded(state["buffers"]))
     with contextlib.ExitStack() as failed:
@@ -289,7 +294,7 @@ def nbytes(running: Running) -> dict[str, int]:
         kept[first.data_ptr()] = engine.model.nbytes
     own = sum(tensor.nbytes for tensor in extension.own.values())
     return {
-        "model": engine.model.numel() * 4, "moments": engine.moments_nbytes + own, **held,
+        "model": engine.model.nbytes, "moments": engine.moments_nbytes + own, **held,
         "versions": sum(kept.values()), "clients": engine.ledger_nbytes,
         "buffers": extension.held.nbytes(),
     }  # fmt: skip

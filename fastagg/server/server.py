@@ -17,7 +17,7 @@ from fastagg._types import Native, State
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
 from fastagg.model import Layout, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
-from fastagg.rules.names import Buffers, ByName, Kind, Validate, Weighting
+from fastagg.rules.names import Buffers, ByName, Kind, ModelDtype, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Constant, Staleness
@@ -106,6 +106,8 @@ class Server:
         if isinstance(params, Part) and not (params.by_part and getattr(direction, "privacy", None) is None):
             together.check_part(direction, staleness, given)
         device = devices.choose(given["device"], params.arrays if isinstance(params, Part) else params)
+        if given["model_dtype"] is not None:
+            together.check_bf16(direction, optimizer, staleness, device)
         taken = params if isinstance(params, Taken) else None
         how = None if isinstance(given["buffers"], str) else given["buffers"]
         layout = Layout.of(params, buffers=how, tied=given["tied"]) if taken is None else taken.layout
@@ -116,7 +118,7 @@ class Server:
             blank = Statistics.of(given["buffers"], layout, *layout.blank(device))
             self._running = engine.loaded(self._parts, taken.state, blank)
         else:
-            model = layout.take(params, device)
+            model = layout.take(params, device, self._parts.dtype)
             statistics = Statistics.of(given["buffers"], layout, model.buffers, model.counters)
             self._running = engine.start(self._parts, model.flat, statistics)
         self._log: Log | None = None
@@ -193,6 +195,7 @@ class Server:
         deterministic: bool
         validate: Validate
         seed: int
+        model_dtype: ModelDtype | None
         lease: float | None
         max_delay: int | None
         max_open_per_client: int | None
@@ -740,7 +743,8 @@ class Server:
 
     @property
     def flat(self) -> Tensor:
-        """The trainable parameters of the current version as one fp32 vector [d]. Do not write to it.
+        """The trainable parameters of the current version as one vector [d], fp32 or of ``model_dtype``. Do not write
+        to it.
 
         It is not copied and never changes. It stays while you hold it; later steps then write to other memory. Ask
         again for the next version."""
@@ -752,7 +756,7 @@ class Server:
 
         The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
         array. They are torch's, or NumPy's (read-only) if the model came in NumPy's. It is one version, from any
-        thread: views of :attr:`flat`, which never change. Arrays whose dtype is not fp32 are copies.
+        thread: views of :attr:`flat`, which never change. Arrays of another dtype than :attr:`flat` are copies.
 
         Example:
             >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))

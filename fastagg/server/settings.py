@@ -16,7 +16,7 @@ import torch
 from fastagg import _checks, _keywords
 from fastagg._checks import Rule
 from fastagg.errors import ConfigError
-from fastagg.rules.names import Buffers, ByName, Validate, Weighting
+from fastagg.rules.names import Buffers, ByName, ModelDtype, Validate, Weighting
 
 
 class BaseSettings(TypedDict, total=False):
@@ -48,6 +48,11 @@ class BaseSettings(TypedDict, total=False):
     )]  # fmt: skip
     seed: Annotated[int, Rule(
         "the seed of all random numbers of the server.", 0, least=0, most=2**64 - 1,
+    )]  # fmt: skip
+    model_dtype: Annotated[ModelDtype | None, Rule(
+        "``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter in place of 4. Steps "
+        "are computed in fp32, with the moments as they are, and the new model is rounded without bias, so that small "
+        "steps count on average. On the CPU, for rules that do not compare an update with a version. None: fp32.",
     )]  # fmt: skip
     device: Annotated[torch.device | str | None, Rule(
         "where the state is and steps run. The default is the CPU, or the CUDA device of the model.", kept=False,

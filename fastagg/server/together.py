@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from fastagg import registry
 from fastagg.errors import ConfigError
 from fastagg.model import Layout
 from fastagg.ops.checks import OPTIMIZERS
+from fastagg.ops.place import on_cuda
 from fastagg.rules.directions import Direction
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Staleness
@@ -34,7 +37,7 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
             f"optimizer: {type(direction).__name__} turns updates towards a momentum in fp32, and this one has none; "
             "use Nesterov or another optimizer with a momentum, and moments='fp32'"
         )
-    if getattr(optimizer, "look_ahead", False) and (direction.needs_base or direction.measures or staleness.measures):
+    if getattr(optimizer, "look_ahead", False) and compares_versions(direction, staleness):
         raise ConfigError(
             "look_ahead: clients are sent another model than the server's, and this rule compares both; leave it out"
         )
@@ -45,6 +48,28 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
         )
     if settings["validate"] == "deferred" and (reason := _waits(direction, staleness, settings["deterministic"])):
         raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
+
+
+def check_bf16(direction: Direction, optimizer: Optimizer, staleness: Staleness, device: torch.device) -> None:
+    """Refuse a model in bf16 where more than a step of the engine's reads it."""
+    own = next((part for part, is_own in (
+        (direction, type(direction).combine is not Direction.combine), (optimizer, optimizer.has_own_step),
+        (staleness, staleness.looks),
+    ) if is_own), None)  # fmt: skip
+    if on_cuda(device):
+        what = f"only one on the CPU is kept so, and this server is on {device}"
+    elif own is not None:
+        what = f"{type(own).__name__} is a rule of its own in Python, which is given the model in fp32"
+    elif compares_versions(direction, staleness):
+        what = "this rule compares an update, or a client's model, with a version in fp32"
+    else:
+        return
+    raise ConfigError(f"model_dtype: {what}; leave it out")
+
+
+def compares_versions(direction: Direction, staleness: Staleness) -> bool:
+    """Whether a rule needs the versions that updates were trained from."""
+    return direction.needs_base or direction.measures or staleness.measures
 
 
 def check_statistics(direction: Direction, layout: Layout, settings: ServerSettings) -> None:

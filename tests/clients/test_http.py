@@ -110,6 +110,14 @@ def test_what_is_not_answered_is_sent_again(begin: Begin, slept: list[float]) ->
     assert all(limit / 2 <= pause <= limit for limit, pause in zip(limits, slept, strict=True)) and slept[2] == 9.0
 
 
+def test_a_model_that_the_server_keeps_in_bf16_comes_so(begin: Begin) -> None:
+    half = torch.from_numpy(MODEL).bfloat16()
+    sent = half.view(torch.uint8).numpy().tobytes()
+    task = says(200, sent, X_Task="7-1", X_Version="7", Content_Type="application/x-bfloat16")
+    found = client(begin(PARTS, task)).task()
+    assert found.dtype is torch.float32 and torch.equal(found, half.float())
+
+
 def test_it_gives_up_when_its_patience_ends(begin: Begin, slept: list[float]) -> None:
     with pytest.raises(TimeoutError, match=r"no answer for 0 seconds; the last try: HTTP Error 503"):
         client(begin(says(503)), patience=0).task()

@@ -79,6 +79,7 @@ WRONG: list[tuple[Callable[..., Any], str, tuple[Any, ...]]] = [
     (partial(fastagg.Robust, "median"), "synchronous", ("no",)),
     (EUCLIDEAN, "max_local_steps", (2**40,)),
     (BUFF, "validate", ("later",)),
+    (BUFF, "model_dtype", ("bf17", "fp32", torch.bfloat16)),
     *((BUFF, name, (-1, "soon", math.nan, True)) for name in LIMITS),
     (partial(BUFF, buffer_size=10, grace=1.0), "at_least", (11,)),
     (partial(BUFF, buffer_size=10, at_least=3), "grace", (-1.0,)),

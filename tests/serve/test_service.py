@@ -109,6 +109,16 @@ def test_a_task_comes_in_a_format_the_same_for_all(tmp_path: Path, format: str, 
         assert refused.status_code == 422 and refused.json()["error"] == "ConfigError"
 
 
+def test_a_model_in_bf16_is_sent_as_it_is_kept(tmp_path: Path) -> None:
+    cut = read(write_model(tmp_path / "model.safetensors", **ARRAYS), 1)
+    servers = opened(cut, "HeLoCo", {"model_dtype": "bf16"}, 2, tmp_path)
+    with TestClient(Service(servers, cut, tmp_path).app()) as client:
+        sent, whole = client.get("/task/ann"), load(client.get("/model").content)
+        assert sent.headers["content-type"] == "application/x-bfloat16" and len(sent.content) == 2 * SIZE
+        assert all(torch.equal(whole[name], array.bfloat16()) for name, array in ARRAYS.items())
+        assert client.get("/task/bob?format=bf16").headers["content-type"] == ENCODED["Content-Type"]
+
+
 def test_a_client_that_tells_its_speed_is_told_its_steps(tmp_path: Path) -> None:
     cut = read(write_model(tmp_path / "model.safetensors", **ARRAYS), 1)
     servers = opened(cut, "AsyncDiLoCo", {"fastest_steps": 40, "period": 2}, 2, tmp_path)

@@ -112,6 +112,11 @@ PRESETS: dict[str, Make] = {
         "HeLoCo", lr=0.3, k_d=0.3, clip_norm=0.01, weight_decay=0.125, staleness=fastagg.CosineGate(0.1, 9)
     ),
     "DecoupledDiLoCo": _of("DecoupledDiLoCo", buffer_size=2),
+    "DiLoCo, model in bf16": _of("DiLoCo", **_ROUNDS, model_dtype="bf16"),
+    "HeLoCo, model in bf16": _of("HeLoCo", rho=0.5, model_dtype="bf16"),
+    "FADAS, extended, in 8 bits, model in bf16": _of(
+        "FADAS", lr=0.01, buffer_size=2, **_EXTENDED, moments="8bit", model_dtype="bf16"
+    ),
     "RingmasterASGD": _of("RingmasterASGD", lr=0.1, delay_threshold=2),
     **{name: _of(name, **settings) for name, settings in _ADAPTIVE.items()},
     "FedMedian": _of("FedMedian", clients_per_round=ROUND),

@@ -36,7 +36,7 @@ class Encoder:
 
     def _encoded(self, update: Update | torch.Tensor, seed: int, feedback: ErrorFeedback | None) -> Encoded:
         one, flat = self._setting, update.flat if isinstance(update, ModelState) else update
-        given = self._layout.views(flat, memory.empty(0), [], fp32=True) if isinstance(flat, torch.Tensor) else flat
+        given = self._layout.views(flat, memory.empty(0), [], as_held=True) if isinstance(flat, torch.Tensor) else flat
         format = TopK(one.share, one.values) if one.format == "topk" else one.format
         return encode(given, format, seed=seed, feedback=feedback)  # type: ignore[arg-type]  # not "none"
 

@@ -120,7 +120,7 @@ class FusedTrainer:
             index, steps = torch.arange(len(index), dtype=torch.int64, device="cpu"), len(lengths)
             order = index.data_ptr(), lengths
         x, y = x.contiguous(), y.contiguous()
-        flat, out, statistics, counters = task.flat, memory.empty(self._size), NOTHING, []
+        flat, out, statistics, counters = task.flat.float(), memory.empty(self._size), NOTHING, []
         if self._has_buffers:
             _, sent, counters = task.state_dict()["model"]
             statistics = sent.clone()
