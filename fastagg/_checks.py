@@ -202,6 +202,10 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
 def path(name: str, value: object) -> Path:
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(wrong(name, "a path: a str or a pathlib.Path", value))
+    try:
+        os.fspath(value).encode()
+    except (UnicodeEncodeError, AttributeError):  # a log, JSON and messages have it as UTF-8
+        raise ConfigError(wrong(name, "a path in UTF-8", value)) from None
     return Path(value)
 
 

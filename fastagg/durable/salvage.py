@@ -45,8 +45,11 @@ def salvage(
         problem, last = _replayed(server, disk, held, begin)  # no limits: tasks that are given out anew end at once
         if getattr(server.direction, "privacy", None) is not None:
             server._draw_with(NoiseKey(os.urandom(32)))  # what lies behind may make the same versions of other updates
-        taken, refused = 0, []
+        taken, refused, rate = 0, [], server.lr
+        server.lr = begin.manifest["made"]["optimizer"].get("lr", rate)  # which the new folder is made with, too
         with opening.open(to, lambda: server, "none") as new:
+            if server.lr != rate:
+                new.lr = rate
             for record in _behind(disk, held, last):
                 try:
                     taken += _given_again(new, disk, held, record)

@@ -193,9 +193,11 @@ class Service:
     async def update(self, request: Request) -> Response:
         served, task = self.part(request), _whole(request.path_params["task"], "task")
         samples = _number(request.query_params.get("num_samples"), "num_samples")
-        dtype = TYPES.get(request.headers.get("content-type", ""))
+        dtype = TYPES.get(request.headers.get("content-type", "").lower())
         if dtype is None:
             raise Refused(415, f"Content-Type: expected one of {', '.join(TYPES)}")
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refused(415, "Content-Encoding: expected none")
         if "content-length" not in request.headers:
             raise Refused(411, "Content-Length is needed")
         length, size = _whole(request.headers["content-length"], "Content-Length"), served.server.layout.size
@@ -385,6 +387,8 @@ def _layout(cut: Cut, servers: Sequence[Server]) -> Plain:
 
 def _client(request: Request, server: Server) -> int | str:
     name = str(request.path_params["client"])
+    if "\ufffd" in name:  # what starlette makes of bytes that are no UTF-8: clients would share it
+        raise Refused(400, "client: expected UTF-8")
     return int(name) if server.num_clients is not None and _is_whole(name) else name
 
 

@@ -75,6 +75,15 @@ def test_traces(case: Case, buffer_size: int, steps: int, clip: float | None, al
         np.testing.assert_allclose(a.x, b.x, rtol=0, atol=2e-4 * max(1.0, np.abs(b.x).max()))
 
 
+@pytest.mark.parametrize("inside", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_what_a_program_is_in_the_middle_of_changes_no_bit(inside: Any) -> None:
+    plain, other = echo(buffer_size=2), echo(buffer_size=2)
+    play(plain, 7)
+    with inside():
+        play(other, 7)
+    assert same(other.state_dict(), plain.state_dict()) and other.version == 3
+
+
 def test_it_moves_towards_the_teachers() -> None:
     """Distilling reduces the student's distance to the teachers' targets, and nothing else does."""
     server, plain = echo(buffer_size=2, steps=40, alpha=1.0), fastagg.FedBuff(network(), buffer_size=2)

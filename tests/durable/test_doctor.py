@@ -182,6 +182,23 @@ def test_salvage_takes_what_is_readable_to_a_new_folder(name: str, place: str, t
         salvage(tmp_path / "a", tmp_path / "b")
 
 
+def test_salvage_goes_on_with_the_rate_and_its_folder_is_made_with_the_first_one(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path / "a", RULES["ASGD"]) as server:
+        server.lr = 0.25
+        answered(server, 0)
+        server.checkpoint()
+        for client in (1, 2):
+            answered(server, client)
+    segment, at = at_record(tmp_path / "a", 5)  # an answer
+    data = bytearray(segment.read_bytes())
+    data[at + 60] ^= 1
+    segment.write_bytes(data)
+    assert salvage(tmp_path / "a", tmp_path / "b")["taken"] == 1
+    with fastagg.open(tmp_path / "b", RULES["ASGD"]) as server:
+        assert server.lr == 0.25
+        torch.testing.assert_close(server.flat, torch.full((50,), -0.25 * (1.0 + 3.0)))
+
+
 def test_salvage_knows_no_limits_and_ends_the_tasks_whose_answers_it_gives_in(tmp_path: Path) -> None:
     def one_at_a_time() -> fastagg.Server:
         return fastagg.FedBuff(torch.zeros(50), buffer_size=1, max_open_per_client=1)

@@ -180,7 +180,7 @@ def test_another_server_than_the_folders_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             fastagg.open(tmp_path / "a", make)
-    for bad in ({"durability": "often"}, {"keep": 0}, {"make": 3}):
+    for bad in ({"durability": "often"}, {"keep": 0}, {"make": 3}, {"path": "no-\udcff"}, {"path": b"bytes"}):
         with pytest.raises(ConfigError):
             fastagg.open(**{"path": tmp_path / "a", "make": maker("ASGD"), **bad})
     with fastagg.open(tmp_path / "a", maker("ASGD", lease=5.0)) as server:

@@ -197,6 +197,8 @@ def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) 
     ann, _ = task(client, "ann")
     for url, content, headers, status in (
         (ann, body(), {"Content-Type": "text/plain"}, 415),
+        (ann, body(), FLOATS | {"Content-Encoding": "gzip"}, 415),
+        (ann.replace("/ann/", "/%ff/"), body(), FLOATS, 400),
         (ann, body()[:-1], FLOATS, 400),
         (ann, body() + b"x", FLOATS, 413),
         (ann, iter([body()]), FLOATS, 411),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -120,13 +120,19 @@ class EchoState(BufferState):
         ops.step_(facts.base, facts.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
         self.student.bind(model, own)
         logits = memory.empty(self.teachers.cache.size, self.teachers.cache.device)
-        self.student.infer(logits)
+        with torch.autocast(self.device.type, enabled=False):
+            self.student.infer(logits)
         put = self.teachers.put(facts.client, logits)
         record = replace(self.record, inference_seconds=self.record.inference_seconds + watch.total)
         moves = [*put.moves, (self, "record", record)]
         found.moves = moves
         if arrival.room == 1:
-            found.finish = partial(self._distil, put, after, facts.version + facts.delay + 1, record, moves)
+            found.finish = partial(self._finish, put, after, facts.version + facts.delay + 1, record, moves)
+
+    def _finish(self, *given: Any) -> None:
+        # A program may be in the middle of torch.no_grad, inference_mode or autocast. The networks are not.
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            self._distil(*given)
 
     def _distil(
         self, put: Put, buffers: Tensor, version: int, record: DistillationRecord, moves: list[Move], flat: Tensor
