@@ -36,7 +36,7 @@ import fastagg
 LR, MOMENTUM, TENSORS, PUSHES = 0.7, 0.9, 16, 5
 TOGETHER = 200_000_000  # parameters, of which all candidates have room at a time
 FORMATS: dict[str, Any] = {"fp32": None, "int8": "int8", "1% top-k": fastagg.TopK(0.01, "fp32")}
-WAYS = ("fastagg", "fastagg, with a folder", "torch")
+WAYS = ("fastagg", "fastagg, bf16 model", "fastagg, with a folder", "torch")
 Push = Callable[[], object]
 
 
@@ -50,12 +50,12 @@ def model(size: int) -> dict[str, Tensor]:
     return {f"layer{number}.weight": torch.zeros(size // TENSORS) for number in range(TENSORS)}
 
 
-def make(params: Any) -> fastagg.Server:
-    return fastagg.Server(params, fastagg.Single(), fastagg.Nesterov(LR, MOMENTUM))
+def make(params: Any, model_dtype: Any = None) -> fastagg.Server:
+    return fastagg.Server(params, fastagg.Single(), fastagg.Nesterov(LR, MOMENTUM), model_dtype=model_dtype)
 
 
-def ours(size: int, update: Any, folder: Path | None) -> Push:
-    server = make(model(size)) if folder is None else fastagg.open(folder, lambda: make(model(size)))
+def ours(size: int, update: Any, folder: Path | None, model_dtype: str | None) -> Push:
+    server = make(model(size), model_dtype) if folder is None else fastagg.open(folder, lambda: make(model(size)))
 
     def push() -> None:
         server.receive("ann", update, task=held.pop().id)
@@ -130,7 +130,7 @@ def candidate(way: str, size: int, name: str) -> None:
     before = status("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) if way.endswith("folder") else None
-        push = theirs(size, update) if way == "torch" else ours(size, update, stored)
+        push = theirs(size, update) if way == "torch" else ours(size, update, stored, "bf16" if "bf16" in way else None)
         push()
         bytes_before, pushes = written(), 0
         for _ in sys.stdin:
@@ -155,7 +155,7 @@ def in_process(size: int) -> None:
         f"\n| {size:,} parameters | "
         + " | ".join(WAYS)
         + " | torch / fastagg, in time, in processor |\n|---|"
-        + "---:|" * 4
+        + "---:|" * (1 + len(WAYS))
     )
     for name in FORMATS:
         taken: dict[str, list[list[float]]] = {way: [] for way in WAYS}
