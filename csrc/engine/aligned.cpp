@@ -10,8 +10,8 @@ Aligned::Aligned(double sign, const Setting& setting, std::vector<int64_t> ends)
   is.tensors = &tensors_;
 }
 
-Outcome Aligned::plan(const Contributions& given, bool closes, Way way) {
-  const Outcome outcome = Single::plan(given, closes, way);
+Outcome Aligned::plan(const Contributions& given, bool closes, ReadMode mode) {
+  const Outcome outcome = Single::plan(given, closes, mode);
   double squares = 0.0;
   for (size_t i = 0; i < turns_.size(); ++i) {
     turns_[i] = turn_of(i, direction_.gain, weight_);

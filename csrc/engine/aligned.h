@@ -16,7 +16,7 @@ class Aligned : public Single {
   };
   // `ends`: where each tensor of the model ends.
   Aligned(double sign, const Setting& setting, std::vector<int64_t> ends);
-  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
   int64_t nbytes() const override { return tensors_.nbytes(); }
 
  private:

@@ -37,7 +37,7 @@ double AllClients::encode(const Update& update, const Contribution& one, void* p
   return cpu::encode(update, one.gain * one.weight, format, key(one.client), coded.packed_at(place));
 }
 
-Outcome AllClients::plan(const Contributions& given, bool, Way) {
+Outcome AllClients::plan(const Contributions& given, bool, ReadMode) {
   given_ = given.front();
   if (given_.row == nullptr && coded.size > 0) given_.row = row_in(given_, format);
   const bool enters = !ages_ || ages_->plan(given_);
@@ -174,7 +174,7 @@ Differences::Differences(double sign, int64_t clients, bool full, float* sum)
   is.rows = this;
 }
 
-Outcome Differences::plan(const Contributions& given, bool, Way) {
+Outcome Differences::plan(const Contributions& given, bool, ReadMode) {
   const Contribution& one = given.front();
   update_ = one.update;
   weights_.plan(one.client, 1.0, true);

@@ -23,7 +23,7 @@ class AllClients : public DirectionState, public RowKeeper {
     float* sum = nullptr;
   };
   AllClients(double sign, const Setting& setting, std::shared_ptr<store::RowStore> rows);
-  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
@@ -60,7 +60,7 @@ class Differences : public DirectionState, public RowKeeper {
  public:
   // `full`: nothing is applied until all clients have been heard.
   Differences(double sign, int64_t clients, bool full, float* sum);
-  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override { weights_.commit(false); }
   void cancel() noexcept override { weights_.take_back(); }

@@ -43,7 +43,7 @@ double Buffered::grace(int64_t waiting) const {
 }
 
 // Adds all updates to the sum. If they make a step, the last one is not added: the step's kernel reads it directly.
-Outcome Buffered::plan(const Contributions& given, bool closes, Way way) {
+Outcome Buffered::plan(const Contributions& given, bool closes, ReadMode mode) {
   int64_t count = 0;
   for (const Contribution& one : given) count += one.count;
   const bool steps = closes || count >= room();
@@ -52,7 +52,7 @@ Outcome Buffered::plan(const Contributions& given, bool closes, Way way) {
   const auto all = round.versions.size() + static_cast<size_t>(count);
   if (round.versions.capacity() < all) round.versions.reserve(2 * all);
   sum.beside = {}, sum.along = {};
-  plan_sum(way);
+  plan_sum(mode);
   return outcome_;
 }
 

@@ -30,7 +30,7 @@ class Buffered : public DirectionState, public Sums {
   Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
            const std::optional<Privacy::Setting>& privacy);
   void check(const ClientId& client, int64_t start, int64_t now) const override;
-  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
   void commit() noexcept override;
   void measured(const Contributions& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
   int64_t room() const override;
@@ -62,7 +62,7 @@ class Buffered : public DirectionState, public Sums {
  protected:
   // Refuses what this kind cannot hold: `given_`, which are so many with those before.
   virtual void check_sum(int64_t) const {}
-  virtual void plan_sum(Way way) = 0;
+  virtual void plan_sum(ReadMode mode) = 0;
   // False: what was loaded does not belong to these versions.
   virtual bool sum_fields(Archive& archive) = 0;
   void plan_numbers(const Contributions& given, bool steps);

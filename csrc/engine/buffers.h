@@ -22,7 +22,7 @@ class Summed : public Buffered {
   int64_t nbytes() const override { return nbytes_of(waiting_) + Buffered::nbytes(); }
 
  private:
-  void plan_sum(Way way) override;
+  void plan_sum(ReadMode mode) override;
   bool sum_fields(Archive& archive) override;
   float factor(const Contribution& one) const { return static_cast<float>(one.gain * is.sign * weight_of(one)); }
   bool may_wait(const Contribution& one) const;
@@ -48,7 +48,7 @@ class ExactlySummed : public Buffered {
 
  private:
   void check_sum(int64_t count) const override;
-  void plan_sum(Way way) override;
+  void plan_sum(ReadMode mode) override;
   bool sum_fields(Archive& archive) override;
   void begin_sum();
   // A leaf's sum, or nothing, comes to the sum in a pass of its own.
@@ -69,7 +69,7 @@ class Combined : public Buffered {
 
  private:
   void check_sum(int64_t count) const override;
-  void plan_sum(Way way) override;
+  void plan_sum(ReadMode mode) override;
   bool sum_fields(Archive& archive) override;
   // What is combined is not weighted by samples.
   float factor(const Contribution& one) const { return static_cast<float>(one.gain * is.sign * one.weight); }

@@ -37,7 +37,7 @@ int64_t Calibrated::writes(int64_t client) const {
   return free_.empty() ? -1 : free_.back();
 }
 
-Outcome Calibrated::plan(const Contributions& given, bool, Way) {
+Outcome Calibrated::plan(const Contributions& given, bool, ReadMode) {
   const Contribution& one = next_.given = given.front();
   Fresh* mine = fresh_of(one.client);
   next_.known = mine != nullptr;

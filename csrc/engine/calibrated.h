@@ -18,7 +18,7 @@ class Calibrated : public DirectionState, public RowKeeper {
   };
   Calibrated(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
              std::shared_ptr<Resummation> resummation);
-  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;

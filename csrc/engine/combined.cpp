@@ -10,7 +10,7 @@ void Combined::check_sum(int64_t count) const {
     throw Refusal(Why::kSetting, "the round has as many updates as can be combined; call close_round()");
 }
 
-void Combined::plan_sum(Way) {
+void Combined::plan_sum(ReadMode) {
   terms_.clear(), desks_.reset();
   if (outcome_ == Outcome::kKept) return waiting_.reserve(waiting_.size() + 1);
   if (outcome_ == Outcome::kIdle) return;

@@ -38,7 +38,7 @@ enum class Outcome { kKept, kStep, kIdle };  // waits; the model steps; the vers
 // How updates are read: once their norms are known; by the step's kernel, which finds the norm; or several in one
 // pass, which adds them to a sum and finds out which of them are fit: updates or trained models. Nobody writes to still
 // ones meanwhile.
-enum class Way { kMeasured, kOnce, kUpdates, kModels, kStillModels };
+enum class ReadMode { kMeasured, kReadOnce, kUpdates, kModels, kStillModels };
 
 // What no element may exceed: then squares are finite, and so are sums of as many as there will ever be.
 constexpr int32_t kLargestElementBits = 0x5d800000;  // of 2^60 in fp32

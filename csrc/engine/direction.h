@@ -110,7 +110,7 @@ class DirectionState {
   // What these updates, in order, make. `closes`: a step, whether or not the round is full. All but a buffer take one
   // update at a time. kOnce: its norm is not known, and `run` only writes to memory that nobody reads before `commit`,
   // besides the optimizer's; `measured` tells the norm in between. Throws RowsLost.
-  virtual Outcome plan(const Contributions& given, bool closes, Way way) = 0;
+  virtual Outcome plan(const Contributions& given, bool closes, ReadMode mode) = 0;
   virtual void measured(const Contributions&) {}
   // `optimizer` steps exactly if `plan` said so. Allocates nothing.
   virtual void run(Runner& runner, const Optimizer& optimizer) = 0;

@@ -222,19 +222,19 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
 
 // Takes as many answers as fit one pass, at least one.
 size_t Engine::take(Answer* answers, size_t count) {
-  for (size_t group = Several::together(*this, answers, count); group > 0;) {
-    Several several(*this);
-    if (const size_t taken = several.take(answers, group); taken > 0) return taken;
-    group = several.fit();
+  for (size_t group = BatchTransaction::capacity(*this, answers, count); group > 0;) {
+    BatchTransaction batch(*this, answers, group);
+    if (batch.execute()) return batch.fit();
+    group = batch.fit();
   }
   // A round that has no room for a sum ends first, if that is the rule.
   const Sums* const sums = direction->is.sums;
   if (answers->kind == Answer::kSum && sums && sums->closes_before(answers->count)) {
-    OneAnswer(*this).look_at(*answers);
+    AnswerTransaction(*this, *answers).check();
     Receipt receipt;
-    EndOfRound(*this).take(&receipt);
+    RoundEndTransaction(*this, receipt).execute();
   }
-  OneAnswer(*this).take(*answers);
+  AnswerTransaction(*this, *answers).execute();
   return 1;
 }
 
@@ -251,7 +251,7 @@ bool Engine::close_round(Receipt* receipt, bool if_due) {
   const Locked locked(lock);
   if (!settings.closes_early || (if_due && !is_due())) return false;
   try {
-    return EndOfRound(*this).take(receipt);
+    return RoundEndTransaction(*this, *receipt).execute();
   } catch (const Refusal& refused) {
     if (!if_due || refused.why != Why::kTooLarge) throw;
     return false;  // whoever called does something else, and the round goes on
@@ -267,11 +267,11 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kCloseRound:
       if (!settings.closes_early)
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
-      if (!EndOfRound(*this).take(&receipt, operation.decided.known != 0 ? &operation.decided : nullptr))
+      if (!RoundEndTransaction(*this, receipt, operation.decided.known != 0 ? &operation.decided : nullptr).execute())
         throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
     case log::kAnswer:
-    case log::kRow: OneAnswer(*this).take(*answer); return;
+    case log::kRow: AnswerTransaction(*this, *answer).execute(); return;
     case log::kLost: give_up(operation.slots); return;
     case log::kDispatch:
     case log::kHandOn: send(operation); return;

@@ -3,7 +3,7 @@
 //
 // Read once: an update's bytes are copied into memory of the engine's own while they are inspected, and all later
 // stages and the log read that copy. A large one, where that costs time, is instead read by the step's kernel alone,
-// which writes to new memory (OneAnswer::may_read_once). Its sender may do with its memory what it likes.
+// which writes to new memory (AnswerTransaction::may_read_once). Its sender may do with its memory what it likes.
 #pragma once
 
 #include <optional>

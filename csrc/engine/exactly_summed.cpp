@@ -26,11 +26,11 @@ void ExactlySummed::check_sum(int64_t count) const {
     refuse(Why::kSetting, "the round has as many updates or samples as a sum can hold; call close_round()");
 }
 
-void ExactlySummed::plan_sum(Way way) {
+void ExactlySummed::plan_sum(ReadMode mode) {
   begin_sum();
   const bool along = outcome_ == Outcome::kStep && settles();
   // What may still fail needs the old sum.
-  if (along || (outcome_ != Outcome::kStep && way == Way::kOnce && !round.versions.empty()))
+  if (along || (outcome_ != Outcome::kStep && mode == ReadMode::kReadOnce && !round.versions.empty()))
     sum.beside = memory_->vector(setting_.size);
   if (along) sum.along.add(sum.beside.data, setting_.size, kFloat32);
 }

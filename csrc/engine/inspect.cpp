@@ -95,17 +95,17 @@ Question question_of(const Core& of, const Given& given) {
 }  // namespace
 
 // Finds the task that an answer refers to, and what it counts for.
-void Transaction::find(Given& given) {
+void Transaction::find_task(Given& given) {
   Answer& answer = *given.answer;
-  given.task = of_.find(answer);
-  of_.direction->check(answer.client, given.task.version, of_.ledger.now);
-  const Sums* const sums = of_.direction->is.sums;
-  if (of_.direction->is.privacy) {
+  given.task = core_.find(answer);
+  core_.direction->check(answer.client, given.task.version, core_.ledger.now);
+  const Sums* const sums = core_.direction->is.sums;
+  if (core_.direction->is.privacy) {
     if (answer.kind == Answer::kSum)
       throw Refusal(Why::kSetting,
                     "receive_partial: a sum of clients' updates is not clipped one by one, and this "
                     "server is private; let clients answer it themselves");
-    given.participant = of_.ledger.participation.place_for(answer.client);
+    given.participant = core_.ledger.participation.place_for(answer.client);
   }
   if (answer.kind == Answer::kSum && answer.count > std::max(sums ? sums->room() : 0, kLargestOverflow))
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
@@ -116,40 +116,41 @@ void Transaction::find(Given& given) {
   Contribution& brings = given.brings;
   brings.client = given.task.client;
   brings.start = given.task.version;
-  brings.now = of_.ledger.now;
-  brings.share = share_of(of_.settings, answer);
+  brings.now = core_.ledger.now;
+  brings.share = share_of(core_.settings, answer);
   brings.count = answer.count;
   brings.total = answer.total;
   given.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
-  if (!of_.prepares(answer)) weigh(of_, given);
+  if (!core_.prepares(answer)) weigh(core_, given);
 }
 
 // Reads the update, once: into memory of the engine's own, which is the record's where there is one.
-void Transaction::inspect(Given& given) {
+void Transaction::inspect_update(Given& given) {
   Answer& answer = *given.answer;
-  const Inspector& inspector = *of_.inspector;
-  const bool prepared = of_.prepares(answer);
+  const Inspector& inspector = *core_.inspector;
+  const bool prepared = core_.prepares(answer);
   Rows row;  // that the record holds in place of the update
-  if (of_.direction->is.rows && !of_.place.device && !prepared && !answer.blob) row = of_.direction->is.rows->coded;
+  if (core_.direction->is.rows && !core_.place.device && !prepared && !answer.blob)
+    row = core_.direction->is.rows->coded;
   if (answer.kind == Answer::kRow) {
     check_row(given, row);
     if (answer.row != nullptr) given.brings.row = answer.row->data;
-    answer.update.size = of_.settings.size;
+    answer.update.size = core_.settings.size;
   }
-  if (cpu::Tensors* const tensors = of_.direction->is.tensors) tensors->m = of_.optimizer.m();
-  of_.records.begin(given, inspector.numbers(answer), row, of_.ledger);
+  if (cpu::Tensors* const tensors = core_.direction->is.tensors) tensors->m = core_.optimizer.m();
+  core_.records.begin(given, inspector.numbers(answer), row, core_.ledger);
   inspector.inspect(given, prepared);
 }
 
 // What the extension finds out about an update, its weight and its clipping.
-void Transaction::prepare(Given& given) {
+void Transaction::ask_extension(Given& given) {
   Answer& answer = *given.answer;
   Contribution& brings = given.brings;
-  if (of_.prepares(answer) && given.counts) {
-    given.base = of_.ledger.kept.of(given.task.version);
-    given.findings = of_.extension->prepare(question_of(of_, given));
+  if (core_.prepares(answer) && given.counts) {
+    given.base = core_.ledger.kept.of(given.task.version);
+    given.findings = core_.extension->prepare(question_of(core_, given));
     const Findings& found = given.findings;
-    if (found.verdict != nullptr) answer.later = of_.place.device->coming(found.verdict);
+    if (found.verdict != nullptr) answer.later = core_.place.device->coming(found.verdict);
     given.norm = found.norm.value_or(given.norm);
     brings.share = found.share.value_or(brings.share);
     if (found.update) answer.update = *found.update;
@@ -157,22 +158,22 @@ void Transaction::prepare(Given& given) {
     if (found.weight) {
       brings.weight = *found.weight;
     } else if (given.counts) {
-      weigh(of_, given);
+      weigh(core_, given);
     }
   }
   brings.norm = given.norm;
-  const double most = of_.clip_norm();
+  const double most = core_.clip_norm();
   if (most > 0.0 && given.norm > most && !given.findings.unclipped && answer.kind != Answer::kSum) {
     brings.gain = most / given.norm;
     brings.norm = most;
   }
   if (const log::Part* const row = given.operation.part(log::kRowRole); row != nullptr && brings.row == nullptr) {
-    of_.direction->is.rows->encode(answer.update, brings, const_cast<uint8_t*>(row->data));
+    core_.direction->is.rows->encode(answer.update, brings, const_cast<uint8_t*>(row->data));
     brings.row = row->data;
   }
   if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
-  if (!of_.direction->is.blends) return;
-  given.base = of_.ledger.kept.of(given.task.version);
+  if (!core_.direction->is.blends) return;
+  given.base = core_.ledger.kept.of(given.task.version);
   brings.base = given.base.data;
 }
 

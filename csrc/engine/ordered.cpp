@@ -11,7 +11,7 @@ Ordered::Ordered(std::shared_ptr<DirectionState> round) : DirectionState(round->
   unit = round_->is.sums->unit;
 }
 
-Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
+Outcome Ordered::plan(const Contributions& given, bool closes, ReadMode) {
   all_.clear();
   for (Waiting& one : waiting_) {
     all_.push_back(one.brings);
@@ -24,7 +24,7 @@ Outcome Ordered::plan(const Contributions& given, bool closes, Way) {
     return one.answer->client < other.answer->client;
   });
   round_->is.place = is.place;
-  outcome_ = round_->plan(all_, closes, Way::kMeasured);
+  outcome_ = round_->plan(all_, closes, ReadMode::kMeasured);
   versions_ = round_->versions();
   bound_ = round_->bound(), kept_bound_ = round_->kept_bound();
   if (outcome_ == Outcome::kKept) {

@@ -15,7 +15,7 @@ class Ordered : public DirectionState, public Sums {
   };
   explicit Ordered(std::shared_ptr<DirectionState> round);
   void check(const ClientId& client, int64_t start, int64_t now) const override { round_->check(client, start, now); }
-  Outcome plan(const Contributions& given, bool closes, Way way) override;
+  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void fields(Archive& archive) override { round_->fields(archive); }

@@ -4,7 +4,7 @@
 
 namespace fastagg::engine {
 
-Outcome Single::plan(const Contributions& given, bool, Way) {
+Outcome Single::plan(const Contributions& given, bool, ReadMode) {
   const Contribution& one = given.front();
   update_ = one.update;
   direction_ = {};

@@ -13,8 +13,8 @@ class Single : public DirectionState {
     is.blends = blend;
     is.divisor = divisor;
   }
-  Outcome plan(const Contributions& given, bool closes, Way way) override;
-  void measured(const Contributions& given) override { plan(given, true, Way::kOnce); }
+  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
+  void measured(const Contributions& given) override { plan(given, true, ReadMode::kReadOnce); }
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override {}
   double bound() const override;

@@ -39,221 +39,256 @@ double rate_of(const Core& of) {
 
 }  // namespace
 
-Transaction::Transaction(Core& of) : of_(of), order_(of.place), given_(of.scratch.given) {
-  of.records.check();
-  step_.bounds = {of.model.bound, of.optimizer.bounds};
+Transaction::Transaction(Core& core) : core_(core), order_(core.place), given_(core.scratch.given) {
+  core_.records.check();
+  step_.bounds = {core_.model.bound, core_.optimizer.bounds};
+}
+
+bool Transaction::execute() {
+  if (!find()) return false;
+  inspect();
+  prepare();
+  if (!plan()) return false;
+  if (!read()) return false;
+  if (step_.finishes) run(), finish();
+  decide();
+  conclude();
+  if (!step_.has_run) run();
+  commit();
+  return true;
 }
 
 Given& Transaction::add(Answer& answer) {
-  Given& one = given_.emplace_back();
-  one.answer = one.brings.answer = &answer;
+  Given& pending = given_.emplace_back();
+  pending.answer = pending.brings.answer = &answer;
   if (store::is_encoded(answer.update)) answer.is_private = true;
-  return one;
+  return pending;
 }
 
 // -- one answer
 
-void OneAnswer::take(Answer& answer) {
-  Given& one = add(answer);
-  find(one);
-  const bool once = may_read_once(one);
-  if (!once) inspect(one);
-  prepare(one);
-  if (one.counts && !one.findings.waits) plan(false, once ? Way::kOnce : Way::kMeasured);
-  if (once) read_once(one);
-  if (step_.aside) run(), finish();
-  decide(one, step_.outcome != Outcome::kKept, one.findings.reported_norm.value_or(one.norm));
-  check_outcome(answer.decided, answer.receipt, true);
-  conclude();
-  if (step_.planned && !once && !step_.aside) run();
-  commit();
+bool AnswerTransaction::find() {
+  find_task(add(answer_));
+  reads_once_ = may_read_once();
+  return true;
 }
 
-void OneAnswer::look_at(Answer& answer) {
-  find(add(answer));
-  of_.inspector->look_at(answer);
+void AnswerTransaction::inspect() {
+  if (!reads_once_) inspect_update(pending());
+}
+
+void AnswerTransaction::prepare() { ask_extension(pending()); }
+
+bool AnswerTransaction::plan() {
+  const bool changes = pending().counts && !pending().findings.waits;
+  if (changes) plan_direction(false, reads_once_ ? ReadMode::kReadOnce : ReadMode::kMeasured);
+  return true;  // an answer that changes nothing still ends its task
+}
+
+// Calls the planned kernel, and checks what it has read before anything counts.
+bool AnswerTransaction::read() {
+  if (!reads_once_) return true;
+  Scratch& scratch = core_.scratch;
+  ReadsOnce reader;
+  core_.direction->run(reader, step_.kernel);
+  step_.has_run = true;
+  if (!std::isfinite(reader.squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
+  pending().norm = pending().brings.norm = scratch.contributions.front().norm = std::sqrt(reader.squares);
+  core_.direction->measured(scratch.contributions);
+  check_bounds();
+  return true;
+}
+
+void AnswerTransaction::decide() {
+  const double norm = pending().findings.reported_norm.value_or(pending().norm);
+  write_receipt(pending(), step_.outcome != Outcome::kKept, norm);
+  check_outcome(answer_.decided, answer_.receipt, true);
+}
+
+void AnswerTransaction::check() {
+  find_task(add(answer_));
+  core_.inspector->look_at(answer_);
   given_.clear();
 }
 
 // Whether the step's kernel may be the one that reads the sender's memory. It then reads it once, and the norm is known
 // when it is done: so nothing may depend on the norm, and what it writes must be memory that nobody reads. A small
 // update is copied instead, because a copy stays in the cache.
-bool OneAnswer::may_read_once(const Given& given) const {
-  const Answer& answer = *given.answer;
-  const Settings& settings = of_.settings;
-  const DirectionState& direction = *of_.direction;
-  return settings.size >= kWorthReadingOnce && direction.is.reads_once && given.counts && !answer.is_private &&
-         !answer.base && !answer.is_whole() && (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) &&
-         !of_.place.device && !of_.records && of_.clip_norm() == 0.0 && !of_.prepares(answer) &&
-         !of_.steps_in_python() &&
-         (of_.optimizer.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
+bool AnswerTransaction::may_read_once() const {
+  const Settings& settings = core_.settings;
+  const DirectionState& direction = *core_.direction;
+  return settings.size >= kWorthReadingOnce && direction.is.reads_once && given_.front().counts &&
+         !answer_.is_private && !answer_.base && !answer_.is_whole() &&
+         (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) && !core_.place.device && !core_.records &&
+         core_.clip_norm() == 0.0 && !core_.prepares(answer_) && !core_.steps_in_python() &&
+         (core_.optimizer.nbytes() == 0 || !direction.would_step(answer_.count));  // moments move in place
 }
 
-// Calls the planned kernel, and checks what it has read before anything counts.
-void OneAnswer::read_once(Given& given) {
-  Scratch& scratch = of_.scratch;
-  ReadsOnce reader;
-  of_.direction->run(reader, step_.kernel);
-  if (!std::isfinite(reader.squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
-  given.norm = given.brings.norm = scratch.contributions.front().norm = std::sqrt(reader.squares);
-  of_.direction->measured(scratch.contributions);
-  check_bounds();
-}
+// -- a batch
 
-// -- several in one pass
-
-size_t Several::together(const Core& of, const Answer* answers, size_t count) {
-  const Sums* const sums = of.direction->is.sums;
-  if (!of.settings.folds || of.records || !sums || !sums->folds) return 0;
-  const auto most = std::min(count, static_cast<size_t>(sums->room()));
+size_t BatchTransaction::capacity(const Core& core, const Answer* answers, size_t count) {
+  const Sums* const sums = core.direction->is.sums;
+  if (!core.settings.folds || core.records || !sums || !sums->folds) return 0;
+  const auto largest = std::min(count, static_cast<size_t>(sums->room()));
   const bool models = answers->kind == Answer::kModel;
-  const auto fits = [&](const Answer& one) {
-    const bool updates = one.kind == Answer::kUpdate && !one.is_private && !store::is_encoded(one.update);
-    return (models ? one.kind == Answer::kModel : updates) && !of.prepares(one);
+  const auto fits = [&](const Answer& answer) {
+    const bool updates = answer.kind == Answer::kUpdate && !answer.is_private && !store::is_encoded(answer.update);
+    return (models ? answer.kind == Answer::kModel : updates) && !core.prepares(answer);
   };
-  size_t found = 0;
-  int64_t offset = of.ledger.offset;
-  while (found < most && fits(answers[found])) {
-    const int64_t next = answers[found].offset;
+  size_t taken = 0;
+  int64_t offset = core.ledger.offset;
+  while (taken < largest && fits(answers[taken])) {
+    const int64_t next = answers[taken].offset;
     if (next >= 0 && next <= offset) break;  // an answer that came twice
     offset = std::max(offset, next);
     // Whether a client has a second open task is known only after its first answer counted.
-    const auto is_its = [&](const Answer& other) { return other.client == answers[found].client; };
-    if (std::any_of(answers, answers + found, is_its)) break;
-    ++found;
+    const auto is_its = [&](const Answer& other) { return other.client == answers[taken].client; };
+    if (std::any_of(answers, answers + taken, is_its)) break;
+    ++taken;
   }
-  return models || found > 1 ? found : 0;
+  return models || taken > 1 ? taken : 0;
 }
 
-size_t Several::take(Answer* answers, size_t count) {
-  const bool models = answers->kind == Answer::kModel;
-  bool still = true;
-  for (size_t i = 0; i < count; ++i) {
-    Given& one = add(answers[i]);
+bool BatchTransaction::find() {
+  for (size_t i = 0; i < count_; ++i) {
+    Given& pending = add(answers_[i]);
     try {
-      find(one);
-      if (!one.counts) throw Refusal(Why::kSetting, "dropped");
-    } catch (const Refusal&) {  // it is found again as the first answer
-      if (i == 0) return 0;
+      find_task(pending);
+      if (!pending.counts) throw Refusal(Why::kSetting, "dropped");
+    } catch (const Refusal&) {  // it comes again as the first answer, by itself
       given_.pop_back();
       break;
     }
-    if (models) one.brings.norm = kLargestElement;  // the pass finds larger elements; of updates it finds the norm
-    one.brings.base = answers[i].base.data;
-    still = still && answers[i].still;
+    // The pass finds larger elements of models; of updates it finds the norm.
+    if (has_models()) pending.brings.norm = kLargestElement;
+    pending.brings.base = answers_[i].base.data;
   }
-  Sums& sums = *of_.direction->is.sums;
+  return !given_.empty();
+}
+
+bool BatchTransaction::plan() {
+  const bool still = std::all_of(answers_, answers_ + given_.size(), [](const Answer& answer) { return answer.still; });
   try {
-    plan(false, !models ? Way::kUpdates : still ? Way::kStillModels : Way::kModels);
-    std::vector<double> squares(models ? 0 : given_.size());
-    fit_ = sums.fold(models ? nullptr : &squares);
-    if (fit_ < given_.size()) return 0;
-    for (size_t i = 0; i < given_.size(); ++i)
-      given_[i].norm = models ? std::nan("") : of_.scratch.contributions[i].norm = std::sqrt(squares[i]);
-    if (!models) of_.direction->measured(of_.scratch.contributions), check_bounds();
+    plan_direction(false, !has_models() ? ReadMode::kUpdates : still ? ReadMode::kStillModels : ReadMode::kModels);
   } catch (const Refusal&) {  // whose fault it is turns out one by one; bounds of models assume the largest elements
-    return fit_ = 0;
+    return false;
   }
-  for (Given& one : given_) decide(one, step_.outcome != Outcome::kKept && &one == &given_.back(), one.norm);
-  conclude();
-  run();
-  commit();
-  return fit_;
+  return true;
+}
+
+bool BatchTransaction::read() {
+  std::vector<double> squares(has_models() ? 0 : given_.size());
+  Contributions& contributions = core_.scratch.contributions;
+  try {
+    fit_ = core_.direction->is.sums->fold(has_models() ? nullptr : &squares);
+    if (fit_ < given_.size()) return false;
+    for (size_t i = 0; i < given_.size(); ++i)
+      given_[i].norm = has_models() ? std::nan("") : contributions[i].norm = std::sqrt(squares[i]);
+    if (!has_models()) core_.direction->measured(contributions), check_bounds();
+  } catch (const Refusal&) {
+    fit_ = 0;
+    return false;
+  }
+  return true;
+}
+
+void BatchTransaction::decide() {
+  for (Given& pending : given_)
+    write_receipt(pending, step_.outcome != Outcome::kKept && &pending == &given_.back(), pending.norm);
 }
 
 // -- the end of a round
 
-bool EndOfRound::take(Receipt* receipt, const log::Decided* was) {
-  plan(true, Way::kMeasured);
-  if (step_.outcome == Outcome::kKept) return false;
-  *receipt = {};
-  receipt->applied = applied();
-  receipt->version = of_.ledger.now + 1;
-  if (steps()) receipt->step_size = step_.lr;
-  check_outcome(was, *receipt, false);
+bool RoundEndTransaction::plan() {
+  plan_direction(true, ReadMode::kMeasured);
+  return step_.outcome != Outcome::kKept;  // kept: nothing has come
+}
+
+void RoundEndTransaction::decide() {
+  receipt_ = {};
+  receipt_.applied = applied();
+  receipt_.version = core_.ledger.now + 1;
+  if (steps()) receipt_.step_size = step_.lr;
+  check_outcome(recorded_, receipt_, false);
   log::Operation end;
   end.kind = log::kCloseRound;
-  end.decided = {1, receipt->applied, receipt->version, receipt->step_size};
-  log::Queued record = of_.records.of(end);
-  conclude();
-  run();
-  commit();
-  of_.records.add(std::move(record));
-  return true;
+  end.decided = {1, receipt_.applied, receipt_.version, receipt_.step_size};
+  step_.record = core_.records.of(end);
 }
 
 // -- plan
 
 // What the answers make, and all that the step needs; nothing of it is visible yet.
-void Transaction::plan(bool closes, Way way) {
-  Scratch& scratch = of_.scratch;
+void Transaction::plan_direction(bool closes, ReadMode mode) {
+  Scratch& scratch = core_.scratch;
   scratch.contributions.clear();
   for (Given& one : given_) {
     scratch.contributions.push_back(one.brings);
     scratch.contributions.back().update = &one.answer->update;
   }
-  if (Privacy* const privacy = of_.direction->is.privacy) {
-    const int64_t makes = of_.ledger.now + 1;
-    privacy->begin(of_.ledger.incarnations.of(makes), makes);
+  if (Privacy* const privacy = core_.direction->is.privacy) {
+    const int64_t makes = core_.ledger.now + 1;
+    privacy->begin(core_.ledger.incarnations.of(makes), makes);
   }
   while (!step_.planned) {
     try {
-      step_.outcome = of_.direction->plan(scratch.contributions, closes, way);
+      step_.outcome = core_.direction->plan(scratch.contributions, closes, mode);
       step_.planned = true;
     } catch (const RowsLost& lost) {  // which is an operation of its own
-      of_.give_up(lost.slots);
+      core_.give_up(lost.slots);
     }
   }
-  step_.lr = steps() ? rate_of(of_) : of_.optimizer.settings.lr;
+  step_.lr = steps() ? rate_of(core_) : core_.optimizer.settings.lr;
   check_bounds();
-  if (steps()) plan_step(way);
+  if (steps()) plan_step(mode);
 }
 
 // The vector of the next version, and the optimizer's struct.
-void Transaction::plan_step(Way way) {
-  const int64_t size = of_.settings.size;
-  of_.model.make_room();
-  if (of_.steps_in_python()) {  // only computes the direction, as a vector
-    step_.aside = true;
-    step_.next = of_.place.memory->vector(size);
-    of_.place.memory->zero(step_.next.data, size * static_cast<int64_t>(sizeof(float)));
+void Transaction::plan_step(ReadMode mode) {
+  const int64_t size = core_.settings.size;
+  core_.model.make_room();
+  if (core_.steps_in_python()) {  // only computes the direction, as a vector
+    step_.finishes = true;
+    step_.next = core_.place.memory->vector(size);
+    core_.place.memory->zero(step_.next.data, size * static_cast<int64_t>(sizeof(float)));
     step_.kernel = {place_in<Sgd>(Optimizers{}), {}, {}, step_.next.data, step_.next.data};
     step_.kernel.hyper.lr = 1.0f;
     return;
   }
-  step_.aside = !given_.empty() && given_.front().findings.finishes;
-  if (step_.aside) step_.moments = of_.optimizer.copy();
-  const store::Vector& x = of_.model.current;
-  const Sums* const sums = of_.direction->is.sums;
-  if (sums && !of_.place.device && x.dtype == kFloat32) step_.sum = sums->along();
+  step_.finishes = !given_.empty() && given_.front().findings.finishes;
+  if (step_.finishes) step_.moments = core_.optimizer.copy();
+  const store::Vector& x = core_.model.current;
+  const Sums* const sums = core_.direction->is.sums;
+  if (sums && !core_.place.device && x.dtype == kFloat32) step_.sum = sums->along();
   // Python that runs before the commit may still hand this version out.
-  const bool readable = of_.model.shared || of_.place.device || (of_.extension && of_.extension->asks.statistics);
-  if (readable || step_.aside || way == Way::kOnce)
-    step_.next = step_.sum ? step_.sum : of_.place.memory->vector(size, x.dtype);
-  const OptimizerState& with = step_.moments ? *step_.moments : of_.optimizer;
-  step_.kernel = with.planned(of_.ledger.steps, step_.lr, x, step_.next ? step_.next : x);
+  const bool readable =
+      core_.model.shared || core_.place.device || (core_.extension && core_.extension->asks.statistics);
+  if (readable || step_.finishes || mode == ReadMode::kReadOnce)
+    step_.next = step_.sum ? step_.sum : core_.place.memory->vector(size, x.dtype);
+  const OptimizerState& with = step_.moments ? *step_.moments : core_.optimizer;
+  step_.kernel = with.planned(core_.ledger.steps, step_.lr, x, step_.next ? step_.next : x);
 }
 
 // Computes upper bounds of all elements after this step, and refuses an update that might not stay finite. An update
 // that waits for others is checked as if the step were taken now.
 void Transaction::check_bounds() {
-  const Settings& settings = of_.settings;
-  const DirectionState& direction = *of_.direction;
-  const OptimizerSettings& optimizer = of_.optimizer.settings;
+  const Settings& settings = core_.settings;
+  const DirectionState& direction = *core_.direction;
+  const OptimizerSettings& optimizer = core_.optimizer.settings;
   const auto refuse = [&](const std::string& what) {
     const char* const type = settings.largest_model < kLargestModel ? "the model's own type" : "float32";
     throw Refusal(Why::kTooLarge, "the update is too large: " + what + " could leave the range of " + type);
   };
   if (!(direction.kept_bound() <= kLargestSum)) refuse("the sum of updates");
   for (bool measured = false;; measured = true) {
-    const Bounds now{of_.model.bound, of_.optimizer.bounds};
+    const Bounds now{core_.model.bound, core_.optimizer.bounds};
     const double drag = optimizer.drag() * now.model, keep = std::max(1.0, std::abs(optimizer.keep(step_.lr)));
     const double d = direction.bound() + drag;
     Bounds next = now;
-    if (!of_.steps_in_python()) {
+    if (!core_.steps_in_python()) {
       const double along = direction.growth(step_.lr) + std::abs(step_.lr) * drag;
-      next.model = next.model * keep + of_.optimizer.growth(step_.lr, d, along, next.moments);
-      if (of_.model.current.dtype == kBFloat16) next.model *= kRounded;
+      next.model = next.model * keep + core_.optimizer.growth(step_.lr, d, along, next.moments);
+      if (core_.model.current.dtype == kBFloat16) next.model *= kRounded;
     }
     const bool fits = std::max(d, keep) <= kLargestElement &&
                       next.model <= std::min(kLargestModel, settings.largest_model) && next.moments.m <= kLargestSum &&
@@ -261,117 +296,120 @@ void Transaction::check_bounds() {
     step_.bounds = steps() ? next : now;
     if (fits) return;
     if (measured) refuse(d <= kLargestElement ? "the model or the optimizer's moments" : "the square of the direction");
-    of_.measure();
+    core_.measure();
   }
 }
 
 // -- conclude
 
-bool Transaction::applied() const { return steps() && (step_.lr != 0.0 || of_.optimizer.settings.lr == 0.0); }
+bool Transaction::applied() const { return steps() && (step_.lr != 0.0 || core_.optimizer.settings.lr == 0.0); }
 
 // Writes an answer's receipt, and the outcome into its record. `ends`: it is the one that makes a version.
-void Transaction::decide(Given& given, bool ends, double norm) {
-  const DirectionState& direction = *of_.direction;
+void Transaction::write_receipt(Given& given, bool ends, double norm) {
+  const DirectionState& direction = *core_.direction;
   Receipt& receipt = given.answer->receipt;
   const double weight = given.counts ? given.brings.weight : 0.0;
   receipt = {};
   receipt.applied = ends && applied();
-  receipt.version = of_.ledger.now + ends;
-  receipt.delay = of_.ledger.now - given.task.version;
+  receipt.version = core_.ledger.now + ends;
+  receipt.delay = core_.ledger.now - given.task.version;
   receipt.task = given.task.id;
   if (ends && steps())
     receipt.step_size = direction.is.immediate ? step_.lr * weight * direction.scale(given.brings) : step_.lr;
   receipt.norm = norm;
   receipt.weight = weight;
-  of_.records.decide(given, direction.is.immediate);
+  core_.records.decide(given, direction.is.immediate);
 }
 
 // The last that may fail: statistics, and a row that a checkpoint has not written yet.
 void Transaction::conclude() {
   const bool counts = given_.empty() || given_.front().counts;
-  if (counts && of_.extension && of_.extension->asks.statistics) {
-    std::vector<Statistics>& all = of_.scratch.statistics;
+  if (counts && core_.extension && core_.extension->asks.statistics) {
+    std::vector<Statistics>& all = core_.scratch.statistics;
     all.clear();
     const auto add = [&](const Contribution& one) {
       if (one.answer->reported || one.answer->extra)
         all.push_back({one.answer->reported.get(), one.answer->extra.get(), one.share});
     };
     if (step_.planned) {
-      for (const Contribution& one : of_.direction->counted(of_.scratch.contributions)) add(one);
+      for (const Contribution& one : core_.direction->counted(core_.scratch.contributions)) add(one);
     } else {
       add(given_.front().brings);
     }
     const char* const name = applied() ? "step" : step_.outcome != Outcome::kKept ? "drop" : "keep";
-    step_.statistics = of_.extension->statistics(all, name);
+    step_.statistics = core_.extension->statistics(all, name);
   }
-  if (const RowKeeper* const rows = of_.direction->is.rows; rows && of_.cut && step_.planned && !given_.empty())
-    of_.cut->before(rows->writes(given_.front().brings.client));
+  if (const RowKeeper* const rows = core_.direction->is.rows; rows && core_.cut && step_.planned && !given_.empty())
+    core_.cut->before(rows->writes(given_.front().brings.client));
 }
 
 // -- run and commit
 
 // Calls the planned kernels. On a device nothing has changed until all that they need is ready.
 void Transaction::run() {
-  Device* const device = of_.place.device.get();
+  if (!step_.planned) return;
+  step_.has_run = true;
+  Device* const device = core_.place.device.get();
   try {
-    of_.direction->run(*of_.place.runner, step_.kernel);
+    core_.direction->run(*core_.place.runner, step_.kernel);
     if (device == nullptr) return;
     // What only this step may be the last to hold.
-    device->hold(of_.model.current.owner);
+    device->hold(core_.model.current.owner);
     for (const Given& one : given_) device->hold(one.base.owner);
     device->launch(given_.empty() ? nullptr : given_.front().findings.verdict);
   } catch (...) {
-    of_.direction->cancel();
+    core_.direction->cancel();
     throw;
   }
 }
 
 // The part of a step that is the extension's. It works on a vector that nobody else holds, so it may fail.
 void Transaction::finish() {
-  if (of_.steps_in_python()) {
-    Extension::Stepped found = of_.extension->step(step_.next, of_.model.current, step_.lr, of_.ledger.steps + 1);
+  if (core_.steps_in_python()) {
+    Extension::Stepped found = core_.extension->step(step_.next, core_.model.current, step_.lr, core_.ledger.steps + 1);
     step_.next = std::move(found.model);
     step_.change = std::move(found.change);
   }
   if (given_.empty()) return;
   const Findings& findings = given_.front().findings;
-  if (findings.finishes) findings.change->finish(step_.next, of_.settings.size);
+  if (findings.finishes) findings.change->finish(step_.next, core_.settings.size);
 }
 
 // What was there before is let go with this object, because that may run Python's finalizers.
 void Transaction::commit() noexcept {
   for (const Given& one : given_)
-    if (one.participant >= 0 && one.counts) of_.ledger.participation.count(one.participant, of_.ledger.steps);
+    if (one.participant >= 0 && one.counts) core_.ledger.participation.count(one.participant, core_.ledger.steps);
   if (step_.planned) {
-    of_.direction->commit();
-    if (step_.next && step_.next.data == step_.sum.data) of_.direction->is.sums->hand_over();
+    core_.direction->commit();
+    if (step_.next && step_.next.data == step_.sum.data) core_.direction->is.sums->hand_over();
   }
   if (steps()) {
-    of_.model.advance(step_.next);
-    if (step_.moments) std::swap(of_.optimizer, *step_.moments);
-    ++of_.ledger.steps;
+    core_.model.advance(step_.next);
+    if (step_.moments) std::swap(core_.optimizer, *step_.moments);
+    ++core_.ledger.steps;
   }
   if (step_.planned) {
-    of_.model.bound = of_.direction->model_bound = step_.bounds.model;
-    of_.optimizer.bounds = step_.bounds.moments;
+    core_.model.bound = core_.direction->model_bound = step_.bounds.model;
+    core_.optimizer.bounds = step_.bounds.moments;
   }
   if (step_.outcome != Outcome::kKept) {
-    of_.enough_since = std::nan("");
-    ++of_.ledger.now;
+    core_.enough_since = std::nan("");
+    ++core_.ledger.now;
   }
   if (step_.change) step_.change->commit();
   if (step_.statistics) {
     step_.statistics->commit();
-    if (step_.statistics->state) std::swap(of_.model.state, step_.statistics->state);
+    if (step_.statistics->state) std::swap(core_.model.state, step_.statistics->state);
   }
   for (Given& one : given_) {
     if (one.findings.change) one.findings.change->commit();
-    if (one.findings.next_steps > 0) of_.ledger.roster.tell_next(one.task.client, one.findings.next_steps);
+    if (one.findings.next_steps > 0) core_.ledger.roster.tell_next(one.task.client, one.findings.next_steps);
     const Answer& answer = *one.answer;
-    if (answer.offset >= 0) of_.ledger.offset = answer.offset;
-    of_.ledger.close(one.task.client, one.task.version, Ids::pack(answer.receipt.version, answer.receipt.applied));
-    of_.records.add(std::move(one.record));
+    if (answer.offset >= 0) core_.ledger.offset = answer.offset;
+    core_.ledger.close(one.task.client, one.task.version, Ids::pack(answer.receipt.version, answer.receipt.applied));
+    core_.records.add(std::move(one.record));
   }
+  core_.records.add(std::move(step_.record));
 }
 
 }  // namespace fastagg::engine

@@ -28,8 +28,8 @@ bool Summed::may_wait(const Contribution& one) const {
 
 // What becomes of updates that wait as they came, and whether this one joins them: all but those of a step are added to
 // the sum when one comes that does not wait. And where sums are made.
-void Summed::plan_sum(Way way) {
-  const bool moves = outcome_ == Outcome::kStep, models = way >= Way::kUpdates;
+void Summed::plan_sum(ReadMode mode) {
+  const bool moves = outcome_ == Outcome::kStep, models = mode >= ReadMode::kUpdates;
   waits_ = outcome_ == Outcome::kKept && given_.size() == 1 && may_wait(given_.front());
   terms_.clear(), models_.clear();
   if (waits_) return waiting_.reserve(waiting_.size() + 1);
@@ -40,11 +40,11 @@ void Summed::plan_sum(Way way) {
   const bool one_alone = moves && fresh() && given_.size() == 1 && !models;
   if (!one_alone && !sum.acc) sum.acc = memory_->vector(setting_.size);
   // In place, the memory of a second sum is saved, and each model is read twice.
-  in_place_ = way == Way::kStillModels && !round.versions.empty() && !moves;
+  in_place_ = mode == ReadMode::kStillModels && !round.versions.empty() && !moves;
   // What may still fail needs the old sum.
   const bool may_fail = models  ? !in_place_ && !round.versions.empty()
                         : moves ? given_.empty() && !terms_.empty()
-                                : way == Way::kOnce && !round.versions.empty();
+                                : mode == ReadMode::kReadOnce && !round.versions.empty();
   if (may_fail) sum.beside = memory_->vector(setting_.size);
   if (moves && (models || given_.empty())) sum.along.add(sum.into().data, setting_.size, kFloat32);
   if (!models) return;

@@ -1,13 +1,15 @@
-// A change of a server by answers, or by the end of a round. There are three kinds: one answer, several in one
-// pass, and the end of a round. Each is a short function over the same stages:
+// A change of a server by answers, or by the end of a round. `Transaction::execute` is the order of its stages, and the
+// only place where that order stands. Three kinds fill the stages in: one answer, a batch of answers in one pass, and
+// the end of a round. Each kind defines every stage; a stage without work is a line that says so.
 //
-//     find       the task, its share and weight
-//     inspect    the update's bytes are read once: finite, norm; the log's record is made
+//     find       the tasks, their shares and weights
+//     inspect    the updates' bytes are read once: finite, norm; the log's records are made
 //     prepare    what a rule in the host language finds out
 //     plan       what the direction makes of it, the rate, the next version's memory, bounds
-//     aside      kernels that may still fail, which only write to memory that nobody reads: an update that is read
-//                once, models of which one may be unfit, a step or a distillation in the host language
-//     conclude   receipts, statistics, what the log says of the outcome
+//     read       kernels that read the senders' memory themselves, and only write to memory that nobody reads
+//     finish     the step in the host language: an optimizer, a distillation. Its kernels run before it, likewise aside
+//     decide     receipts, and what the log says of the outcome
+//     conclude   statistics, and rows that a checkpoint has not written yet
 //     run        all other kernels
 //     commit     model, moments, direction, ledger, log
 //
@@ -43,8 +45,9 @@ struct Given {
 
 // What is planned of a step.
 struct Step {
-  bool planned = false;  // the direction has a plan
-  bool aside = false;    // the step may still fail after its kernels
+  bool planned = false;   // the direction has a plan
+  bool has_run = false;   // its kernels have been called
+  bool finishes = false;  // the host language works on the next version, and may fail
   Outcome outcome = Outcome::kKept;
   double lr = 0.0;
   store::Vector next;  // the next version; none: the step is in place
@@ -53,6 +56,7 @@ struct Step {
   std::optional<OptimizerState> moments;  // a copy of the optimizer, if the real one must not change yet
   Bounds bounds;
   std::unique_ptr<Change> change, statistics;  // of the extension's
+  log::Queued record;                          // of the end of a round
 };
 
 // Memory that transactions use again.
@@ -67,65 +71,107 @@ class Transaction {
   Transaction(const Transaction&) = delete;
   Transaction& operator=(const Transaction&) = delete;
 
+  // Carries the change out. False: nothing has changed, because there is nothing to do, or because not all answers of
+  // a batch are fit. Throws Refusal, or what the extension threw, with nothing changed.
+  bool execute();
+
  protected:
   // Refuses if the log could not acknowledge it.
-  explicit Transaction(Core& of);
+  explicit Transaction(Core& core);
   ~Transaction() { given_.clear(); }
 
+  virtual bool find() = 0;
+  virtual void inspect() = 0;
+  virtual void prepare() = 0;
+  virtual bool plan() = 0;
+  virtual bool read() = 0;
+  virtual void decide() = 0;
+
+  // What the stages of several kinds do.
   Given& add(Answer& answer);
-  void find(Given& given);
-  void inspect(Given& given);
-  void prepare(Given& given);
-  void plan(bool closes, Way way);
+  void find_task(Given& given);
+  void inspect_update(Given& given);
+  void ask_extension(Given& given);
+  void plan_direction(bool closes, ReadMode mode);
   void check_bounds();
-  void decide(Given& given, bool ends, double norm);
-  void conclude();
-  void run();
-  void finish();
-  void commit() noexcept;
+  void write_receipt(Given& given, bool ends, double norm);
   bool steps() const { return step_.outcome == Outcome::kStep; }
   bool applied() const;
 
-  Core& of_;
+  Core& core_;
   const InOrder order_;
   std::vector<Given>& given_;
   Step step_;
 
  private:
-  void plan_step(Way way);
+  void plan_step(ReadMode mode);
+  void finish();
+  void conclude();
+  void run();
+  void commit() noexcept;
 };
 
-class OneAnswer : public Transaction {
+class AnswerTransaction final : public Transaction {
  public:
-  explicit OneAnswer(Core& of) : Transaction(of) {}
-  void take(Answer& answer);
-  // Refuses what can be known to be unfit before anything is done for it.
-  void look_at(Answer& answer);
+  AnswerTransaction(Core& core, Answer& answer) : Transaction(core), answer_(answer) {}
+  // Rejects an answer early if it is certainly invalid.
+  void check();
 
  private:
-  bool may_read_once(const Given& given) const;
-  void read_once(Given& given);
+  bool find() override;
+  void inspect() override;
+  void prepare() override;
+  bool plan() override;
+  bool read() override;
+  void decide() override;
+  bool may_read_once() const;
+  Given& pending() { return given_.front(); }
+
+  Answer& answer_;
+  bool reads_once_ = false;
 };
 
 // Trained models, or updates, as many as fit the buffer, in one pass.
-class Several : public Transaction {
+class BatchTransaction final : public Transaction {
  public:
-  explicit Several(Core& of) : Transaction(of) {}
-  // How many of these answers one pass can take.
-  static size_t together(const Core& of, const Answer* answers, size_t count);
-  // Returns how many it took. 0: nothing has changed, and the first `fit` may be taken together.
-  size_t take(Answer* answers, size_t count);
+  // How many of these answers, from the first on, one pass can take.
+  static size_t capacity(const Core& core, const Answer* answers, size_t count);
+
+  BatchTransaction(Core& core, Answer* answers, size_t count) : Transaction(core), answers_(answers), count_(count) {}
+  // How many answers counted, after `execute`. Where it returned false: how many, from the first on, may be tried
+  // again.
   size_t fit() const { return fit_; }
 
  private:
+  bool find() override;
+  void inspect() override {}  // `read` does, in the pass that adds
+  void prepare() override {}  // no batch is made of answers that the extension prepares
+  bool plan() override;
+  bool read() override;
+  void decide() override;
+  bool has_models() const { return answers_->kind == Answer::kModel; }
+
+  Answer* const answers_;
+  const size_t count_;
   size_t fit_ = 0;
 };
 
-class EndOfRound : public Transaction {
+class RoundEndTransaction final : public Transaction {
  public:
-  explicit EndOfRound(Core& of) : Transaction(of) {}
-  // False: nothing has come. `was`: in a recovery, the outcome that it must have.
-  bool take(Receipt* receipt, const log::Decided* was = nullptr);
+  // `recorded`: in a recovery, the outcome that it must have.
+  RoundEndTransaction(Core& core, Receipt& receipt, const log::Decided* recorded = nullptr)
+      : Transaction(core), receipt_(receipt), recorded_(recorded) {}
+
+ private:
+  bool find() override { return true; }  // no answer comes with it
+  void inspect() override {}
+  void prepare() override {}
+  bool plan() override;
+  bool read() override { return true; }
+  void decide() override;
+
+  Receipt& receipt_;
+  const log::Decided* const recorded_;
 };
 
 }  // namespace fastagg::engine

@@ -67,8 +67,12 @@ def open_tasks(state: State) -> list[tuple[int | str, int]]:
         tasks["task_client"].tolist(), tasks["task_version"].tolist(), strict=True)]  # fmt: skip
 
 
-def check(state: object, config: Plain, layout: Layout, moments: set[str]) -> None:
-    """Check that ``state`` can be loaded into a server with this configuration and layout."""
+def check(state: object, config: Plain, layout: Layout, moments: set[str] | None) -> None:
+    """Check that ``state`` can be loaded into a server with this configuration and layout.
+
+    Args:
+        moments: The names of the optimizer's vectors. None: a user's own optimizer names its state as it likes.
+    """
     if not isinstance(state, dict) or "format" not in state:
         do = (
             "fastagg.load(path) makes a server from a file; a model's own state_dict is the argument of fastagg.FedBuff"
@@ -97,6 +101,11 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str]) -> No
         if name != config[key]["name"]:
             raise CheckpointError(f"the checkpoint's {key} is {name}, this server's is {config[key]['name']}")
     theirs_moments = set(state.get("moments") or ())
+    if moments is None:
+        held = state.get("moments") or {}
+        if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
+            raise CheckpointError("the checkpoint is damaged: the optimizer's state holds more than tensors")
+        return
     if theirs_moments ^ moments == {"units"}:
         raise CheckpointError(
             f"the checkpoint's moments are {_bits(theirs_moments)}, this server's are {_bits(moments)}"

@@ -207,7 +207,8 @@ def moments_of(running: Running) -> dict[str, Tensor]:
 
 def checked(parts: Parts, running: Running, state: State) -> Running:
     """Return what a server becomes with a state from :func:`whole`. The server does not change."""
-    checkpoint.check(state, config(parts, running), parts.layout, set(moments_of(running)))
+    names = None if running.optimizer.has_own_step else set(moments_of(running))
+    checkpoint.check(state, config(parts, running), parts.layout, names)
     checkpoint.check_claims(state, state["config"], parts.layout)
     return loaded(parts._replace(optimizer=running.optimizer), state, running.extension.held)
 
