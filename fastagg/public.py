@@ -26,6 +26,7 @@ from fastagg.rules.directions import *  # noqa: F403
 from fastagg.rules.optimizers import *  # noqa: F403
 from fastagg.rules.privacy import *  # noqa: F403
 from fastagg.rules.staleness import *  # noqa: F403
+from fastagg.server.answers import Answer as Answer
 from fastagg.server.dispatch import Dispatch as Dispatch
 from fastagg.server.dispatch import Partial as Partial
 from fastagg.server.dispatch import Receipt as Receipt

@@ -84,7 +84,7 @@ MISTAKES = [
     # tasks and answers
     ("server.receive_model(0, trained)", "task", "got 0", "task = server.dispatch(client)"),
     ("server.receive_model(trained, task)", "task", "got {'0.bias': a float32 array", "server.dispatch(client)"),
-    ("server.receive_models([(task, trained)])", "answers", "got (Dispatch(", "(task, trained, num_samples)"),
+    ("fastagg.Answer.to(trained, task)", "task", "got {'0.bias': a float32 array", "server.dispatch(client)"),
     ("server.receive_model(task, None)", "trained model", "got NoneType", "a mapping from names to arrays"),
     ("server.receive_model(old_task, trained)", "client 0", "lost in a restart", "dispatch a new task"),
     ("server.receive(0, flat, incarnation=4)", "incarnation 4", "restarted, or by another", "server.dispatch(0)"),
@@ -108,10 +108,10 @@ MISTAKES = [
     ("weighted.receive(0, flat)", "num_samples", "got None", "num_samples=len(data)"),
     ("ace.dispatch(10)", "client 10", "expected 0..9", "num_clients"),
     ("ace.receive_model(ace.dispatch(1), trained)", "kind", "got one of kind 'delta'", "send a gradient"),
-    ("server.receive_many([task])", "receive_many", "got Dispatch(", "num_samples, task, offset)"),
+    ("server.receive_many([task])", "receive_many", "got Dispatch(", "fastagg.Answer.to(task, trained)"),
     ("server.receive_partial(0, flat)", "partial", "got a float32 array", "what a fastagg.Leaf's take() returned"),
     ("server.receive(task, flat)", "client", "got a task", "write task.client"),
-    ("server.receive_many(None)", "receive_many", "got None", "give a list of such tuples"),
+    ("server.receive_many(None)", "receive_many", "got None", "give a list of fastagg.Answer("),
     # files
     ("fastagg.load('junk.pt')", "junk.pt", "not a whole checkpoint", "a file that server.save(path) wrote"),
     ("fastagg.load('model.pt')", "model.pt", "not a fastagg checkpoint", "fastagg.FedBuff(torch.load(path))"),

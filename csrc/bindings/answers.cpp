@@ -139,8 +139,19 @@ bool read_update(Shared& server, py::handle given, Arrays& arrays, Answer& answe
   return true;
 }
 
-// Reads an answer: (client, update, version, num_samples, task, offset, incarnation). False: only Python can.
-bool read(Shared& server, py::handle const* given, Arrays& arrays, Answer& answer) {
+// The fields of a fastagg.Answer (fastagg/server/answers.py), which is a tuple.
+PyObject* const* fields_of(const py::object& answer) { return &PyTuple_GET_ITEM(answer.ptr(), 0); }
+
+// Whether an answer has no more than `read` knows: a kind, a task of a trained model, control, extra, measures.
+bool is_plain(const py::object& answer) {
+  PyObject* const* const fields = fields_of(answer);
+  return std::all_of(fields + 7, fields + 11, [](PyObject* field) { return field == Py_None; }) &&
+         fields[11] == Py_True && fields[12] == Py_False;
+}
+
+// Reads the first fields of an answer: client, update, version, num_samples, task, offset, incarnation. False: only
+// Python can.
+bool read(Shared& server, PyObject* const* given, Arrays& arrays, Answer& answer) {
   const std::optional<double> samples = samples_of(given[3]);
   if (!samples || !read_update(server, given[1], arrays, answer)) return false;
   answer.samples = *samples;
@@ -152,35 +163,54 @@ bool read(Shared& server, py::handle const* given, Arrays& arrays, Answer& answe
   return true;
 }
 
-// The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised, with
-// the first `done` outcomes as its attribute `outcomes`.
-py::object outcome_of_exception(py::list& outcomes, size_t done) {
+// The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised.
+py::object outcome_of_exception() {
   set_error_of_current_exception();
   py::error_already_set raised;
   if (raised.matches(py::module_::import("fastagg.errors").attr("FastaggError"))) return raised.value();
-  PyList_SetSlice(outcomes.ptr(), static_cast<Py_ssize_t>(done), PyList_GET_SIZE(outcomes.ptr()), nullptr);
-  py::setattr(raised.value(), "outcomes", outcomes);
   throw raised;
 }
 
-// The outcomes of answers that are read already: a receipt or an error for each. The lock may refuse some, too.
-py::list receive_all(Shared& server, std::vector<Answer>& answers, const std::vector<py::object>& clients) {
-  const size_t count = answers.size();
-  close_if_due(server);
+// Answers that are read, and what Python's objects they are to be.
+struct Batch {
+  std::deque<Arrays> arrays;
+  std::vector<Answer> answers;
   std::vector<py::object> receipts;
-  for (size_t i = 0; i < count; ++i) receipts.push_back(made_for(server, clients[i], answers[i]));
-  py::list outcomes(count);  // all memory is there before the first answer counts
+  std::vector<py::object> refusals;  // of what could not be read; null: it could
+  py::list outcomes;                 // the caller's, who sees each at once
+  size_t first = 0;                  // of its outcomes
+
+  size_t size() const { return answers.size(); }
+  void set(size_t place, const py::object& outcome) { outcomes[first + place] = outcome; }
+};
+
+// Answers up to the next one that could not be read.
+size_t readable(const Batch& batch, size_t begin) {
+  while (begin < batch.size() && !batch.refusals[begin]) ++begin;
+  return begin;
+}
+
+// Takes all answers: a receipt or an error for each. The lock may refuse some, too.
+void receive_all(Shared& server, Batch& batch) {
+  const size_t count = batch.size();
+  std::vector<Answer>& answers = batch.answers;
   Watched watched(server, count);
   for (size_t done = 0; done < count;) {
+    if (batch.refusals[done]) {
+      batch.set(done, batch.refusals[done]);
+      ++done;
+      continue;
+    }
     Engine::Result result;
+    const size_t end = readable(batch, done);
     try {
-      result = receive(server, answers.data() + done, count - done);
+      result = receive(server, answers.data() + done, end - done);
     } catch (...) {
       result.failed = std::current_exception();
     }
     for (const size_t until = done + result.done; done < until; ++done) {
-      fill(server, receipts[done], answers[done]);
-      outcomes[done] = receipts[done];
+      fill(server, batch.receipts[done], answers[done]);
+      batch.set(done, batch.receipts[done]);
       watched.add(answers[done].receipt);
     }
     if (!result.refused && !result.failed) continue;
@@ -188,21 +218,20 @@ py::list receive_all(Shared& server, std::vector<Answer>& answers, const std::ve
       if (result.failed) std::rethrow_exception(result.failed);
       throw *result.refused;
     } catch (...) {
-      outcomes[done] = outcome_of_exception(outcomes, done);
+      batch.set(done, outcome_of_exception());
       ++done;
     }
   }
   try {
     wait_for_disk(server, answers.data(), count);
   } catch (...) {
-    const py::object error = outcome_of_exception(outcomes, count);
+    const py::object error = outcome_of_exception();
     for (size_t i = 0; i < count; ++i) {
       const engine::Receipt& receipt = answers[i].receipt;
-      if (receipt.sequence > 0 && server.log->waits(receipt.applied)) outcomes[i] = error;
+      if (receipt.sequence > 0 && server.log->waits(receipt.applied)) batch.set(i, error);
     }
   }
   watched.end();
-  return outcomes;
 }
 
 }  // namespace
@@ -210,7 +239,7 @@ py::list receive_all(Shared& server, std::vector<Answer>& answers, const std::ve
 PyObject* take(Shared& server, PyObject* const* args) {
   Arrays arrays(server.device);
   Answer answer;
-  const py::handle given[7] = {args[0], args[1], args[2], args[3], args[4], args[5], args[6]};
+  PyObject* const* const given = args;
   if (!read(server, given, arrays, answer)) return Py_NewRef(Py_None);
   close_if_due(server);
   py::object receipt = made_for(server, given[0], answer);
@@ -225,34 +254,33 @@ PyObject* take(Shared& server, PyObject* const* args) {
   return receipt.release().ptr();
 }
 
+// Arguments: a list of fastagg.Answer; the function that reads one in Python, for those that only Python can read; the
+// list that outcomes are added to.
 PyObject* take_many(Shared& server, PyObject* const* args) {
-  const py::handle sent(args[0]);
-  const Py_ssize_t begin = PyLong_AsSsize_t(args[1]), end = PySequence_Fast_GET_SIZE(sent.ptr());
-  std::deque<Arrays> arrays;
-  std::vector<Answer> answers;
-  std::vector<py::object> clients;
-  answers.reserve(static_cast<size_t>(end - begin));
-  for (Py_ssize_t i = begin; i < end; ++i) {
-    const py::object one = item_at(sent, i);
-    if (!one) break;
-    // copied, because their owner may change the list
-    const auto parts = py::reinterpret_steal<py::object>(PySequence_Tuple(one.ptr()));
-    if (!parts) throw py::error_already_set();
-    py::handle given[7] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
-    const Py_ssize_t count = PyTuple_GET_SIZE(parts.ptr());
-    for (Py_ssize_t part = 0; part < std::min<Py_ssize_t>(count, 7); ++part)
-      given[part] = PyTuple_GET_ITEM(parts.ptr(), part);
-    Answer answer;
-    arrays.emplace_back(server.device);
+  const py::handle read_in_python(args[1]);
+  Batch batch;
+  batch.outcomes = py::reinterpret_borrow<py::list>(args[2]);
+  batch.first = batch.outcomes.size();
+  for (const py::handle given : py::reinterpret_borrow<py::list>(args[0])) {
+    py::object answer = py::reinterpret_borrow<py::object>(given), refusal;
+    batch.arrays.emplace_back(server.device);
+    Answer& taken = batch.answers.emplace_back();
     try {
-      if (!read(server, given, arrays.back(), answer)) break;
-    } catch (const Refusal&) {  // it is raised when this answer is taken alone
-      break;
+      if (!is_plain(answer) || !read(server, fields_of(answer), batch.arrays.back(), taken)) {
+        answer = read_in_python(answer);
+        read(server, fields_of(answer), batch.arrays.back(), taken);
+      }
+      batch.receipts.push_back(made_for(server, fields_of(answer)[0], taken));
+    } catch (...) {
+      refusal = outcome_of_exception();
+      batch.receipts.push_back(refusal);
     }
-    answers.push_back(std::move(answer));
-    clients.push_back(py::reinterpret_borrow<py::object>(given[0]));
+    batch.refusals.push_back(refusal);
   }
-  return receive_all(server, answers, clients).release().ptr();
+  close_if_due(server);
+  for (size_t i = 0; i < batch.size(); ++i) batch.outcomes.append(py::none());  // memory, before the first one counts
+  receive_all(server, batch);
+  return Py_NewRef(Py_None);
 }
 
 py::object close_round(Shared& server, bool if_due) {

@@ -200,7 +200,7 @@ void bind_engine(py::module_& m) {
       .def("most_waiting", [](Shared& server, int64_t most) { server.now()->lock.most_waiting = most; })
       .def_property_readonly("dispatch", quick<dispatch, 3>("dispatch"))
       .def_property_readonly("receive", quick<take, 7>("receive"))
-      .def_property_readonly("receive_many", quick<take_many, 2>("receive_many"))
+      .def_property_readonly("receive_many", quick<take_many, 3>("receive_many"))
       .def("close_round", &close_round, arg("if_due") = false)
       .def_property_readonly("is_due", read_by([](Engine& engine) { return engine.is_due(); }))
       .def_readwrite("by_time", &Shared::by_time)

@@ -20,13 +20,13 @@ import fastagg
 from fastagg import _checks
 from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
-from fastagg.integrations import as_in, check_names, check_settings, number_of, preset, require, resolved
+from fastagg.integrations import as_in, check_names, check_settings, number_of, preset, replies, require, resolved
 from fastagg.integrations.evaluation import Window
 from fastagg.integrations.goals import of_clients
 from fastagg.integrations.models import resume
-from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Book, Session, Settings
 from fastagg.server import checkpoint
+from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch
 from fastagg.storage import raw
 from fastagg.storage.pieces import as_tensor
@@ -217,11 +217,11 @@ class Aggregator(BaseAggregator):
                 raise UnknownVersion("the same upload came before, and was counted then")
             if one is None:
                 raise UnknownVersion("this server never sent it a model: what it trained from is not known")
-            reply = self._read(one.task, upload, meta, self.client_sample_size.get(client))
+            answer = self._read(one.task, upload, meta, self.client_sample_size.get(client))
         except FastaggError as error:
             self._refuse(client, self.book.refuse(one, error))
             return
-        [outcome] = self.book.take([(one, reply)])
+        [outcome] = self.book.take([(one, answer)])
         if isinstance(outcome, FastaggError):
             self._refuse(client, outcome)
             return
@@ -243,20 +243,20 @@ class Aggregator(BaseAggregator):
         """The keys of the initial models, for clients that have not said who they are."""
         return [key for key in self.book.keys_of() if isinstance(key, tuple)]
 
-    def _read(self, task: Dispatch, upload: Arrays, meta: Mapping[str, object], weight: float | None) -> Reply:
+    def _read(self, task: Dispatch, upload: Arrays, meta: Mapping[str, object], weight: float | None) -> Answer:
         stated = {"fastagg-version": meta["version"]} if "version" in meta else {}
+        kind = "model"
         if meta.get("fastagg_kind") == "encoded":
             if self._mixes:
                 raise ConfigError("an encoded update: FedAsync mixes whole models, as APPFL's does")
-            return Reply.read(upload, stated, kind="encoded", samples=weight)
-        if self.server.update_kind == "gradient":
-            return Reply.read(upload, stated, kind="gradient", samples=weight)
-        if self.config.get("gradient_based"):
-            return Reply.read(self._turned(upload), stated, kind="delta", samples=weight)
-        if self._mixes:
-            change = self.server.layout.difference(upload, self.server.flat)
-            return Reply.read(change, stated, kind="delta", samples=weight)
-        return Reply.read(upload, stated, kind="model", samples=weight)
+            kind = "encoded"
+        elif self.server.update_kind == "gradient":
+            kind = "gradient"
+        elif self.config.get("gradient_based"):
+            upload, kind = self._turned(upload), "delta"
+        elif self._mixes:
+            upload, kind = self.server.layout.difference(upload, self.server.flat), "delta"
+        return replies.answer(self.server, task, upload, stated, kind=kind, samples=weight)
 
     def _turned(self, upload: Arrays) -> dict[str, Arrays]:
         """APPFL's "gradient" as an update: parameters change sign, statistics stay the client's own."""

@@ -12,8 +12,9 @@ from fastagg._types import State
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations import require
 from fastagg.integrations.models import holds, put
-from fastagg.integrations.replies import Over, Reply
+from fastagg.integrations.replies import Over
 from fastagg.integrations.session import Book, Open
+from fastagg.server.answers import Answer
 
 require("pfl", "0.6.0", "pfl")
 
@@ -58,8 +59,8 @@ class CentralOptimizer(torch.optim.Optimizer):
         if not holds(self.server, self._trained):
             put(self.server, {name: p.detach() for name, p in self._trained.items()})
         mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}
-        one = Open("cohort", self.server.dispatch("cohort"))
-        [outcome] = self._book.take([(one, Reply(mean, "gradient"))])
+        task = self.server.dispatch("cohort")
+        [outcome] = self._book.take([(Open("cohort", task), Answer.to(task, mean, kind="gradient"))])
         if isinstance(outcome, FastaggError) and not isinstance(outcome, Over):
             raise outcome
         for parameter, value in zip(self._trained.values(), self.server.parameters().values(), strict=True):

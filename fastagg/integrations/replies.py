@@ -1,18 +1,14 @@
-"""Reads a client's reply from any framework, and passes it to the server."""
+"""Reads a client's reply from any framework: what it is, by its own words, as an answer to its task."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Any, cast
-
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any
 
 from fastagg import _checks, lora
 from fastagg._types import Arrays
 from fastagg.errors import AlreadyCounted, ConfigError, FastaggError, UnknownClient, UnknownVersion
-from fastagg.rules.names import Kind
+from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
 from fastagg.storage.encoded import Encoded
@@ -25,125 +21,56 @@ class Over(UnknownVersion):
 KINDS = ("model", "difference", "delta", "gradient", "lora", "encoded")
 
 
-@dataclass(frozen=True)
-class Reply:
-    """One client's answer to one task.
+def answer(
+    server: Server, task: Dispatch, arrays: Arrays, stated: Mapping[str, object], *, kind: str = "model",
+    prefix: str = "fastagg-", samples: float | None = None, control: Any = None, extra: Mapping[str, Any] | None = None,
+) -> Answer:  # fmt: skip
+    """Return a reply as the answer to its task.
 
-    Attributes:
+    Args:
         arrays: the arrays it sent, in the form of the server's model.
-        kind: ``model``, the trained model; ``difference``, trained minus sent for every array, including
-            BatchNorm's statistics; ``delta``, as for ``Server.receive``: differences of parameters, and new statistics;
-            ``gradient``, for ACE, ACED, ASGD; ``lora``, adapters whose products are the delta (:mod:`fastagg.lora`);
-            ``encoded``, the arrays of a :class:`fastagg.Encoded` delta or gradient, as the server's rule takes it.
-        version: the version that the client trained from. None if the client does not state it.
+        stated: a config record or meta dict. It may state ``<prefix>kind``, ``<prefix>version`` (that the client
+            trained from) and ``<prefix>scale`` (of ``lora``: ``lora_alpha / rank``).
+        kind: if it states none. ``model``, the trained model; ``difference``, trained minus sent for every array,
+            including BatchNorm's statistics; ``delta``, as for ``Server.receive``: differences of parameters, and new
+            statistics; ``gradient``, for ACE, ACED, ASGD; ``lora``, adapters whose products are the delta
+            (:mod:`fastagg.lora`); ``encoded``, the arrays of a :class:`fastagg.Encoded` delta or gradient, as the
+            server's rule takes it.
         samples: its number of samples. None if the client does not state it.
         control: FedAC's change of the control variate, flat [d].
         extra: what a rule of the user's own takes besides, by name.
-        scale: of ``lora``: ``lora_alpha / rank``.
-        metrics: what it says of itself, or of the model that it was sent.
+
+    Raises:
+        ConfigError: the kind is not in :data:`KINDS` or not the server's, the version is not an integer, or the scale
+            is not a number. UnknownVersion: it is of another version than its task.
     """
-
-    arrays: Arrays
-    kind: str = "model"
-    version: int | None = None
-    samples: float | None = None
-    control: Tensor | None = None
-    extra: Mapping[str, Tensor] | None = None
-    scale: float = 1.0
-    metrics: Mapping[str, Any] | None = None
-
-    @classmethod
-    def read(cls, arrays: Arrays, stated: Mapping[str, object], *, prefix: str = "fastagg-", **more: Any) -> Reply:
-        """Read a reply. ``stated`` (a config record or meta dict) may state its kind, version and scale.
-
-        The keys are ``<prefix>kind`` and so on.
-
-        Args:
-            more: the other attributes. Its ``kind`` is the default.
-
-        Raises:
-            ConfigError: the kind is not in :data:`KINDS`, the version is not an integer, or the scale is not a number.
-        """
-        if f"{prefix}kind" in stated:
-            more["kind"] = _checks.one_of(f"{prefix}kind", stated[f"{prefix}kind"], KINDS)
-        if f"{prefix}version" in stated:
-            more["version"] = version = stated[f"{prefix}version"]
-            if isinstance(version, bool) or not isinstance(version, int):
-                raise ConfigError(f"{prefix}version: expected a whole number, got {version!r}")
-        if f"{prefix}scale" in stated:
-            more["scale"] = _checks.number(f"{prefix}scale", stated[f"{prefix}scale"])
-        return cls(arrays, **more)
-
-
-def fitted(server: Server, task: Dispatch, reply: Reply) -> Reply:
-    """The reply as the server takes it: a ``model`` that comes alone, a ``delta`` or a ``gradient``."""
-    if reply.version not in (None, task.version):
-        raise UnknownVersion(f"it is from version {reply.version}, its task was version {task.version}")
-    if reply.kind == "encoded":
-        return replace(reply, arrays=Encoded.from_arrays(reply.arrays), kind=server.update_kind)
-    if (reply.kind == "gradient") != (server.update_kind == "gradient"):
-        raise ConfigError(f"this server takes updates of kind {server.update_kind!r}, got one of kind {reply.kind!r}")
-    if reply.kind == "difference":
-        return replace(reply, arrays=task.from_difference(reply.arrays), kind="delta")
-    if reply.kind == "lora":
+    version, scale = stated.get(f"{prefix}version"), 1.0
+    if f"{prefix}kind" in stated:
+        kind = _checks.one_of(f"{prefix}kind", stated[f"{prefix}kind"], KINDS)
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+        raise ConfigError(f"{prefix}version: expected a whole number, got {version!r}")
+    if f"{prefix}scale" in stated:
+        scale = _checks.number(f"{prefix}scale", stated[f"{prefix}scale"])
+    if version not in (None, task.version):
+        raise UnknownVersion(f"it is from version {version}, its task was version {task.version}")
+    if kind == "encoded":
+        arrays, kind = Encoded.from_arrays(arrays), server.update_kind
+    elif (kind == "gradient") != (server.update_kind == "gradient"):
+        raise ConfigError(f"this server takes updates of kind {server.update_kind!r}, got one of kind {kind!r}")
+    elif kind == "difference":
+        arrays, kind = task.from_difference(arrays), "delta"
+    elif kind == "lora":
         shapes = {entry.name: entry.shape for entry in server.layout.entries}
-        return replace(reply, arrays=lora.products(reply.arrays, shapes, reply.scale), kind="delta")
-    if reply.kind == "model" and (reply.control is not None or reply.extra is not None):
-        return replace(reply, arrays=task.delta(reply.arrays), kind="delta")
-    return reply
+        arrays, kind = lora.products(arrays, shapes, scale), "delta"
+    elif kind == "model" and (control is not None or extra is not None):
+        arrays, kind = task.delta(arrays), "delta"
+    # A delta that comes alone is added as fast as a model.
+    measures = kind == "gradient" or control is not None or extra is not None
+    return Answer.to(task, arrays, samples, kind=kind, control=control, extra=extra, measures=measures)
 
 
-def take(
-    server: Server, answers: Sequence[tuple[Dispatch, Reply | FastaggError]], *, still: bool = False
-) -> list[Outcome]:
-    """Pass replies to the server, one after the other. Models and deltas take one pass over memory for each step.
-
-    Args:
-        answers: tasks and their replies. An error stands for a reply that could not be read.
-        still: nobody writes to the replies meanwhile. Models and deltas are then read twice and added where the sum is,
-            which saves the memory of a second sum.
-
-    Returns:
-        For each its receipt, or the error that refused it. A refused reply changes nothing.
-    """
-    given: list[tuple[Dispatch, Reply | FastaggError]] = []
-    for task, reply in answers:
-        try:
-            given.append((task, reply if isinstance(reply, FastaggError) else fitted(server, task, reply)))
-        except FastaggError as error:
-            given.append((task, error))
-    outcomes: list[Outcome] = []
-    for way, some in groupby(given, lambda one: _way(one[1])):
-        found = list(some)
-        if way in ("model", "delta"):
-            models = [(task, reply.arrays, reply.samples) for task, reply in found]  # type: ignore[union-attr]
-            outcomes += map(_outcome, server._receive_models(models, way == "delta", still=still))
-        elif way == "refused":
-            outcomes += [bare(error) for _, error in found]  # type: ignore[arg-type]
-        else:
-            outcomes += [_outcome(_received(server, task, reply)) for task, reply in found]  # type: ignore[arg-type]
-    return outcomes
-
-
-def _way(reply: Reply | FastaggError) -> str:
-    """Which way a reply goes: with others of its kind in one pass (``model``, ``delta``), or not."""
-    if isinstance(reply, FastaggError):
-        return "refused"
-    return reply.kind if reply.control is None and reply.extra is None else "with more"
-
-
-def _received(server: Server, task: Dispatch, reply: Reply) -> Outcome:
-    try:
-        return server.receive(
-            task.client, reply.arrays, task.version, reply.samples, kind=cast(Kind, reply.kind), control=reply.control,
-            extra=reply.extra, incarnation=task.incarnation, task=task.id,
-        )  # fmt: skip
-    except FastaggError as error:
-        return error
-
-
-def _outcome(outcome: Outcome) -> Outcome:
-    """What the server says of an adapter's own task. That it does not have it any more is an event."""
+def told(outcome: Outcome) -> Outcome:
+    """Return what the server says of an adapter's own task. That it does not have it any more is an event."""
     if isinstance(outcome, Receipt):
         return outcome
     gone = isinstance(outcome, (UnknownClient, UnknownVersion)) and not isinstance(outcome, AlreadyCounted)
@@ -151,6 +78,6 @@ def _outcome(outcome: Outcome) -> Outcome:
 
 
 def bare(error: FastaggError) -> FastaggError:
-    """``error`` without the frames that it went through: they hold the reply's arrays."""
+    """Return ``error`` without the frames that it went through: they hold the reply's arrays."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error

@@ -19,9 +19,10 @@ from fastagg.integrations import replies
 from fastagg.integrations.evaluation import Evaluation, Found
 from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
 from fastagg.integrations.models import tensors
-from fastagg.integrations.replies import Over, Reply
+from fastagg.integrations.replies import Over
 from fastagg.integrations.trackers import AnyTrackers, Trackers, numeric
 from fastagg.server import checkpoint
+from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
 
@@ -170,9 +171,15 @@ class Book(Generic[Key, Who]):
             self._out[one.who] = one.until
         return ended
 
-    def take(self, answers: Sequence[tuple[Open[Who], Reply | FastaggError]], *, still: bool = False) -> list[Outcome]:
-        """Pass replies to the server as :func:`replies.take` does. A task whose reply is refused ends."""
-        outcomes = replies.take(self.server, [(one.task, reply) for one, reply in answers], still=still)
+    def take(self, answers: Sequence[tuple[Open[Who], Answer | FastaggError]]) -> list[Outcome]:
+        """Pass answers to the server, in one pass over memory for each step. A task whose answer is refused ends.
+
+        Args:
+            answers: tasks and their answers. An error stands for a reply that could not be read.
+        """
+        readable = [answer for _, answer in answers if isinstance(answer, Answer)]
+        taken = iter(self.server.receive_many(readable))
+        outcomes = [replies.told(next(taken) if isinstance(answer, Answer) else answer) for _, answer in answers]
         for (one, _), outcome in zip(answers, outcomes, strict=True):
             if not isinstance(outcome, Receipt):
                 self._end(one.task)

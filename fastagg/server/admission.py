@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,8 @@ from fastagg.model import Layout, Parsed
 from fastagg.ops.checks import update_of
 from fastagg.ops.place import on_device
 from fastagg.rules.staleness import Staleness
-from fastagg.server.dispatch import Dispatch, Partial, Samples
+from fastagg.server.answers import Answer
+from fastagg.server.dispatch import Partial, Samples, check_task
 from fastagg.server.engine import Parts, Running, reported
 from fastagg.server.extension import OnDevice
 from fastagg.storage import staging
@@ -61,7 +63,7 @@ class Admission:
                 f"receive takes {own}s, and this update is nearly the model itself: for a trained model "
                 "use receive_model(task, trained), or task.delta(trained)"
             )
-            warnings.warn(said, UserWarning, stacklevel=4)
+            warnings.warn(said, UserWarning, stacklevel=6)
         return parsed
 
     def of(self, parsed: Parsed, control: object = None, extra: object = None) -> Native:
@@ -94,34 +96,47 @@ class Admission:
             answer.with_control(checked_extra(self.running.extension.takes, extra))
         return answer
 
-    def check(self, update: object, num_samples: float | None) -> None:
-        """Check an update or a trained model, except the numbers of its parameters."""
-        share(num_samples, self.parts.settings["weighting"])
-        refuse_non_finite_buffers(self.parts.layout.parse(update))
+    def read(self, answer: Answer) -> Answer:
+        """Return the answer as the engine takes it: the numbers of its update, and its number of samples."""
+        if answer.kind == "partial":
+            self.check_sum(answer.update)
+            numbers = self.of_sum(answer.update)
+        elif isinstance(answer.update, native.engine.Numbers):
+            numbers = answer.update
+        elif answer.kind == "model" or not answer.measures:
+            numbers = self.of_model(answer)
+        else:
+            numbers = self.of(self.parse(answer.update, answer.kind), answer.control, answer.extra)
+        numbers.still = answer.still
+        return Answer(
+            answer.client, numbers, answer.version, samples(answer.num_samples, self.parts.settings["weighting"]),
+            answer.task, answer.offset, answer.incarnation,
+        )  # fmt: skip
 
-    def of_model(self, task: Dispatch, trained: object, *, is_difference: bool, measures: bool) -> Native:
-        """Return a trained model as the numbers of an answer.
+    def check(self, answer: Answer) -> None:
+        """Check an answer, except the numbers of its parameters."""
+        share(answer.num_samples, self.parts.settings["weighting"])
+        refuse_non_finite_buffers(self.parts.layout.parse(answer.update))
 
-        Args:
-            is_difference: it is a delta already.
-            measures: whether such a delta's receipt says its norm. If not, it is added as fast as a model.
-        """
-        self.refuse_other_kind("delta")
-        layout, is_encoded = self.parts.layout, isinstance(trained, Encoded)
-        is_difference = is_difference or is_encoded
-        if not is_difference and self.parts.on_host and layout.all_fp32:
-            if task.flat.numel() != layout.size:
-                raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
-            try:
-                answer = self.of(layout.parse(trained, "trained model"))
-                answer.less(task)
-                return answer
-            except DTypeMismatch:  # of a type that no update has: its difference is in fp32
-                pass
-        answer = self.of(layout.parse(trained if is_difference else task.delta(trained)))
-        if self.parts.on_host and not measures and not is_encoded:
-            answer.less(None)
-        return answer
+    def of_model(self, answer: Answer) -> Native:
+        """Return a trained model, or a delta whose norm nobody asks for, as the numbers of an answer."""
+        layout, task, trained = self.parts.layout, answer.sent, answer.update
+        is_difference, is_encoded = answer.kind != "model", isinstance(trained, Encoded)
+        self.refuse_other_kind(answer.kind if is_difference else "delta")
+        if not is_difference and not is_encoded:
+            task = check_task(task)
+            if self.parts.on_host and layout.all_fp32:
+                if task.flat.numel() != layout.size:
+                    raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
+                with contextlib.suppress(DTypeMismatch):  # of a type that no update has: its difference is in fp32
+                    numbers = self.of(layout.parse(trained, "trained model"), answer.control, answer.extra)
+                    numbers.less(task)
+                    return numbers
+            trained = task.delta(trained)
+        numbers = self.of(layout.parse(trained), answer.control, answer.extra)
+        if self.parts.on_host and not answer.measures and not is_encoded:
+            numbers.less(None)
+        return numbers
 
     def of_sum(self, partial: Partial) -> Native:
         """Return a leaf's sum as the numbers of an answer."""

@@ -23,6 +23,7 @@ from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Constant, Staleness
 from fastagg.server import admission, checkpoint, engine, together
 from fastagg.server.admission import Admission
+from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Client, Dispatch, Download, Pace, Partial, Receipt, Samples, check_task
 from fastagg.server.engine import Parts
 from fastagg.server.settings import ServerSettings, complete, declare
@@ -31,8 +32,6 @@ from fastagg.server.uploads import HeldUpload, Refusals, Refusing, Upload
 from fastagg.storage import devices
 from fastagg.storage.pieces import Pieces
 
-Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
-Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
 Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
@@ -438,24 +437,32 @@ class Server:
                 if receipt is not None:
                     taken: Receipt = receipt
                     return taken
-            answer = self._admission.of(self._admission.parse(update, kind), control, extra)
-            return self._take(client, answer, version, num_samples, task, offset, incarnation)
-        except NonFiniteUpdate as error:
-            self._refused(error)
-            raise admission.named(error, self.layout, update) from None
         except FastaggError as error:
-            self._refused(error)
+            raise self._named(error, update) from None
+        return self._take(Answer(
+            client, update, version, num_samples, task, offset, incarnation, kind, control=control, extra=extra
+        ))  # fmt: skip
+
+    def _take(self, answer: Answer) -> Receipt:
+        (outcome,) = self._take_all([answer])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _take_all(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """Take answers in order. On a device one by one, so that one update at a time is there."""
+        outcomes: list[Outcome] = []  # the binding fills it, so that no interrupt can lose one
+        together = len(answers) if self._parts.on_host else 1
+        try:
+            for begin in range(0, len(answers), together or 1):
+                self._receive_many(answers[begin : begin + together], self._admission.read, outcomes)
+            for place, answer in enumerate(answers):
+                if isinstance(error := outcomes[place], FastaggError):
+                    outcomes[place] = self._named(error, answer.update)
+            return outcomes
+        except BaseException as error:
+            error.outcomes = [outcome for outcome in outcomes if outcome is not None]  # type: ignore[attr-defined]
             raise
-
-    def _take(
-        self, client: Client, answer: Native, version: int | None, num_samples: Any, *named: int | None
-    ) -> Receipt:
-        """:meth:`receive` an answer whose numbers Python has read. ``named``: task, offset, incarnation."""
-        receipt: Receipt = self._receive(client, answer, version, self._samples(num_samples), *named)
-        return receipt
-
-    def _samples(self, given: Any) -> float | None:
-        return admission.samples(given, self._parts.settings["weighting"])
 
     def receiving(
         self,
@@ -499,11 +506,13 @@ class Server:
 
         def finish(update: Any, blob: Native = None) -> Receipt:
             try:
-                numbers = isinstance(update, Pieces)
-                parsed = Parsed(update, None, None) if numbers else self._admission.parse(update, None)
-                answer = self._admission.of(parsed)
-                answer.blob, answer.is_private = blob, blob is not None
-                return self._take(client, answer, version, num_samples, task, offset, incarnation)
+                pieces = isinstance(update, Pieces)
+                parsed = Parsed(update, None, None) if pieces else self._admission.parse(update, None)
+                numbers = self._admission.of(parsed)
+                numbers.blob, numbers.is_private = blob, blob is not None
+                samples = admission.samples(num_samples, self._parts.settings["weighting"])
+                receipt: Receipt = self._receive(client, numbers, version, samples, task, offset, incarnation)
+                return receipt
             except NonFiniteUpdate as error:
                 raise admission.named(error, self.layout, update) from None
 
@@ -516,19 +525,22 @@ class Server:
                 return HeldUpload(self.layout.size, dtype, finish, self._refusing, encoded)
             return self._log.upload(self.layout.size, dtype, encoded, (client, start), finish, self._refusing)
 
-    def receive_many(self, answers: Sequence[Sent]) -> list[Outcome]:
+    def receive_many(self, answers: Sequence[Answer | Sequence[Any]]) -> list[Outcome]:
         """:meth:`receive` several answers, one after the other, in one call. The results have the same bits.
 
+        Trained models, and updates, take one pass over memory for each step. So with more answers each one costs less,
+        down to one read of its numbers.
+
         Args:
-            answers: a tuple ``(client, update, version, num_samples, task, offset)`` for each, as in :meth:`receive`.
-                All but the first two may be left out.
+            answers: a :class:`fastagg.Answer` for each, or a tuple of its first fields, ``(client, update, ...)``.
+                ``fastagg.Answer.to(task, trained)`` makes one of a trained model.
 
         Returns:
             For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
             raised. Its attribute ``outcomes`` has those of the answers before it.
 
         Raises:
-            ConfigError: an answer is not such a tuple. Nothing has changed.
+            ConfigError: an answer is neither. Nothing has changed.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
@@ -540,41 +552,18 @@ class Server:
         answers = list(answers) if hasattr(answers, "__iter__") else [answers]
         with self._refusing():
             for answer in answers:
-                if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= 6:
-                    do = "give a list of such tuples; all but the first two may be left out"
-                    what = "(client, update, version, num_samples, task, offset)"
-                    raise ConfigError(_checks.wrong("receive_many", what, answer, do))
-        return self._all(answers, [answer[1] for answer in answers])
+                if not isinstance(answer, (tuple, list)) or not 2 <= len(answer) <= len(Answer._fields):
+                    do = "give a list of fastagg.Answer(client, update, ...) or fastagg.Answer.to(task, trained)"
+                    raise ConfigError(_checks.wrong("receive_many", "a list of answers", answer, do))
+        return self._take_all([answer if type(answer) is Answer else Answer(*answer) for answer in answers])
 
-    def _all(self, answers: Sequence[Sent], updates: Sequence[Any]) -> list[Outcome]:
-        """Take all answers. Each outcome is named by what was sent."""
-        outcomes: list[Outcome] = [None] * len(answers)  # type: ignore[list-item]
-        done, some = 0, outcomes[:0]  # what is taken is held, also if there is no memory for anything more
-        try:
-            while done < len(answers):
-                some = self._several(answers, done)
-                outcomes[done : done + len(some)] = some
-                done, some = done + len(some), outcomes[:0]
-            return self._named(outcomes, updates)
-        except BaseException as error:
-            error.outcomes = [*outcomes[:done], *some, *getattr(error, "outcomes", [])]  # type: ignore[attr-defined]
-            raise
+    def check(self, answer: Answer) -> None:
+        """Check an answer that will be received later, except the numbers of its parameters.
 
-    def _several(self, answers: Sequence[Sent], begin: int) -> list[Outcome]:
-        """Take some answers, at least one."""
-        try:
-            if found := self._receive_many(answers, begin):
-                outcomes: list[Outcome] = found
-                return outcomes
-            # only Python can read this one, or it is refused
-            client, update, *rest = (*answers[begin], *[None] * 5)[:7]
-            if isinstance(update, FastaggError):
-                return [update]
-            if not isinstance(update, native.engine.Numbers):
-                update = self._admission.of(self._admission.parse(update, None))
-            return [self._take(client, update, *rest)]
-        except FastaggError as error:
-            return [error]
+        Raises:
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as in :meth:`receive`. Nothing has changed.
+        """
+        self._admission.check(answer)
 
     def receive_model(
         self, task: Dispatch, trained: Any, num_samples: Samples | None = None, *, difference: bool = False,
@@ -602,62 +591,8 @@ class Server:
             >>> server.receive_model(task, task.params + 1.0, num_samples=10).applied
             True
         """
-        (outcome,) = self.receive_models([(task, trained, num_samples, offset)], differences=difference)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def receive_models(self, answers: Sequence[Answer], *, differences: bool = False) -> list[Outcome]:
-        """:meth:`receive_model` several answers, one after the other. The results have the same bits.
-
-        There is one pass over memory for each step. So with more answers each one costs less, down to one read of its
-        model.
-
-        Args:
-            answers: a tuple ``(task, trained, num_samples, offset)`` for each; ``offset`` may be left out.
-            differences: ``difference`` of :meth:`receive_model`, for all answers.
-
-        Returns:
-            For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
-            raised. Its attribute ``outcomes`` has those so far: None for an answer that was not taken.
-
-        Raises:
-            ConfigError: an answer is not such a tuple. Nothing has changed.
-        """
-        with self._refusing():
-            for answer in answers if isinstance(answers, (tuple, list)) else [answers]:
-                if not isinstance(answer, (tuple, list)) or not 3 <= len(answer) <= 4:
-                    what = "tuples (task, trained, num_samples) or (task, trained, num_samples, offset)"
-                    raise ConfigError(_checks.wrong("answers", what, answer, "num_samples may be None"))
-                check_task(answer[0])
-        return self._receive_models(answers, differences, measures=True)
-
-    def _receive_models(
-        self, answers: Sequence[Answer], differences: bool, *, measures: bool = False, still: bool = False
-    ) -> list[Outcome]:
-        """:meth:`receive_models`.
-
-        Args:
-            measures: whether the receipts of differences say their norms. If not, they are added as fast as models.
-            still: nobody writes to the models meanwhile. Each is then read twice, and added where the sum is. That
-                saves the memory of a second sum.
-        """
-        given: list[Sent] = []
-        for task, trained, num_samples, *offset in answers:
-            try:
-                read = self._admission.of_model(task, trained, is_difference=differences, measures=measures)
-                read.still, samples = still, self._samples(num_samples)
-            except FastaggError as error:  # its outcome, when its turn comes
-                read, samples = error, None
-            given.append((task.client, read, task.version, samples, task.id, *(offset or [None]), task.incarnation))
-        taken: list[Outcome] = []
-        try:
-            taken = self._all(given, [answer[1] for answer in answers])
-            return taken
-        except BaseException as error:
-            found = taken or getattr(error, "outcomes", [])  # an interrupt may come after the last answer, too
-            error.outcomes = [*found, *[None] * (len(answers) - len(found))]  # type: ignore[attr-defined]
-            raise
+        kind = self.update_kind if difference else "model"
+        return self._take(Answer.to(task, trained, num_samples, kind=kind, offset=offset))
 
     def receive_partial(
         self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None,
@@ -680,9 +615,7 @@ class Server:
             ConfigError: the rule needs every single update, or there are more than 1,048,576 above the buffer's size.
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
-        with self._refusing():
-            self._admission.check_sum(partial)
-            return self._take(client, self._admission.of_sum(partial), version, None, task, offset, incarnation)
+        return self._take(Answer(client, partial, version, None, task, offset, incarnation, "partial"))
 
     def close_round(self, *, if_due: bool = False) -> float | None:
         """Step now along the mean of the updates that have arrived since the last step.
@@ -711,16 +644,10 @@ class Server:
             found: float | None = self._engine.close_round(if_due)
             return found
 
-    def _named(self, outcomes: Sequence[Outcome], updates: Sequence[Any]) -> list[Outcome]:
-        """Return the outcomes; a refused update's error names the array that is not finite."""
-        found: list[Outcome] = []
-        for outcome, update in zip(outcomes, updates, strict=True):
-            if isinstance(outcome, FastaggError):
-                self._refused(outcome)
-                if isinstance(outcome, NonFiniteUpdate):
-                    outcome = admission.named(outcome, self.layout, update)
-            found.append(outcome)
-        return found
+    def _named(self, error: FastaggError, update: object) -> FastaggError:
+        """Tell who watches. Return the error, which names the array that is not finite."""
+        self._refused(error)
+        return admission.named(error, self.layout, update) if isinstance(error, NonFiniteUpdate) else error
 
     def _refusing(self) -> Refusals:
         return Refusals(self._refused)

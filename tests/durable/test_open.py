@@ -357,7 +357,7 @@ def test_ids_and_offsets_after_a_restart(tmp_path: Path, checkpoint: bool) -> No
             with pytest.raises(AlreadyCounted) as error:
                 server.receive(task.client, torch.ones(D), task=task.id)
             assert error.value.version in (0, 1) and error.value.applied == (task is counted[2])
-            assert isinstance(server.receive_models([(task, torch.ones(D), None)])[0], AlreadyCounted)
+            assert isinstance(server.receive_many([fastagg.Answer.to(task, torch.ones(D))])[0], AlreadyCounted)
         with pytest.raises(AlreadyCounted):
             server.receive("ann", torch.ones(D), task=open_tasks[0].id, offset=4)
         with pytest.raises(fastagg.UnknownVersion, match="forgotten"):

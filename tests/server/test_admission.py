@@ -131,11 +131,13 @@ def test_trained_models_with_huge_weights_or_elements(name: str) -> None:
     for round in range(3):
         tasks = [server.dispatch(client) for client in range(3)]
         answers = [(task, task.flat + update(task.client + round, D).float(), 1e25) for task in tasks]
-        outcomes = server.receive_models(answers if not name.startswith("FADAS") else answers[:2])
+        outcomes = server.receive_many(
+            [fastagg.Answer.to(*answer) for answer in answers[: 2 if name.startswith("FADAS") else None]]
+        )
         assert all(isinstance(outcome, fastagg.Receipt) for outcome in outcomes), outcomes
     tasks = [server.dispatch(client) for client in range(3)]
     before = server.state_dict()
-    (outcome,) = server.receive_models([(tasks[0], torch.full((D,), 3e38), 1.0)])
+    (outcome,) = server.receive_many([fastagg.Answer.to(tasks[0], torch.full((D,), 3e38), 1.0)])
     assert isinstance(outcome, UpdateTooLarge) and same(server.state_dict(), before)
 
 
@@ -324,7 +326,7 @@ def test_a_forked_child_is_told_whose_server_it_is(tmp_path: Path, monkeypatch: 
         lambda: server.dispatch("b"), lambda: server.receive("a", update(0, D)),
         lambda: one_of(server.receive_many([("a", update(0, D))])),
         lambda: server.receive_model(task, task.flat),
-        lambda: one_of(server.receive_models([(task, task.flat, None)])), server.close_round,
+        lambda: one_of(server.receive_many([fastagg.Answer.to(task, task.flat)])), server.close_round,
         lambda: server.forget("a"), lambda: server.hand_on(task, "b"), server.state_dict, lambda: server.flat,
         server.parameters, server.memory, lambda: server.save("/dev/null"),
         lambda: server.load_state_dict({}), lambda: copy.deepcopy(server), opened.flush, opened.checkpoint,

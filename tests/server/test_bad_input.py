@@ -273,7 +273,7 @@ def test_a_bad_array_in_a_trained_model_changes_nothing(what: str) -> None:
     task, before = server.dispatch(1), digest(server.state_dict())
     with pytest.raises(kinds, match=f"trained model|{words}"):
         server.receive_model(task, spoil(update_like(form)))
-    (outcome,) = server.receive_models([(task, spoil(update_like(form)), None)])
+    (outcome,) = server.receive_many([fastagg.Answer.to(task, spoil(update_like(form)))])
     assert isinstance(outcome, kinds) and digest(server.state_dict()) == before
 
 

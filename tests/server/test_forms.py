@@ -99,7 +99,7 @@ FORMS: dict[str, tuple[Callable[[Arrays], Any], bool, bool]] = {
 }
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "flat bf16": torch.bfloat16}
 WIRES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of trained models
-WAYS = ("receive", "receive_many", "receive_model", "receive_models", "difference", "differences")
+WAYS = ("receive", "receive_many", "receive_model", "models", "difference", "differences")
 
 
 def model(shapes: dict[str, tuple[int, ...]]) -> Arrays:
@@ -190,8 +190,9 @@ def outcome(call: Callable[..., Any], *given: Any, **more: Any) -> Any:
 def answered(server: fastagg.Server, way: str, answers: list[tuple[fastagg.Dispatch, Any, float]]) -> list[Any]:
     if way == "receive_many":
         return server.receive_many([(t.client, u, t.version, n, t.id) for t, u, n in answers])
-    if way in ("receive_models", "differences"):
-        return server.receive_models(answers, differences=way == "differences")
+    if way in ("models", "differences"):
+        kind = server.update_kind if way == "differences" else "model"
+        return server.receive_many([fastagg.Answer.to(*answer, kind=kind) for answer in answers])
     one = {
         "receive": lambda t, u, n: server.receive(t.client, u, t.version, n, task=t.id),
         "receive_model": server.receive_model,
@@ -281,7 +282,7 @@ def test_models_of_a_gradient_rule_and_of_nobody() -> None:
     server = fastagg.ASGD(model(SMALL), lr=0.1)
     with pytest.raises(ConfigError, match="gradient"):
         server.receive_model(server.dispatch(1), model(SMALL))
-    assert server.receive_models([]) == []
+    assert server.receive_many([]) == []
 
 
 def test_finite_models_may_be_an_infinite_way_apart(isa: str) -> None:
@@ -291,7 +292,7 @@ def test_finite_models_may_be_an_infinite_way_apart(isa: str) -> None:
     far = {**task.params, "b": torch.full((3,), 3e38)}
     with pytest.raises(NonFiniteUpdate):
         server.receive_model(task, far, 1)
-    (refused,) = server.receive_models([(task, {**far, "a": torch.full((3,), math.nan)}, 1)])
+    (refused,) = server.receive_many([fastagg.Answer.to(task, {**far, "a": torch.full((3,), math.nan)}, 1)])
     assert isinstance(refused, NonFiniteUpdate) and "'a'" in str(refused)
     assert same(before, server.state_dict())
     server.receive_model(task, task.params, 1)
@@ -339,7 +340,9 @@ def test_groups_of_models_in_one_loop(stream_from: int, differences: bool, tunin
             answers.append((task, task.delta(good) if differences else good, None))
         bad = {**answers[-1][1], "3": answers[-1][1]["3"].clone()}
         bad["3"][(-1, 0, 35_000)[count % 3]] = (math.inf, math.nan, -math.inf)[count % 3]
-        outcomes = ours.receive_models([*answers[:-1], (tasks[-1][0], bad, None)], differences=differences)
+        kind = "delta" if differences else "model"
+        sent = [*answers[:-1], (tasks[-1][0], bad, None)]
+        outcomes = ours.receive_many([fastagg.Answer.to(*answer, kind=kind) for answer in sent])
         assert [type(one) for one in outcomes] == [fastagg.Receipt] * (count - 1) + [NonFiniteUpdate]
         ours.receive_model(answers[-1][0], answers[-1][1], difference=differences)
         for server in servers:

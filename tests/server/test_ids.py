@@ -54,7 +54,7 @@ WAYS: dict[str, Take] = {
     "receive_many": many,
     "receive_many, read by Python": many_in_half,
     "receive_model": lambda server, task: server.receive_model(task, task.flat + 1),
-    "receive_models": lambda server, task: server.receive_models([(task, task.flat + 1, None)])[0],
+    "models": lambda server, task: server.receive_many([fastagg.Answer.to(task, task.flat + 1)])[0],
     "receive_partial": partial,
     "receiving": stream,
 }
@@ -242,8 +242,9 @@ def test_every_method_takes_an_offset() -> None:
     tasks = [server.dispatch(client) for client in range(12)]
     found = server.receive_many([(i, ones(), None, None, tasks[i].id, offset) for i, offset in enumerate((5, 6, 6))])
     assert [type(one).__name__ for one in found] == ["Receipt", "Receipt", "AlreadyCounted"]
-    given = [(tasks[i], ones(), None, offset) for i, offset in ((2, 7), (3, 7), (4, 6), (5, 9))]
-    assert [type(one).__name__ for one in server.receive_models(given)] == [
+    places = ((2, 7), (3, 7), (4, 6), (5, 9))
+    given = [fastagg.Answer.to(tasks[i], ones(), offset=offset) for i, offset in places]
+    assert [type(one).__name__ for one in server.receive_many(given)] == [
         "Receipt", "AlreadyCounted", "AlreadyCounted", "Receipt",
     ]  # fmt: skip
     server.receive_model(tasks[6], ones(), offset=10)

@@ -73,7 +73,7 @@ def outcome_of_one(server: fastagg.Server) -> Any:
 
 def outcome_of_model(server: fastagg.Server) -> Any:
     task = server.dispatch("model")
-    (outcome,) = server.receive_models([(task, task.params + 1.0, None)])
+    (outcome,) = server.receive_many([fastagg.Answer.to(task, task.params + 1.0)])
     return outcome
 
 
@@ -82,7 +82,7 @@ CHANGES: dict[str, Call] = {
     "hand_on": lambda server: server.hand_on(server.dispatch("spare"), "other"),
     "receive": lambda server: server.receive("inner", ones()),
     "receive_many": outcome_of_one,
-    "receive_models": outcome_of_model,
+    "models": outcome_of_model,
     "receive_partial": lambda server: server.receive_partial("sum", fastagg.Partial(ones(), 1, 1.0)),
     "receiving": upload,
     "close_round": lambda server: server.close_round(),
@@ -100,7 +100,7 @@ READS: dict[str, Call] = {
     "state_dict": lambda server: server.state_dict(),
 }
 # The calls that ask the policy, within whose step the hook runs.
-STEPS = ("receive", "receive_many", "receive_models", "receive_partial", "receiving")
+STEPS = ("receive", "receive_many", "models", "receive_partial", "receiving")
 
 
 def error_of(call: Call, server: fastagg.Server) -> BaseException | None:
@@ -197,7 +197,7 @@ def test_a_signal_handler_is_refused_or_comes_between_two_calls(inner: str) -> N
         counted += 1
         return receipt
 
-    calls = {**CHANGES, "receive": receive, "receive_many": receive, "receive_models": receive, "receiving": receive,
+    calls = {**CHANGES, "receive": receive, "receive_many": receive, "models": receive, "receiving": receive,
              "receive_partial": receive, "hand_on": lambda one: one.dispatch("other"),
              "forget": lambda one: one.expire()}  # fmt: skip
 
@@ -251,7 +251,7 @@ def _many(server: fastagg.Server, tasks: list[fastagg.Dispatch]) -> Any:
 
 
 def _models(server: fastagg.Server, tasks: list[fastagg.Dispatch]) -> Any:
-    return server.receive_models([(task, task.params + 1.0, None) for task in tasks])
+    return server.receive_many([fastagg.Answer.to(task, task.params + 1.0) for task in tasks])
 
 
 ROUTES: dict[str, tuple[Callable[[torch.Tensor], fastagg.Server], Callable[[fastagg.Server, Any], Any]]] = {
@@ -313,7 +313,7 @@ def test_answers_that_counted_have_their_receipts_whatever_comes_at_the_gate(
         over.set()
         for thread in threads:
             thread.join()
-    last = [fastagg.Busy] if how == "busy" else [type(None)] if receive is _models else []
+    last = [fastagg.Busy] if how == "busy" else []
     assert [type(one) for one in outcomes] == [Receipt, Refused, *last]
     assert outcomes[0].task == tasks[0].id
 

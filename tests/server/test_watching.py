@@ -48,7 +48,7 @@ def test_an_opened_server_says_what_it_does(tmp_path: Path, caplog: pytest.LogCa
 
 def test_a_server_that_nobody_watches_has_nothing_in_its_way() -> None:
     server = fastagg.ASGD(torch.zeros(5), lr=0.1)
-    assert not {"receive", "receive_many", "receive_models", "dispatch"} & set(vars(server))
+    assert not {"receive", "receive_many", "dispatch"} & set(vars(server))
     assert not inside.is_watched(server)
 
 
@@ -100,8 +100,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda server, task: server.receive("nobody", torch.ones(5)),
         lambda server, task: server.receive_many([("nobody", torch.ones(5))]),
         lambda server, task: server.receive_model(task, torch.ones(5)),
-        lambda server, task: server.receive_models([(task, torch.ones(5), 1)]),
-        lambda server, task: server.receive_models([task]),
+        lambda server, task: server.receive_many([fastagg.Answer.to(task, torch.ones(5), 1)]),
         lambda server, task: server.receive_many([task]),
         lambda server, task: server.receive_partial("nobody", None),
         lambda server, task: server.receiving("nobody"),

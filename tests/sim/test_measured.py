@@ -71,7 +71,7 @@ def test_a_server_that_was_watched_before_its_folder_was_opened_writes_times_and
     for life in range(2):
         with fastagg.open(tmp_path / "state", make) as server:
             server.receive_model(server.dispatch("model"), torch.ones(5))
-            server.receive_models([(server.dispatch("models"), torch.ones(5), None)])
+            server.receive_many([fastagg.Answer.to(server.dispatch("models"), torch.ones(5))])
             server.dispatch("chunks")
             with server.receiving("chunks") as upload:
                 upload.write(bytes(20))

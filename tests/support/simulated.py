@@ -647,7 +647,8 @@ class Life:
 
         def op(server: fastagg.Server, _: int | None) -> Any:
             sent = server.dispatch(task.client)
-            return server.receive_models([(sent, trained, 2), (sent, torch.zeros(3), 2)], differences=True)
+            both = (fastagg.Answer.to(sent, update, 2, kind="delta") for update in (trained, torch.zeros(3)))
+            return server.receive_many(list(both))
 
         self.do(op, waits=True)
 

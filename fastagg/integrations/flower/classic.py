@@ -15,16 +15,18 @@ from torch import Tensor
 
 from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, UnknownClient
+from fastagg.integrations import replies
 from fastagg.integrations.flower import models
 from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.rounds import Round
 from fastagg.integrations.flower.settings import callable_or_none, proximal, say_what_differs, set_rate
 from fastagg.integrations.flower.tasks import log, raise_if_useless
-from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Open
 from fastagg.model import Layout
 from fastagg.server import checkpoint as files
+from fastagg.server.answers import Answer
+from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Server
 from fastagg.storage import memory
 
@@ -143,7 +145,7 @@ class ClassicStrategy(FedAvg):
 
         A result's metrics may hold ``fastagg-kind`` and ``fastagg-version``.
         """
-        answers: list[tuple[Open[str], Reply | FastaggError]] = []
+        answers: list[tuple[Open[str], Answer | FastaggError]] = []
         known: dict[str, FitRes] = {}
         refused: list[FastaggError] = []
         for proxy, result in results:
@@ -154,7 +156,7 @@ class ClassicStrategy(FedAvg):
             except FastaggError as error:
                 refused.append(_dropped(proxy.cid, error))
                 continue
-            answers.append((one, _read(result)))
+            answers.append((one, _read(self._tasks.server, one.task, result)))
         folded = []
         for (client, result), outcome in zip(known.items(), self._tasks.take(answers), strict=True):
             if isinstance(outcome, FastaggError):
@@ -192,9 +194,10 @@ class ClassicStrategy(FedAvg):
             log.info("fastagg: resumed version %d", server.version)
 
 
-def _read(result: FitRes) -> Reply | FastaggError:
+def _read(server: Server, task: Dispatch, result: FitRes) -> Answer | FastaggError:
     try:
-        return Reply.read(_arrays(result.parameters), result.metrics or {}, samples=result.num_examples)
+        arrays = _arrays(result.parameters)
+        return replies.answer(server, task, arrays, result.metrics or {}, samples=result.num_examples)
     except FastaggError as error:
         return error
 

@@ -19,8 +19,8 @@ from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed
 from fastagg.integrations import replies
 from fastagg.integrations.flower.models import formed
 from fastagg.integrations.flower.records import read, write
-from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Book, Open
+from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
 
@@ -101,13 +101,13 @@ def take(book: Book[Any, int], arrived: Sequence[Arrived], samples: str, *, stil
 
     Args:
         samples: key, in a MetricRecord, of the client's number of samples.
-        still: see :func:`fastagg.integrations.replies.take`. One reply is read twice in less time than Flower copies
+        still: see :class:`fastagg.Answer`. One reply is read twice in less time than Flower copies
             it, and a second sum would be one more model in memory.
 
     Returns:
         For each its receipt, or the reason why there is none. Its task then ends, and the log says why.
     """
-    outcomes = book.take([(one, _read(book.server, message, samples)) for one, message in arrived], still=still)
+    outcomes = book.take([(one, _read(book.server, one.task, message, samples, still)) for one, message in arrived])
     for (one, _), outcome in zip(arrived, outcomes, strict=True):
         if isinstance(outcome, Failed):
             log.warning("fastagg: node %d failed: %s", one.who, outcome)
@@ -116,17 +116,19 @@ def take(book: Book[Any, int], arrived: Sequence[Arrived], samples: str, *, stil
     return outcomes
 
 
-def _read(server: Server, message: Message, samples: str) -> Reply | FastaggError:
+def _read(
+    server: Server, task: Dispatch, message: Message, samples: str, still: bool
+) -> Answer | FastaggError:  # fmt: skip
     if message.has_error():
         late = "; the node may need longer: raise timeout=" if message.error.code in _LATE else ""
         return Failed(f"error {message.error.code}: {message.error.reason}{late}")
     try:
-        return _unpacked(server, message.content, samples)
+        return _unpacked(server, task, message.content, samples)._replace(still=still)
     except FastaggError as error:
         return error
 
 
-def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
+def _unpacked(server: Server, task: Dispatch, reply: RecordDict, samples: str) -> Answer:
     sent = of_kind(reply, ArrayRecord)
     control = next(iter(read(sent.pop(CONTROL, {})).values()), None)
     extra = read(sent.pop(EXTRA)) if EXTRA in sent else None
@@ -139,7 +141,8 @@ def _unpacked(server: Server, reply: RecordDict, samples: str) -> Reply:
     if not counts and server.weighting == "samples":
         raise ConfigError(f"the reply has no {samples!r} in a MetricRecord, by which this server weighs clients")
     arrays = formed(server, read(next(iter(sent.values()))))
-    return Reply.read(arrays, stated, samples=counts[0] if counts else None, control=control, extra=extra)
+    count = counts[0] if counts else None
+    return replies.answer(server, task, arrays, stated, samples=count, control=control, extra=extra)
 
 
 def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:

@@ -150,13 +150,14 @@ class Aggregator(ModelAggregator):
     def _add(self) -> dict[str, Outcome]:
         """Add the replies that wait. Return what became of each, by client."""
         added = self._traffic.add()
-        for client, reply, outcome in added:
+        for client, answer, metrics, outcome in added:
             if isinstance(outcome, FastaggError):
                 continue
-            self._measured = self._measured and reply.metrics is not None
-            if metrics := filter_aggregatable_metrics(reply.metrics, self._left_out, self._named):
-                self._metrics.add(metrics, 1.0 if reply.samples is None else reply.samples, client, self._number)
-        return {client: outcome for client, _, outcome in added}
+            self._measured = self._measured and metrics is not None
+            if kept := filter_aggregatable_metrics(metrics, self._left_out, self._named):
+                samples = 1.0 if answer.num_samples is None else answer.num_samples
+                self._metrics.add(kept, samples, client, self._number)
+        return {client: outcome for client, *_, outcome in added}
 
     def aggregate_model(self) -> FLModel:
         """End the round and return the whole new global model.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nvflare.apis.fl_constant import FLMetaKey
@@ -20,12 +19,14 @@ from fastagg.integrations.evaluation import Found, Window
 from fastagg.integrations.goals import of_clients
 from fastagg.integrations.models import resume
 from fastagg.integrations.nvflare.arrays import completed
-from fastagg.integrations.replies import Reply
 from fastagg.integrations.session import Book, Open, Session, Settings
 from fastagg.server import checkpoint
+from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome
 from fastagg.storage import memory
+
+Metrics = Mapping[str, object] | None  # what a client says of itself, or of the model that it was sent
 
 PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)
 EXTRA = "fastagg_extra"  # meta of tasks and replies: what a rule of the user's own sends and takes besides, by name
@@ -82,7 +83,7 @@ class Traffic:
         self.server: fastagg.Server
         self.session: Session
         self.book: Book[tuple[str, int], str]  # by client and round
-        self._held: list[tuple[Open[str], Reply]] = []
+        self._held: list[tuple[Open[str], Answer, Metrics]] = []
         self._window = Window()
         self._logged: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.RLock()
@@ -141,7 +142,7 @@ class Traffic:
         """
         with self._lock:
             refused = self.hold(client, reply)
-            return self.add()[-1][2] if refused is None else refused
+            return self.add()[-1][3] if refused is None else refused
 
     def hold(self, client: str, reply: FLModel) -> FastaggError | None:
         """Check all of a reply but the numbers of its parameters, and keep it for :meth:`add`.
@@ -159,25 +160,25 @@ class Traffic:
                 if one is None:
                     owed = sorted(number for _, number in self.book.keys_of(client))
                     raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
-                read = replies.fitted(self.server, one.task, self._read(client, one.task, reply))
-                self.server._admission.check(read.arrays, read.samples)
+                answer = self._read(client, one.task, reply)
+                self.server.check(answer)
             except FastaggError as error:
                 error = self.book.refuse(one, error)
                 self.warn(f"fastagg: client {client}: refused: {error}")
                 self.session.refused(client, error)
                 return error
-            self._held.append((one, read))
+            self._held.append((one, answer, reply.metrics))
             return None
 
     @property
     def waiting(self) -> int:
         return len(self._held)
 
-    def add(self) -> list[tuple[str, Reply, Outcome]]:
+    def add(self) -> list[tuple[str, Answer, Metrics, Outcome]]:
         """Add the replies that are kept, in one pass. One that is refused changes nothing, and the log says why.
 
         Returns:
-            For each its client, itself, and what became of it.
+            For each its client, itself, its metrics, and what became of it.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -185,23 +186,24 @@ class Traffic:
         with self._lock:
             held, self._held = self._held, []
             try:
-                outcomes = self.book.take(held, still=self.lean)
+                outcomes = self.book.take([(one, answer) for one, answer, _ in held])
             except BaseException:  # no memory, say: the sum is as it was, and they go with the next ones
                 self._held = held
                 raise
-            for (one, reply), outcome in zip(held, outcomes, strict=True):
+            for (one, _, metrics), outcome in zip(held, outcomes, strict=True):
                 if isinstance(outcome, FastaggError):
                     self.warn(f"fastagg: client {one.who}: refused: {outcome}")
                     continue
-                self._window.add(one.task, reply.metrics)
-                self.session.reported(one.who, outcome.version, reply.metrics)
+                self._window.add(one.task, metrics)
+                self.session.reported(one.who, outcome.version, metrics)
                 step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
                 what = f"update from version {one.task.version} taken, delay {outcome.delay}"
                 self.log(f"fastagg: client {one.who}: {what}: {step}")
-            self.session.note([one.who for one, _ in held], outcomes)
+            self.session.note([one.who for one, *_ in held], outcomes)
             if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):
                 self.session.stepped()
-            return [(one.who, reply, outcome) for (one, reply), outcome in zip(held, outcomes, strict=True)]
+            became = zip(held, outcomes, strict=True)
+            return [(one.who, answer, metrics, outcome) for (one, answer, metrics), outcome in became]
 
     def end_window(self, clients: int) -> Dispatch | None:
         """After as many replies as ``clients``, pass their metrics to the session.
@@ -274,18 +276,18 @@ class Traffic:
                 checkpoint.write(state, self.checkpoint)
                 self._saved = self.server.version
 
-    def _read(self, client: str, task: Dispatch, reply: FLModel) -> Reply:
+    def _read(self, client: str, task: Dispatch, reply: FLModel) -> Answer:
         whole = bool(reply.params_type == ParamsType.FULL)
-        usual = "model" if whole else "difference"
-        more = {"samples": self._weight(client, reply), "metrics": reply.metrics, "extra": reply.meta.get(EXTRA)}
-        read = Reply.read(reply.params, reply.meta, prefix=PREFIX, kind=usual, **more)
-        if read.kind != usual:  # a gradient, or what receive() takes
-            return read
-        arrays, missing = completed(reply.params, task.views, whole, self.server.layout)
-        if missing:
-            what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
-            self._once(client, f"{what}: they count as they were")
-        return replace(read, arrays=arrays)
+        usual, arrays = "model" if whole else "difference", reply.params
+        if reply.meta.get(f"{PREFIX}kind", usual) == usual:  # else a gradient, or what receive() takes
+            arrays, missing = completed(arrays, task.views, whole, self.server.layout)
+            if missing:
+                what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
+                self._once(client, f"{what}: they count as they were")
+        return replies.answer(
+            self.server, task, arrays, reply.meta, prefix=PREFIX, kind=usual, samples=self._weight(client, reply),
+            extra=reply.meta.get(EXTRA),
+        )._replace(still=self.lean)  # fmt: skip
 
     def _weight(self, client: str, reply: FLModel) -> float | None:
         """The weight of a reply. Without a weight it is 1, as in FLARE's FedAvg."""

@@ -1,0 +1,58 @@
+"""What comes back for a task, as every road hands it to the server: adapters, ``receive_many``, uploads and leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from fastagg.rules.names import Kind
+from fastagg.server.dispatch import Client, Dispatch, Samples, check_task
+
+AnswerKind = Kind | Literal["model", "partial"]
+
+
+class Answer(NamedTuple):
+    """One client's answer to one task. Name the fields: ``Answer("ann", update, num_samples=10)``.
+
+    Attributes:
+        client, update, version, num_samples, task, offset, incarnation: as in :meth:`fastagg.Server.receive`.
+        kind: what ``update`` is: ``delta`` or ``gradient``, if the sender states it; ``model``, a trained model;
+            ``partial``, a leaf's sum (:class:`fastagg.Partial`).
+        sent: the task that a ``model`` was trained from.
+        control, extra: as in :meth:`fastagg.Server.receive`.
+        measures: False: the receipt of a delta need not say its norm, and the delta is added as fast as a model.
+        still: nobody writes to ``update`` meanwhile. A model is then read twice and added where the sum is, which saves
+            the memory of a second sum.
+    """
+
+    client: Client
+    update: Any
+    version: int | None = None
+    num_samples: Samples | None = None
+    task: int | None = None
+    offset: int | None = None
+    incarnation: int | None = None
+    kind: AnswerKind | None = None
+    sent: Dispatch | None = None
+    control: Any = None
+    extra: Mapping[str, Any] | None = None
+    measures: bool = True
+    still: bool = False
+
+    @classmethod
+    def to(cls, task: Dispatch, update: Any, num_samples: Samples | None = None, **more: Any) -> Answer:
+        """Return the answer to ``task``, which counts once. By default ``update`` is the trained model.
+
+        Raises:
+            ConfigError: ``task`` is not what a server dispatched.
+
+        Example:
+            >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=2)
+            >>> tasks = [server.dispatch(client) for client in ("ann", "bob")]
+            >>> answers = [fastagg.Answer.to(task, task.params + 1.0, num_samples=10) for task in tasks]
+            >>> [receipt.applied for receipt in server.receive_many(answers)]
+            [False, True]
+        """
+        check_task(task)
+        known = {"version": task.version, "task": task.id, "incarnation": task.incarnation, "kind": "model"}
+        return cls(task.client, update, num_samples=num_samples, **{**known, "sent": task, **more})
