@@ -5,6 +5,7 @@ module's own packages, which Python imports with it, are not counted.
 """
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -132,6 +133,29 @@ def test_the_reference_knows_nothing_of_the_kernels() -> None:
     files = (Path(__file__).parent / "support/reference").glob("*.py")
     outside = set().union(*(imported(path.read_text(), known) for path in files))
     assert outside == {"fastagg._build", "fastagg.storage.pieces"}
+
+
+def foreign_privates(source: str) -> list[str]:
+    """Return the private members that a source uses of objects that are not its own."""
+    own = ("self", "cls", "super()")
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr) and node.attr != "_replace"
+        if ast.unparse(node.value) not in own
+    ]
+
+
+def test_adapters_use_no_private_member_of_the_server() -> None:
+    assert foreign_privates("server._engine.x; self._a; task._views; self.server._b()") == [
+        "server._engine", "task._views", "self.server._b",
+    ]  # fmt: skip
+    used = {}
+    for path in sorted((PACKAGE / "integrations").rglob("*.py")):
+        # Flower's own strategies, and an adapter's own settings, may be looked into.
+        used[path.name] = [text for text in foreign_privates(path.read_text()) if not re.match(
+            r"strategy\._make|(type\(self\)|FedAvg)\._check_and_log_replies", text)]  # fmt: skip
+    assert not any(used.values()), used
 
 
 def test_circles_through_functions_and_types_are_found(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ class Leaves:
     def _send(self, leaf: Client) -> None:
         task = self._server.dispatch(leaf)
         if task.version != self._stored[0]:
-            self._stored = task.version, ray.put(_shared(task._model))
+            self._stored = task.version, ray.put(_shared(task.model))
         self._working[self._actors[leaf].work.remote(leaf, *self._stored)] = leaf, task
 
     def close(self) -> None:
@@ -313,7 +313,7 @@ def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:
     task = server.dispatch(client)
     if server.durability == "arrival":
         server.flush()  # otherwise an actor that dies in the next millisecond would refuse the answer
-    return task.version, task.local_steps, task.incarnation, task.id, _shared(task._model)
+    return task.version, task.local_steps, task.incarnation, task.id, _shared(task.model)
 
 
 def _receive(server: fastagg.Server, update: Any, said: tuple[Any, ...], num_samples: float | None) -> fastagg.Receipt:
@@ -322,8 +322,7 @@ def _receive(server: fastagg.Server, update: Any, said: tuple[Any, ...], num_sam
 
 
 def _model(server: fastagg.Server) -> Any:
-    flat, held = server._engine.current()
-    return _shared([flat, held.values, held.counters])
+    return _shared(list(server.current()))
 
 
 def _save(server: fastagg.Server, path: Path) -> None:

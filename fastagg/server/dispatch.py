@@ -69,7 +69,7 @@ class Dispatch(native.Task):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (
-            self.client, self.version, self.local_steps, self.control, self._layout, self._model, self.incarnation,
+            self.client, self.version, self.local_steps, self.control, self._layout, self.model, self.incarnation,
             self.id, self.encoded,
         )  # fmt: skip
 
@@ -85,7 +85,8 @@ class Dispatch(native.Task):
         return self.control if isinstance(self.control, dict) else {}
 
     @property
-    def _model(self) -> ModelState:
+    def model(self) -> ModelState:
+        """The version as vectors. Do not write to them."""
         state = self._state
         if isinstance(state, ModelState):
             return state
@@ -100,7 +101,7 @@ class Dispatch(native.Task):
         ``load_state_dict(..., assign=True)``.
         """
         if self._params is None:
-            self._params = self._layout.as_given(self._layout.copies(*self._model), writable=True)
+            self._params = self._layout.as_given(self._layout.copies(*self.model), writable=True)
         return self._params
 
     @property
@@ -110,13 +111,17 @@ class Dispatch(native.Task):
         Use it to read the model or to send it at once. It does not change while you hold it, even if the server steps.
         """
         if self._views is None:
-            self._views = self._layout.as_given(self._layout.views(*self._model))
+            self._views = self._layout.as_given(self._layout.views(*self.model))
         return self._views
+
+    def share(self, other: Dispatch) -> None:
+        """Take the :attr:`views` of another task of the same version: making them costs three calls for each array."""
+        self._views = other.views
 
     def for_client(self, client: Client, local_steps: int | None, id: int | None = None) -> Dispatch:
         """The same model as a task of another client, which has this id."""
         return Dispatch(
-            client, self.version, local_steps, self.control, self._layout, self._model, self.incarnation, id,
+            client, self.version, local_steps, self.control, self._layout, self.model, self.incarnation, id,
             self.encoded,
         )  # fmt: skip
 
@@ -146,7 +151,7 @@ class Dispatch(native.Task):
             "local_steps": self.local_steps,
             "control": self.control,
             "incarnation": self.incarnation,
-            "model": tuple(self._model),
+            "model": tuple(self.model),
             "encoded": None if self._encoded is None else torch.from_numpy(self._encoded.bytes.copy()),
         }
 
@@ -171,7 +176,7 @@ class Dispatch(native.Task):
         Raises:
             ShapeMismatch, DTypeMismatch: ``difference`` does not fit this model.
         """
-        return self._layout.restored(difference, self._model)
+        return self._layout.restored(difference, self.model)
 
 
 class Pace:

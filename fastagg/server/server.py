@@ -15,7 +15,7 @@ from fastagg import _checks, _keywords, registry
 from fastagg._build import native
 from fastagg._types import Native, State
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
-from fastagg.model import Layout, Parsed, Part, Taken
+from fastagg.model import Layout, ModelState, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
 from fastagg.rules.names import Buffers, ByName, Kind, ModelDtype, Validate, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
@@ -691,9 +691,16 @@ class Server:
             >>> model.load_state_dict(server.parameters())
             <All keys matched successfully>
         """
-        flat, held = self._engine.current()
         layout = self._parts.layout
-        return layout.as_given(layout.views(flat, held.values, held.counters))
+        return layout.as_given(layout.views(*self.current()))
+
+    def current(self) -> ModelState:
+        """The current version as vectors: ``flat``, [d]; ``buffers``, fp32, [number of buffer elements]; ``counters``.
+
+        It is one version, from any thread, and never changes. Do not write to it.
+        """
+        flat, held = self._engine.current()
+        return ModelState(flat, held.values, held.counters)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the server's state, by part.
