@@ -179,7 +179,9 @@ class Book(Generic[Key, Who]):
         """
         readable = [answer for _, answer in answers if isinstance(answer, Answer)]
         taken = iter(self.server.receive_many(readable))
-        outcomes = [replies.told(next(taken) if isinstance(answer, Answer) else answer) for _, answer in answers]
+        outcomes = [
+            replies.told(next(taken)) if isinstance(answer, Answer) else replies.bare(answer) for _, answer in answers
+        ]
         for (one, _), outcome in zip(answers, outcomes, strict=True):
             if not isinstance(outcome, Receipt):
                 self._end(one.task)

@@ -31,8 +31,8 @@ from omegaconf import OmegaConf
 from support.replay import listen, play
 
 import fastagg
-from fastagg.integrations import replies
 from fastagg.integrations.appfl import Aggregator, SyncAggregator
+from fastagg.integrations.session import Book
 from fastagg.sim.data import digits
 
 BY_PATH = Path(fastagg.__file__).parent / "integrations" / "appfl.py"
@@ -520,7 +520,7 @@ def test_fedasync_in_the_virtual_time_simulator_is_appfls(tmp_path: Path, monkey
     from appfl.vsim import AsyncSimDriver, ClientProfile
 
     torch.set_num_threads(1)
-    delays, models, rows, plain = list[int](), [], [], replies.take
+    delays, models, rows, plain = list[int](), [], [], Book.take
 
     def take(*given: Any, **how: Any) -> list[Any]:
         outcomes = plain(*given, **how)
@@ -534,7 +534,7 @@ def test_fedasync_in_the_virtual_time_simulator_is_appfls(tmp_path: Path, monkey
         profiles = {one.get_id(): ClientProfile(compute_factor=1.0 + 2.0 * n) for n, one in enumerate(clients)}
         driver = AsyncSimDriver(server, clients, profiles, 3, logging.getLogger("vsim"), base_step_time=0.01)
         if name == "Aggregator":
-            monkeypatch.setattr(replies, "take", take)
+            monkeypatch.setattr(Book, "take", take)
         torch.manual_seed(0)  # of the clients' batches
         gc.freeze()
         driver.run()

@@ -26,24 +26,25 @@ import os
 import torch
 
 import fastagg
-from fastagg.integrations import replies
+from fastagg.integrations.session import Book
 
-take, count = replies.take, itertools.count()
+take, count = Book.take, itertools.count()
 
 
-def recorded(server, given, **how):
-    outcomes = take(server, given, **how)
-    for (task, reply), outcome in zip(given, outcomes):
+def recorded(self, given):
+    outcomes = take(self, given)
+    for (one, answer), outcome in zip(given, outcomes):
         if isinstance(outcome, fastagg.Receipt):
-            update = task.delta(reply.arrays)
-            event = {"client": task.client, "version": task.version, "update": update, "samples": reply.samples}
+            task, samples = one.task, answer.num_samples
+            update = task.delta(answer.update)
+            event = {"client": task.client, "version": task.version, "update": update, "samples": samples}
             path = FOLDER + f"/{next(count):04d}.pt"
             torch.save(event, path + ".partial")
             os.replace(path + ".partial", path)
     return outcomes
 
 
-replies.take = recorded
+Book.take = recorded
 """
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from support import inside
-from support.replay import answered
+from support.replay import answered, taken
 
 import fastagg
 from fastagg import integrations
 from fastagg.integrations import resolved, trackers
 from fastagg.integrations.evaluation import Evaluation, Window
 from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
-from fastagg.integrations.replies import Over, Reply, take
+from fastagg.integrations.replies import Over, answer
 from fastagg.integrations.session import Book, Session, Settings
 
 MODEL = {"w": torch.linspace(-1, 1, 12).view(3, 4), "bn.running_mean": torch.zeros(3)}
@@ -41,15 +41,15 @@ class Clock:
 
 LAYER = {"l.weight": torch.zeros(3, 4)}
 ADAPTER = {"l.lora_A.weight": torch.ones(1, 4), "l.lora_B.weight": torch.ones(3, 1)}
-GRADIENT = Reply({"l.weight": torch.ones(3, 4)}, "gradient")
+GRADIENT = {"l.weight": torch.ones(3, 4)}, {"kind": "gradient"}
 KINDS = {  # a server, and a reply that it takes
-    "model": (fastagg.FedBuff, {}, Reply(LAYER)),
-    "difference": (fastagg.FedBuff, {}, Reply(LAYER, "difference")),
-    "delta": (fastagg.FedBuff, {}, Reply({"l.weight": torch.ones(3, 4)}, "delta")),
-    "control": (fastagg.FedAC, {"lr": 0.1}, Reply(LAYER, control=torch.zeros(12))),
+    "model": (fastagg.FedBuff, {}, (LAYER,)),
+    "difference": (fastagg.FedBuff, {}, (LAYER, {"kind": "difference"})),
+    "delta": (fastagg.FedBuff, {}, ({"l.weight": torch.ones(3, 4)}, {"kind": "delta"})),
+    "control": (fastagg.FedAC, {"lr": 0.1}, (LAYER, {"control": torch.zeros(12)})),
     "gradient": (fastagg.ASGD, {"lr": 0.1}, GRADIENT),
     "ACED": (fastagg.ACED, {"lr": 0.1, "num_clients": 2, "warmup": "partial"}, GRADIENT),
-    "lora": (fastagg.FedBuff, {}, Reply(ADAPTER, "lora")),
+    "lora": (fastagg.FedBuff, {}, (ADAPTER, {"kind": "lora"})),
 }
 
 
@@ -59,18 +59,18 @@ def test_every_kind_of_reply_answers_its_own_task_and_no_other(kind: str) -> Non
     make, settings, reply = KINDS[kind]
     server = make(LAYER, **settings)
     first, _ = server.dispatch(0), server.dispatch(0)
-    [receipt], [again] = (take(server, [(first, reply)]) for _ in range(2))
+    [receipt], [again] = (taken(server, (first, *reply)) for _ in range(2))
     assert isinstance(receipt, fastagg.Receipt) and isinstance(again, fastagg.AlreadyCounted)
     kept = server.state_dict()
     lost = server.dispatch(1)
     server.load_state_dict(kept)
     server.dispatch(1)
-    [outcome] = take(server, [(lost, reply)])
+    [outcome] = taken(server, (lost, *reply))
     assert isinstance(outcome, Over)
     session, task = Session(server), server.dispatch(1)
     server.forget(1)
     for _ in range(9):  # an event, no failure
-        session.note([1], take(server, [(task, reply)]))
+        session.note([1], taken(server, (task, *reply)))
     assert session.tally.refused == {"Over": 9} and not session.failures.is_out(1)
 
 
@@ -78,14 +78,9 @@ def test_outcomes_stand_in_the_order_of_the_answers() -> None:
     server = fastagg.FedBuff(MODEL, buffer_size=10)
     tasks = [server.dispatch(name) for name in "abcde"]
     nan = {name: array * math.nan for name, array in MODEL.items()}
-    kinds = [
-        Reply(MODEL),
-        Reply(tasks[1].delta(MODEL), "delta"),
-        Reply(nan),
-        Reply(MODEL, version=3),
-        Reply(MODEL, "gradient"),
-    ]
-    outcomes = take(server, list(zip(tasks, kinds, strict=True)))
+    sent = ((MODEL,), (tasks[1].delta(MODEL), {"kind": "delta"}), (nan,), (MODEL, {"version": 3}),
+            (MODEL, {"kind": "gradient"}))  # fmt: skip
+    outcomes = taken(server, *((task, *reply) for task, reply in zip(tasks, sent, strict=True)))
     assert [type(outcome) for outcome in outcomes] == [
         fastagg.Receipt, fastagg.Receipt, fastagg.NonFiniteUpdate, fastagg.UnknownVersion, fastagg.ConfigError
     ]  # fmt: skip
@@ -94,14 +89,17 @@ def test_outcomes_stand_in_the_order_of_the_answers() -> None:
 
 
 def test_a_note_is_read_by_its_prefix() -> None:
-    told = {"fastagg-kind": "delta", "fastagg-version": 3, "lr": 0.1}
-    assert Reply.read(MODEL, told, samples=7) == Reply(MODEL, "delta", 3, 7)
-    assert Reply.read(MODEL, {"fastagg_kind": "gradient"}, prefix="fastagg_").kind == "gradient"
-    assert Reply.read(MODEL, {}, kind="difference").kind == "difference"
-    with pytest.raises(fastagg.ConfigError, match=r"fastagg-kind.*'gradient'"):
-        Reply.read(MODEL, {"fastagg-kind": "gradeint"})
-    with pytest.raises(fastagg.ConfigError, match="fastagg-version"):
-        Reply.read(MODEL, {"fastagg-version": "3"})
+    server = fastagg.FedBuff(MODEL)
+    task = server.dispatch("a")
+    told = {"fastagg-kind": "delta", "fastagg-version": 0, "lr": 0.1}
+    read = answer(server, task, MODEL, told, samples=7)
+    assert (read.update, read.kind, read.version, read.num_samples, read.task) == (MODEL, "delta", 0, 7, task.id)
+    assert answer(server, task, MODEL, {"fastagg_kind": "delta"}, prefix="fastagg_").kind == "delta"
+    changed = answer(server, task, MODEL, {}, kind="difference")
+    assert changed.kind == "delta" and torch.equal(changed.update["w"], MODEL["w"])
+    for key, value in (("kind", "gradeint"), ("version", "3")):
+        with pytest.raises(fastagg.ConfigError, match=f"fastagg-{key}"):
+            answer(server, task, MODEL, {f"fastagg-{key}": value})
 
 
 def test_the_book_knows_who_has_what_until_when_and_who_is_waited_for() -> None:
@@ -113,10 +111,10 @@ def test_the_book_knows_who_has_what_until_when_and_who_is_waited_for() -> None:
     clock.now = 10.0
     [late] = book.end(book.late())
     assert late.who == "b" and book.pop("m1") is None and not book.waits  # its time is over
-    assert isinstance(take(server, [(late.task, Reply(MODEL))])[0], Over)
+    assert isinstance(taken(server, (late.task, MODEL))[0], Over)
     inside.pass_time(server, 61.0)  # the server ends what is left
     first = book.pop("m0")
-    assert first is not None and isinstance(book.take([(first, Reply(MODEL))])[0], Over)
+    assert first is not None and isinstance(taken(server, (first.task, MODEL))[0], Over)
     assert [one.who for one in book.end()] == ["c"] and not book.busy and book.waits  # it may still work
     book.back("c")
     server.expire()
@@ -224,7 +222,7 @@ def run(settings: Settings, values: list[float], clock: Clock | None = None) -> 
     rows = session.settle(wait=True)
     while session.over is None and server.version + 1 < len(values):
         task = server.dispatch("a")
-        answered(session, [("a", task, Reply({n: t + 0.1 for n, t in task.params.items()}))])
+        answered(session, [("a", task, {n: t + 0.1 for n, t in task.params.items()})])
         session.stepped({"loss": 1.0})
         rows += session.settle(wait=True)
         if clock is not None:
@@ -300,7 +298,7 @@ def test_the_last_version_is_evaluated_though_it_waits_behind_one_that_is() -> N
     session.stepped()
     for _ in range(3):
         task = server.dispatch("a")
-        take(server, [(task, Reply(task.params, "model"))])
+        taken(server, (task, task.params))
         session.stepped({"loss": 2.0})
     session.stepped(last=True)
     free.set()
@@ -346,8 +344,8 @@ def test_counts_and_a_resumption() -> None:
     session = make()
     tasks = {name: server.dispatch(name) for name in "abc"}
     good = {n: t + 1 for n, t in MODEL.items()}
-    answered(session, [("a", tasks["a"], Reply(good)), ("b", tasks["b"], Reply({**good, "w": torch.ones(2)}))])
-    answered(session, [("c", tasks["c"], Reply(good))])
+    answered(session, [("a", tasks["a"], good), ("b", tasks["b"], {**good, "w": torch.ones(2)})])
+    answered(session, [("c", tasks["c"], good)])
     session.failed("b", "it left")
     session.stepped()
     session.settle(wait=True)
@@ -374,7 +372,7 @@ def test_a_permanent_refusal_ends_a_run_and_changes_nothing() -> None:
     with pytest.raises(fastagg.RunFailed, match=r"6 failures in a row.*this server takes updates of kind 'gradient'"):
         for _ in range(10):
             tasks = [server.dispatch(client) for client in (0, 1)]
-            answered(session, [(task.client, task, Reply(MODEL)) for task in tasks])
+            answered(session, [(task.client, task, MODEL) for task in tasks])
     assert server.version == 0 and session.tally.refused == {"ConfigError": 6}
     session.close()
 
@@ -516,7 +514,7 @@ def test_a_session_tells_its_trackers_by_version() -> None:
     session = Session(server, Settings(trackers=kept), lambda version, model: {"accuracy": version / 10})
     session.stepped()
     task = server.dispatch("a")
-    answered(session, [("a", task, Reply({"w": torch.ones(3)}))])
+    answered(session, [("a", task, {"w": torch.ones(3)})])
     session.stepped({"loss": 2.0})
     session.settle(wait=True)
     session.clients_found(1, {"accuracy": 0.3})

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 import fastagg
+from fastagg._types import Plain
+from fastagg.errors import FastaggError
 from fastagg.integrations import replies
-from fastagg.integrations.session import Session
+from fastagg.integrations.session import Book, Open, Session
 from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Outcome
 
@@ -16,24 +18,36 @@ Event = tuple[Any, int, Any, Any]  # client, version it trained from, update, we
 
 def listen(heard: Callable[[fastagg.Server, Event], object], patch: pytest.MonkeyPatch | None = None) -> None:
     """Call ``heard`` with every trained model that a server takes in an integration, and with its server."""
-    plain = replies.take
+    plain = Book.take
 
-    def take(server: fastagg.Server, answers: Any, **how: Any) -> list[Outcome]:
-        outcomes = plain(server, answers, **how)
-        for (task, reply), outcome in zip(answers, outcomes, strict=True):
-            if isinstance(outcome, fastagg.Receipt):
-                fit = replies.fitted(server, task, reply)
-                if replies._way(fit) in ("model", "delta"):
-                    update = fit.arrays if fit.kind == "delta" else task.delta(fit.arrays)
-                    heard(server, (task.client, task.version, update, fit.samples))
+    def take(self: Book[Any, Any], answers: Any) -> list[Outcome]:
+        outcomes = plain(self, answers)
+        for (one, answer), outcome in zip(answers, outcomes, strict=True):
+            if isinstance(outcome, fastagg.Receipt) and answer.kind in ("model", "delta") and answer.control is None:
+                update = answer.update if answer.kind == "delta" else one.task.delta(answer.update)
+                heard(self.server, (answer.client, answer.version, update, answer.num_samples))
         return outcomes
 
-    (patch or pytest.MonkeyPatch()).setattr(replies, "take", take)
+    (patch or pytest.MonkeyPatch()).setattr(Book, "take", take)
 
 
-def answered(session: Session, answers: Sequence[tuple[Any, Dispatch, replies.Reply]]) -> None:
-    """What an adapter does with clients' replies to their tasks."""
-    session.note([client for client, _, _ in answers], replies.take(session.server, [one[1:] for one in answers]))
+def taken(server: fastagg.Server, *answers: tuple[Dispatch, Any] | tuple[Dispatch, Any, Plain]) -> list[Outcome]:
+    """What an adapter does with clients' replies to their tasks: the arrays, and what they state besides."""
+
+    def answer(task: Dispatch, arrays: Any, told: Plain) -> fastagg.Answer | FastaggError:
+        try:
+            version = {"fastagg-version": told.pop("version")} if "version" in told else {}
+            return replies.answer(server, task, arrays, version, **told)
+        except FastaggError as error:
+            return error
+
+    book = Book[Any, Any](server)
+    return book.take([(Open(task.client, task), answer(task, arrays, dict(*told))) for task, arrays, *told in answers])
+
+
+def answered(session: Session, answers: Sequence[tuple[Any, Dispatch, Any]]) -> None:
+    """Note trained models, by client, in a run."""
+    session.note([client for client, _, _ in answers], taken(session.server, *(one[1:] for one in answers)))
 
 
 def play(server: fastagg.Server, events: Sequence[Event], rounds: bool = False) -> None:
