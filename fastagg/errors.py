@@ -103,8 +103,8 @@ class Busy(FastaggError, RuntimeError):
 
 
 class TooSoon(FastaggError, RuntimeError):
-    """A private server may not send this client a model now: it would take part too often, or too soon after the last
-    time. Nothing has changed."""
+    """This client has taken part in the step already, where a rule counts clients (``answers_per_step``), or would take
+    part too often, or too soon, for a private server. Nothing has changed: wait for the next version."""
 
 
 class Reentered(FastaggError, RuntimeError):

@@ -87,9 +87,23 @@ class Watched {
   double waited_ = 0.0;
 };
 
+// Warns that one client outweighs the others. The answers count already, so a filter that makes errors of warnings
+// does not make one of this.
+void warn_of_majority(const ClientId& client) {
+  const std::string text = "client " + shown(client) +
+                           " made more than half of the updates of a step: the model follows it more than the "
+                           "others; answers_per_step=1 takes one of each client in a step";
+  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) py::error_already_set().discard_as_unraisable(text.c_str());
+}
+
 Engine::Result receive(Shared& server, Answer* answers, size_t count) {
-  const Released released(server.is_long());
-  return with_engine(server, [&](Engine& engine) { return engine.receive(answers, count); });
+  Engine::Result result;
+  {
+    const Released released(server.is_long());
+    result = with_engine(server, [&](Engine& engine) { return engine.receive(answers, count); });
+  }
+  if (result.majority) warn_of_majority(*result.majority);
+  return result;
 }
 
 // An answer's numbers, if Python has read them; null: it has not.

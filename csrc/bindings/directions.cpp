@@ -265,8 +265,7 @@ void bind_directions(py::module_& m) {
   using Private = Privacy::Setting;
   bind_fields<Private>(m, "PrivacySetting", "noise", &Private::noise, "clip", &Private::clip, "quantile",
                        &Private::quantile, "rate", &Private::rate, "count_noise", &Private::count_noise, "omega",
-                       &Private::omega, "theta", &Private::theta, "separation", &Private::separation, "most",
-                       &Private::most);
+                       &Private::omega, "theta", &Private::theta);
   py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
       .def(py::init(&engine::buffer_of), by_name, arg("sign"), arg("setting"), arg("memory"),
            arg("privacy") = py::none())

@@ -176,12 +176,15 @@ void bind_engine(py::module_& m) {
              return made;
            }),
            arg("kind"), arg("betas") = std::pair(0.0, 0.0));
+  using Policy = engine::Participation::Policy;
+  bind_fields<Policy>(m, "Participation", "per_step", &Policy::per_step, "separation", &Policy::separation, "total",
+                      &Policy::total);
   bind_fields<Settings>(m, "Settings", "size", &Settings::size, "clients", &Settings::clients, "clip_norm",
                         &Settings::clip_norm, "max_samples", &Settings::max_samples, "largest_model",
                         &Settings::largest_model, "local_steps", &Settings::local_steps, "weighs_by_samples",
                         &Settings::weighs_by_samples, "keeps_versions", &Settings::keeps_versions, "closes_early",
                         &Settings::closes_early, "folds", &Settings::folds, "defers", &Settings::defers, "staleness",
-                        &Settings::staleness);
+                        &Settings::staleness, "participation", &Settings::participation);
   using Asks = engine::Extension::Asks;
   bind_fields<Asks>(m, "Asks", "prepare", &Asks::prepare, "step", &Asks::step, "statistics", &Asks::statistics,
                     "bounds", &Asks::bounds);

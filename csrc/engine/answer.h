@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "../client_id.h"
 #include "../log/operation.h"
@@ -44,8 +45,9 @@ struct Numbers {
   store::Owner copy;   // the engine's own, once it has read the numbers; `update` is in it then
   store::Vector base;  // none: there is none
 
-  int64_t count = 1;    // kSum: how many updates it is made of,
-  double total = -1.0;  // and what they count for in a mean
+  int64_t count = 1;                   // kSum: how many updates it is made of,
+  double total = -1.0;                 // and what they count for in a mean
+  std::vector<ClientId> participants;  // whose they are, if the leaf says it
 
   const log::Part* row = nullptr;  // kRow: in the record,
   double norm = 0.0;               // and the norm of the update that became it

@@ -7,6 +7,23 @@
 
 namespace fastagg::engine {
 
+namespace {
+
+constexpr size_t kLeastRound = 3;  // of so few updates nobody's are too many
+
+// What more than half of these are; -1: none.
+int64_t majority(const std::vector<int64_t>& clients) noexcept {
+  int64_t candidate = -1, votes = 0;
+  for (const int64_t client : clients) {
+    if (votes == 0) candidate = client;
+    votes += client == candidate ? 1 : -1;
+  }
+  const auto count = static_cast<size_t>(std::count(clients.begin(), clients.end(), candidate));
+  return clients.size() >= kLeastRound && 2 * count > clients.size() ? candidate : -1;
+}
+
+}  // namespace
+
 std::shared_ptr<Buffered> buffer_of(double sign, const Buffered::Setting& setting,
                                     const std::shared_ptr<store::Memory>& memory,
                                     const std::optional<Privacy::Setting>& privacy) {
@@ -50,7 +67,7 @@ Outcome Buffered::plan(const Contributions& given, bool closes, ReadMode mode) {
   if (given.empty() && (!steps || round.versions.empty())) return outcome_ = Outcome::kKept;
   plan_numbers(given, steps);
   const auto all = round.versions.size() + static_cast<size_t>(count);
-  if (round.versions.capacity() < all) round.versions.reserve(2 * all);
+  if (round.versions.capacity() < all) round.versions.reserve(2 * all), round.clients.reserve(2 * all);
   sum.beside = {}, sum.along = {};
   plan_sum(mode);
   return outcome_;
@@ -100,7 +117,11 @@ void Buffered::commit() noexcept {
   if (sum.beside) sum.acc = std::move(sum.beside);
   sum.beside = {};
   if (privacy_) privacy_->commit(outcome_ != Outcome::kKept);
+  for (const Contribution& one : given_)
+    if (one.count == 1 && one.total < 0.0) round.clients.push_back(one.client);
   if (outcome_ != Outcome::kKept) {
+    majority_ = majority(round.clients);
+    round.clients.clear();
     round.versions.clear();
     round.total = round.bound = 0.0;
     return;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "direction.h"
@@ -41,11 +42,13 @@ class Buffered : public DirectionState, public Sums {
   double total() const override { return round.total; }
   store::Vector along() const override { return sum.along.size > 0 ? sum.into() : store::Vector{}; }
   void hand_over() noexcept override { sum.acc = {}; }
+  int64_t take_majority() noexcept override { return std::exchange(majority_, -1); }
   void fields(Archive& archive) override;
   int64_t nbytes() const override { return privacy_ ? privacy_->nbytes() : 0; }
 
   struct Round {
     std::vector<int64_t> versions;              // of its updates
+    std::vector<int64_t> clients;               // their places; none: nobody counts them, or a leaf's sum came
     double total = 0.0, bound = 0.0;            // what they count for; of the elements of what is kept of them
     double next_total = 0.0, next_bound = 0.0;  // with those that are planned,
     double divisor = 0.0;                       // and what their sum is then divided by
@@ -72,6 +75,7 @@ class Buffered : public DirectionState, public Sums {
   const Setting setting_;
   const std::shared_ptr<store::Memory> memory_;
   std::optional<Privacy> privacy_;
+  int64_t majority_ = -1;
   // Planned:
   Outcome outcome_ = Outcome::kKept;
   Contributions given_;

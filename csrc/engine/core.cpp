@@ -32,6 +32,7 @@ Core::Core(const Settings& given, std::shared_ptr<DirectionState> along, const O
       extension(std::move(language)),
       model(std::move(first)) {
   direction->is.place = &place;
+  ledger.participation.policy = settings.participation;
   const InOrder order(place);  // the caller has made the model on its stream
   if (place.device && !steps_in_python())
     place.device->load(optimizer.planned(0, optimizer.settings.lr, model.current, model.current), *direction);

@@ -49,6 +49,8 @@ class Sums {
   // Adds trained models, or updates, of which it finds the squares, to memory that nobody reads. Returns how many of
   // them, from the first on, are fit (largest element; finite). If all are, `run` and `commit` may follow.
   virtual size_t fold(std::vector<double>*) { return 0; }
+  // The client whose updates were more than half of the last step; -1: none. Asking for it forgets it.
+  virtual int64_t take_majority() noexcept { return -1; }
 
  protected:
   ~Sums() = default;

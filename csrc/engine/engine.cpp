@@ -118,10 +118,8 @@ Task Engine::send(log::Operation operation, int format) {
             sent.encoded,
             model.state};
   const DirectionState::Traits& is = direction->is;
-  if (is.privacy) {
-    ledger.roster.check_alone(client, operation.version);
-    ledger.participation.check(client, ledger.steps, is.privacy->setting.separation, is.privacy->setting.most);
-  }
+  if (is.privacy) ledger.roster.check_alone(client, operation.version);
+  if (ledger.participation.policy.limits()) ledger.participation.check(client, ledger.steps, ledger.now);
   if (is.ages) is.ages->before_sending(operation.version);
   operation.task = task.id;
   log::Queued made = records.of(operation);
@@ -208,6 +206,11 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
       Answer* const next = answers + result.done;
       const size_t taken = take(next, count - result.done);
       result.done += taken;
+      if (Sums* const sums = direction->is.sums; sums && !told_majority_)
+        if (const int64_t place = sums->take_majority(); place >= 0 && ledger.roster.tasks.is_known(place)) {
+          result.majority = ledger.roster.clients.at(place);
+          told_majority_ = true;
+        }
       is_due();  // the round's time begins
       for (size_t i = 0; i < taken; ++i)
         next[i].copy.reset();  // so that the next one is copied to memory that is in a cache

@@ -47,8 +47,9 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   // Takes answers one after the other, up to the first that does not count. Those before it count.
   struct Result {
     size_t done = 0;
-    std::optional<Refusal> refused;  // why the next one does not count,
-    std::exception_ptr failed;       // or what else went wrong
+    std::optional<Refusal> refused;    // why the next one does not count,
+    std::exception_ptr failed;         // or what else went wrong
+    std::optional<ClientId> majority;  // whose updates were more than half of a step; it is told once
   };
   Result receive(Answer* answers, size_t count);
   // Steps now along what has come; `if_due`: only if the round's time is over. False: it is not, nothing has come, or
@@ -73,6 +74,8 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   int64_t end_overdue(int64_t most);  // tasks, at most so many; all if it is negative. Returns how many ended
   Model::Sent sent_now(int format);
   store::Vector ahead_now();
+
+  bool told_majority_ = false;
 };
 
 }  // namespace fastagg::engine

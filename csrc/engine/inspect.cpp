@@ -100,13 +100,10 @@ void Transaction::find_task(Given& given) {
   given.task = core_.find(answer);
   core_.direction->check(answer.client, given.task.version, core_.ledger.now);
   const Sums* const sums = core_.direction->is.sums;
-  if (core_.direction->is.privacy) {
-    if (answer.kind == Answer::kSum)
-      throw Refusal(Why::kSetting,
-                    "receive_partial: a sum of clients' updates is not clipped one by one, and this "
-                    "server is private; let clients answer it themselves");
-    given.participant = core_.ledger.participation.place_for(answer.client);
-  }
+  if (core_.direction->is.privacy && answer.kind == Answer::kSum)
+    throw Refusal(Why::kSetting,
+                  "receive_partial: a sum of clients' updates is not clipped one by one, and this "
+                  "server is private; let clients answer it themselves");
   if (answer.kind == Answer::kSum && answer.count > std::max(sums ? sums->room() : 0, kLargestOverflow))
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
                                      " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
@@ -122,6 +119,19 @@ void Transaction::find_task(Given& given) {
   brings.total = answer.total;
   given.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
   if (!core_.prepares(answer)) weigh(core_, given);
+}
+
+// Finds where the answer's clients are counted. A leaf's sum counts for those that it names.
+void Transaction::find_participants(Given& given) {
+  Participation& participation = core_.ledger.participation;
+  if (!participation.policy.limits()) return;
+  const Answer& answer = *given.answer;
+  const auto add = [&](const ClientId& client) {
+    participation.check(client, core_.ledger.steps, core_.ledger.now);
+    given.participants.push_back(participation.place_for(client));
+  };
+  if (answer.kind != Answer::kSum) return add(answer.client);
+  for (const ClientId& client : answer.participants) add(client);
 }
 
 // Reads the update, once: into memory of the engine's own, which is the record's where there is one.

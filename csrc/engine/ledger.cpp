@@ -274,7 +274,9 @@ void Ledger::State::fields(Archive& archive, bool numbered, int64_t size) {
   if (archive.loads ? archive.has("participation") : !participation.clients.empty())
     archive.group("participation", [this](Archive& of) {
       of.clients("clients", participation.clients, false);
-      of.column("last", participation.last);
+      of.column("step", participation.step);
+      of.column("version", participation.version);
+      of.column("in_step", participation.in_step);
       of.column("times", participation.times);
     });
 }
@@ -318,7 +320,7 @@ void Ledger::load(const State& state) {
           "columns of tasks of different lengths");
   require(state.task_id.empty() || state.task_id.size() == tasks, "a column of ids of another length");
   require(ids.load(state.ids), "ids of tasks");
-  require(participation.load(state.participation, state.steps), "participations");
+  require(participation.load(state.participation, state.steps, state.version), "participations");
   require(state.offset >= -1, "an offset below zero");
   offset = state.offset;
   std::unordered_map<int64_t, store::Vector> versions(state.versions.begin(), state.versions.end());

@@ -24,8 +24,7 @@ class Privacy {
     // Adaptive clipping: the share of updates that are not clipped, which it aims at, the rate, and the standard
     // deviation of the count's noise. A rate of 0: the norm stays.
     double quantile = 0.5, rate = 0.0, count_noise = 0.0;
-    std::vector<double> omega, theta;          // correlated noise; none: it is independent between steps
-    int64_t separation = 1, most = INT64_MAX;  // of a client's participations: steps between two; how many
+    std::vector<double> omega, theta;  // correlated noise; none: it is independent between steps
   };
   Privacy(Setting setting, int64_t size, const std::shared_ptr<store::Memory>& memory);
 

@@ -69,6 +69,7 @@ Given& Transaction::add(Answer& answer) {
 
 bool AnswerTransaction::find() {
   find_task(add(answer_));
+  find_participants(pending());
   reads_once_ = may_read_once();
   return true;
 }
@@ -154,6 +155,7 @@ bool BatchTransaction::find() {
     Given& pending = add(answers_[i]);
     try {
       find_task(pending);
+      find_participants(pending);
       if (!pending.counts) throw Refusal(Why::kSetting, "dropped");
     } catch (const Refusal&) {  // it comes again as the first answer, by itself
       given_.pop_back();
@@ -377,8 +379,9 @@ void Transaction::finish() {
 
 // What was there before is let go with this object, because that may run Python's finalizers.
 void Transaction::commit() noexcept {
-  for (const Given& one : given_)
-    if (one.participant >= 0 && one.counts) core_.ledger.participation.count(one.participant, core_.ledger.steps);
+  for (const Given& pending : given_)
+    for (const int64_t place : pending.participants)
+      if (pending.counts) core_.ledger.participation.count(place, core_.ledger.steps, core_.ledger.now);
   if (step_.planned) {
     core_.direction->commit();
     if (step_.next && step_.next.data == step_.sum.data) core_.direction->is.sums->hand_over();

@@ -39,8 +39,8 @@ struct Given {
   log::Queued record;
   store::Vector base;
   double norm = 0.0;
-  int64_t participant = -1;  // where its client's participations are counted; -1: they are not
-  bool counts = true;        // no rule has dropped it
+  std::vector<int64_t> participants;  // where its clients' participations are counted; none: they are not
+  bool counts = true;                 // no rule has dropped it
 };
 
 // What is planned of a step.
@@ -90,6 +90,7 @@ class Transaction {
   // What the stages of several kinds do.
   Given& add(Answer& answer);
   void find_task(Given& given);
+  void find_participants(Given& given);
   void inspect_update(Given& given);
   void ask_extension(Given& given);
   void plan_direction(bool closes, ReadMode mode);

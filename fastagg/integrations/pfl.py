@@ -48,7 +48,7 @@ class CentralOptimizer(torch.optim.Optimizer):
             do = "for torch's, give it betas=(0.9, 0.999), bias_correction=True"
             logging.getLogger(__name__).warning(f"fastagg: not torch.optim.Adam: {optimizer}; {do}")
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.server = fastagg.Server(self._trained, direction, optimizer)
+        self.server = fastagg.Server(self._trained, direction, optimizer, answers_per_step=None)
         self._book = Book[str, str](self.server)
         super().__init__(self._trained.values(), {"lr": optimizer.lr})
 

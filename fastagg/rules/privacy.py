@@ -194,8 +194,7 @@ class Gaussian:
             noise *= self.correlation.sensitivity(self.max_participations, self.min_separation)
         return native.engine.PrivacySetting(
             noise=noise, clip=clip.initial if isinstance(clip, AdaptiveClip) else clip,
-            separation=self.min_separation,
-            most=_MOST if self.max_participations is None else self.max_participations, **more,
+            **more,
         )  # fmt: skip
 
     def epsilon(self, steps: int, delta: float) -> float:

@@ -29,6 +29,7 @@ from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.extension import Extension, TakenPart
 from fastagg.server.settings import RULES, ServerSettings
 from fastagg.server.statistics import Statistics, divided, joined
+from fastagg.server.together import answers_per_step
 from fastagg.storage import memory
 from fastagg.storage.pieces import Pieces, stored_pieces
 
@@ -116,7 +117,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             clip_norm=settings["clip_norm"] or 0.0, max_samples=settings["max_samples"] or 1e30,
             local_steps=parts.staleness._first_steps or 0, weighs_by_samples=settings["weighting"] != "uniform",
             largest_model=_largest(layout, flat),
-            keeps_versions=extension.keeps_model,
+            keeps_versions=extension.keeps_model, participation=_participation(direction, settings),
             closes_early=direction.buffered and not state.asks,
             folds=_folds(parts, extension), defers=parts.defers, staleness=_native_staleness(parts.staleness),
         ),
@@ -139,6 +140,15 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     engine.begin_incarnation(0, new_incarnation())
     engine.measure()
     return Running(engine, extension, where.memory, weakref.ref(flat.untyped_storage()))
+
+
+def _participation(direction: Direction, settings: ServerSettings) -> Native:
+    """How often a client may take part: as the rule's words say, the settings, or the privacy that is promised."""
+    privacy = getattr(direction, "privacy", None)
+    private = {} if privacy is None else {
+        "separation": privacy.min_separation, "total": privacy.max_participations or MOST,
+    }  # fmt: skip
+    return native.engine.Participation(per_step=answers_per_step(direction, settings) or 0, **private)
 
 
 def limit(engine: Native, settings: ServerSettings | None) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
@@ -14,7 +17,7 @@ from torch import Tensor
 from fastagg import _checks, _keywords, registry
 from fastagg._build import native
 from fastagg._types import Native, State
-from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, TooSoon
 from fastagg.model import Layout, ModelState, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
 from fastagg.rules.names import Buffers, ByName, Kind, ModelDtype, Validate, Weighting
@@ -34,6 +37,7 @@ from fastagg.storage.pieces import Pieces
 
 Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
+_STOOD = 60.0  # seconds
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
 
 
@@ -123,6 +127,7 @@ class Server:
         self._log: Log | None = None
         self._watch: Watch | None = None
         self._engine = self._running.engine
+        self._stood = -1, 0.0  # a version at which a client came too soon, and since when
         self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
         self._receive_many = self._engine.receive_many
         self._admission = Admission(self._parts, self._running)
@@ -653,8 +658,24 @@ class Server:
         return Refusals(self._refused)
 
     def _refused(self, error: FastaggError) -> None:
+        if isinstance(error, TooSoon):
+            self._say_what_is_missing()
         if self._watch is not None:
             self._watch.refused(error)
+
+    def _say_what_is_missing(self) -> None:
+        """Say once for a version, after a minute, that its step waits for other clients."""
+        version, since = self._stood
+        if version != self.version:
+            self._stood = self.version, time.monotonic()
+        elif time.monotonic() > since + _STOOD:
+            self._stood = version, math.inf
+            room = getattr(self._running.extension.state.native, "room", None)
+            more = "other clients" if room is None else f"{room} more"
+            logging.getLogger("fastagg").warning(
+                "fastagg: the step after version %d has waited a minute for %s: each client counts once in a step",
+                version, more,
+            )  # fmt: skip
 
     # -- the model -----------------------------------------------------------------------------------------------
 

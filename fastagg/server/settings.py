@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, TypedDict, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, cast, get_type_hints
 
 import torch
 
@@ -45,6 +45,11 @@ class BaseSettings(TypedDict, total=False):
         "``sync``: ``receive`` waits for the check and refuses an update that is not finite. ``deferred``, for a CUDA "
         "device: ``receive`` does not wait for the device. An update that is not finite then counts as zero, and its "
         "receipt reports this. On the CPU ``deferred`` is the same as ``sync``.", "sync", free=True,
+    )]  # fmt: skip
+    answers_per_step: Annotated[Literal["rule"] | int | None, Rule(
+        "how many answers of one client count in a step; another one raises TooSoon, and so does ``dispatch``. "
+        "``rule``: 1 where a rule's words are of clients (rounds, robust rules, ``at_least``), else any number. None: "
+        "any number.", "rule", least=1, most=2**31 - 1,
     )]  # fmt: skip
     seed: Annotated[int, Rule(
         "the seed of all random numbers of the server.", 0, least=0, most=2**64 - 1,

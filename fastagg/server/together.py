@@ -41,6 +41,12 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
         raise ConfigError(
             "look_ahead: clients are sent another model than the server's, and this rule compares both; leave it out"
         )
+    known, size = settings["num_clients"], getattr(direction, "at_least", None) or getattr(direction, "size", None)
+    if known is not None and size is not None and known < size and answers_per_step(direction, settings) == 1:
+        raise ConfigError(
+            f"num_clients: {known} clients with one answer each never fill a step of {size}; give fewer updates a step, "
+            "or answers_per_step=None"
+        )
     if settings["deterministic"] and not direction.synchronous:
         raise ConfigError(
             "deterministic: it needs a synchronous rule. If updates are applied as they come, their order is part of "
@@ -48,6 +54,12 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
         )
     if settings["validate"] == "deferred" and (reason := _waits(direction, staleness, settings["deterministic"])):
         raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
+
+
+def answers_per_step(direction: Direction, settings: ServerSettings) -> int | None:
+    """Return how many answers of a client count in a step. None: any number."""
+    number = settings["answers_per_step"]
+    return number if number != "rule" else 1 if direction.counts_clients else None
 
 
 def check_bf16(direction: Direction, optimizer: Optimizer, staleness: Staleness, device: torch.device) -> None:

@@ -83,7 +83,10 @@ def test_damaged_participations_are_refused() -> None:
     server = made()
     fill(server, 3, 0)
     whole = server.state_dict()
-    for name, wrong in (("times", [0, 1, 1]), ("last", [99, 0, 0]), ("clients", [0, 0, 1]), ("times", [1])):
+    for name, wrong in (
+        ("times", [0, 1, 1]), ("step", [99, 0, 0]), ("version", [99, 0, 0]), ("in_step", [2, 1, 1]),
+        ("clients", [0, 0, 1]), ("times", [1]),
+    ):  # fmt: skip
         state = server.state_dict()
         given: Any = wrong if name == "clients" else torch.tensor(wrong)
         state["tasks"]["participation"] = {**state["tasks"]["participation"], name: given}

@@ -152,6 +152,11 @@ class Direction(Part):
         return None
 
     @property
+    def counts_clients(self) -> bool:
+        """Whether each client may have one answer in a step, because the rule's words are of clients."""
+        return False
+
+    @property
     def compares(self) -> bool:
         """Whether a step depends on how far whole updates are from each other."""
         return False

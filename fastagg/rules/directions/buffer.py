@@ -104,6 +104,10 @@ class Buffer(Direction):
         if self.privacy is not None:
             self.privacy.native(self.size)
 
+    @property
+    def counts_clients(self) -> bool:
+        return self.synchronous or self.at_least is not None
+
     def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
         if self.privacy is None:
             return

@@ -18,6 +18,8 @@ from fastagg.rules.staleness import Staleness
 class Robust(Direction):
     """``D = rule(s(tau_1)*Delta_1, ..., s(tau_M)*Delta_M)``: up to f of the M clients in a step may send anything.
 
+    A client has one answer in a step; another one raises TooSoon.
+
     The server keeps the updates of a round as they came, and combines them in the step's own pass: M times the memory
     of an update. An update counts by its staleness alone: a number of samples could be a lie.
 
@@ -59,6 +61,10 @@ class Robust(Direction):
         super().__post_init__()
         check_window("Robust('median', 100", self.size, self.at_least, self.grace)
         robust_of(self.rule, self.size if self.at_least is None else self.at_least, self._rule())
+
+    @property
+    def counts_clients(self) -> bool:
+        return True
 
     @property
     def compares(self) -> bool:
