@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from fastagg import registry
@@ -44,7 +47,7 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
     known, size = settings["num_clients"], getattr(direction, "at_least", None) or getattr(direction, "size", None)
     if known is not None and size is not None and known < size and answers_per_step(direction, settings) == 1:
         raise ConfigError(
-            f"num_clients: {known} clients with one answer each never fill a step of {size}; give fewer updates a step, "
+            f"num_clients: {known} clients with one answer each never fill a step of {size}; take fewer a step, "
             "or answers_per_step=None"
         )
     if settings["deterministic"] and not direction.synchronous:
@@ -56,10 +59,12 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
         raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
 
 
-def answers_per_step(direction: Direction, settings: ServerSettings) -> int | None:
+def answers_per_step(direction: Direction, settings: Mapping[str, Any]) -> int | None:
     """Return how many answers of a client count in a step. None: any number."""
     number = settings["answers_per_step"]
-    return number if number != "rule" else 1 if direction.counts_clients else None
+    if number == "rule":
+        return 1 if direction.counts_clients else None
+    return None if number is None else int(number)
 
 
 def check_bf16(direction: Direction, optimizer: Optimizer, staleness: Staleness, device: torch.device) -> None:

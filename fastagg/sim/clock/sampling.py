@@ -150,6 +150,7 @@ class Participation:
         self.room = clients if concurrency is None else concurrency
         self._idle = list(range(clients))
         self._first: list[int] = []
+        self._resting: list[int] = []
         if type(self._rule) is Uniform:  # the first are taken from one order, and are no draws
             order = self._idle if concurrency is None else generator(seed, "participation-start").permutation(clients)
             self._idle = [int(client) for client in order]
@@ -175,18 +176,26 @@ class Participation:
         self._idle[slot], self._idle[-1] = self._idle[-1], self._idle[slot]
         return self._idle.pop()
 
-    def back(self, client: int) -> None:
-        self._idle.append(client)
+    def back(self, client: int, *, rests: bool = False) -> None:
+        """A client has answered. One that ``rests`` is not drawn before :meth:`wake`."""
+        (self._resting if rests else self._idle).append(client)
         self.room += 1
+
+    def wake(self) -> None:
+        """There is a new version: those that rest can be drawn."""
+        self._idle += self._resting
+        self._resting.clear()
 
     def drop(self, gone: Collection[int], flying: int) -> None:
         # Other clients replace those that never answer, so M_c clients train while enough remain.
         self._idle = [client for client in self._idle if client not in gone]
+        self._resting = [client for client in self._resting if client not in gone]
         self.room += flying
 
     def state_dict(self) -> State:
-        return {"arrivals": self._arrivals, "idle": list(self._idle), "room": self.room}
+        idle = {"idle": list(self._idle), "resting": list(self._resting)}
+        return {"arrivals": self._arrivals, **idle, "room": self.room}
 
     def load_state_dict(self, state: State) -> None:
         self._arrivals, self._idle, self._first = state["arrivals"], list(state["idle"]), []
-        self.room = state.get("room", 0)  # older checkpoints never had any
+        self._resting, self.room = list(state["resting"]), state["room"]

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.server.dispatch import Dispatch, Download
+from fastagg.server.together import answers_per_step
 from fastagg.sim.clock.delays import DelayModel
 from fastagg.sim.clock.sampling import Participation, Uniform
 from fastagg.sim.seeds import generator
@@ -147,6 +148,8 @@ class TimedSchedule(_Timed):
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
         self._participation = participation
+        # Whether a client whose answer waits for its step is sent nothing before that.
+        self._counts_clients = answers_per_step(server.direction, server.config()) is not None
 
     def start(self) -> None:
         self._send_all()
@@ -155,9 +158,12 @@ class TimedSchedule(_Timed):
         self._owed.append(job.client)
         if self._at_flush and self._server.version == self._sent and len(self):
             return
+        waits = self._counts_clients and self._server.version == self._sent
+        if not waits:
+            self._participation.wake()
         self._sent = self._server.version
         for client in self._owed:
-            self._participation.back(client)
+            self._participation.back(client, rests=waits)
             self._send_all()
         self._owed.clear()
 
