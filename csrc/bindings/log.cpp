@@ -157,7 +157,6 @@ py::dict described(const Operation& operation) {
   found["rate"] = operation.rate;
   found["task"] = operation.task;
   found["share"] = operation.share;
-  found["slots"] = operation.slots;
   const Decided& said = operation.decided;
   found["known"] = said.known != 0;
   found["decided"] = py::make_tuple(said.applied != 0, int64_t{said.version}, double{said.step_size},

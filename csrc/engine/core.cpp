@@ -71,15 +71,4 @@ void Core::measure() {
   optimizer.bounds = found.moments;
 }
 
-// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows.
-void Core::give_up(const std::vector<int64_t>& slots) {
-  records.check();
-  if (!direction->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
-  log::Operation operation;
-  operation.kind = log::kLost, operation.slots = slots;
-  log::Queued record = records.of(operation);
-  direction->is.rows->give_up(slots);
-  records.add(std::move(record));
-}
-
 }  // namespace fastagg::engine

@@ -23,10 +23,6 @@ class Tensors;
 
 namespace fastagg::engine {
 
-struct RowsLost {  // rows on a disk are damaged, and must be given up first
-  std::vector<int64_t> slots;
-};
-
 // What only sums have: updates wait in them for others.
 class Sums {
  public:
@@ -67,12 +63,6 @@ class RowKeeper {
   // Before `plan`, where the log keeps the row: makes the row of this update, packed, and returns the update's sum of
   // squares. Afterwards the update is not read any more.
   virtual double encode(const Update&, const Contribution&, void*) { return 0.0; }
-  // A client was sent a model: its row will be wanted.
-  virtual void expect(int64_t) noexcept {}
-  // Gives up rows that are damaged, as if their clients were never heard. May fail, and then nothing has changed.
-  virtual void give_up(const std::vector<int64_t>&) {
-    throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
-  }
 
  protected:
   ~RowKeeper() = default;
@@ -109,7 +99,7 @@ class DirectionState {
   virtual void check(const ClientId&, int64_t, int64_t) const {}
   // What these updates, in order, make. `closes`: a step, whether or not the round is full. All but a buffer take one
   // update at a time. kOnce: its norm is not known, and `run` only writes to memory that nobody reads before `commit`,
-  // besides the optimizer's; `measured` tells the norm in between. Throws RowsLost.
+  // besides the optimizer's; `measured` tells the norm in between.
   virtual Outcome plan(const Contributions& given, bool closes, ReadMode mode) = 0;
   virtual void measured(const Contributions&) {}
   // `optimizer` steps exactly if `plan` said so. Allocates nothing.

@@ -126,7 +126,6 @@ Task Engine::send(log::Operation operation, int format) {
   operation.task = task.id;
   log::Queued made = records.of(operation);
   const int64_t at = ledger.send(client, operation.version, task.local_steps, kept, task.id);
-  if (is.rows) is.rows->expect(at);
   if (is.ages) is.ages->sent(at, operation.version);
   model.shared = model.shared || sent.model.data == model.current.data;
   records.add(std::move(made));
@@ -272,7 +271,6 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
       return;
     case log::kAnswer:
     case log::kRow: AnswerTransaction(*this, *answer).execute(); return;
-    case log::kLost: give_up(operation.slots); return;
     case log::kDispatch:
     case log::kHandOn: send(operation); return;
     default: apply(operation);

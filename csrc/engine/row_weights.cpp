@@ -75,13 +75,6 @@ void RowWeights::commit(bool whole) noexcept {
   }
 }
 
-void RowWeights::drop(int64_t client) noexcept {
-  const auto c = static_cast<size_t>(client);
-  total_.remove(weights[c]);
-  heard -= shares[c] > 0.0f;
-  weights[c] = shares[c] = 0.0f;
-}
-
 void RowWeights::fields(Archive& archive) {
   archive.field("shares", shares);
   archive.field("weights", weights);
@@ -145,7 +138,7 @@ void Freshness::sent(int64_t client, int64_t version) noexcept {
 
 // Who leaves the sum because it is too old by now, and who is back in time: each looked at once after every dispatch.
 void Freshness::plan_terms(int64_t client, int64_t oldest) {
-  store::RowStore::Terms& terms = of_.next.terms;
+  RowWeights::Terms& terms = of_.next.terms;
   for (int64_t version = expired_; version < oldest; ++version) {
     const auto due = due_.find(version);
     if (due == due_.end()) continue;

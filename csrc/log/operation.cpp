@@ -10,7 +10,7 @@ namespace fastagg::log {
 namespace {
 
 constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "hand_on", "answer", "close_round",
-                                        "forget", "lr",          "expire",   "row",     "lost"};
+                                        "forget", "lr",          "expire",   "row"};
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
 constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
@@ -128,9 +128,6 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
       found.decided.known = from.left() > 0;  // format 3 has nothing
       if (from.left() > 0) std::memcpy(static_cast<void*>(&found.decided), from.take(kOfRound), kOfRound);
       break;
-    case kLost:
-      while (from.left() > 0) found.slots.push_back(from.read<int64_t>());
-      break;
     case kRate: found.rate = from.read<double>(); break;
     case kAnswer:
     case kRow:
@@ -150,15 +147,13 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
 }
 
 Queued record_of(Journal& journal, const Operation& operation) {
-  const size_t lost = operation.slots.size() * sizeof(int64_t);
-  Queued made = journal.entry(operation.kind, client_bytes(operation.client) + kOfRound + sizeof operation.task + lost);
+  Queued made = journal.entry(operation.kind, client_bytes(operation.client) + kOfRound + sizeof operation.task);
   Entry& entry = made.front();
   switch (operation.kind) {
     case kIncarnation: entry.put(operation.version, operation.incarnation); break;
     case kRate: entry.put(operation.rate); break;
     case kExpire: entry.put(operation.version); break;
     case kCloseRound: entry.put_bytes(&operation.decided, kOfRound); break;
-    case kLost: entry.put_bytes(operation.slots.data(), lost); break;
     default:
       put_client(entry, operation.client, operation.version);
       if (sends(operation.kind)) entry.put(operation.task);

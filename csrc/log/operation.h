@@ -23,7 +23,6 @@ enum Kind : uint8_t {
   kRate,    // the learning rate
   kExpire,  // tasks of versions below one
   kRow,     // an answer, as the encoded row that its update became
-  kLost,    // rows on a disk that were damaged: their clients begin anew
   kKinds
 };
 const char* name_of(Kind kind);
@@ -84,7 +83,6 @@ struct Operation {
   uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
   int64_t task = 0;          // kDispatch, kHandOn: its id; 0: not known yet
   double rate = 0.0;
-  std::vector<int64_t> slots;  // kLost
   // Of an answer:
   double share = 1.0;  // in a mean; a sum's weight
   bool again = false;  // it is given once more, as an answer to a new task: its outcome may be another one

@@ -7,7 +7,6 @@ import errno
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,7 +86,6 @@ class Keeper:
         self.kept, self.keep, self.every = kept, keep, every
         self.history = 0  # of the oldest checkpoints, which stay with all of the log behind them
         self.journal: Any = None
-        self.has_lost = False  # rows on a disk turned out to be damaged while the folder was opened
         self._due = every
         self._requests: deque[_Request] = deque()
         self._full, self._again = False, 0.0  # the disk refused an upload; when to write a checkpoint because of it
@@ -105,10 +103,7 @@ class Keeper:
         self.journal, self._room = journal, room
         self.uploads.refused = self.full
         self.clear()
-        if (rows := self.running.extension.state.rows) is not None:
-            rows.after_loss = weakref.WeakMethod(self.soon)
-            self.has_lost = rows.native.counts()["lost"] > 0
-        self._due = 0 if self.has_lost else max(0, self.every - replayed)
+        self._due = max(0, self.every - replayed)
         self._thread = threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True)
         try:
             self._thread.start()
@@ -137,11 +132,6 @@ class Keeper:
             raise request.error
         assert request.written is not None
         return request.written
-
-    def soon(self) -> None:
-        """Write a checkpoint as soon as possible: the log alone does not lead to this state."""
-        self._due = 0
-        self.journal.nudge()
 
     def full(self) -> None:
         """The disk has refused something. A checkpoint may free what fills it."""
@@ -235,10 +225,8 @@ class Keeper:
 
     def write(self) -> int:
         """Write a checkpoint, and return its number. Only one thread at a time calls this."""
-        watch, engine, rows = Stopwatch(["held"]), self.running.engine, self.running.extension.state.rows
-        if rows is not None:
-            rows.native.sync()  # what the checkpoint will need, while others go on
-        with watch.timing("held"), engine.locked:
+        watch = Stopwatch(["held"])
+        with watch.timing("held"), self.running.engine.locked:
             sequence = 0 if self.journal is None else self.journal.last
             written = 0 if self.journal is None else self.journal.written
             if sequence in self.kept:
@@ -268,9 +256,6 @@ class Keeper:
                 self.disk.remove(name)  # of an attempt that failed after this
                 self.disk.rename(name + PARTIAL, name)
                 self.disk.sync_folder()
-                if rows is not None:
-                    with engine.locked:
-                        rows.saved(cut.state["direction"]["cache"])
             self._due = written + self.every
             self.kept.append(sequence)
         finally:

@@ -21,12 +21,11 @@ from fastagg.durable.keeper import EVERY, ROOM, Keeper
 from fastagg.durable.log import Durability, Log
 from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
 from fastagg.durable.uploads import Uploads
-from fastagg.errors import Busy, CheckpointError, ConfigError
+from fastagg.errors import Busy, CheckpointError
 from fastagg.removed import REMOVED
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.watching import Watch, watch_of
-from fastagg.storage.tiered import Tiered
 
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
 _CHUNK = 16 << 20  # bytes that are read at a time
@@ -43,7 +42,6 @@ def open(
     *,
     keep: int = 2,
     checkpoint_every: int = EVERY,
-    check: bool = False,
     keep_history: bool = False,
 ) -> Server:
     """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
@@ -60,8 +58,6 @@ def open(
             ``server.flush()`` waits for it.
         keep: how many checkpoints are kept. The log goes back to the oldest of them.
         checkpoint_every: after so many bytes of log and of uploads a checkpoint is written in the background.
-        check: compare all cached updates on a disk (:class:`fastagg.Tiered`) with their checksums, and not a sample
-            of 1 GB. Damaged ones are given up, and an error in the log names their clients.
         keep_history: also keep the folder's first checkpoint and all of the log, for :func:`fastagg.audit`.
 
     Raises:
@@ -91,8 +87,7 @@ def open(
             )
         disk = Disk(path, create=True)
     try:
-        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check,
-                       keep_history=keep_history)  # fmt: skip
+        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, keep_history=keep_history)
     except BaseException:
         disk.leave()
         raise
@@ -108,7 +103,7 @@ def lock(disk: Disk) -> None:
 
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT, check: bool = False, keep_history: bool = False,
+    segment: int = SEGMENT, keep_history: bool = False,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``.
 
@@ -121,18 +116,11 @@ def open_on(
         if any(map(_CUT.fullmatch, disk.names())):
             raise CheckpointError(f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['origin=']}")
     journal = keeper = None
-    begun: list[Server] = []
-
-    def made() -> Server:
-        begun.append(_made(make, keep))
-        return begun[-1]
 
     try:
         lock(disk)
         with named(disk.path):
-            server, keeper, start, replayed, is_new = _opened(disk, made, keep, checkpoint_every, check)
-        if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
-            raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
+            server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), keep, checkpoint_every)
         keeper.history = int(keep_history)
         start |= {"segment_bytes": segment}
         with named(disk.path):  # the system may refuse a thread
@@ -148,8 +136,6 @@ def open_on(
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.
         if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
-            if keeper.has_lost:  # the log alone would not lead to this state
-                keeper.checkpoint()
         weakref.finalize(server, _abandoned, log)
         return server
     except BaseException:
@@ -157,9 +143,6 @@ def open_on(
             keeper.close()
         if journal is not None:
             journal.close(-1.0)
-        for one in begun:
-            if (rows := one._running.extension.state.rows) is not None:
-                rows.native.close()
         disk.unlock()
         raise
 
@@ -172,11 +155,11 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool) -> _Opened:
+def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _Opened:
     found = contents(disk)
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
-    past = recover(disk, found, make, check=check)
+    past = recover(disk, found, make)
     server = past.server
     server._running.follow_rate()
     start = _start(disk, found, past)
@@ -224,15 +207,10 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     return _Opened(server, keeper, start, 0, True)
 
 
-def _made(make: Callable[[], Server], keep: int) -> Server:
+def _made(make: Callable[[], Server]) -> Server:
     server = make()
     if type(server) is not Server or server._log is not None:
         raise no_server(server)
-    cache = getattr(server.direction, "cache", None)
-    if isinstance(cache, Tiered) and cache.keep < keep:
-        raise ConfigError(
-            f"keep: {keep} checkpoints, and Tiered(keep={cache.keep}) has the cached updates of fewer: raise that one"
-        )
     return server
 
 

@@ -727,14 +727,6 @@ class Server:
             parts["journal"] = int(self._log.journal.pending)
         return {**parts, "total": sum(parts.values())}
 
-    def tiers(self) -> dict[str, int]:
-        """What happened to the cached updates of ``cache=fastagg.Tiered(...)`` since they were opened; else empty.
-
-        ``lost`` ones were damaged and given up. ``read`` and ``written`` are bytes; ``on_disk`` are the file's."""
-        with self._engine.reading:
-            rows = self._running.extension.state.rows
-            return {} if rows is None else rows.native.counts()
-
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
@@ -853,19 +845,14 @@ class Server:
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write what waits and give the folder back, and the one of cached updates (:class:`fastagg.Tiered`). The
-        server can only be read from now on. It may be called at any time and several times, also by a signal handler.
+        """Write what waits and give the folder back. The server can only be read from now on. It may be called at any
+        time and several times, also by a signal handler.
 
         Raises:
             NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
         """
-        try:
-            if self._log is not None:
-                self._log.close()
-        finally:
-            if (rows := self._running.extension.state.rows) is not None and rows.native.is_open:
-                with self._engine.locked:
-                    rows.native.close()
+        if self._log is not None:
+            self._log.close()
 
     def __enter__(self) -> Server:
         return self

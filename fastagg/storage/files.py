@@ -16,14 +16,14 @@ from fastagg.errors import CheckpointError, FastaggError
 
 
 @contextlib.contextmanager
-def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Iterator[None]:
-    """Raise the system's errors as errors of this ``kind``, which name the path."""
+def named(what: Path | str) -> Iterator[None]:
+    """Raise the system's errors as errors that name the path."""
     try:
         yield
     except OSError as error:
         if isinstance(error, FastaggError):
             raise
-        raise kind(f"{what}: {error}") from error
+        raise CheckpointError(f"{what}: {error}") from error
 
 
 def allocate(file: int, size: int) -> None:

@@ -9,27 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support import damaged, log_page
 from support.damaged import everything, outcome
-from support.disks import damage
 from support.presets import PRESETS, calls, model, update
 from support.simulated import limit
 from test_open import equal, opened, without_lives
 
 import fastagg
-from fastagg._build import native
 from fastagg.durable import log
 from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
 from fastagg.durable.folder import contents, read_checkpoint, read_log
-from fastagg.durable.keeper import Keeper
 from fastagg.durable.opening import open_on
 
 SIZE = 60
 BLOCK = 4096
 KINDS = (
-    "", "incarnation", "dispatch", "hand_on", "answer", "close_round", "forget", "lr", "expire", "row", "lost"
+    "", "incarnation", "dispatch", "hand_on", "answer", "close_round", "forget", "lr", "expire", "row"
 )  # fmt: skip
 
 
@@ -48,7 +44,7 @@ def same_as_the_package_reads(folder: Path) -> list[dict[str, Any]]:
         said = record.operation.describe()
         assert record.sequence == one["sequence"] and said["kind"] == KINDS[one["kind"]]
         for mine, name in (("client", "client"), ("task", "task"), ("lr", "rate"), ("share", "share"),
-                           ("slots", "slots"), ("version", "version"), ("incarnation", "incarnation")):  # fmt: skip
+                           ("version", "version"), ("incarnation", "incarnation")):  # fmt: skip
             assert mine not in one or one[mine] == said[name], (one, said)
         if "applied" in one:
             outcome = (one["applied"], one["after"], one["step_size"], one.get("weight", 0.0), one.get("norm", 0.0))
@@ -88,39 +84,6 @@ def test_all_operations_in_three_lives_with_uploads(tmp_path: Path, monkeypatch:
     ends = [one for one in found if one["kind"] == 5]
     assert [(one["known"], one["applied"], one["after"]) for one in ends] == [(1, 1, 3)]
     assert {one["client"] for one in found if "upload" in one} == {"chunks"}
-
-
-def test_a_lost_row_has_a_record_and_the_log_with_it_leads_to_the_same_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Keeper, "soon", lambda self: None)  # no checkpoint comes before the copy
-    rows, size = tmp_path / "rows", 300
-    stride = native.engine.RowFile.stride("int8", size)
-
-    def make() -> fastagg.Server:
-        cache = fastagg.Tiered("int8", path=rows)
-        return fastagg.ACE(torch.zeros(size), lr=0.1, num_clients=9, cache=cache, warmup="partial")
-
-    with opened(tmp_path / "a", make) as server:
-
-        def answer(client: int) -> None:
-            server.dispatch(client)
-            server.receive(client, torch.full((size,), 1.0 + client))
-
-        for client in range(9):
-            answer(client)
-        server.checkpoint()
-        damage(rows, 2, server.state_dict(copy=False), stride, 0)
-        for client in (0, 1, 2, 3):
-            answer(client)
-        server.flush()
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
-        flat = server.flat.clone()
-        assert server.tiers()["lost"] == 1
-    lost = [one for one in same_as_the_package_reads(tmp_path / "b") if one["kind"] == 10]
-    assert [one["slots"] for one in lost] == [[2]]
-    with opened(tmp_path / "b", make) as server:
-        assert torch.equal(server.flat, flat)
 
 
 # -- what a machine does to a folder -----------------------------------------------------------------------------------

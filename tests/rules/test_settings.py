@@ -48,7 +48,6 @@ def test_parts_are_described_as_before_unless_a_later_setting_is_set(name: str) 
 SERVER, X = partial(fastagg.Server, torch.zeros(4)), torch.zeros(4)
 FADAS, BUFF, MIXES = (partial(preset, X) for preset in (fastagg.FADAS, fastagg.FedBuff, fastagg.FedAsync))
 ACE = partial(fastagg.ACE, X, **{"lr": 0.1, "num_clients": 2})
-TIERED = partial(fastagg.Tiered, path="rows")
 EUCLIDEAN = partial(fastagg.AsyncFedED, X, **{"lam": 1.0, "eps": 1.0})
 LIMITS = ("lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting")
 # What takes a setting, its name, and values that it cannot have.
@@ -87,9 +86,6 @@ WRONG: list[tuple[Callable[..., Any], str, tuple[Any, ...]]] = [
     (ACE, "cache", ("int3",)),
     (ACE, "mode", ("clients",)),
     (partial(ACE, mode="client"), "cache", ("int8",)),
-    (TIERED, "format", ("int7",)),
-    (TIERED, "keep", (0,)),
-    (TIERED, "path", ("",)),
     (partial(fastagg.ACED, X, lr=0.1, num_clients=2), "max_delay", (-1,)),
     (EUCLIDEAN, "lam", (0.0,)),
     (EUCLIDEAN, "local_steps", (0,)),
@@ -119,7 +115,6 @@ SENSELESS: list[tuple[Callable[[], Any], str]] = [
     (lambda: BUFF(privacy={"noise": 1.0}), "Gaussian: unknown setting 'noise'; did you mean 'noise_multiplier'"),
     (lambda: BUFF(privacy={1: 1.0}), "Gaussian: expected settings by their names, got {1: 1.0}"),
     (lambda: BUFF(privacy={"noise_multiplier": 1.0, "clip_norm": {"norm": 1.0}}), "AdaptiveClip: unknown setting"),
-    (lambda: ACE(cache={"path": "a", "kept": 1}), "Tiered: unknown setting 'kept'"),
     (lambda: SERVER(fastagg.CosineBuffer(10, at_least=3, grace=1.0)), "full"),
     (lambda: fastagg.CosineBuffer(None), "buffer_size"),
     (lambda: fastagg.FedAC(X, lr=0.1, validate="deferred"), "direction"),
@@ -127,7 +122,6 @@ SENSELESS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fastagg.FedMedian(X, clients_per_round=2, validate="deferred"), "keeps a round's updates"),
     *((lambda make=make: make(deterministic=True), "deterministic: it needs a synchronous rule")
       for make in (BUFF, FADAS, MIXES)),
-    (lambda: ACE(cache=TIERED(), mode="direct"), "mode='direct' every update needs"),
     (lambda: fastagg.set_num_threads(0), r"set_num_threads.*1\.\.4096, got 0"),
     (lambda: fastagg.set_isa("mmx"), "instruction set 'mmx' is not available here"),
 ]  # fmt: skip

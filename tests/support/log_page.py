@@ -44,8 +44,6 @@ def client_in(body: bytes) -> tuple[int | str, int, int]:
 def fields(kind: int, body: bytes) -> dict[str, Any]:
     if kind in PLAIN:
         return dict(zip(PLAIN[kind][1], struct.unpack(PLAIN[kind][0], body), strict=True))
-    if kind == 10:
-        return {"slots": list(struct.unpack(f"<{len(body) // 8}q", body))}
     client, version, at = client_in(body)
     found: dict[str, Any] = {"client": client, "version": version}
     if kind not in (4, 9):

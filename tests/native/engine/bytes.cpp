@@ -32,7 +32,6 @@ Bytes good(uint8_t kind, const std::vector<float>& values) {
   if (kind == log::kRate) put(body, 0.5);
   if (kind == log::kCloseRound) put(body, uint8_t{1}, uint8_t{1}, int64_t{1}, kRate);
   if (kind == log::kExpire) put(body, int64_t{1});
-  if (kind == log::kLost) put(body, int64_t{1}, int64_t{2});
   if (!body.empty()) return body;
   put(body, uint8_t{0}, int64_t{1}, int64_t{0});
   if (kind == log::kDispatch || kind == log::kHandOn) put(body, int64_t{1});
