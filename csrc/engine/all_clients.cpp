@@ -26,24 +26,11 @@ AllClients::AllClients(double sign, const Setting& setting, const Rows& rows, st
   if (setting.max_delay >= 0) ages_.emplace(weights_, setting.max_delay, setting.by_dispatch, setting.full);
   if (ages_ && setting.by_dispatch) is.ages = &*ages_;
   format = rows.format;
-  // An fp32 row is as long as the update.
-  if (format != kPlainRows) coded.format = format, coded.size = rows.size;
   mean_.pieces.reserve(1);
-}
-
-double AllClients::encode(const Update& update, const Contribution& one, void* place) {
-  Contribution brings = one;
-  brings.update = &update;
-  if (const void* const row = row_in(brings, format)) {  // it came as the row
-    std::memcpy(place, row, static_cast<size_t>(coded.packed_bytes()));
-    return store::encoded_in(update)->squares();
-  }
-  return cpu::encode(update, one.gain * one.weight, format, key(one.client), coded.packed_at(place));
 }
 
 Outcome AllClients::plan(const Contributions& given, bool, ReadMode) {
   given_ = given.front();
-  if (given_.row == nullptr && coded.size > 0) given_.row = row_in(given_, format);
   const bool enters = !ages_ || ages_->plan(given_);
   weights_.plan(given_.client, given_.share, enters);
   plan_bounds();
@@ -70,7 +57,7 @@ Direction AllClients::exchange() const {
   direction.sum = {setting_.sum, next.entering, next.leaving, 1.0f, {}};
   direction.row.format = format;
   direction.row.key = key(next.client);
-  direction.row.coded = coded.packed_at(const_cast<void*>(given_.row));  // it is only read
+  direction.row.coded = rows_.packed_at(const_cast<void*>(row_in(given_, format)));  // it is only read
   if (next.leaving != 0.0f) direction.row.read = rows_.row(next.client);
   direction.row.write = rows_.row(next.client);
   return direction;

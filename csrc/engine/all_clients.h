@@ -28,7 +28,6 @@ class AllClients : public DirectionState, public RowKeeper {
   void commit() noexcept override;
   void cancel() noexcept override;
   int64_t writes(int64_t client) const override { return client; }
-  double encode(const Update& update, const Contribution& one, void* place) override;
   void fields(Archive& archive) override;
   int64_t nbytes() const override {
     return weights_.nbytes() + (ages_ ? ages_->nbytes() : 0) + (resummation_ ? resummation_->nbytes() : 0);

@@ -28,7 +28,7 @@ Core::Core(const Settings& given, std::shared_ptr<DirectionState> along, const O
       optimizer(steps, language && language->asks.step ? 0 : given.size, seed, where.memory),
       ledger(given.clients, given.keeps_versions),
       place(std::move(where)),
-      inspector(place.device ? place.device->inspector(settings, *direction) : inspector_here(settings, *direction)),
+      inspector(place.device ? place.device->inspector(settings, *direction) : inspector_here(*direction)),
       extension(std::move(language)),
       model(std::move(first)) {
   direction->is.place = &place;

@@ -50,19 +50,12 @@ class Sums {
   ~Sums() = default;
 };
 
-// What only rows have: what a log, a checkpoint and a device want of them.
+// What only rows have: what a checkpoint and a device want of them.
 class RowKeeper {
  public:
   int format = kPlainRows;  // of the rows, with or without memory for them
-  // A row, without slots, if all that an update changes follows from the encoded row that it becomes: then a log keeps
-  // that row. No size: the update's own numbers are needed.
-  Rows coded;
-
   // The slot of the row that the next update of this client will write over; negative: none.
   virtual int64_t writes(int64_t) const { return -1; }
-  // Before `plan`, where the log keeps the row: makes the row of this update, packed, and returns the update's sum of
-  // squares. Afterwards the update is not read any more.
-  virtual double encode(const Update&, const Contribution&, void*) { return 0.0; }
 
  protected:
   ~RowKeeper() = default;

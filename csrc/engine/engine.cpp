@@ -269,8 +269,7 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
       if (!RoundEndTransaction(*this, receipt, operation.decided.known != 0 ? &operation.decided : nullptr).execute())
         throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
-    case log::kAnswer:
-    case log::kRow: AnswerTransaction(*this, *answer).execute(); return;
+    case log::kAnswer: AnswerTransaction(*this, *answer).execute(); return;
     case log::kDispatch:
     case log::kHandOn: send(operation); return;
     default: apply(operation);

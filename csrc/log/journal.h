@@ -3,7 +3,7 @@
 //
 // A record is made before its call changes anything, because making it may fail. It is queued together with the change,
 // which cannot fail. So neither an interrupt nor a failed allocation can fall between an answer and its record. A
-// record has memory of its own, which the step may read its update from, or write its row to.
+// record has memory of its own, which the step may read its update from.
 #pragma once
 
 #include <algorithm>

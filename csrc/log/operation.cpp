@@ -10,7 +10,7 @@ namespace fastagg::log {
 namespace {
 
 constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "hand_on", "answer", "close_round",
-                                        "forget", "lr",          "expire",   "row"};
+                                        "forget", "lr",          "expire"};
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
 constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
@@ -106,11 +106,6 @@ const char* name_of(Kind kind) { return kNames[kind]; }
 
 size_t bytes_of(uint8_t element) { return kSizes[element]; }
 
-const Part* Operation::part(Role role) const {
-  const auto found = std::find_if(parts.begin(), parts.end(), [&](const Part& one) { return one.role == role; });
-  return found == parts.end() ? nullptr : &*found;
-}
-
 Operation read(uint8_t kind, const uint8_t* body, size_t length) {
   if (kind == 0 || kind >= kKinds) damaged("this version of fastagg does not know its kind, " + std::to_string(kind));
   Operation found;
@@ -130,7 +125,6 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
       break;
     case kRate: found.rate = from.read<double>(); break;
     case kAnswer:
-    case kRow:
       found.client = read_client(from, &found.version);
       read_answer(from, found);
       break;

@@ -22,28 +22,13 @@ enum Kind : uint8_t {
   kForget,  // a task, or a client with all of its tasks
   kRate,    // the learning rate
   kExpire,  // tasks of versions below one
-  kRow,     // an answer, as the encoded row that its update became
   kKinds
 };
 const char* name_of(Kind kind);
 
-// What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
-// row's format, its count bytes), of how many updates a sum is made, nothing (it aligns what comes behind it), an
-// offset in a sender's log, or an encoded update (its count is bytes). `kMeasured` is reserved: older versions wrote it
-// into the logs of slices of a model.
-enum Role : uint8_t {
-  kParameters,
-  kBuffers,
-  kCounter,
-  kControl,
-  kRowRole,
-  kUpdates,
-  kPadding,
-  kOffset,
-  kMeasured,
-  kEncodedRole,
-  kRoles
-};
+// What a part of an answer is: parameters, statistics, counters, a control variate, of how many updates a sum is made,
+// nothing (it aligns what comes behind it), an offset in a sender's log, or an encoded update.
+enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kUpdates, kPadding, kOffset, kEncodedRole, kRoles };
 
 // Types of elements; the first ones are those of Dtype (plan.h).
 enum Element : uint8_t { kInt64 = 3, kElements = 12 };
@@ -51,11 +36,9 @@ size_t bytes_of(uint8_t element);
 
 struct Part {
   uint8_t role, dtype;
-  uint64_t count;  // of elements; bytes for a row and an encoded update
+  uint64_t count;  // of elements; bytes of padding and of an encoded update
   const uint8_t* data = nullptr;
-  size_t nbytes() const {
-    return role == kRowRole || role == kPadding || role == kEncodedRole ? count : count * bytes_of(dtype);
-  }
+  size_t nbytes() const { return role == kPadding || role == kEncodedRole ? count : count * bytes_of(dtype); }
 };
 
 // The outcome of an answer, or of a round's end, which has no weight and no norm, as it lies in a record.
@@ -89,8 +72,6 @@ struct Operation {
   Decided decided;
   std::vector<Part> parts;
   std::optional<Streamed> streamed;
-
-  const Part* part(Role role) const;
 };
 
 // Reads a record's body. Parts lie in it. Throws Refusal, kDamaged.
