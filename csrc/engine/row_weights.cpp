@@ -85,8 +85,7 @@ void RowWeights::fields(Archive& archive) {
 }
 
 void RowWeights::fields_of_totals(Archive& archive, bool resums) {
-  const bool has_totals = !archive.loads || archive.has("heaviest_total");  // older checkpoints have none
-  if (resums && has_totals) {
+  if (resums) {
     archive.field("heaviest_total", heaviest_total_);
     archive.field("heaviest_before", heaviest_before_);
     archive.field("lightest", lightest_);
@@ -101,9 +100,7 @@ void RowWeights::fields_of_totals(Archive& archive, bool resums) {
       throw std::invalid_argument("a row's weight");
     total_.add(weights[i]);
     found += shares[i] > 0.0f;
-    if (!has_totals && shares[i] > 0.0f) heard_of(shares[i]);
   }
-  if (!has_totals) heaviest_total_ = total_.value();
   if (!(heaviest_total_ >= 0.0 && heaviest_before_ >= 0.0 && lightest_ >= 0.0 && heaviest_ >= 0.0))
     throw std::invalid_argument("a bound out of range");
   if (found != heard || arrivals < found) throw std::invalid_argument("the number of clients heard");

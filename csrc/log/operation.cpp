@@ -77,9 +77,6 @@ void read_answer(Body& from, Operation& to) {
   to.share = from.read<double>();
   to.incarnation = from.read<uint64_t>();
   to.decided = from.read<Decided>();
-  // Format 3 has zeros for an outcome that a device decided later. No outcome has them: without a step, its step size
-  // is NaN.
-  if (to.decided.version == 0 && to.decided.step_size == 0.0) to.decided.known = 0;
   const auto flagged = from.read<uint32_t>();
   const uint32_t count = flagged & (kInFile - 1);
   for (uint32_t i = 0; i < count; ++i) {
@@ -119,19 +116,13 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
       found.incarnation = static_cast<uint64_t>(number);
       break;
     }
-    case kCloseRound:
-      found.decided.known = from.left() > 0;  // format 3 has nothing
-      if (from.left() > 0) std::memcpy(static_cast<void*>(&found.decided), from.take(kOfRound), kOfRound);
-      break;
+    case kCloseRound: std::memcpy(static_cast<void*>(&found.decided), from.take(kOfRound), kOfRound); break;
     case kRate: found.rate = from.read<double>(); break;
     case kAnswer:
       found.client = read_client(from, &found.version);
       read_answer(from, found);
       break;
-    case kExpire:
-      if (from.left() > sizeof found.version) from.take(1 + sizeof found.client.number);  // format 3 has a client
-      found.version = from.read<int64_t>();
-      break;
+    case kExpire: found.version = from.read<int64_t>(); break;
     default:
       found.client = read_client(from, &found.version);
       if (sends(found.kind)) found.task = from.read<int64_t>();

@@ -44,7 +44,7 @@ struct Part {
 // The outcome of an answer, or of a round's end, which has no weight and no norm, as it lies in a record.
 #pragma pack(push, 1)
 struct Decided {
-  uint8_t known = 1;  // 0: only a device knew it, or the log is of an older version
+  uint8_t known = 1;  // 0: only a device knew it
   uint8_t applied = 0;
   int64_t version = 0;     // afterwards
   double step_size = 0.0;  // NaN: no step

@@ -96,8 +96,7 @@ def audit(
         print(f"  executed   records {found['start'] + 1} to {found['last']}: {counts}")
         print(f"  version    {found['version']:,}")
         print(f"  model      {found['model']}")
-        since = "" if not found["base"] else f" (of the records after {found['base']})"
-        print(f"  digest     {found['digest'] or 'not known: the log is older than digests'}{since}")
+        print(f"  digest     {found['digest']}")
         if not found["same"]:
             print(f"  PROBLEM    {found['problem']}")
             print(f"             {found['where'] or ''}".rstrip())

@@ -57,9 +57,9 @@ def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
     held, names = contents(disk), disk.names()
     if not (held.checkpoints or held.segments or LOCK in names):
         ran = {"config.toml", "comparison.csv"}.intersection(names)
-        slices = any(name.startswith("cut-") for name in names)
-        what = "of a server in slices, which are gone" if slices else "another folder"
-        what = "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt" if ran else what
+        what = (
+            "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt" if ran else "another folder"
+        )
         raise CheckpointError(f"{disk.path}: no folder of fastagg.open(path, make): it is {what}")
     problems: list[str] = []
     checkpoints, oldest, newest = _checkpoints(disk, held, problems)
@@ -112,10 +112,10 @@ def _log(
         whole = _before(disk, held, oldest, newest, problems) or reader
     chain = [] if whole is None else whole.segments
     sizes = {number: _size(disk, name) for number, name in held.segments.items()}
-    used = {number for number, _, _, _ in chain}
+    used = {number for number, _ in chain}
     return {
         "segments": [{"name": held.segments[number], "first": first, "bytes": sizes[number]}
-                     for number, first, _, _ in chain],
+                     for number, first in chain],
         "unused": [name for number, name in held.segments.items() if number not in used] + held.free,
         "recovery": {
             "checkpoint": newest.sequence, "replays": walk.counts,

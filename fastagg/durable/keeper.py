@@ -71,7 +71,6 @@ class Keeper:
     Args:
         made: the settings that the folder was begun with.
         folder_id: the folder's random number.
-        base: the digest of the log is of the records after this one.
         kept: sequence numbers of the checkpoints that are there, oldest first.
         keep: how many checkpoints stay.
         every: bytes of the log and of uploads after which one is written.
@@ -79,10 +78,10 @@ class Keeper:
 
     def __init__(
         self, disk: Disk, parts: Parts, running: Running, uploads: Uploads, *, made: dict[str, Any], folder_id: int,
-        base: int, kept: list[int], keep: int, every: int,
+        kept: list[int], keep: int, every: int,
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
-        self.made, self.folder_id, self.base = made, folder_id, base
+        self.made, self.folder_id = made, folder_id
         self.kept, self.keep, self.every = kept, keep, every
         self.history = 0  # of the oldest checkpoints, which stay with all of the log behind them
         self.journal: Any = None
@@ -246,7 +245,7 @@ class Keeper:
             if self.journal is not None:
                 self.wait(sequence)  # its digest is known then
                 end, digest = self.journal.durable, self.journal.digest(sequence)
-            log = {"base": self.base, "digest": digest.hex(), "end": end}
+            log = {"digest": digest.hex(), "end": end}
             return {**more, "log": log, "model": model_digest(cut.state["flat"])}
 
         try:

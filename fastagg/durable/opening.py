@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import weakref
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,7 +21,6 @@ from fastagg.durable.log import Durability, Log
 from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError
-from fastagg.removed import REMOVED
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.watching import Watch, watch_of
@@ -30,7 +28,6 @@ from fastagg.server.watching import Watch, watch_of
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
 _CHUNK = 16 << 20  # bytes that are read at a time
 _SLOW = 1.0  # an answer that takes so many seconds is reported
-_CUT = re.compile(r"cut-(\d{6})")  # of the servers in slices that older versions made
 _log = logging.getLogger("fastagg")
 
 
@@ -112,9 +109,6 @@ def open_on(
     """
     _checks.whole("keep", keep, least=1)
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
-    with named(disk.path):
-        if any(map(_CUT.fullmatch, disk.names())):
-            raise CheckpointError(f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['origin=']}")
     journal = keeper = None
 
     try:
@@ -176,8 +170,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
     kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
     keeper = Keeper(
         disk, server._parts, server._running, uploads, made=past.checkpoint.manifest["made"],
-        folder_id=start["folder_id"], base=start["chain"].base if start["chain"].known else start["sequence"],
-        kept=kept, keep=keep, every=every,
+        folder_id=past.checkpoint.folder_id, kept=kept, keep=keep, every=every,
     )  # fmt: skip
     engine.limit(server._engine, server._parts.settings)
     _log.info(
@@ -196,12 +189,12 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     take_key(disk, server, None)
     folder_id = engine.new_incarnation()
     keeper = Keeper(
-        disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id, base=0,
+        disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id,
         kept=[], keep=keep, every=every,
     )  # fmt: skip
     keeper.write()  # the checkpoint from which the log continues
     start = {
-        "folder_id": folder_id, "sequence": 0, "chain": native.log.Chain(0, bytes(32)), "number": 1, "busy": [],
+        "folder_id": folder_id, "sequence": 0, "digest": bytes(32), "number": 1, "busy": [],
         "free": found.free, "place": 0, "number_here": 0,
     }  # fmt: skip
     return _Opened(server, keeper, start, 0, True)
@@ -218,25 +211,22 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
     """Return where the log goes on, and which of its files are needed."""
     oldest = next(sequence for sequence in found.checkpoints if sequence not in past.damaged)
     reader = past.reader
-    chain = reader.segments  # (number, first record, folder, format)
+    chain = reader.segments  # (number, first record)
     last, place, tail = reader.end
     whole = chain[: last + 1]
-    after = [first for _, first, _, _ in whole[1:]] + [2**63]  # the first record of the next segment
-    busy = [(found.segments[number], first) for (number, first, _, _), end in zip(whole, after, strict=False)
+    after = [first for _, first in whole[1:]] + [2**63]  # the first record of the next segment
+    busy = [(found.segments[number], first) for (number, first), end in zip(whole, after, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
-    goes_on = bool(whole) and whole[-1][3] >= 4  # behind a new head
     # what the last process wrote last, by the names of the files: where it begins and ends
     unsure = {found.segments[whole[-1][0]]: (tail, place)} if whole else {}
     if reader.mark is not None:
         segment, at = reader.mark
         unsure[found.segments[chain[segment][0]]] = at, at + BLOCK
-    known = [folder for _, _, folder, _ in reversed(chain) if folder]
     return {
-        "folder_id": past.checkpoint.folder_id or (known[0] if known else engine.new_incarnation()),
-        "sequence": reader.last, "chain": reader.chain, "number": 1 + max(found.segments, default=0), "busy": busy,
-        "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
-        "unsure": unsure,
+        "folder_id": past.checkpoint.folder_id, "sequence": reader.last, "digest": reader.digest,
+        "number": 1 + max(found.segments, default=0), "busy": busy, "place": place if whole else 0,
+        "number_here": whole[-1][0] if whole else 0, "needed": names, "unsure": unsure,
     }  # fmt: skip
 
 

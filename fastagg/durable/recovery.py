@@ -17,7 +17,6 @@ from fastagg.durable import folder
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, read_checkpoint, read_log, read_upload
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
-from fastagg.removed import remaining
 from fastagg.rules.privacy import NoiseKey
 from fastagg.server import engine
 from fastagg.server.server import Server
@@ -87,8 +86,7 @@ def load_into(server: Server, state: State) -> None:
         server.lr = state["config"]["optimizer"]["lr"]
     server.load_state_dict(state)
     # The log tells when another incarnation began. Until then it is the one of the state.
-    if state.get("lives"):
-        server._engine.begin_incarnation(int(state["version"]) + 1, int(state["lives"][-1][1]))
+    server._engine.begin_incarnation(int(state["version"]) + 1, int(state["lives"][-1][1]))
     # It tells which tasks ended, too.
     engine.limit(server._engine, None)
 
@@ -96,7 +94,6 @@ def load_into(server: Server, state: State) -> None:
 def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> Server:
     """Return a new server that may have a checkpoint's state. ConfigError: ``make`` makes another one."""
     server = make()
-    server._as_stored(checkpoint.state)
     check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
     take_key(disk, server, checkpoint.state)
     return server
@@ -111,10 +108,6 @@ def made_of(server: Server) -> Plain:
 
 def check_made(disk: Disk, was: Plain, now: Plain) -> None:
     """Check that a folder's settings are still the same."""
-    try:
-        was = remaining(was, now)
-    except ConfigError as error:
-        raise ConfigError(f"{disk.path}: {error}") from None
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise ConfigError(

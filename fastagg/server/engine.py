@@ -214,7 +214,7 @@ def checked(parts: Parts, running: Running, state: State) -> Running:
 
 def loaded(parts: Parts, state: State, like: Statistics) -> Running:
     """Return a new server with a state from :func:`state_of`. Tensors are copied."""
-    if state.get("round") and not parts.settings["deterministic"]:
+    if state["round"] and not parts.settings["deterministic"]:
         raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
     try:
         return _loaded(parts, state, like)
@@ -245,9 +245,8 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
         raise CheckpointError("the checkpoint is damaged: it has two versions")
     held = {int(version): owned(kept) for version, kept in tasks["versions"].items() if kept is not None}
-    named = {"ids": state.get("ids"), "offset": state.get("offset", -1)}
-    engine.load_tasks({**tasks, **named, "versions": held})
-    for first, number in state.get("lives", ()):
+    engine.load_tasks({**tasks, "ids": state["ids"], "offset": state["offset"], "versions": held})
+    for first, number in state["lives"]:
         engine.begin_incarnation(int(first), int(number))
     # Versions that were made after that state are lost.
     engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())

@@ -11,7 +11,6 @@ from fastagg._types import State
 from fastagg.distill import Distillation
 from fastagg.errors import CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.model import Layout, Taken
-from fastagg.removed import remaining
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
 from fastagg.server.settings import RULES
@@ -60,7 +59,7 @@ def server_from(
                 raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")
             config["direction"] = {**config["direction"], "distill": distill}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
-        known = {name: value for name, value in remaining(config, RULES).items() if name in RULES}
+        known = {name: value for name, value in config.items() if name in RULES}
         return Server(Taken(layout, state, key), **parts, **known, device=device)
     except CheckpointError:
         raise

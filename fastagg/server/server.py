@@ -755,18 +755,8 @@ class Server:
         if self._log is not None:
             do = "a server of a folder goes on from what is there; load the state into another one"
             raise ConfigError(f"{self._log.folder}: {do}")
-        self._as_stored(state)
         with self._engine.locked:
             self._running.adopt(engine.checked(self._parts, self._running, state))
-
-    def _as_stored(self, state: dict[str, Any]) -> None:
-        """Give the arrays the roles that they had for an older version of fastagg, if it wrote this state."""
-        if (layout := self._parts.layout.as_stored(state)) is not None:
-            settings: Any = {**self._parts.settings, "device": self.device}
-            other = Server(
-                Taken(layout, state, self._parts.key), self.direction, self.optimizer, self.staleness, **settings
-            )
-            self.__dict__.update(other.__dict__)
 
     def _draw_with(self, key: NoiseKey) -> None:
         """Draw the noise of a private rule with another key."""

@@ -15,6 +15,11 @@ from typing import BinaryIO
 from fastagg.errors import CheckpointError, FastaggError
 
 
+def of_format(path: object, number: object, reads: int) -> str:
+    """Return why a file of a format is refused; csrc/log/segment.cpp says the same."""
+    return f"{path}: it is of format {number!r}, and this version of fastagg reads format {reads}"
+
+
 @contextlib.contextmanager
 def named(what: Path | str) -> Iterator[None]:
     """Raise the system's errors as errors that name the path."""

@@ -87,7 +87,7 @@ Found audit(const std::string& folder, Rule rule) {
     execute(*server.engine, log::read(record->head.kind, record->body, record->head.length));
   CHECK(reader.last() == 2 * kAnswers && !reader.is_torn());
   const std::vector<float> model = server.model();
-  return {model, "rule " + std::to_string(static_cast<int>(rule)) + ": " + hex(reader.chain().digest) + " " +
+  return {model, "rule " + std::to_string(static_cast<int>(rule)) + ": " + hex(reader.digest()) + " " +
                      hex(cpu::Sha256().add(model.data(), model.size() * sizeof(float)).digest())};
 }
 
@@ -98,7 +98,6 @@ std::vector<float> write(const std::string& folder, Rule rule) {
   CHECK(opened >= 0);
   log::Journal::Start start;
   start.folder = folder, start.folder_id = kFolder, start.number = 1, start.segment_bytes = 1 << 22;
-  start.chain = log::Chain::from(0);
   const auto journal = log::Journal::begin(std::make_unique<log::SystemDisk>(opened), start);
   Server server(rule, kSize);
   Engine& engine = *server.engine;

@@ -189,4 +189,4 @@ class Participation:
 
     def load_state_dict(self, state: State) -> None:
         self._arrivals, self._idle, self._first = state["arrivals"], list(state["idle"]), []
-        self.room = state.get("room", 0)  # older checkpoints never had any
+        self.room = state["room"]
