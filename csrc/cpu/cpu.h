@@ -69,9 +69,6 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
 // sum = shadow, rounded once, for every job's block of a vector of `size` elements. The jobs' slots are not used.
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size);
 
-// sum += weight*row, as a step's terms are added: the row of `one`, which has a single slot.
-void add_row(const Rows& one, float weight, float* sum);
-
 // out = row(slot), dequantised.
 void read_row(const Rows& rows, int64_t slot, float* out);
 

@@ -13,6 +13,7 @@ from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_k
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
+from fastagg.storage.files import OtherFormat
 
 
 def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
@@ -87,6 +88,8 @@ def _checkpoints(
             newest = read_checkpoint(disk, sequence)
             oldest = oldest or newest
             one |= _summary(newest.state)
+        except OtherFormat:  # which an opening refuses
+            raise
         except (CheckpointError, OSError) as error:
             problems.append(str(error))
             one["healthy"] = False

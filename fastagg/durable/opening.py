@@ -211,9 +211,8 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
     """Return where the log goes on, and which of its files are needed."""
     oldest = next(sequence for sequence in found.checkpoints if sequence not in past.damaged)
     reader = past.reader
-    chain = reader.segments  # (number, first record)
     last, place, tail = reader.end
-    whole = chain[: last + 1]
+    whole = reader.segments[: last + 1]  # (number, first record)
     after = [first for _, first in whole[1:]] + [2**63]  # the first record of the next segment
     busy = [(found.segments[number], first) for (number, first), end in zip(whole, after, strict=False)
             if end > oldest + 1]  # fmt: skip
@@ -222,7 +221,7 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
     unsure = {found.segments[whole[-1][0]]: (tail, place)} if whole else {}
     if reader.mark is not None:
         segment, at = reader.mark
-        unsure[found.segments[chain[segment][0]]] = at, at + BLOCK
+        unsure[found.segments[reader.segments[segment][0]]] = at, at + BLOCK
     return {
         "folder_id": past.checkpoint.folder_id, "sequence": reader.last, "digest": reader.digest,
         "number": 1 + max(found.segments, default=0), "busy": busy, "place": place if whole else 0,

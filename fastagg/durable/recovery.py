@@ -21,6 +21,7 @@ from fastagg.rules.privacy import NoiseKey
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.settings import FREE
+from fastagg.storage.files import OtherFormat
 
 KEY, _KEY_BYTES = "noise-key", 32  # a file that only its owner may read
 
@@ -70,6 +71,8 @@ def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
     for sequence in reversed(found.checkpoints):
         try:
             return read_checkpoint(disk, sequence), damaged
+        except OtherFormat:
+            raise
         except CheckpointError as error:
             wrong.append(str(error))
             damaged.append(sequence)

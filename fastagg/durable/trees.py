@@ -150,7 +150,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
     if not is_whole:
         raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
     if found.get("format") != FORMAT:
-        raise CheckpointError(files.of_format(path, found.get("format"), FORMAT))
+        raise files.OtherFormat(path, found.get("format"), FORMAT)
     return found
 
 

@@ -235,4 +235,4 @@ def read(path: Path) -> State:
 def check_format(state: State, what: object = "the checkpoint") -> None:
     """Check that this version reads a checkpoint."""
     if state["format"] != FORMAT:
-        raise CheckpointError(files.of_format(what, state["format"], FORMAT))
+        raise files.OtherFormat(what, state["format"], FORMAT)

@@ -15,9 +15,11 @@ from typing import BinaryIO
 from fastagg.errors import CheckpointError, FastaggError
 
 
-def of_format(path: object, number: object, reads: int) -> str:
-    """Return why a file of a format is refused; csrc/log/segment.cpp says the same."""
-    return f"{path}: it is of format {number!r}, and this version of fastagg reads format {reads}"
+class OtherFormat(CheckpointError):
+    """A file is of another format, and so not known to be damaged. csrc/log/segment.cpp says the same of the log."""
+
+    def __init__(self, what: object, number: object, reads: int) -> None:
+        super().__init__(f"{what}: it is of format {number!r}, and this version of fastagg reads format {reads}")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import damaged, log_page
 from support.crc import crc32c
 from support.damaged import everything, outcome, rewritten
@@ -97,9 +98,9 @@ def test_another_format_is_refused_by_its_number(tmp_path: Path) -> None:
     block[8:12] = crc32c(block[12:]).to_bytes(4, "little")
     with segment.open("r+b") as file:
         file.write(block)
-    for manifest in (tmp_path / "checkpoint").glob("checkpoint-*/manifest.json"):
-        text = manifest.read_bytes().partition(b"\n")[2].replace(b'"format":1', b'"format":2', 1)
-        manifest.write_bytes(json.dumps({"crc32c": crc32c(text), "bytes": len(text)}).encode() + b"\n" + text)
+    manifest = max((tmp_path / "checkpoint").glob("checkpoint-*/manifest.json"))  # the older one is not taken instead
+    text = manifest.read_bytes().partition(b"\n")[2].replace(b'"format":1', b'"format":2', 1)
+    manifest.write_bytes(json.dumps({"crc32c": crc32c(text), "bytes": len(text)}).encode() + b"\n" + text)
     for kind in ("log", "checkpoint"):
         with pytest.raises(
             fastagg.CheckpointError, match="it is of format 2, and this version of fastagg reads format 1"
