@@ -72,8 +72,7 @@ struct Rows {
     return {static_cast<char*>(data) + slot * row_bytes(), scales == nullptr ? nullptr : scales + slot * row_scales()};
   }
 
-  // A row outside of the slots, as a journal holds it: its data, and its scales right behind them.
-  int64_t packed_bytes() const { return row_bytes() + row_scales() * 4; }
+  // A row outside of the slots, as a client sends it: its data, and its scales right behind them.
   Row packed_at(void* place) const {
     if (place == nullptr || row_scales() == 0) return {place, nullptr};
     return {place, reinterpret_cast<float*>(static_cast<char*>(place) + row_bytes())};

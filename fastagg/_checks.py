@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError
-from fastagg.removed import REMOVED
 
 _LARGEST = 3.4e38  # of float32, in which kernels compute
 _MOST = 2**63 - 1  # of the whole numbers that native code takes
@@ -102,9 +101,6 @@ def shown(value: object) -> str:
 def no_attribute(owner: object, name: str) -> AttributeError:
     """Return the error about an attribute that an object of ours, or the package itself, does not have."""
     what, near = f"{type(owner).__name__!r} object", ""
-    whose = owner.__name__ if isinstance(owner, ModuleType) else f"fastagg.{type(owner).__name__}"
-    if instead := REMOVED.get(f"{whose}.{name}"):
-        return AttributeError(f"{whose}.{name} is gone: {instead}", name=name, obj=None)
     if not name.startswith("_"):
         near = meant(name, [known for known in dir(owner) if not known.startswith("_")])
     if isinstance(owner, ModuleType):

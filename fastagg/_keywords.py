@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from fastagg import _checks
 from fastagg.errors import WrongArguments
-from fastagg.removed import REMOVED
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,8 +90,6 @@ def _wrong(
     settings, _, named, positional, needed = known
     for key in given:
         if key not in settings and key not in positional:
-            if instead := REMOVED.get(f"{key}="):
-                return f"the setting {key!r} is gone: {instead}", ""
             names = settings.union(positional)
             elsewhere = "" if _checks.nearest(key, names, guess=False) else place(key)
             return elsewhere or _checks.unknown("setting", key, names), ""

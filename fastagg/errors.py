@@ -3,7 +3,6 @@
 __all__ = [
     "AlreadyCounted",
     "Busy",
-    "CacheError",
     "CheckpointError",
     "ConfigError",
     "DTypeMismatch",
@@ -115,10 +114,6 @@ class Reentered(FastaggError, RuntimeError):
 class NotDurable(FastaggError, RuntimeError):
     """The disk failed, so the call is not acknowledged. Its change may be in the model, but it is not in the
     journal."""
-
-
-class CacheError(FastaggError, OSError):
-    """The disk that has the cached updates is full or fails, or another server uses it. Nothing has changed."""
 
 
 class CheckpointError(FastaggError, ValueError):

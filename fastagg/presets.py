@@ -37,7 +37,6 @@ from fastagg.rules.optimizers import (
 from fastagg.rules.staleness import Constant, Cutoff, DelayAdaptive, Euclidean, Hinge, Polynomial, Staleness
 from fastagg.server.server import Server
 from fastagg.server.settings import RULES, ActiveSettings, ClientSettings, ServerSettings, WeightSettings
-from fastagg.storage.tiered import Tiered
 
 __all__ = [
     "ACE",
@@ -316,7 +315,7 @@ def ACE(
     *,
     lr: float,
     num_clients: int,
-    cache: names.Cache | Tiered = "fp32",
+    cache: names.Cache = "fp32",
     warmup: names.Warmup = "full",
     mode: names.AceMode = "incremental",
     optimizer: Optimizer | None = None,
@@ -330,8 +329,7 @@ def ACE(
     count ``uniform``.
 
     Args:
-        cache: format of the cached gradients U_i in memory, or a :class:`fastagg.Tiered` if they lie on a disk. With
-            ``mode="client"`` the server keeps none.
+        cache: format of the cached gradients U_i. With ``mode="client"`` the server keeps none.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
@@ -360,7 +358,7 @@ def ACED(
     lr: float,
     num_clients: int,
     max_delay: int = 10,
-    cache: names.Cache | Tiered = "fp32",
+    cache: names.Cache = "fp32",
     freshness: names.Freshness = "dispatch",
     warmup: names.Warmup = "full",
     **server: Unpack[ActiveSettings],
@@ -372,7 +370,7 @@ def ACED(
 
     Args:
         max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
-        cache: format of the cached gradients U_i in memory, or a :class:`fastagg.Tiered` if they lie on a disk.
+        cache: format of the cached gradients U_i.
         freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
 

@@ -35,6 +35,5 @@ from fastagg.server.server import Server as Server
 from fastagg.server.settings import ServerSettings as ServerSettings
 from fastagg.server.watching import watch as watch
 from fastagg.storage.cache import ClientCache as ClientCache
-from fastagg.storage.tiered import Tiered as Tiered
 
 __version__ = build_info()["version"]

@@ -15,7 +15,6 @@ from typing import Any, ParamSpec, TypeVar
 from fastagg import _checks, _keywords
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, MissingPart
-from fastagg.removed import remaining
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,11 +108,7 @@ def describe(part: Any) -> Plain:
     if there is not None and _path(there) != _path(type(part)):
         raise ConfigError(f"{kind}: {_path(type(part))} has the name of {_path(there)}: call it otherwise")
     settings = part.settings() if hasattr(part, "settings") else asdict(part)
-    # Settings of ours that came later are named only if they are set: older checkpoints lack them.
-    ours = [base for base in type(part).__mro__ if base.__module__.startswith("fastagg.") and is_dataclass(base)]
-    later = {one.name for base in ours for one in fields(base) if one.kw_only} - {"kind", "moments"}
-    unset = {one.name for one in fields(part) if one.name in later and getattr(part, one.name) == one.default}
-    return {"name": name, **{key: value for key, value in settings.items() if key not in unset}}
+    return {"name": name, **settings}
 
 
 def check_settings(part: object) -> None:
@@ -147,7 +142,6 @@ def part(kind: str, settings: Mapping[str, object]) -> Any:
             f"call fastagg.register({name}) before load()"
         )
     known = [field.name for field in fields(found) if field.init]
-    given = remaining(given, known)
     for key in given:
         if key not in known:
             raise ConfigError(f"{kind} {name}: {_checks.unknown('setting', key, known)}")

@@ -131,7 +131,6 @@ def model() -> dict[str, torch.Tensor]:
 
 def of_presets(folder: Path) -> Iterator[tuple[str, Any]]:
     """A run of every preset: tasks, answers of every kind, saved and loaded."""
-    from support import inside
     from support.presets import CLIENTS, PRESETS, calls
 
     counted: Any
@@ -155,12 +154,6 @@ def of_presets(folder: Path) -> Iterator[tuple[str, Any]]:
             task = again.dispatch(client)
             again.receive(client, list(update.values()), task=task.id, num_samples=1)
         yield name, (server.state_dict(), again.state_dict(), again.parameters())
-    path = folder / "rows"
-    tiered = fastagg.ACE(model(), lr=0.1, num_clients=2, cache=fastagg.Tiered("int8", path=path), warmup="partial")
-    tiered.dispatch(0)
-    tiered.receive(0, {"w": model()["w"] * 0.5, "b": model()["b"]})
-    yield "tiered", inside.row(tiered, 0)
-    tiered.close()
     adapters = {"l.lora_A.weight": vector(1)[:20].view(2, 10), "l.lora_B.weight": vector(2)[:8].view(4, 2)}
     yield "lora", fastagg.lora.products(adapters, {"l.weight": (4, 10), "rest": (3, 2)})
 

@@ -79,7 +79,6 @@ MISTAKES = [
     ("fastagg.Server(model, torch.optim.SGD([flat], lr=1))", "direction", "got SGD", "fastagg.Single(...)"),
     ("fastagg.Server(model, fastagg.AllClients(5), num_clients=6)", "num_clients", "got 6", "leave it out"),
     ("fastagg.FedEcho(model, num_clients=3, distill=None)", "distill", "got None", "distill=fastagg.Distillation"),
-    ("fastagg.Tiered('int8', 'updates/')", "Tiered", "got 2", "write fastagg.Tiered(format, path='updates/')"),
     ("fastagg.set_num_threads(0)", "set_num_threads", "got 0", "in 1..4096"),
     # tasks and answers
     ("server.receive_model(0, trained)", "task", "got 0", "task = server.dispatch(client)"),

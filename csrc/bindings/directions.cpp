@@ -8,7 +8,6 @@
 #include "../engine/robust.h"
 #include "../engine/single.h"
 #include "../store/row_cut.h"
-#include "../store/row_file.h"
 #include "archive.h"
 #include "arrays.h"
 #include "host.h"
@@ -22,7 +21,6 @@ namespace {
 
 using namespace engine;
 using py::arg;
-using store::RowFile;
 
 // -- memory and kernels
 
@@ -76,12 +74,12 @@ Place on_device(int device, py::function allocate) {
 
 // -- directions
 
-std::shared_ptr<AllClients> all_clients(double sign, AllClients::Setting setting, std::shared_ptr<store::RowStore> rows,
-                                        uint64_t seed, Address sum) {
+std::shared_ptr<AllClients> all_clients(double sign, AllClients::Setting setting, const Rows& rows, uint64_t seed,
+                                        Address sum, std::shared_ptr<Resummation> resummation) {
   if (setting.clients < 1) throw Refused("all clients: expected at least one");
-  if (rows == nullptr || rows->shape().slots != setting.clients) throw Refused("all clients: expected a row for each");
-  setting.resums = dynamic_cast<Resummation*>(rows.get()) != nullptr, setting.seed = seed, setting.sum = at(sum);
-  return std::make_shared<AllClients>(sign, setting, std::move(rows));
+  if (rows.slots != setting.clients) throw Refused("all clients: expected a row for each");
+  setting.seed = seed, setting.sum = at(sum);
+  return std::make_shared<AllClients>(sign, setting, rows, std::move(resummation));
 }
 
 std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& setting, const Rows& rows,
@@ -98,61 +96,7 @@ Robust robust(const std::string& rule, double trim, int64_t f, int64_t keep, dou
   return Robust({place, trim, f, keep, iterations, smoothing, radius});
 }
 
-// -- rows on a disk
-
-std::shared_ptr<RowFile> row_file(const std::string& format, std::pair<int64_t, int64_t> shape,
-                                  const std::string& path) {
-  const auto [size, clients] = shape;
-  if (size < 1 || clients < 1) throw Refused("rows: expected at least one parameter and client");
-  return std::make_shared<RowFile>(store::RowShape{named(format, RowFormats{}, "rows"), size}, clients, path);
-}
-
-py::dict cut_of(RowFile& rows) {
-  RowFile::Cut cut;
-  {
-    const Released released;
-    cut = rows.cut();
-  }
-  py::dict state;
-  state["slots"] = array_of(cut.slots.places);
-  state["sums"] = py::array_t<int64_t>(array_of(cut.slots.sums));
-  state["arrivals"] = cut.arrivals;
-  state["shadow"] = array_of(cut.begun);
-  return state;
-}
-
-// The slots of several checkpoints.
-std::vector<store::Slots::Places> places_in(const std::vector<py::object>& given) {
-  std::vector<store::Slots::Places> found;
-  for (const py::object& slots : given) found.push_back(vector_from<int64_t>(slots));
-  return found;
-}
-
-void load_cut(RowFile& rows, int file, const py::dict& state, const std::vector<py::object>& kept) {
-  RowFile::Cut cut;
-  cut.slots = {vector_from<int64_t>(state["slots"]), vector_from<uint32_t>(state["sums"])};
-  cut.arrivals = py::cast<int64_t>(state["arrivals"]);
-  cut.begun = vector_from<double>(state["shadow"]);
-  rows.take(file, &cut, places_in(kept));
-}
-
-// The checksums of a row; none if it is not whole.
-std::vector<uint32_t> sums_of(const RowFile& rows, std::string_view row) {
-  const store::RowShape& shape = rows.slots.shape;
-  if (static_cast<int64_t>(row.size()) != shape.stride()) return {};
-  std::vector<uint32_t> found(static_cast<size_t>(shape.windows()));
-  shape.sums(shape.row_at(const_cast<char*>(row.data())), found.data());  // it is only read
-  return found;
-}
-
-py::dict counts_of(const RowFile& rows) {
-  py::dict found;
-  found["lost"] = rows.lost;
-  found["read"] = rows.slots.bytes_read;
-  found["written"] = rows.slots.bytes_written;
-  found["on_disk"] = rows.slots.nbytes_on_disk();
-  return found;
-}
+// -- rows
 
 void bind_rows(py::module_& m) {
   const py::kw_only by_name;
@@ -170,47 +114,6 @@ void bind_rows(py::module_& m) {
                                    py::bytes(row->scales.data(), row->scales.size()));
            })
       .def_readonly("count", &store::RowCut::count);
-  py::class_<RowFile, store::RowStore, std::shared_ptr<RowFile>>(m, "RowFile")
-      .def(py::init(&row_file), by_name, arg("format"), arg("shape"), arg("path"))
-      .def("on_first_use",
-           [](RowFile& rows, py::function claim) {
-             const store::Owner held = owner_of(std::move(claim));
-             rows.claim = [held] {
-               const Holds holds;
-               py::handle(object_of(held))();
-             };
-           })
-      .def("on_loss",
-           [](RowFile& rows, py::function tell) {
-             const store::Owner held = owner_of(std::move(tell));
-             rows.on_loss = [held](const std::vector<int64_t>& clients) {
-               const Holds holds;
-               try {
-                 py::handle(object_of(held))(clients);
-               } catch (py::error_already_set& error) {  // they are given up already
-                 error.discard_as_unraisable("the report of lost rows");
-               }
-             };
-           })
-      .def("open", [](RowFile& rows, int file) { rows.take(file, nullptr, {}); })
-      .def("load", &load_cut, arg("file"), arg("state"), arg("kept"))
-      .def("close", &RowFile::close, py::call_guard<Released>())
-      .def(
-          "sync",
-          [](RowFile& rows) {
-            if (rows.slots.is_open()) rows.slots.sync();
-          },
-          py::call_guard<Released>())
-      .def("cut", &cut_of)
-      .def("keep", [](RowFile& rows, const std::vector<py::object>& kept) { rows.slots.keep(places_in(kept)); })
-      .def("sums", &sums_of)
-      .def("counts", &counts_of)
-      .def_property_readonly("places", [](const RowFile& rows) { return array_of(rows.slots.places()); })
-      .def_property_readonly("is_open", [](const RowFile& rows) { return rows.slots.is_open(); })
-      .def_property_readonly("windows", [](const RowFile& rows) { return rows.slots.shape.windows(); })
-      .def_static("stride", [](const std::string& format, int64_t size) {
-        return store::RowShape{named(format, RowFormats{}, "rows"), size}.stride();
-      });
 }
 
 }  // namespace
@@ -223,11 +126,8 @@ void bind_directions(py::module_& m) {
 #if defined(FASTAGG_CUDA)
   m.def("on_device", &on_device, arg("device"), arg("allocate"));
 #endif
-  py::class_<store::RowStore, std::shared_ptr<store::RowStore>>(m, "RowStore");
   bind_rows(m);
-  py::class_<RowMemory, store::RowStore, std::shared_ptr<RowMemory>>(m, "RowMemory")
-      .def(py::init<const Rows&>(), arg("rows"));
-  py::class_<Resummation, RowMemory, std::shared_ptr<Resummation>>(m, "Resummation")
+  py::class_<Resummation, std::shared_ptr<Resummation>>(m, "Resummation")
       .def(py::init([](const Rows& rows, std::shared_ptr<store::Memory> memory, py::object owner) {
              return std::make_shared<Resummation>(rows, std::move(memory), owner_of(std::move(owner)));
            }),
@@ -287,12 +187,12 @@ void bind_directions(py::module_& m) {
       });
   py::class_<Ordered, DirectionState, std::shared_ptr<Ordered>>(m, "Ordered")
       .def(py::init<std::shared_ptr<DirectionState>>(), arg("round"));
-  py::class_<AllClients, DirectionState, std::shared_ptr<AllClients>> all(m, "AllClients");
   using Setting = AllClients::Setting;
   bind_fields<Setting>(m, "AllClientsSetting", "clients", &Setting::clients, "full", &Setting::full, "direct",
                        &Setting::direct, "max_delay", &Setting::max_delay, "by_dispatch", &Setting::by_dispatch);
-  all.def(py::init(&all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"));
-  all.def("give_up", &AllClients::give_up);
+  py::class_<AllClients, DirectionState, std::shared_ptr<AllClients>>(m, "AllClients")
+      .def(py::init(&all_clients), by_name, arg("sign"), arg("setting"), arg("rows"), arg("seed"), arg("sum"),
+           arg("resummation"));
   py::class_<Differences, DirectionState, std::shared_ptr<Differences>>(m, "Differences")
       .def(py::init([](double sign, int64_t clients, bool full, Address sum) {
              if (clients < 1) throw Refused("differences: expected at least one client");

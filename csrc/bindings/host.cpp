@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "../store/blocking.h"
-#include "../store/row_store.h"
 #include "structs.h"
 #if defined(FASTAGG_CUDA)
 #include "../cuda/cuda.h"
@@ -199,8 +198,6 @@ void set_error_of_current_exception() noexcept {
     error.set_error();
   } catch (const Refusal& refused) {
     set_error(refused);
-  } catch (const store::RowsFailed& error) {
-    raise_as("CacheError", error.what());
   } catch (const Refused& error) {
     raise_as("ConfigError", error.what());
   } catch (const std::bad_alloc&) {

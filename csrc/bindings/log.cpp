@@ -77,12 +77,20 @@ class PythonDisk : public Disk {
   store::Owner disk_;
 };
 
+Digest digest_of(const std::string& bytes) {
+  Digest digest;
+  if (bytes.size() != digest.size()) throw Refused("digest: expected 32 bytes");
+  std::memcpy(digest.data(), bytes.data(), bytes.size());
+  return digest;
+}
+
 std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& given) {
   using Start = Journal::Start;
   Start start;
   set_fields(start, given, "folder", &Start::folder, "folder_id", &Start::folder_id, "sequence", &Start::sequence,
-             "chain", &Start::chain, "number", &Start::number, "segment_bytes", &Start::segment_bytes, "free",
-             &Start::free, "place", &Start::place, "number_here", &Start::number_here);
+             "number", &Start::number, "segment_bytes", &Start::segment_bytes, "free", &Start::free, "place",
+             &Start::place, "number_here", &Start::number_here);
+  start.digest = digest_of(py::cast<std::string>(given["digest"]));
   for (const auto& [name, first] : py::cast<std::vector<std::pair<std::string, uint64_t>>>(given["busy"]))
     start.busy.push_back({name, first});
   std::unique_ptr<Disk> on;
@@ -99,13 +107,6 @@ py::bytes bytes_of(const Data& data) {
   return {reinterpret_cast<const char*>(data.data()), data.size()};
 }
 
-Chain chain_of(uint64_t base, const std::string& digest) {
-  Chain found = Chain::from(base);
-  if (digest.size() != found.digest.size()) return {};
-  std::memcpy(found.digest.data(), digest.data(), digest.size());
-  return found;
-}
-
 Bytes bytes_in(py::object held) {
   const py::buffer_info info = py::reinterpret_borrow<py::buffer>(held).request();
   return {static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), owner_of(std::move(held))};
@@ -114,13 +115,13 @@ Bytes bytes_in(py::object held) {
 // `files`: of each segment its name for messages, its number, its bytes, and its first block. `load(i)` reads all of
 // one.
 std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint64_t, uint64_t, std::string>>& files,
-                                 const py::function& load, uint64_t sequence, uint64_t folder, const Chain& chain,
-                                 uint64_t end, bool old) {
+                                 const py::function& load, uint64_t sequence, uint64_t folder,
+                                 const std::string& digest, uint64_t end) {
   std::vector<Reader::File> given;
   for (const auto& [name, number, size, block] : files)
     given.push_back({name, number, size, {block.begin(), block.end()}});
   const auto loaded = [load](size_t file) { return bytes_in(load(file)); };
-  return std::make_shared<Reader>(given, loaded, Reader::After{sequence, folder, chain, end, old});
+  return std::make_shared<Reader>(given, loaded, Reader::After{sequence, folder, digest_of(digest), end});
 }
 
 struct ReadRecord {
@@ -157,7 +158,6 @@ py::dict described(const Operation& operation) {
   found["rate"] = operation.rate;
   found["task"] = operation.task;
   found["share"] = operation.share;
-  found["slots"] = operation.slots;
   const Decided& said = operation.decided;
   found["known"] = said.known != 0;
   found["decided"] = py::make_tuple(said.applied != 0, int64_t{said.version}, double{said.step_size},
@@ -228,13 +228,6 @@ void bind_log(py::module_& m) {
       .def_property_readonly("waiting", [](const Journal& one) { return one.waiting.load(); })
       .def_static("waited", &Journal::waited);
 
-  py::class_<Chain>(m, "Chain")
-      .def(py::init<>())
-      .def(py::init(&chain_of), arg("base"), arg("digest"))
-      .def_readonly("known", &Chain::known)
-      .def_readonly("base", &Chain::base)
-      .def_property_readonly("digest", [](const Chain& one) { return bytes_of(one.digest); });
-
   py::class_<Operation>(m, "Operation")
       .def_property_readonly("kind", [](const Operation& one) { return name_of(one.kind); })
       .def_property_readonly("client", [](const Operation& one) { return to_python(one.client); })
@@ -264,19 +257,18 @@ void bind_log(py::module_& m) {
     return found;
   });
   py::class_<Reader, std::shared_ptr<Reader>>(m, "Reader")
-      .def(py::init(&read_log), by_name, arg("files"), arg("load"), arg("sequence"), arg("folder"), arg("chain"),
-           arg("end"), arg("old"))
+      .def(py::init(&read_log), by_name, arg("files"), arg("load"), arg("sequence"), arg("folder"), arg("digest"),
+           arg("end"))
       .def("next", [](Reader& one) { return read_record(one.next()); })
       .def_property_readonly("last", &Reader::last)
-      .def_property_readonly("chain", &Reader::chain)
+      .def_property_readonly("digest", [](const Reader& one) { return bytes_of(one.digest()); })
       .def_property_readonly("is_torn", &Reader::is_torn)
       .def_property_readonly("passed", &Reader::passed)
       .def_property_readonly("segments",
                              [](const Reader& one) {
                                py::list found;
                                for (const Reader::Segment& segment : one.segments())
-                                 found.append(py::make_tuple(segment.number, segment.head.first, segment.head.folder,
-                                                             segment.head.format));
+                                 found.append(py::make_tuple(segment.number, segment.head.first));
                                return found;
                              })
       .def_property_readonly("mark", &Reader::mark)

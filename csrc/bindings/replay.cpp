@@ -61,20 +61,9 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
       if (part.dtype != log::kInt64 || count != 1) damaged("an offset that is not one whole number");
       std::memcpy(&answer.offset, part.data, sizeof answer.offset);
       if (answer.offset < 0) damaged("an offset below zero");
-    } else if (part.role == log::kMeasured) {
-      damaged(
-          "it is of a slice of a model, and servers in slices are gone: a model that is too large for one host is "
-          "cut into parts, one server each");
-    } else if (part.role == log::kRowRole) {
-      answer.row = &part;
     }
   }
-  if (operation.kind == log::kRow) {
-    if (operation.decided.known == 0) damaged("it does not tell the outcome");
-    if (!answer.update.pieces.empty()) damaged("it holds an update and a row");
-    answer.kind = Answer::kRow;
-    answer.norm = operation.decided.norm;
-  } else if (!update.is_none()) {
+  if (!update.is_none()) {
     answer.update = update_of(update.attr("native"));
     answer.owner = owner_of(update);
   }
@@ -83,7 +72,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
       (pieces.size() != 1 || answer.kind != Answer::kSum || server.engine->direction->is.sums == nullptr ||
        server.engine->direction->is.sums->unit == 0.0))
     damaged("whole numbers, and this is no exact sum");
-  if (operation.kind != log::kRow && answer.update.size != settings.size)
+  if (answer.update.size != settings.size)
     damaged("the update has " + std::to_string(answer.update.size) + " numbers, expected " +
             std::to_string(settings.size));
   if (!values.empty()) {
@@ -116,9 +105,9 @@ void bring(const Shared& server, Answer& answer) {
 
 void execute(Shared& server, const log::Operation& operation, const py::object& body, const py::object& update) {
   Answer answer;
-  const bool answers = operation.kind == log::kAnswer || operation.kind == log::kRow;
+  const bool answers = operation.kind == log::kAnswer;
   if (answers) answer = answer_of(server, operation, body, update);
-  if (server.device >= 0 && operation.kind == log::kAnswer && !answer.is_whole()) bring(server, answer);
+  if (server.device >= 0 && answers && !answer.is_whole()) bring(server, answer);
   const Released released(answers && server.is_long());
   server.engine->execute(operation, &answer);
 }

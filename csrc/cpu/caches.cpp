@@ -60,14 +60,6 @@ void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size) {
   parallel(count, count * kBlock * 12, one);
 }
 
-void add_row(const Rows& one, float weight, float* sum) {
-  const Kernels& table = kernels();
-  for_each_part(one.size, 12, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += kBlock)
-      table.add_row[one.format](sum + at, block_of(one, 0, at), weight, std::min(kBlock, end - at), tuning().prefetch);
-  });
-}
-
 void read_row(const Rows& rows, int64_t slot, float* out) {
   const Kernels& table = kernels();
   for_each_part(rows.size, 8, [&](int64_t begin, int64_t end) {

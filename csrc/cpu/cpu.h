@@ -51,10 +51,6 @@ FixedNorm norm_of_fixed(const int64_t* terms, int64_t size);
 double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer);
 double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper = {});
 
-// Makes the row that a step would make of an update, with this gain and key, and returns the update's sum of squares.
-// Each element is read once. Not for plain rows.
-double encode(const Update& update, double gain, int format, const RandomKey& key, const Row& row);
-
 // Copies elements first..first+count-1 to `out`, unconverted. All pieces have one type of `item` bytes.
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out);
 
@@ -72,9 +68,6 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
 
 // sum = shadow, rounded once, for every job's block of a vector of `size` elements. The jobs' slots are not used.
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size);
-
-// sum += weight*row, as a step's terms are added: the row of `one`, which has a single slot.
-void add_row(const Rows& one, float weight, float* sum);
 
 // out = row(slot), dequantised.
 void read_row(const Rows& rows, int64_t slot, float* out);

@@ -557,22 +557,6 @@ void add_held(const std::vector<Held>& held, const float* acc, float* acc_out) {
   });
 }
 
-double encode(const Update& update, double gain, int format, const RandomKey& key, const Row& row) {
-  const Kernels& table = kernels();
-  const Facts facts = format_facts(format);
-  return read_once(update, [&](const float* values, int64_t at, int64_t count) {
-    for (const int64_t end = at + count; at < end; values += kBlock, at += kBlock) {
-      const int64_t n = std::min(kBlock, end - at);
-      Scratch last;
-      const float* const in = last.padded(values, n);  // rows have whole scale blocks
-      alignas(64) uint32_t words[4 * kCalls];
-      if (facts.random) table.random_words(key, at / kBlock, words, nullptr);
-      const Row to{static_cast<char*>(row.data) + at * facts.bits / 8, shifted(row.scales, at / kScaleBlock)};
-      table.change[format]({in, static_cast<float>(gain), words, to, padded(n), 0, in});
-    }
-  });
-}
-
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out) {
   for_each_part(count, 2 * item, [&](int64_t from, int64_t to) {
     const int64_t begin = first + from, end = first + to;

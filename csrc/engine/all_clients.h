@@ -18,40 +18,37 @@ class AllClients : public DirectionState, public RowKeeper {
     bool direct;              // the sum is recomputed for every update
     int64_t max_delay = -1;   // ACED: how many versions a row's information may be old; negative: for ever
     bool by_dispatch = true;  // ACED: as fresh as the last model the client was sent, or as its row
-    bool resums = false;      // rows are in memory, and their sum is added up again all the time
     uint64_t seed = 0;
     float* sum = nullptr;
   };
-  AllClients(double sign, const Setting& setting, std::shared_ptr<store::RowStore> rows);
+  // `resummation`: adds up the sum again, little by little; null: nothing does.
+  AllClients(double sign, const Setting& setting, const Rows& rows, std::shared_ptr<Resummation> resummation);
   Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
-  int64_t writes(int64_t client) const override { return in_memory() ? client : -1; }
-  double encode(const Update& update, const Contribution& one, void* place) override;
-  void expect(int64_t client) noexcept override { rows_->expect(client); }
+  int64_t writes(int64_t client) const override { return client; }
   void fields(Archive& archive) override;
-  int64_t nbytes() const override { return weights_.nbytes() + (ages_ ? ages_->nbytes() : 0) + rows_->nbytes(); }
-  void give_up(const std::vector<int64_t>& lost) override;
+  int64_t nbytes() const override {
+    return weights_.nbytes() + (ages_ ? ages_->nbytes() : 0) + (resummation_ ? resummation_->nbytes() : 0);
+  }
 
  private:
   RandomKey key(int64_t client) const {
     return {setting_.seed, static_cast<uint64_t>(weights_.arrivals), static_cast<uint32_t>(client)};
   }
   void plan_bounds();
-  void plan_rows();
   Direction exchange() const;
-  bool in_memory() const { return rows_->shape().data != nullptr; }
 
   const Setting setting_;
-  const std::shared_ptr<store::RowStore> rows_;
+  const Rows rows_;
+  const std::shared_ptr<Resummation> resummation_;
   RowWeights weights_;
   std::optional<Freshness> ages_;
   // Planned:
   Contribution given_;
   Outcome outcome_ = Outcome::kKept;
   bool direct_ = false;  // this time
-  store::Owner aside_;   // the new sum, if it had to be made ahead of the step
   Update mean_;
 };
 

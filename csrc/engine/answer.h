@@ -34,7 +34,6 @@ struct Numbers {
     kUpdate,  // a delta or a gradient
     kModel,   // a trained model, which is taken less `base`; or the difference itself, without one
     kSum,     // of several clients' updates, each of them weighed already
-    kRow,     // an update as the encoded row that it became, from a log
   };
   Kind kind = kUpdate;
   // Where they are, and what keeps them there. Their owner may write to them at any time, unless `is_private`.
@@ -48,9 +47,6 @@ struct Numbers {
   int64_t count = 1;                   // kSum: how many updates it is made of,
   double total = -1.0;                 // and what they count for in a mean
   std::vector<ClientId> participants;  // whose they are, if the leaf says it
-
-  const log::Part* row = nullptr;  // kRow: in the record,
-  double norm = 0.0;               // and the norm of the update that became it
 
   std::shared_ptr<const Reported> reported;  // statistics
   store::Vector control;                     // what came besides the update (a change of a control variate), fp32

@@ -21,7 +21,6 @@ struct Contribution {
   double norm = 0.0;            // of the update, after clipping
   const float* base = nullptr;  // the model it was trained from, where the rule or a trained model needs it
   const Update* update = nullptr;
-  const void* row = nullptr;  // the encoded row that the update became, packed (Rows): then only that is known
   // A leaf's: the sum of so many updates, each of them weighed already, and what they count for in a mean.
   int64_t count = 1;
   double total = -1.0;  // negative: one update, which counts for its share

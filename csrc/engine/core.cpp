@@ -28,7 +28,7 @@ Core::Core(const Settings& given, std::shared_ptr<DirectionState> along, const O
       optimizer(steps, language && language->asks.step ? 0 : given.size, seed, where.memory),
       ledger(given.clients, given.keeps_versions),
       place(std::move(where)),
-      inspector(place.device ? place.device->inspector(settings, *direction) : inspector_here(settings, *direction)),
+      inspector(place.device ? place.device->inspector(settings, *direction) : inspector_here(*direction)),
       extension(std::move(language)),
       model(std::move(first)) {
   direction->is.place = &place;
@@ -70,17 +70,6 @@ void Core::measure() {
     for (const auto& [version, kept] : ledger.kept.all()) found.model = std::max(found.model, of(kept).model);
   model.bound = direction->model_bound = found.model;
   optimizer.bounds = found.moments;
-}
-
-// Rows on a disk are damaged: their clients begin anew. The sum is made anew from the other rows.
-void Core::give_up(const std::vector<int64_t>& slots) {
-  records.check();
-  if (!direction->is.rows) throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
-  log::Operation operation;
-  operation.kind = log::kLost, operation.slots = slots;
-  log::Queued record = records.of(operation);
-  direction->is.rows->give_up(slots);
-  records.add(std::move(record));
 }
 
 }  // namespace fastagg::engine

@@ -72,8 +72,6 @@ class Core {
     if (place.device) place.device->follow();
   }
   void measure();  // computes new bounds of elements
-  // Rows on a disk are damaged: their clients begin anew. An operation of its own.
-  void give_up(const std::vector<int64_t>& slots);
 };
 
 }  // namespace fastagg::engine

@@ -23,10 +23,6 @@ class Tensors;
 
 namespace fastagg::engine {
 
-struct RowsLost {  // rows on a disk are damaged, and must be given up first
-  std::vector<int64_t> slots;
-};
-
 // What only sums have: updates wait in them for others.
 class Sums {
  public:
@@ -56,25 +52,12 @@ class Sums {
   ~Sums() = default;
 };
 
-// What only rows have: what a log, a checkpoint and a device want of them.
+// What only rows have: what a checkpoint and a device want of them.
 class RowKeeper {
  public:
   int format = kPlainRows;  // of the rows, with or without memory for them
-  // A row, without slots, if all that an update changes follows from the encoded row that it becomes: then a log keeps
-  // that row. No size: the update's own numbers are needed.
-  Rows coded;
-
   // The slot of the row that the next update of this client will write over; negative: none.
   virtual int64_t writes(int64_t) const { return -1; }
-  // Before `plan`, where the log keeps the row: makes the row of this update, packed, and returns the update's sum of
-  // squares. Afterwards the update is not read any more.
-  virtual double encode(const Update&, const Contribution&, void*) { return 0.0; }
-  // A client was sent a model: its row will be wanted.
-  virtual void expect(int64_t) noexcept {}
-  // Gives up rows that are damaged, as if their clients were never heard. May fail, and then nothing has changed.
-  virtual void give_up(const std::vector<int64_t>&) {
-    throw Refusal(Why::kDamaged, "rows on a disk were lost, and this server has none");
-  }
 
  protected:
   ~RowKeeper() = default;
@@ -111,7 +94,7 @@ class DirectionState {
   virtual void check(const ClientId&, int64_t, int64_t) const {}
   // What these updates, in order, make. `closes`: a step, whether or not the round is full. All but a buffer take one
   // update at a time. kOnce: its norm is not known, and `run` only writes to memory that nobody reads before `commit`,
-  // besides the optimizer's; `measured` tells the norm in between. Throws RowsLost.
+  // besides the optimizer's; `measured` tells the norm in between.
   virtual Outcome plan(const Contributions& given, bool closes, ReadMode mode) = 0;
   virtual void measured(const Contributions&) {}
   // `optimizer` steps exactly if `plan` said so. Allocates nothing.

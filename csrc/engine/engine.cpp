@@ -124,7 +124,6 @@ Task Engine::send(log::Operation operation, int format) {
   operation.task = task.id;
   log::Queued made = records.of(operation);
   const int64_t at = ledger.send(client, operation.version, task.local_steps, kept, task.id);
-  if (is.rows) is.rows->expect(at);
   if (is.ages) is.ages->sent(at, operation.version);
   model.shared = model.shared || sent.model.data == model.current.data;
   records.add(std::move(made));
@@ -270,12 +269,10 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kCloseRound:
       if (!settings.closes_early)
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
-      if (!RoundEndTransaction(*this, receipt, operation.decided.known != 0 ? &operation.decided : nullptr).execute())
+      if (!RoundEndTransaction(*this, receipt, &operation.decided).execute())
         throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
-    case log::kAnswer:
-    case log::kRow: AnswerTransaction(*this, *answer).execute(); return;
-    case log::kLost: give_up(operation.slots); return;
+    case log::kAnswer: AnswerTransaction(*this, *answer).execute(); return;
     case log::kDispatch:
     case log::kHandOn: send(operation); return;
     default: apply(operation);

@@ -10,24 +10,6 @@ namespace {
 
 constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for their versions
 
-// The largest magnitude in an encoded row, infinity if a number is not finite. Scales alone do not tell it: a client
-// may have sent the row, with codes that are smaller than they could be.
-double largest_in(const Rows& one, const void* row) {
-  constexpr int64_t kPart = 4 * kScaleBlock;
-  auto* const codes = const_cast<char*>(static_cast<const char*>(row));  // they are only read
-  auto* const scales = reinterpret_cast<float*>(codes + one.row_bytes());
-  float values[kPart];
-  double largest = 0.0;
-  for (int64_t begin = 0; begin < one.size; begin += kPart) {
-    const int64_t count = std::min(kPart, one.size - begin);
-    const Rows before{one.format, begin, 1, nullptr, nullptr};
-    cpu::read_row({one.format, count, 1, codes + before.row_bytes(), scales + before.row_scales()}, 0, values);
-    for (int64_t i = 0; i < count; ++i)
-      largest = std::max<double>(largest, std::isfinite(values[i]) ? std::abs(values[i]) : HUGE_VALF);
-  }
-  return largest;
-}
-
 void weigh(const Core& of, Given& given) {
   Contribution& brings = given.brings;
   const int64_t delay = brings.now - brings.start;
@@ -49,26 +31,6 @@ double share_of(const Settings& settings, const Answer& answer) {
                   "num_samples: needed with weighting=\"samples\" and \"tokens\", got None; write receive(..., "
                   "num_samples=len(data))");
   return std::min(answer.samples, settings.max_samples);
-}
-
-// Checks a row from a log: an answer whose update had this norm.
-void check_row(const Given& given, const Rows& held) {
-  const Answer& answer = *given.answer;
-  // By so much at most an encoded row's numbers are larger than those of its update: bf16 rounds up by less than 2^-7,
-  // and a scale is never below the smallest normal number (math/rows.h).
-  constexpr double kLeast = 1e-35;
-  const auto refuse = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
-  if (held.size == 0)
-    refuse(
-        "it holds an encoded row, and this server takes none: open the folder with a server on the CPU that has "
-        "the same cache, and call its checkpoint()");
-  if (!(answer.norm >= 0.0 && std::isfinite(answer.norm))) refuse("the norm of its update is no number");
-  if (!given.counts) return;  // the update was dropped, and became no row
-  if (answer.row == nullptr) refuse("the row is missing");
-  if (answer.row->dtype != held.format || static_cast<int64_t>(answer.row->nbytes()) != held.packed_bytes())
-    refuse("it holds a row of another format or size than this server's");
-  if (!(largest_in(held, answer.row->data) <= kRounded * std::abs(given.brings.weight) * answer.norm + kLeast))
-    refuse("its row's numbers are not finite, or larger than the update's norm allows");
 }
 
 Question question_of(const Core& of, const Given& given) {
@@ -138,18 +100,9 @@ void Transaction::find_participants(Given& given) {
 void Transaction::inspect_update(Given& given) {
   Answer& answer = *given.answer;
   const Inspector& inspector = *core_.inspector;
-  const bool prepared = core_.prepares(answer);
-  Rows row;  // that the record holds in place of the update
-  if (core_.direction->is.rows && !core_.place.device && !prepared && !answer.blob)
-    row = core_.direction->is.rows->coded;
-  if (answer.kind == Answer::kRow) {
-    check_row(given, row);
-    if (answer.row != nullptr) given.brings.row = answer.row->data;
-    answer.update.size = core_.settings.size;
-  }
   if (cpu::Tensors* const tensors = core_.direction->is.tensors) tensors->m = core_.optimizer.m();
-  core_.records.begin(given, inspector.numbers(answer), row, core_.ledger);
-  inspector.inspect(given, prepared);
+  core_.records.begin(given, inspector.numbers(answer), core_.ledger);
+  inspector.inspect(given, core_.prepares(answer));
 }
 
 // What the extension finds out about an update, its weight and its clipping.
@@ -176,10 +129,6 @@ void Transaction::ask_extension(Given& given) {
   if (most > 0.0 && given.norm > most && !given.findings.unclipped && answer.kind != Answer::kSum) {
     brings.gain = most / given.norm;
     brings.norm = most;
-  }
-  if (const log::Part* const row = given.operation.part(log::kRowRole); row != nullptr && brings.row == nullptr) {
-    core_.direction->is.rows->encode(answer.update, brings, const_cast<uint8_t*>(row->data));
-    brings.row = row->data;
   }
   if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
   if (!core_.direction->is.blends) return;

@@ -13,7 +13,7 @@ namespace {
 
 class OfProcessor : public Inspector {
  public:
-  OfProcessor(const Settings& settings, const DirectionState::Traits& is) : settings_(settings), is_(is) {}
+  explicit OfProcessor(const DirectionState::Traits& is) : is_(is) {}
 
   const Update& numbers(const Answer& answer) const override { return answer.update; }
 
@@ -21,18 +21,10 @@ class OfProcessor : public Inspector {
 
   void inspect(Given& given, bool prepared) const override {
     Answer& answer = *given.answer;
-    given.norm = answer.norm;
-    if (answer.kind == Answer::kRow) return;
-    if (const log::Part* const row = given.operation.part(log::kRowRole);
-        row != nullptr && settings_.clip_norm == 0.0 && !answer.base) {
-      given.norm = norm_of(is_.rows->encode(answer.update, given.brings, const_cast<uint8_t*>(row->data)));
-      given.brings.row = row->data;
-      return;
-    }
     // An extension and an ordered round keep what they read, and the record's memory is used again. What is the
     // engine's own already need only be written down.
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
-    const bool has_room = !given.record.empty() && given.operation.kind == log::kAnswer && copies;
+    const bool has_room = !given.record.empty() && copies;
     const bool kept = prepared || is_.keeps || answer.is_private;
     const double squares = absorb(answer, has_room && !kept ? &given.operation : nullptr);
     if (has_room && kept) cpu::copy(answer.update, update_at(given.operation.parts));
@@ -76,14 +68,13 @@ class OfProcessor : public Inspector {
     return cpu::sum_squares(answer.update, is_.tensors);
   }
 
-  const Settings& settings_;
   const DirectionState::Traits& is_;
 };
 
 }  // namespace
 
-std::unique_ptr<Inspector> inspector_here(const Settings& settings, const DirectionState& direction) {
-  return std::make_unique<OfProcessor>(settings, direction.is);
+std::unique_ptr<Inspector> inspector_here(const DirectionState& direction) {
+  return std::make_unique<OfProcessor>(direction.is);
 }
 
 }  // namespace fastagg::engine

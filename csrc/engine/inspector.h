@@ -26,7 +26,7 @@ class Inspector {
 };
 
 // The processor's.
-std::unique_ptr<Inspector> inspector_here(const Settings& settings, const DirectionState& direction);
+std::unique_ptr<Inspector> inspector_here(const DirectionState& direction);
 
 // Refuses what is not finite.
 inline double norm_of(double squares) {

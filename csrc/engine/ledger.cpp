@@ -262,14 +262,13 @@ void Ledger::State::fields(Archive& archive, bool numbered, int64_t size) {
   archive.column("task_version", task_version);
   archive.column("task_steps", task_steps);
   archive.vectors("versions", versions, size);
-  if (archive.has("ids"))
-    archive.group("ids", [this](Archive& of) {
-      of.column("open", task_id);
-      of.column("firsts", ids.firsts);
-      of.column("nexts", ids.nexts);
-      of.column("ended", ids.ended);
-      of.column("outcomes", ids.outcomes);
-    });
+  archive.group("ids", [this](Archive& of) {
+    of.column("open", task_id);
+    of.column("firsts", ids.firsts);
+    of.column("nexts", ids.nexts);
+    of.column("ended", ids.ended);
+    of.column("outcomes", ids.outcomes);
+  });
   archive.field("offset", offset);
   if (archive.loads ? archive.has("participation") : !participation.clients.empty())
     archive.group("participation", [this](Archive& of) {

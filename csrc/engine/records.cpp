@@ -10,12 +10,12 @@ namespace fastagg::engine {
 namespace {
 
 // The parts of an answer that are written as they lie now: an encoded update, and what there is besides parameters.
-std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers, bool as_row) {
+std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers) {
   std::vector<log::Part> rest;
   const auto add = [&](log::Role role, uint8_t type, size_t count, const void* from) {
     if (count > 0) rest.push_back({role, type, count, static_cast<const uint8_t*>(from)});
   };
-  if (!as_row && !answer.blob && store::is_encoded(numbers)) {
+  if (!answer.blob && store::is_encoded(numbers)) {
     const store::Encoded& encoded = *store::encoded_in(numbers);
     add(log::kEncodedRole, 0, static_cast<size_t>(encoded.nbytes), encoded.bytes);
   }
@@ -54,11 +54,11 @@ log::Queued Records::of(const log::Operation& operation) const {
   return journal_ ? log::record_of(*journal_, operation) : log::Queued{};
 }
 
-void Records::begin(Given& given, const Update& numbers, const Rows& row, const Ledger& ledger) const {
+void Records::begin(Given& given, const Update& numbers, const Ledger& ledger) const {
   if (!journal_) return;
   const Answer& answer = *given.answer;
   log::Operation& operation = given.operation;
-  operation.kind = row.size > 0 ? log::kRow : log::kAnswer;
+  operation.kind = log::kAnswer;
   operation.client = answer.client;
   operation.version = given.task.version;
   operation.incarnation = ledger.incarnations.of(given.task.version);
@@ -66,20 +66,15 @@ void Records::begin(Given& given, const Update& numbers, const Rows& row, const 
   if (answer.blob) {
     const log::Blob& blob = *answer.blob;
     operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
-  } else if (row.size == 0 && !store::is_encoded(numbers)) {
+  } else if (!store::is_encoded(numbers)) {
     operation.parts = parts_of(answer, numbers);
   }
-  const std::vector<log::Part> rest = rest_of(answer, numbers, row.size > 0);
+  const std::vector<log::Part> rest = rest_of(answer, numbers);
   const size_t first = operation.parts.size();
   operation.parts.insert(operation.parts.end(), rest.begin(), rest.end());
-  if (row.size > 0 && given.counts)  // a dropped update becomes no row
-    operation.parts.push_back(
-        {log::kRowRole, static_cast<uint8_t>(row.format), static_cast<uint64_t>(row.packed_bytes())});
   given.record = log::record_of_answer(*journal_, operation);
   for (size_t i = 0; i < rest.size(); ++i)
     std::memcpy(const_cast<uint8_t*>(operation.parts[first + i].data), rest[i].data, rest[i].nbytes());
-  if (const log::Part* const place = operation.part(log::kRowRole); place != nullptr && answer.row != nullptr)
-    std::memcpy(const_cast<uint8_t*>(place->data), answer.row->data, place->nbytes());
   given.record.front().blob = answer.blob;
 }
 

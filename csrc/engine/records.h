@@ -22,8 +22,8 @@ class Records {
     if (journal_) journal_->check();
   }
   log::Queued of(const log::Operation& operation) const;
-  // Of an answer: with room for its numbers, or for the row that they become, if it has a size.
-  void begin(Given& given, const Update& numbers, const Rows& row, const Ledger& ledger) const;
+  // Of an answer: with room for its numbers.
+  void begin(Given& given, const Update& numbers, const Ledger& ledger) const;
   // Writes its outcome, which its receipt tells. `scales`: of a step that is made of it alone.
   void decide(Given& given, bool scales) const;
   void add(log::Queued record) const noexcept {

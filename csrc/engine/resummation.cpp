@@ -14,7 +14,7 @@ __extension__ typedef unsigned __int128 Wide;
 }  // namespace
 
 Resummation::Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner)
-    : RowMemory(rows),
+    : rows_(rows),
       blocks_((rows.size + kBlock - 1) / kBlock),
       cycle_(kResummationCycle * rows.slots),
       memory_(std::move(memory)),

@@ -15,41 +15,29 @@
 
 #include "../math/reduce.h"
 #include "../runner.h"
-#include "../store/row_store.h"
+#include "../store/vector.h"
 #include "archive.h"
 
 namespace fastagg::engine {
 
 constexpr int64_t kResummationCycle = 4;  // updates per row in which every block has its turn
 
-// The rows of all clients in memory, the host's or a device's.
-class RowMemory : public store::RowStore {
- public:
-  explicit RowMemory(const Rows& rows) : rows_(rows) {}
-  Rows shape() const override { return rows_; }
-  Row read(int64_t client) const override { return rows_.row(client); }
-  Row place(int64_t client) const override { return rows_.row(client); }
-
- protected:
-  const Rows rows_;
-};
-
-class Resummation : public RowMemory {
+class Resummation {
  public:
   // `memory`: where the rows are. `owner` keeps them alive.
   Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner);
 
   // Room for what this arrival begins.
   void begin(int64_t arrival);
-  void plan(const RowStep& arrival) override { begin(arrival.number); }
-  void leaves(Runner& runner, int64_t slot, float weight) override;
-  void enters(Runner& runner, int64_t slot, float weight) override;
-  // 16 rows more, and the blocks that are done.
-  void advance(Runner& runner, const float* weights, float* sum) override;
-  void put() noexcept override;
-  void cancel() noexcept override;
+  // What a row weighs in the sum goes away, or comes. The first before the row is written, the second after.
+  void leaves(Runner& runner, int64_t slot, float weight);
+  void enters(Runner& runner, int64_t slot, float weight);
+  // 16 rows more, and the blocks that are done. `weights`: of the rows as they are now.
+  void advance(Runner& runner, const float* weights, float* sum);
+  void put() noexcept;
+  void cancel() noexcept;
 
-  int64_t nbytes() const override { return capacity_ * kBlock * static_cast<int64_t>(sizeof(double)); }
+  int64_t nbytes() const { return capacity_ * kBlock * static_cast<int64_t>(sizeof(double)); }
 
   void fields(Archive& archive);
 
@@ -63,6 +51,7 @@ class Resummation : public RowMemory {
   bool begins(int64_t block, int64_t arrival) const;
   void make_room(int64_t shadows);
 
+  const Rows rows_;
   int64_t blocks_, cycle_;
   std::shared_ptr<store::Memory> memory_;
   store::Owner owner_;

@@ -75,13 +75,6 @@ void RowWeights::commit(bool whole) noexcept {
   }
 }
 
-void RowWeights::drop(int64_t client) noexcept {
-  const auto c = static_cast<size_t>(client);
-  total_.remove(weights[c]);
-  heard -= shares[c] > 0.0f;
-  weights[c] = shares[c] = 0.0f;
-}
-
 void RowWeights::fields(Archive& archive) {
   archive.field("shares", shares);
   archive.field("weights", weights);
@@ -92,8 +85,7 @@ void RowWeights::fields(Archive& archive) {
 }
 
 void RowWeights::fields_of_totals(Archive& archive, bool resums) {
-  const bool has_totals = !archive.loads || archive.has("heaviest_total");  // older checkpoints have none
-  if (resums && has_totals) {
+  if (resums) {
     archive.field("heaviest_total", heaviest_total_);
     archive.field("heaviest_before", heaviest_before_);
     archive.field("lightest", lightest_);
@@ -108,9 +100,7 @@ void RowWeights::fields_of_totals(Archive& archive, bool resums) {
       throw std::invalid_argument("a row's weight");
     total_.add(weights[i]);
     found += shares[i] > 0.0f;
-    if (!has_totals && shares[i] > 0.0f) heard_of(shares[i]);
   }
-  if (!has_totals) heaviest_total_ = total_.value();
   if (!(heaviest_total_ >= 0.0 && heaviest_before_ >= 0.0 && lightest_ >= 0.0 && heaviest_ >= 0.0))
     throw std::invalid_argument("a bound out of range");
   if (found != heard || arrivals < found) throw std::invalid_argument("the number of clients heard");
@@ -145,7 +135,7 @@ void Freshness::sent(int64_t client, int64_t version) noexcept {
 
 // Who leaves the sum because it is too old by now, and who is back in time: each looked at once after every dispatch.
 void Freshness::plan_terms(int64_t client, int64_t oldest) {
-  store::RowStore::Terms& terms = of_.next.terms;
+  RowWeights::Terms& terms = of_.next.terms;
   for (int64_t version = expired_; version < oldest; ++version) {
     const auto due = due_.find(version);
     if (due == due_.end()) continue;

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "../store/row_store.h"
 #include "direction.h"
 #include "exact.h"
 
@@ -19,11 +19,15 @@ class RowWeights {
   double row_bound = 0.0;  // of the elements of rows
   int64_t clients() const { return static_cast<int64_t>(shares.size()); }
 
+  // Clients whose rows leave the sum or come back into it, in order, and by how much their weights change: from or to
+  // 0.
+  using Terms = std::vector<std::pair<int64_t, float>>;
+
   // With the next update.
   struct Next {
     int64_t client = 0, heard = 0;
     float share = 0.0f, entering = 0.0f, leaving = 0.0f;
-    store::RowStore::Terms terms;  // rows of other clients that leave the sum, or return
+    Terms terms;  // of the rows of other clients
     ExactSum sum;
     double total = 0.0, heaviest_total = 0.0;
     double row_bound = 0.0, peak = 0.0;
@@ -36,9 +40,8 @@ class RowWeights {
   // Whether the sum was so much heavier before that what its roundings left behind is no longer small.
   bool fell() const;
   void put() noexcept;
-  void take_back() noexcept;           // what `put` did
-  void commit(bool whole) noexcept;    // `whole`: the sum was added up anew
-  void drop(int64_t client) noexcept;  // as if it was never heard
+  void take_back() noexcept;         // what `put` did
+  void commit(bool whole) noexcept;  // `whole`: the sum was added up anew
   void fields(Archive& archive);
   void fields_of_totals(Archive& archive, bool resums);  // the last
   int64_t nbytes() const { return 2 * clients() * static_cast<int64_t>(sizeof(float)); }

@@ -232,14 +232,8 @@ void Transaction::plan_direction(bool closes, ReadMode mode) {
     const int64_t makes = core_.ledger.now + 1;
     privacy->begin(core_.ledger.incarnations.of(makes), makes);
   }
-  while (!step_.planned) {
-    try {
-      step_.outcome = core_.direction->plan(scratch.contributions, closes, mode);
-      step_.planned = true;
-    } catch (const RowsLost& lost) {  // which is an operation of its own
-      core_.give_up(lost.slots);
-    }
-  }
+  step_.outcome = core_.direction->plan(scratch.contributions, closes, mode);
+  step_.planned = true;
   step_.lr = steps() ? rate_of(core_) : core_.optimizer.settings.lr;
   check_bounds();
   if (steps()) plan_step(mode);

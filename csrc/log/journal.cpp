@@ -63,11 +63,11 @@ Journal::Journal(std::unique_ptr<Disk> disk, Start start)
       number_(start.number),
       place_(start.place),
       number_here_(start.number_here),
-      chain_(start.chain.known ? start.chain : Chain::from(start.sequence)),
-      chain_next_(chain_) {
+      digest_(start.digest),
+      digest_next_(digest_) {
   if (!roots_) throw std::bad_alloc();
   failure_.reserve(256);  // the thread says why it failed, also without memory (DiskFailed)
-  roots_[last_ % kRoots] = {last_, chain_.digest};
+  roots_[last_ % kRoots] = {last_, digest_};
   if (place_ > 0) here_ = busy_.back().name;
 }
 
@@ -294,7 +294,7 @@ void Journal::work() noexcept {
     final_ = final_ || (wrong && wrong->final);
     if (!wrong) {
       durable = group.back()->sequence;
-      chain_ = chain_next_;
+      digest_ = digest_next_;
       for (const Root& root : found_) {
         roots_[root.sequence % kRoots] = root;
         if (root.sequence == marked_) mark_ = root;
@@ -337,7 +337,7 @@ void Journal::write(const std::vector<Entry*>& group) {
   if (is_new_) begin_life(group.front()->sequence);
   std::vector<iovec> buffers;
   uint64_t begin = at_, end = at_;
-  chain_next_ = chain_;
+  digest_next_ = digest_;
   found_.clear();
   const auto put = [&] {
     if (!buffers.empty()) disk_->write(file_, buffers, begin);
@@ -355,9 +355,8 @@ void Journal::write(const std::vector<Entry*>& group) {
     about.use = use_, about.sequence = one->sequence, about.synced = durable, about.length = one->length;
     about.kind = one->kind, about.facts = static_cast<uint32_t>(std::min(one->facts, one->length));
     put_head(about, head);
-    chain_next_.add(head);
-    if (one->counts || one->sequence == marked_ || one == group.back())
-      found_.push_back({one->sequence, chain_next_.digest});
+    digest_next_ = chained(digest_next_, head);
+    if (one->counts || one->sequence == marked_ || one == group.back()) found_.push_back({one->sequence, digest_next_});
     std::memset(one->body() + one->length, 0, gap_of(one->length));
     if (one->nbytes() < kLarge) {
       buffers.push_back({head, one->nbytes()});
@@ -386,7 +385,7 @@ void Journal::write(const std::vector<Entry*>& group) {
 
 void Journal::write_block(int file, BlockHead head, uint64_t at) {
   head.folder = folder_id_;
-  head.set(chain_);
+  head.digest = digest_;
   alignas(64) uint8_t block[kBlock];
   put_head(head, block);
   std::vector<iovec> buffers{{block, sizeof block}};

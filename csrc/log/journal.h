@@ -3,7 +3,7 @@
 //
 // A record is made before its call changes anything, because making it may fail. It is queued together with the change,
 // which cannot fail. So neither an interrupt nor a failed allocation can fall between an answer and its record. A
-// record has memory of its own, which the step may read its update from, or write its row to.
+// record has memory of its own, which the step may read its update from.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +76,7 @@ class Journal {
     std::string folder;          // for messages
     uint64_t folder_id = 0;      // its random number
     uint64_t sequence = 0;       // of the last record that is on the disk
-    Chain chain;                 // over all up to it; if it is not known, one begins here
+    Digest digest{};             // of all up to it
     uint64_t number = 0;         // of the next segment
     uint64_t segment_bytes = 0;  // the largest size of a segment
     struct Busy {                // a segment that a recovery needs: its name and first record
@@ -167,7 +167,7 @@ class Journal {
   int file_ = -1;
   bool is_new_ = true;  // this life has written nothing to the segment yet
   uint64_t use_ = 0, at_ = 0, size_ = 0;
-  Chain chain_, chain_next_;  // over what is on the disk; and with the group that is being written
+  Digest digest_, digest_next_;  // of what is on the disk; and with the group that is being written
   std::vector<Root> found_;
   struct Prepared {  // the next segment: its head is on the disk, and no mark names it yet
     int file = -1;

@@ -10,7 +10,7 @@ namespace fastagg::log {
 namespace {
 
 constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "hand_on", "answer", "close_round",
-                                        "forget", "lr",          "expire",   "row",     "lost"};
+                                        "forget", "lr",          "expire"};
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
 constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
@@ -77,9 +77,6 @@ void read_answer(Body& from, Operation& to) {
   to.share = from.read<double>();
   to.incarnation = from.read<uint64_t>();
   to.decided = from.read<Decided>();
-  // Format 3 has zeros for an outcome that a device decided later. No outcome has them: without a step, its step size
-  // is NaN.
-  if (to.decided.version == 0 && to.decided.step_size == 0.0) to.decided.known = 0;
   const auto flagged = from.read<uint32_t>();
   const uint32_t count = flagged & (kInFile - 1);
   for (uint32_t i = 0; i < count; ++i) {
@@ -106,11 +103,6 @@ const char* name_of(Kind kind) { return kNames[kind]; }
 
 size_t bytes_of(uint8_t element) { return kSizes[element]; }
 
-const Part* Operation::part(Role role) const {
-  const auto found = std::find_if(parts.begin(), parts.end(), [&](const Part& one) { return one.role == role; });
-  return found == parts.end() ? nullptr : &*found;
-}
-
 Operation read(uint8_t kind, const uint8_t* body, size_t length) {
   if (kind == 0 || kind >= kKinds) damaged("this version of fastagg does not know its kind, " + std::to_string(kind));
   Operation found;
@@ -124,23 +116,13 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
       found.incarnation = static_cast<uint64_t>(number);
       break;
     }
-    case kCloseRound:
-      found.decided.known = from.left() > 0;  // format 3 has nothing
-      if (from.left() > 0) std::memcpy(static_cast<void*>(&found.decided), from.take(kOfRound), kOfRound);
-      break;
-    case kLost:
-      while (from.left() > 0) found.slots.push_back(from.read<int64_t>());
-      break;
+    case kCloseRound: std::memcpy(static_cast<void*>(&found.decided), from.take(kOfRound), kOfRound); break;
     case kRate: found.rate = from.read<double>(); break;
     case kAnswer:
-    case kRow:
       found.client = read_client(from, &found.version);
       read_answer(from, found);
       break;
-    case kExpire:
-      if (from.left() > sizeof found.version) from.take(1 + sizeof found.client.number);  // format 3 has a client
-      found.version = from.read<int64_t>();
-      break;
+    case kExpire: found.version = from.read<int64_t>(); break;
     default:
       found.client = read_client(from, &found.version);
       if (sends(found.kind)) found.task = from.read<int64_t>();
@@ -150,15 +132,13 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
 }
 
 Queued record_of(Journal& journal, const Operation& operation) {
-  const size_t lost = operation.slots.size() * sizeof(int64_t);
-  Queued made = journal.entry(operation.kind, client_bytes(operation.client) + kOfRound + sizeof operation.task + lost);
+  Queued made = journal.entry(operation.kind, client_bytes(operation.client) + kOfRound + sizeof operation.task);
   Entry& entry = made.front();
   switch (operation.kind) {
     case kIncarnation: entry.put(operation.version, operation.incarnation); break;
     case kRate: entry.put(operation.rate); break;
     case kExpire: entry.put(operation.version); break;
     case kCloseRound: entry.put_bytes(&operation.decided, kOfRound); break;
-    case kLost: entry.put_bytes(operation.slots.data(), lost); break;
     default:
       put_client(entry, operation.client, operation.version);
       if (sends(operation.kind)) entry.put(operation.task);

@@ -22,29 +22,13 @@ enum Kind : uint8_t {
   kForget,  // a task, or a client with all of its tasks
   kRate,    // the learning rate
   kExpire,  // tasks of versions below one
-  kRow,     // an answer, as the encoded row that its update became
-  kLost,    // rows on a disk that were damaged: their clients begin anew
   kKinds
 };
 const char* name_of(Kind kind);
 
-// What a part of an answer is: parameters, statistics, counters, a control variate, an encoded row (its type is the
-// row's format, its count bytes), of how many updates a sum is made, nothing (it aligns what comes behind it), an
-// offset in a sender's log, or an encoded update (its count is bytes). `kMeasured` is reserved: older versions wrote it
-// into the logs of slices of a model.
-enum Role : uint8_t {
-  kParameters,
-  kBuffers,
-  kCounter,
-  kControl,
-  kRowRole,
-  kUpdates,
-  kPadding,
-  kOffset,
-  kMeasured,
-  kEncodedRole,
-  kRoles
-};
+// What a part of an answer is: parameters, statistics, counters, a control variate, of how many updates a sum is made,
+// nothing (it aligns what comes behind it), an offset in a sender's log, or an encoded update.
+enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kUpdates, kPadding, kOffset, kEncodedRole, kRoles };
 
 // Types of elements; the first ones are those of Dtype (plan.h).
 enum Element : uint8_t { kInt64 = 3, kElements = 12 };
@@ -52,17 +36,15 @@ size_t bytes_of(uint8_t element);
 
 struct Part {
   uint8_t role, dtype;
-  uint64_t count;  // of elements; bytes for a row and an encoded update
+  uint64_t count;  // of elements; bytes of padding and of an encoded update
   const uint8_t* data = nullptr;
-  size_t nbytes() const {
-    return role == kRowRole || role == kPadding || role == kEncodedRole ? count : count * bytes_of(dtype);
-  }
+  size_t nbytes() const { return role == kPadding || role == kEncodedRole ? count : count * bytes_of(dtype); }
 };
 
 // The outcome of an answer, or of a round's end, which has no weight and no norm, as it lies in a record.
 #pragma pack(push, 1)
 struct Decided {
-  uint8_t known = 1;  // 0: only a device knew it, or the log is of an older version
+  uint8_t known = 1;  // 0: only a device knew it
   uint8_t applied = 0;
   int64_t version = 0;     // afterwards
   double step_size = 0.0;  // NaN: no step
@@ -84,15 +66,12 @@ struct Operation {
   uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
   int64_t task = 0;          // kDispatch, kHandOn: its id; 0: not known yet
   double rate = 0.0;
-  std::vector<int64_t> slots;  // kLost
   // Of an answer:
   double share = 1.0;  // in a mean; a sum's weight
   bool again = false;  // it is given once more, as an answer to a new task: its outcome may be another one
   Decided decided;
   std::vector<Part> parts;
   std::optional<Streamed> streamed;
-
-  const Part* part(Role role) const;
 };
 
 // Reads a record's body. Parts lie in it. Throws Refusal, kDamaged.

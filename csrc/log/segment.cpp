@@ -44,22 +44,10 @@ bool any_record(const Bytes& bytes, size_t at, Act act) {
 
 }  // namespace
 
-void Chain::add(const uint8_t* record) noexcept {
+Digest chained(const Digest& before, const uint8_t* record) noexcept {
   RecordHead head;
   std::memcpy(&head, record, sizeof head);
-  digest = cpu::Sha256().add(digest.data(), digest.size()).add(record, kRecordHead + head.facts).digest();
-}
-
-Chain BlockHead::chain() const {
-  Chain found;
-  found.known = format >= kFormat && base < first, found.base = base;
-  std::memcpy(found.digest.data(), digest, sizeof digest);
-  return found;
-}
-
-void BlockHead::set(const Chain& before) {
-  base = before.base;
-  std::memcpy(digest, before.digest.data(), sizeof digest);
+  return cpu::Sha256().add(before.data(), before.size()).add(record, kRecordHead + head.facts).digest();
 }
 
 void put_head(BlockHead head, uint8_t* block) {
@@ -76,7 +64,6 @@ std::optional<BlockHead> head_at(const uint8_t* data, size_t size, size_t at) {
   BlockHead head;
   std::memcpy(&head, data + at, sizeof head);
   if (crc_of(data + at + kHashed, kBlock - kHashed) != head.crc) return std::nullopt;
-  if (head.format < kFormat) head.next = 0;  // earlier formats have something else there
   return head;
 }
 
@@ -99,7 +86,7 @@ std::vector<Record> records_in(const Bytes& bytes) {
 // -- the files
 
 Reader::Reader(const std::vector<File>& files, Load load, const After& after)
-    : load_(std::move(load)), after_(after), wanted_(after.sequence + 1) {
+    : load_(std::move(load)), after_(after), wanted_(after.sequence + 1), digest_(after.digest) {
   take_files(files);
   if (!segments_.empty()) seek();
 }
@@ -110,17 +97,17 @@ void Reader::take_files(const std::vector<File>& files) {
   for (size_t i = 0; i < files.size(); ++i) {
     const File& file = files[i];
     const auto head = head_at(file.block.data(), file.block.size(), 0);
-    if (head && (head->format < kOldest || head->format > kFormat))
-      damaged(file.name + ": a journal of format " + std::to_string(head->format) +
-              "; this version reads formats 3 and 4");
-    if (head && after_.folder != 0 && head->folder != after_.folder)
+    if (head && head->format != kFormat)
+      damaged(file.name + ": it is of format " + std::to_string(head->format) +
+              ", and this version of fastagg reads format " + std::to_string(kFormat));
+    if (head && head->folder != after_.folder)
       damaged(file.name + ": this segment is of another folder's log: move it away");
     std::string wrong;
     if (!head) {
       wrong = "its head is damaged";
     } else if (head->number != file.number || head->next != 0) {
       wrong = "its head is that of another segment";
-    } else if (head->format >= kFormat && head->size > file.size) {
+    } else if (head->size > file.size) {
       wrong = "it is cut: it had " + std::to_string(head->size) + " bytes, and has " + std::to_string(file.size);
     }
     if (wrong.empty()) {
@@ -129,7 +116,6 @@ void Reader::take_files(const std::vector<File>& files) {
       bad.emplace_back(i, wrong);
     }
   }
-  if (after_.old) drop_unused(bad);
   size_t first = 0;
   while (first + 1 < segments_.size() && segments_[first + 1].head.first < wanted_) ++first;
   // what lies before the segment that is begun with is not needed
@@ -145,18 +131,6 @@ void Reader::take_files(const std::vector<File>& files) {
     damaged(segments_[first].name + ": the log begins with record " + std::to_string(segments_[first].head.first) +
             ", and the checkpoint ends with " + std::to_string(last()) + ": what was between is missing");
   enter(first);
-}
-
-// In format 3 a segment that waits to be used again looks like any other, and a crash may leave it without a head of
-// its own. It has no record that is wanted.
-void Reader::drop_unused(std::vector<std::pair<size_t, std::string>>& bad) {
-  const auto is_unused = [&](const std::pair<size_t, std::string>& one) {
-    const Bytes bytes = load_(one.first);
-    for (size_t at = 0; at < bytes.size; at += kBlock)
-      if (const auto head = head_at(bytes.data, bytes.size, at); head && head->first > wanted_) return false;
-    return !any_record(bytes, 0, [&](const Record& record) { return record.head.sequence >= wanted_; });
-  };
-  bad.erase(std::remove_if(bad.begin(), bad.end(), is_unused), bad.end());
 }
 
 Bytes& Reader::held() {
@@ -185,8 +159,7 @@ std::optional<Record> Reader::record_at(size_t at) {
 // A head or a mark of this log, if one lies there.
 std::optional<BlockHead> Reader::own_head(const Bytes& bytes, const Segment& segment, size_t at) const {
   auto head = head_at(bytes.data, bytes.size, at);
-  const bool ours = head && head->format == segment.head.format && head->number == segment.number &&
-                    (after_.folder == 0 || head->folder == after_.folder);
+  const bool ours = head && head->format == kFormat && head->number == segment.number && head->folder == after_.folder;
   return ours ? head : std::nullopt;
 }
 
@@ -194,9 +167,8 @@ std::optional<BlockHead> Reader::own_head(const Bytes& bytes, const Segment& seg
 bool Reader::pass_head(size_t at) {
   const auto head = own_head(held(), here(), at);
   if (!head || head->first != wanted_) return false;
-  if (!chain_.agrees(head->chain()))
+  if (head->digest != digest_)
     damaged(where(at) + ": what came before was something else: it is of another past of this folder");
-  if (!chain_.known) chain_ = head->chain();
   go_to(at + kBlock);
   use_ = head->use;
   if (!is_head_) tail_ = at, is_head_ = true;
@@ -213,7 +185,7 @@ void Reader::follow(const BlockHead& mark) {
       std::find_if(segments_.begin(), segments_.end(), [&](const Segment& one) { return one.number == mark.next; });
   if (found == segments_.end())
     damaged(here().name + ": the log goes on in segment " + std::to_string(mark.next) + ", which is missing");
-  if (found->head.first != wanted_ || found->head.use != mark.use || !chain_.agrees(found->head.chain()))
+  if (found->head.first != wanted_ || found->head.use != mark.use || found->head.digest != digest_)
     damaged(found->name +
             ": what came before this segment was something else: it is of another past of this folder: "
             "move it away");
@@ -225,12 +197,12 @@ void Reader::follow(const BlockHead& mark) {
 // the way the digest of what is passed becomes known.
 void Reader::seek() {
   const uint64_t wanted = wanted_;
-  wanted_ = here().head.first, chain_ = here().head.chain();
-  bool reached = wanted_ == wanted;
+  wanted_ = here().head.first, digest_ = here().head.digest;
+  bool reached = wanted_ == wanted, known = true;  // the digest is that of all records so far
   const Bytes& bytes = held();
   for (size_t at = kBlock; at < bytes.size && !reached; at += kBlock)
     if (const auto head = own_head(bytes, here(), at); head && head->first <= wanted && head->next == 0) {
-      use_ = head->use, wanted_ = head->first, chain_ = head->chain();
+      use_ = head->use, wanted_ = head->first, digest_ = head->digest;
       at_ = at + kBlock;
     }
   reached = wanted_ == wanted;
@@ -243,8 +215,8 @@ void Reader::seek() {
         at_ = record.begin;
         return true;
       }
-      if (sequence != wanted_) chain_.known = false;  // one between is damaged, and nobody needs it
-      if (chain_.known) chain_.add(record.body - kRecordHead);
+      known = known && sequence == wanted_;  // otherwise one between is damaged, and nobody needs it
+      digest_ = chained(digest_, record.body - kRecordHead);
       wanted_ = sequence + 1, at_ = record.end;
       return reached;
     });
@@ -252,13 +224,13 @@ void Reader::seek() {
   if (!reached)
     damaged(where(at_) + ": the log ends with record " + std::to_string(wanted_ - 1) +
             ", and its folder says that it had come to record " + std::to_string(std::max(after_.end, wanted - 1)));
-  if (wanted_ != wanted) chain_.known = false;
+  known = known && wanted_ == wanted;
   wanted_ = wanted;
-  if (!chain_.agrees(after_.chain))
+  if (known && digest_ != after_.digest)
     damaged(here().name + ": the records up to " + std::to_string(last()) +
             " are not those of the checkpoint: it is of another past of this folder, or a record was changed: move one "
             "of them away");
-  if (!chain_.known) chain_ = after_.chain;
+  digest_ = after_.digest;
 }
 
 void Reader::go_to(size_t at) {
@@ -271,7 +243,7 @@ Record Reader::take(const Record& record) {
   synced_ = record.head.synced, is_head_ = false;
   go_to(record.end);
   ++wanted_;
-  if (chain_.known) chain_.add(record.body - kRecordHead);
+  digest_ = chained(digest_, record.body - kRecordHead);
   return record;
 }
 
@@ -281,15 +253,8 @@ std::optional<Record> Reader::next() {
     const size_t block = next_block(at_);
     if (const auto found = record_at(block)) return take(*found);
     if (pass_head(block) || pass_head(block + kBlock)) continue;  // behind the damaged end of a process is nothing else
-    const bool has_marks = here().head.format >= kFormat;
-    if (has_marks || segment_ + 1 >= segments_.size() || segments_[segment_ + 1].head.first != wanted_) {
-      check_end();
-      break;
-    }
-    const Segment& next = segments_[segment_ + 1];
-    if (!chain_.known) chain_ = next.head.chain();
-    enter(segment_ + 1);
-    passed_ += kBlock;
+    check_end();
+    break;
   }
   return std::nullopt;
 }
@@ -336,8 +301,7 @@ bool Reader::is_torn() {
     const int of_record = (std::memcmp(record.magic, kRecordMagic, sizeof record.magic) == 0) + (record.use == use_) +
                           (record.sequence == wanted_);
     const int of_head = (std::memcmp(head.magic, kSegmentMagic, sizeof head.magic) == 0) +
-                        (head.number == here().number) + (head.first == wanted_) +
-                        (after_.folder == 0 || head.folder == after_.folder);
+                        (head.number == here().number) + (head.first == wanted_) + (head.folder == after_.folder);
     if (of_record >= 2 || of_head >= 3) return true;
   }
   return false;

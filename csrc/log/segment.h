@@ -20,21 +20,11 @@
 namespace fastagg::log {
 
 constexpr size_t kBlock = 4096;
-constexpr uint32_t kFormat = 4, kOldest = 3;  // that is written, and the oldest that is read
+constexpr uint32_t kFormat = 1;
 
-// The digest of a history: SHA-256 of the digest before it, the record's head, and the body's first bytes, which say
-// what happened. The numbers behind them are bound by the CRC in the head.
-struct Chain {
-  bool known = false;  // whether the digest is that of all records after `base`
-  uint64_t base = 0;
-  Digest digest{};
-
-  static Chain from(uint64_t base) { return {true, base, {}}; }
-  void add(const uint8_t* record) noexcept;
-  bool agrees(const Chain& other) const {
-    return !known || !other.known || (base == other.base && digest == other.digest);
-  }
-};
+// The digest of a history with one more record: SHA-256 of the digest before it, the record's head, and the body's
+// first bytes, which say what happened. The numbers behind them are bound by the CRC in the head.
+Digest chained(const Digest& before, const uint8_t* record) noexcept;
 
 // The beginning of a block; zeros fill the rest. All numbers are little endian, as on all supported processors.
 struct BlockHead {
@@ -45,15 +35,11 @@ struct BlockHead {
   uint64_t use;     // random, of the records behind it; of a mark: that of the segment in which the log goes on
   uint64_t first;   // the number of the first of these records
   uint64_t folder;  // random, the folder's
-  uint64_t base;    // of the chain
   uint64_t size;    // of the file
-  uint8_t digest[sizeof(Digest)];  // of the records after `base` and before `first`
-  uint64_t next;  // 0: a life of a server begins here; otherwise the log goes on in the segment of this number
-
-  Chain chain() const;
-  void set(const Chain& before);
+  Digest digest;    // of the records before `first`
+  uint64_t next;    // 0: a life of a server begins here; otherwise the log goes on in the segment of this number
 };
-static_assert(sizeof(BlockHead) == 104);
+static_assert(sizeof(BlockHead) == 96);
 
 struct RecordHead {
   char magic[4];
@@ -106,10 +92,9 @@ class Reader {
   // What is known of the log besides its files.
   struct After {
     uint64_t sequence = 0;  // wanted are the records after this one
-    uint64_t folder = 0;    // 0: any
-    Chain chain;            // of all records up to it
+    uint64_t folder = 0;    // its number
+    Digest digest{};        // of all records up to it
     uint64_t end = 0;       // the log had come to this record, at least
-    bool old = false;       // no life has written format 4 yet: a file without a head may be one to be used again
   };
   struct Segment {
     std::string name;
@@ -129,9 +114,9 @@ class Reader {
   // Whether something that was a record or a head, and is none, lies where the log ends. A crash may leave it.
   bool is_torn();
 
-  uint64_t last() const { return wanted_ - 1; }  // the number of the last record that was read
-  const Chain& chain() const { return chain_; }  // over all records up to it
-  uint64_t passed() const { return passed_; }    // bytes of the files between the checkpoint and here
+  uint64_t last() const { return wanted_ - 1; }     // the number of the last record that was read
+  const Digest& digest() const { return digest_; }  // of all records up to it
+  uint64_t passed() const { return passed_; }       // bytes of the files between the checkpoint and here
   // Where the log ends, for a writer that goes on: the segment and the place in it.
   size_t segment() const { return segment_; }
   size_t place() const { return at_; }
@@ -146,7 +131,6 @@ class Reader {
   Bytes& held();
   std::string where(size_t at) const;
   void take_files(const std::vector<File>& files);
-  void drop_unused(std::vector<std::pair<size_t, std::string>>& bad);
   std::optional<Record> record_at(size_t at);
   std::optional<BlockHead> own_head(const Bytes& bytes, const Segment& segment, size_t at) const;
   bool pass_head(size_t at);
@@ -161,7 +145,7 @@ class Reader {
   After after_;
   std::vector<Segment> segments_;
   uint64_t wanted_;
-  Chain chain_;
+  Digest digest_;
   size_t segment_ = 0, at_ = 0, tail_ = 0;
   uint64_t use_ = 0, synced_ = 0, passed_ = 0;
   bool is_head_ = false;  // at `tail_`

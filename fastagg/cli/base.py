@@ -17,7 +17,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from fastagg._types import Foreign
 from fastagg.cli.screen import fail
-from fastagg.removed import REMOVED
 
 _base = TyperCommand.__mro__[1].__module__.rpartition(".")[0]  # click, or typer's own copy of it
 _errors = import_module(f"{_base}.exceptions")
@@ -61,8 +60,6 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:
-            if instead := REMOVED.get(gone := f"{ctx.info_name} {error.option_name}"):
-                fail(f"{gone} is gone: {instead}")
             named = [one.make_metavar(ctx) for one in self.params if f"--{one.name}" == error.option_name]
             if named:
                 raise _errors.UsageError(

@@ -16,7 +16,6 @@ from fastagg.cli.base import command
 def doctor(
     path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="From fastagg.open, or from server.save.")],
     replay: Annotated[bool, typer.Option(help="Also execute the log again, on a server in memory.")] = False,
-    check: Annotated[bool, typer.Option(help="Compare all cached updates with their checksums, not 1 GB.")] = False,
     salvage: Annotated[
         Path | None, typer.Option(metavar="NEW", help="Take what can be read of a damaged folder to a new one.")
     ] = None,
@@ -32,7 +31,7 @@ def doctor(
 
     if salvage is not None:
         return _salvage(path, salvage, as_json)
-    found = examine(path, replay=replay, check=check)
+    found = examine(path, replay=replay)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -97,8 +96,7 @@ def audit(
         print(f"  executed   records {found['start'] + 1} to {found['last']}: {counts}")
         print(f"  version    {found['version']:,}")
         print(f"  model      {found['model']}")
-        since = "" if not found["base"] else f" (of the records after {found['base']})"
-        print(f"  digest     {found['digest'] or 'not known: the log is older than digests'}{since}")
+        print(f"  digest     {found['digest']}")
         if not found["same"]:
             print(f"  PROBLEM    {found['problem']}")
             print(f"             {found['where'] or ''}".rstrip())

@@ -45,9 +45,8 @@ def audit(
     Returns:
         Plain data: ``same`` (whether all agrees), ``problem`` (the first thing that does not, or None), ``where`` (its
         file and byte, if it has one), ``start``, ``last`` (numbers of the first checkpoint and the last record),
-        ``counts`` (operations by kind), ``version``, and two hashes: ``digest`` of the records after number ``base``
-        (None: they are of an older format) and ``model``, the SHA-256 of the parameters. Two audits of one history
-        have the same ones, on any processor.
+        ``counts`` (operations by kind), ``version``, and two hashes: ``digest`` of the records and ``model``, the
+        SHA-256 of the parameters. Two audits of one history have the same ones, on any processor.
 
     Raises:
         CheckpointError: no checkpoint is there, or the server cannot be made from it. ConfigError: ``make`` makes
@@ -91,12 +90,10 @@ def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callab
         run.whole()
     except (_Differs, FastaggError, OSError) as error:
         problem, where = str(error), run.where
-    chain = run.chain
     return {
         "path": str(disk.path), "same": problem is None, "problem": problem, "where": where, "start": begin.sequence,
         "last": run.last, "counts": run.counts, "version": server.version,
-        "digest": chain.digest.hex() if chain.known else None,
-        "base": chain.base if chain.known else None, "model": folder.model_digest(server.flat),
+        "digest": run.digest.hex(), "model": folder.model_digest(server.flat),
     }  # fmt: skip
 
 
@@ -107,7 +104,7 @@ class _Audit(Replay):
         super().__init__(server, disk, held)
         self.begin, self.wanted = begin, wanted
         self.last = begin.sequence
-        self.chain: Native = begin.chain
+        self.digest = begin.digest  # of all records that were executed, and before
         self.reader: Native = None
         self.where: str | None = None  # the file and the byte that were read last
 
@@ -117,9 +114,8 @@ class _Audit(Replay):
         while (record := self._next()) is not None:
             self._at(record.place)
             self.one(record)
-            self.last, self.chain = record.sequence, self.reader.chain
-            said, chain = self.wanted.get(self.last), self.chain
-            if said is not None and chain.known and said != chain.digest.hex():
+            self.last, self.digest = record.sequence, self.reader.digest
+            if self.wanted.get(self.last, self.digest.hex()) != self.digest.hex():
                 raise _Differs(f"record {self.last}: the receipt's digest is another: a record up to it was changed")
             if record.sequence in self.found.checkpoints:
                 self.check_checkpoint(read_checkpoint(self.disk, record.sequence))
@@ -131,11 +127,9 @@ class _Audit(Replay):
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Compare a checkpoint with the server, which has executed all before it."""
         name = checkpoint_name(checkpoint.sequence)
-        said = checkpoint.manifest
-        if "model" in said and said["model"] != folder.model_digest(checkpoint.state["flat"]):
+        if checkpoint.manifest["model"] != folder.model_digest(checkpoint.state["flat"]):
             raise _Differs(f"{name}: its model is not the one whose hash it has")
-        here, there = self.chain, checkpoint.chain
-        if here.known and there.known and (here.base, here.digest) != (there.base, there.digest):
+        if checkpoint.digest != self.digest:
             raise _Differs(f"{name}: the records before it were others: one of them was changed, or the checkpoint was")
         if checkpoint is self.begin:
             return
@@ -146,12 +140,9 @@ class _Audit(Replay):
 
     def _read(self) -> None:
         """Begin to read behind the last record that was executed."""
-        after = self.begin._replace(sequence=self.last)
-        if self.chain.known:
-            log = {"base": self.chain.base, "digest": self.chain.digest.hex(), "end": self.last}
-            after = after._replace(manifest={**self.begin.manifest, "log": log})
+        log = {"digest": self.digest.hex(), "end": self.last}
+        after = self.begin._replace(sequence=self.last, manifest={**self.begin.manifest, "log": log})
         self.reader = read_log(self.disk, self.found, after)
-        self.chain = self.reader.chain
 
     def _at(self, place: tuple[int, int]) -> None:
         if self.reader.segments:

@@ -176,7 +176,7 @@ class Disk:
 
     def lock(self, name: str) -> bool:
         """Lock the folder, and a file in it, until :meth:`unlock`, or until this process ends. Return whether nobody
-        else has. Older versions lock the file alone, which can be removed."""
+        else has."""
         # An interrupt at any instruction finds an owner of what is open: the file object, and then this one.
         self._lock = io.FileIO(name, "r+", opener=lambda *_: self.open(name, create=True))
         try:

@@ -7,22 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastagg import rules  # noqa: F401  it must come before fastagg.storage.tiered, which it imports itself
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import LOCK, Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log
 from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_key
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
-from fastagg.storage.tiered import ROWS, TieredRows, tiered_of
+from fastagg.storage.files import OtherFormat
 
 
-def examine(path: Path, *, replay: bool = False, check: bool = False) -> dict[str, Any]:
+def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
     """Examine the folder or file at ``path``.
 
     Args:
         replay: for a folder, also execute all operations of its log on a server in memory, as an opening does.
-        check: compare all cached updates on a disk with their checksums, and not a sample of 1 GB.
 
     Returns:
         Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (descriptions of what is wrong), and
@@ -34,40 +32,38 @@ def examine(path: Path, *, replay: bool = False, check: bool = False) -> dict[st
                 f"{path}: there is nothing; expected a folder of fastagg.open(path, make), or a file of "
                 "server.save(path)"
             )
-        return _folder(path, replay, check) if path.is_dir() else _file(path, check)
+        return _folder(path, replay) if path.is_dir() else _file(path)
 
 
-def _file(path: Path, check: bool) -> dict[str, Any]:
+def _file(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"path": str(path), "kind": "file", "bytes": path.stat().st_size, "problems": []}
     try:
-        state = checkpoint.read(path)
-        found |= _summary(state)
-        found["problems"] += _rows(state, check)
+        found |= _summary(checkpoint.read(path))
     except CheckpointError as error:
         found["problems"].append(str(error))
     return {**found, "healthy": not found["problems"]}
 
 
-def _folder(path: Path, replay: bool, check: bool) -> dict[str, Any]:
+def _folder(path: Path, replay: bool) -> dict[str, Any]:
     try:
         disk = Disk(path)
     except OSError as error:
         return {"path": str(path), "kind": "folder", "healthy": False, "problems": [f"{path}: {error}"]}
     with disk:
-        return examine_on(disk, replay=replay, check=check)
+        return examine_on(disk, replay=replay)
 
 
-def examine_on(disk: Disk, *, replay: bool = False, check: bool = False) -> dict[str, Any]:
+def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
     """:func:`examine` for a folder on ``disk``."""
     held, names = contents(disk), disk.names()
     if not (held.checkpoints or held.segments or LOCK in names):
         ran = {"config.toml", "comparison.csv"}.intersection(names)
-        slices = any(name.startswith("cut-") for name in names)
-        what = "of a server in slices, which are gone" if slices else "another folder"
-        what = "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt" if ran else what
+        what = (
+            "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt" if ran else "another folder"
+        )
         raise CheckpointError(f"{disk.path}: no folder of fastagg.open(path, make): it is {what}")
     problems: list[str] = []
-    checkpoints, oldest, newest = _checkpoints(disk, held, problems, check)
+    checkpoints, oldest, newest = _checkpoints(disk, held, problems)
     found: dict[str, Any] = {
         "path": str(disk.path), "kind": "folder", "checkpoints": checkpoints, "leftovers": held.leftovers,
         "uploads": len(held.uploads), "segments": [], "unused": [],
@@ -80,7 +76,7 @@ def examine_on(disk: Disk, *, replay: bool = False, check: bool = False) -> dict
 
 
 def _checkpoints(
-    disk: Disk, held: Contents, problems: list[str], check: bool
+    disk: Disk, held: Contents, problems: list[str]
 ) -> tuple[list[dict[str, Any]], Checkpoint | None, Checkpoint | None]:
     """Describe all checkpoints, and return the oldest and the newest that can be read."""
     found: list[dict[str, Any]] = []
@@ -92,11 +88,12 @@ def _checkpoints(
             newest = read_checkpoint(disk, sequence)
             oldest = oldest or newest
             one |= _summary(newest.state)
-            wrong = _rows(newest.state, check)
+        except OtherFormat:  # which an opening refuses
+            raise
         except (CheckpointError, OSError) as error:
-            wrong = [str(error)]
-        problems += wrong
-        found.append({**one, "healthy": not wrong})
+            problems.append(str(error))
+            one["healthy"] = False
+        found.append(one)
     return found, oldest, newest
 
 
@@ -118,10 +115,10 @@ def _log(
         whole = _before(disk, held, oldest, newest, problems) or reader
     chain = [] if whole is None else whole.segments
     sizes = {number: _size(disk, name) for number, name in held.segments.items()}
-    used = {number for number, _, _, _ in chain}
+    used = {number for number, _ in chain}
     return {
         "segments": [{"name": held.segments[number], "first": first, "bytes": sizes[number]}
-                     for number, first, _, _ in chain],
+                     for number, first in chain],
         "unused": [name for number, name in held.segments.items() if number not in used] + held.free,
         "recovery": {
             "checkpoint": newest.sequence, "replays": walk.counts,
@@ -168,10 +165,6 @@ def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Serv
         load_into(server, newest.state)
         return server
     config = newest.state["config"]
-    if isinstance(config["direction"].get("cache"), dict):
-        raise CheckpointError(
-            f"{what}: its cached updates are on a disk and would change; fastagg.open(path, make) replays it"
-        )
     if "distill" in config["direction"]:
         raise CheckpointError(f"{what}: FedEcho needs its unlabelled data; fastagg.open(path, make) replays it")
     server = server_from(newest.state, device="cpu", key=key_of(disk))
@@ -185,22 +178,6 @@ def _size(disk: Disk, name: str) -> int:
         return disk.size_of(name)
     except OSError:
         return 0
-
-
-def _rows(state: dict[str, Any], check: bool) -> list[str]:
-    """What is wrong with the rows on a disk that a checkpoint refers to, if it does."""
-    cache = state["config"]["direction"].get("cache")
-    if not isinstance(cache, dict):
-        return []
-    try:
-        slots = state["direction"]["cache"]["slots"].tolist()
-        rows = TieredRows(tiered_of(cache), state["flat"].numel(), len(slots))
-        lost = rows.damaged(state["direction"]["cache"], all=check)
-    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        if isinstance(error, CheckpointError):
-            return [str(error)]
-        return [f"the places of the cached updates are damaged: {error!s:.200}"]
-    return [f"{rows.folder / ROWS}: client {one}'s row is damaged (slot {slots[one]})" for one in lost]
 
 
 def _summary(state: dict[str, Any]) -> dict[str, Any]:

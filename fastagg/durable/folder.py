@@ -75,19 +75,18 @@ class Checkpoint(NamedTuple):
 
     @property
     def folder_id(self) -> int:
-        """The random number of the folder. 0: the checkpoint is older than these numbers."""
-        return int(self.manifest.get("folder", 0))
+        """The random number of the folder."""
+        return int(self.manifest["folder"])
 
     @property
-    def chain(self) -> Native:
-        """The digest of the log's records up to it (csrc/log/segment.h). Not known: a log of format 3 had another."""
-        said = self.manifest.get("log")
-        return native.log.Chain(int(said["base"]), bytes.fromhex(said["digest"])) if said else native.log.Chain()
+    def digest(self) -> bytes:
+        """The digest of the log's records up to it (csrc/log/segment.h)."""
+        return bytes.fromhex(self.manifest["log"]["digest"])
 
     @property
     def log_end(self) -> int:
         """The log had come to this record, at least, when it was written."""
-        return int(self.manifest.get("log", {}).get("end", self.sequence))
+        return int(self.manifest["log"]["end"])
 
     @property
     def uploads(self) -> dict[int, int]:
@@ -96,8 +95,8 @@ class Checkpoint(NamedTuple):
 
     @property
     def next_upload(self) -> int:
-        """No upload before it has this number, or a larger one. 0: the checkpoint is older than this promise."""
-        return int(self.manifest.get("next_upload", 0))
+        """No upload before it has this number, or a larger one."""
+        return int(self.manifest["next_upload"])
 
 
 def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
@@ -109,8 +108,7 @@ def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
         if int(manifest["sequence"]) != sequence or not isinstance(manifest["made"], dict):
             raise ValueError("it is of another record")
         assert found.folder_id >= 0 and found.uploads is not None and found.log_end >= sequence
-        assert found.chain.known or "log" not in manifest
-        assert found.next_upload >= 0
+        assert len(found.digest) == 32 and isinstance(manifest["model"], str) and found.next_upload >= 0
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{disk.path / name}: the checkpoint is damaged: {error!s:.200}") from error
     return found
@@ -152,7 +150,7 @@ def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
             files.append((str(disk.path / name), number, disk.size(file), disk.read(file, BLOCK, 0)))
     return native.log.Reader(
         files=files, load=lambda index: disk.read_of(names[index]), sequence=after.sequence, folder=after.folder_id,
-        chain=after.chain, end=max(after.log_end, said_end(disk), *found.checkpoints), old="log" not in after.manifest,
+        digest=after.digest, end=max(after.log_end, said_end(disk), *found.checkpoints),
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ import errno
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,7 +71,6 @@ class Keeper:
     Args:
         made: the settings that the folder was begun with.
         folder_id: the folder's random number.
-        base: the digest of the log is of the records after this one.
         kept: sequence numbers of the checkpoints that are there, oldest first.
         keep: how many checkpoints stay.
         every: bytes of the log and of uploads after which one is written.
@@ -80,14 +78,13 @@ class Keeper:
 
     def __init__(
         self, disk: Disk, parts: Parts, running: Running, uploads: Uploads, *, made: dict[str, Any], folder_id: int,
-        base: int, kept: list[int], keep: int, every: int,
+        kept: list[int], keep: int, every: int,
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
-        self.made, self.folder_id, self.base = made, folder_id, base
+        self.made, self.folder_id = made, folder_id
         self.kept, self.keep, self.every = kept, keep, every
         self.history = 0  # of the oldest checkpoints, which stay with all of the log behind them
         self.journal: Any = None
-        self.has_lost = False  # rows on a disk turned out to be damaged while the folder was opened
         self._due = every
         self._requests: deque[_Request] = deque()
         self._full, self._again = False, 0.0  # the disk refused an upload; when to write a checkpoint because of it
@@ -105,10 +102,7 @@ class Keeper:
         self.journal, self._room = journal, room
         self.uploads.refused = self.full
         self.clear()
-        if (rows := self.running.extension.state.rows) is not None:
-            rows.after_loss = weakref.WeakMethod(self.soon)
-            self.has_lost = rows.native.counts()["lost"] > 0
-        self._due = 0 if self.has_lost else max(0, self.every - replayed)
+        self._due = max(0, self.every - replayed)
         self._thread = threading.Thread(target=self._run, name="fastagg checkpoints", daemon=True)
         try:
             self._thread.start()
@@ -137,11 +131,6 @@ class Keeper:
             raise request.error
         assert request.written is not None
         return request.written
-
-    def soon(self) -> None:
-        """Write a checkpoint as soon as possible: the log alone does not lead to this state."""
-        self._due = 0
-        self.journal.nudge()
 
     def full(self) -> None:
         """The disk has refused something. A checkpoint may free what fills it."""
@@ -235,10 +224,8 @@ class Keeper:
 
     def write(self) -> int:
         """Write a checkpoint, and return its number. Only one thread at a time calls this."""
-        watch, engine, rows = Stopwatch(["held"]), self.running.engine, self.running.extension.state.rows
-        if rows is not None:
-            rows.native.sync()  # what the checkpoint will need, while others go on
-        with watch.timing("held"), engine.locked:
+        watch = Stopwatch(["held"])
+        with watch.timing("held"), self.running.engine.locked:
             sequence = 0 if self.journal is None else self.journal.last
             written = 0 if self.journal is None else self.journal.written
             if sequence in self.kept:
@@ -258,7 +245,7 @@ class Keeper:
             if self.journal is not None:
                 self.wait(sequence)  # its digest is known then
                 end, digest = self.journal.durable, self.journal.digest(sequence)
-            log = {"base": self.base, "digest": digest.hex(), "end": end}
+            log = {"digest": digest.hex(), "end": end}
             return {**more, "log": log, "model": model_digest(cut.state["flat"])}
 
         try:
@@ -268,9 +255,6 @@ class Keeper:
                 self.disk.remove(name)  # of an attempt that failed after this
                 self.disk.rename(name + PARTIAL, name)
                 self.disk.sync_folder()
-                if rows is not None:
-                    with engine.locked:
-                        rows.saved(cut.state["direction"]["cache"])
             self._due = written + self.every
             self.kept.append(sequence)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import weakref
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,17 +20,14 @@ from fastagg.durable.keeper import EVERY, ROOM, Keeper
 from fastagg.durable.log import Durability, Log
 from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
 from fastagg.durable.uploads import Uploads
-from fastagg.errors import Busy, CheckpointError, ConfigError
-from fastagg.removed import REMOVED
+from fastagg.errors import Busy, CheckpointError
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.watching import Watch, watch_of
-from fastagg.storage.tiered import Tiered
 
 SEGMENT = 64 << 20  # bytes of the largest segments of the log
 _CHUNK = 16 << 20  # bytes that are read at a time
 _SLOW = 1.0  # an answer that takes so many seconds is reported
-_CUT = re.compile(r"cut-(\d{6})")  # of the servers in slices that older versions made
 _log = logging.getLogger("fastagg")
 
 
@@ -43,7 +39,6 @@ def open(
     *,
     keep: int = 2,
     checkpoint_every: int = EVERY,
-    check: bool = False,
     keep_history: bool = False,
 ) -> Server:
     """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
@@ -60,8 +55,6 @@ def open(
             ``server.flush()`` waits for it.
         keep: how many checkpoints are kept. The log goes back to the oldest of them.
         checkpoint_every: after so many bytes of log and of uploads a checkpoint is written in the background.
-        check: compare all cached updates on a disk (:class:`fastagg.Tiered`) with their checksums, and not a sample
-            of 1 GB. Damaged ones are given up, and an error in the log names their clients.
         keep_history: also keep the folder's first checkpoint and all of the log, for :func:`fastagg.audit`.
 
     Raises:
@@ -91,8 +84,7 @@ def open(
             )
         disk = Disk(path, create=True)
     try:
-        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, check=check,
-                       keep_history=keep_history)  # fmt: skip
+        return open_on(disk, make, durability, keep=keep, checkpoint_every=checkpoint_every, keep_history=keep_history)
     except BaseException:
         disk.leave()
         raise
@@ -108,7 +100,7 @@ def lock(disk: Disk) -> None:
 
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
-    segment: int = SEGMENT, check: bool = False, keep_history: bool = False,
+    segment: int = SEGMENT, keep_history: bool = False,
 ) -> Server:  # fmt: skip
     """:func:`open` for a folder on ``disk``.
 
@@ -117,22 +109,12 @@ def open_on(
     """
     _checks.whole("keep", keep, least=1)
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
-    with named(disk.path):
-        if any(map(_CUT.fullmatch, disk.names())):
-            raise CheckpointError(f"{disk.path}: it is of a server in slices, which are gone: {REMOVED['origin=']}")
     journal = keeper = None
-    begun: list[Server] = []
-
-    def made() -> Server:
-        begun.append(_made(make, keep))
-        return begun[-1]
 
     try:
         lock(disk)
         with named(disk.path):
-            server, keeper, start, replayed, is_new = _opened(disk, made, keep, checkpoint_every, check)
-        if keep_history and isinstance(getattr(server.direction, "cache", None), Tiered):
-            raise ConfigError("keep_history: a history with cached updates on a disk (Tiered) cannot be executed again")
+            server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), keep, checkpoint_every)
         keeper.history = int(keep_history)
         start |= {"segment_bytes": segment}
         with named(disk.path):  # the system may refuse a thread
@@ -148,8 +130,6 @@ def open_on(
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.
         if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
-            if keeper.has_lost:  # the log alone would not lead to this state
-                keeper.checkpoint()
         weakref.finalize(server, _abandoned, log)
         return server
     except BaseException:
@@ -157,9 +137,6 @@ def open_on(
             keeper.close()
         if journal is not None:
             journal.close(-1.0)
-        for one in begun:
-            if (rows := one._running.extension.state.rows) is not None:
-                rows.native.close()
         disk.unlock()
         raise
 
@@ -172,11 +149,11 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check: bool) -> _Opened:
+def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _Opened:
     found = contents(disk)
     if not found.checkpoints:
         return _fresh(disk, found, make, keep, every)
-    past = recover(disk, found, make, check=check)
+    past = recover(disk, found, make)
     server = past.server
     server._running.follow_rate()
     start = _start(disk, found, past)
@@ -193,8 +170,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int, check
     kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
     keeper = Keeper(
         disk, server._parts, server._running, uploads, made=past.checkpoint.manifest["made"],
-        folder_id=start["folder_id"], base=start["chain"].base if start["chain"].known else start["sequence"],
-        kept=kept, keep=keep, every=every,
+        folder_id=past.checkpoint.folder_id, kept=kept, keep=keep, every=every,
     )  # fmt: skip
     engine.limit(server._engine, server._parts.settings)
     _log.info(
@@ -213,26 +189,21 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     take_key(disk, server, None)
     folder_id = engine.new_incarnation()
     keeper = Keeper(
-        disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id, base=0,
+        disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id,
         kept=[], keep=keep, every=every,
     )  # fmt: skip
     keeper.write()  # the checkpoint from which the log continues
     start = {
-        "folder_id": folder_id, "sequence": 0, "chain": native.log.Chain(0, bytes(32)), "number": 1, "busy": [],
+        "folder_id": folder_id, "sequence": 0, "digest": bytes(32), "number": 1, "busy": [],
         "free": found.free, "place": 0, "number_here": 0,
     }  # fmt: skip
     return _Opened(server, keeper, start, 0, True)
 
 
-def _made(make: Callable[[], Server], keep: int) -> Server:
+def _made(make: Callable[[], Server]) -> Server:
     server = make()
     if type(server) is not Server or server._log is not None:
         raise no_server(server)
-    cache = getattr(server.direction, "cache", None)
-    if isinstance(cache, Tiered) and cache.keep < keep:
-        raise ConfigError(
-            f"keep: {keep} checkpoints, and Tiered(keep={cache.keep}) has the cached updates of fewer: raise that one"
-        )
     return server
 
 
@@ -240,25 +211,21 @@ def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
     """Return where the log goes on, and which of its files are needed."""
     oldest = next(sequence for sequence in found.checkpoints if sequence not in past.damaged)
     reader = past.reader
-    chain = reader.segments  # (number, first record, folder, format)
     last, place, tail = reader.end
-    whole = chain[: last + 1]
-    after = [first for _, first, _, _ in whole[1:]] + [2**63]  # the first record of the next segment
-    busy = [(found.segments[number], first) for (number, first, _, _), end in zip(whole, after, strict=False)
+    whole = reader.segments[: last + 1]  # (number, first record)
+    after = [first for _, first in whole[1:]] + [2**63]  # the first record of the next segment
+    busy = [(found.segments[number], first) for (number, first), end in zip(whole, after, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
-    goes_on = bool(whole) and whole[-1][3] >= 4  # behind a new head
     # what the last process wrote last, by the names of the files: where it begins and ends
     unsure = {found.segments[whole[-1][0]]: (tail, place)} if whole else {}
     if reader.mark is not None:
         segment, at = reader.mark
-        unsure[found.segments[chain[segment][0]]] = at, at + BLOCK
-    known = [folder for _, _, folder, _ in reversed(chain) if folder]
+        unsure[found.segments[reader.segments[segment][0]]] = at, at + BLOCK
     return {
-        "folder_id": past.checkpoint.folder_id or (known[0] if known else engine.new_incarnation()),
-        "sequence": reader.last, "chain": reader.chain, "number": 1 + max(found.segments, default=0), "busy": busy,
-        "place": place if goes_on else 0, "number_here": whole[-1][0] if goes_on else 0, "needed": names,
-        "unsure": unsure,
+        "folder_id": past.checkpoint.folder_id, "sequence": reader.last, "digest": reader.digest,
+        "number": 1 + max(found.segments, default=0), "busy": busy, "place": place if whole else 0,
+        "number_here": whole[-1][0] if whole else 0, "needed": names, "unsure": unsure,
     }  # fmt: skip
 
 

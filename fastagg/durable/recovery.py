@@ -16,12 +16,12 @@ from fastagg._types import Native, Plain, State
 from fastagg.durable import folder
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, read_checkpoint, read_log, read_upload
-from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError
-from fastagg.removed import remaining
+from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.rules.privacy import NoiseKey
 from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.settings import FREE
+from fastagg.storage.files import OtherFormat
 
 KEY, _KEY_BYTES = "noise-key", 32  # a file that only its owner may read
 
@@ -38,19 +38,16 @@ class Recovered(NamedTuple):
     damaged: list[int]  # checkpoints that could not be read, by their numbers
 
 
-def recover(disk: Disk, found: Contents, make: Callable[[], Server], *, check: bool = False) -> Recovered:
-    """Restore the server that ``make`` makes, without limits of tasks. ``check``: look at all rows on a disk, not at a
-    sample.
+def recover(disk: Disk, found: Contents, make: Callable[[], Server]) -> Recovered:
+    """Restore the server that ``make`` makes, without limits of tasks.
 
     Raises:
-        CheckpointError: the folder is damaged. OSError, CacheError: the system refuses to read or write something.
+        CheckpointError: the folder is damaged. OSError: the system refuses to read or write something.
             ConfigError: ``make`` makes a server that differs from the folder's.
     """
     checkpoint, damaged = newest(disk, found)
     reader = read_log(disk, found, checkpoint)
     server = made_for(disk, checkpoint, make)
-    if isinstance(cache := checkpoint.state["direction"].get("cache"), dict):
-        cache["later"] = True  # the log says which rows were given up, and when
     try:
         load_into(server, checkpoint.state)
     except (LookupError, TypeError, ArithmeticError, AttributeError, RuntimeError, ValueError) as error:
@@ -60,9 +57,6 @@ def recover(disk: Disk, found: Contents, make: Callable[[], Server], *, check: b
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     replay = Replay(server, disk, found)
     replay.all(reader)
-    state = server._running.extension.state
-    if state.rows is not None and (lost := state.rows.look(all=check)):
-        state.native.give_up(lost)
     return Recovered(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
         replay.streamed, damaged,
@@ -77,6 +71,8 @@ def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
     for sequence in reversed(found.checkpoints):
         try:
             return read_checkpoint(disk, sequence), damaged
+        except OtherFormat:
+            raise
         except CheckpointError as error:
             wrong.append(str(error))
             damaged.append(sequence)
@@ -93,8 +89,7 @@ def load_into(server: Server, state: State) -> None:
         server.lr = state["config"]["optimizer"]["lr"]
     server.load_state_dict(state)
     # The log tells when another incarnation began. Until then it is the one of the state.
-    if state.get("lives"):
-        server._engine.begin_incarnation(int(state["version"]) + 1, int(state["lives"][-1][1]))
+    server._engine.begin_incarnation(int(state["version"]) + 1, int(state["lives"][-1][1]))
     # It tells which tasks ended, too.
     engine.limit(server._engine, None)
 
@@ -102,7 +97,6 @@ def load_into(server: Server, state: State) -> None:
 def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> Server:
     """Return a new server that may have a checkpoint's state. ConfigError: ``make`` makes another one."""
     server = make()
-    server._as_stored(checkpoint.state)
     check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
     take_key(disk, server, checkpoint.state)
     return server
@@ -117,26 +111,12 @@ def made_of(server: Server) -> Plain:
 
 def check_made(disk: Disk, was: Plain, now: Plain) -> None:
     """Check that a folder's settings are still the same."""
-    was, now = ({**made, "direction": _without_free(made.get("direction"))} for made in (was, now))
-    try:
-        was = remaining(was, now)
-    except ConfigError as error:
-        raise ConfigError(f"{disk.path}: {error}") from None
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise ConfigError(
                 f"{disk.path}: it was made with {key}={was.get(key)!r:.150}, but make() gives {now.get(key)!r:.150}; "
                 "open it with its original settings (server.lr may be set afterwards), or use another folder"
             )
-
-
-def _without_free(direction: Any) -> Any:
-    """Without how many rows are on which tier, which is free, and what older folders say of damaged ones."""
-    cache = direction.get("cache") if isinstance(direction, dict) else None
-    if not isinstance(cache, dict):
-        return direction
-    free = "memory", "device", "damaged"
-    return {**direction, "cache": {key: value for key, value in cache.items() if key not in free}}
 
 
 def no_server(given: object) -> ConfigError:
@@ -166,7 +146,7 @@ class Replay:
 
         Raises:
             CheckpointError: a record is damaged, cannot be executed, or would have another outcome than it had.
-            OSError, CacheError: the system refuses to read or write something.
+            OSError: the system refuses to read or write something.
         """
         while (record := reader.next()) is not None:
             self.one(record)
@@ -184,8 +164,6 @@ class Replay:
                 update = read_upload(self.disk, self.found, operation.streamed)
             if self.server is not None:
                 self.server._engine.execute(operation, record.body, update)
-        except CacheError:
-            raise
         except FastaggError as error:
             raise CheckpointError(
                 f"{self.disk.path}: record {record.sequence} of the log cannot be executed: {error}"

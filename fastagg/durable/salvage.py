@@ -89,7 +89,7 @@ def _given_again(new: Server, disk: Disk, held: Contents, record: Native) -> boo
         raise CheckpointError(record.wrong)
     if operation.kind == "lr":
         new.lr = operation.rate
-    if operation.kind not in ("answer", "row"):
+    if operation.kind != "answer":
         return False
     update = None if operation.streamed is None else read_upload(disk, held, operation.streamed)
     if operation.version != new.version:  # the task that it answers, if that was sent before: it ends with this answer

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastagg._types import Plain, State, Tree
 from fastagg.durable.disk import Disk
 from fastagg.errors import CheckpointError
-from fastagg.storage import raw
+from fastagg.storage import files, raw
 
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
@@ -150,7 +150,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
     if not is_whole:
         raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
     if found.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: checkpoint folder of format {found.get('format')!r}; this reads {FORMAT}")
+        raise files.OtherFormat(path, found.get("format"), FORMAT)
     return found
 
 

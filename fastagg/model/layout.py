@@ -130,7 +130,6 @@ class Layout:
             if entry.role in self._by_role:
                 self._by_role[entry.role].append(entry)
         self._known = {entry.name for entry in self.entries}
-        self.arrays = [(entry.name, entry.shape, entry.dtype) for entry in self.entries]
         self.size = sum(entry.size for entry in self._by_role["parameter"])
         self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
@@ -272,14 +271,6 @@ class Layout:
     def same_as(self, other: Layout) -> bool:
         """Return whether updates and checkpoints of one layout fit the other."""
         return self._by_role == other._by_role
-
-    def as_stored(self, state: State) -> Layout | None:
-        """Return the layout of a checkpoint, if it has the same arrays in other roles: an older version wrote it."""
-        try:
-            theirs = Layout.from_spec(state["layout"])
-        except (KeyError, TypeError, ValueError, AttributeError):  # whoever loads it tells that it is damaged
-            return None
-        return theirs if theirs.arrays == self.arrays and not self.same_as(theirs) else None
 
     def take(self, params: object, device: torch.device, dtype: torch.dtype = torch.float32) -> ModelState:
         """Copy a model of this layout into the server's own vectors, parameters of this type to the nearest number.

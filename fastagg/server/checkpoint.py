@@ -15,12 +15,11 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg._types import Plain, State, Tree
-from fastagg.errors import CheckpointError, ConfigError
+from fastagg.errors import CheckpointError
 from fastagg.model import Layout
-from fastagg.removed import remaining
 from fastagg.storage import files
 
-FORMAT = 3
+FORMAT = 1
 _BYTES_PER_CLIENT = 32  # bytes per client of the ledger and a book, for clients that were never heard of
 _ALWAYS = 64 << 20  # a state may need so many bytes in memory whatever the file's size
 
@@ -89,10 +88,6 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str] | None
             f"the checkpoint is of another model: {theirs.size} parameters in {len(theirs.entries)} arrays, "
             f"this server has {layout.size} in {len(layout.entries)}"
         )
-    try:
-        remaining(state["config"], config)
-    except ConfigError as error:
-        raise CheckpointError(f"the checkpoint: {error}") from error
     if (theirs_dtype := state["config"].get("model_dtype")) != config["model_dtype"]:
         raise CheckpointError(
             f"the checkpoint has model_dtype={theirs_dtype!r}, this server model_dtype={config['model_dtype']!r}"
@@ -233,11 +228,11 @@ def read(path: Path) -> State:
             f"{path}: not a fastagg checkpoint; expected a file that server.save(path) wrote. A model in it can start "
             "a new server: fastagg.FedBuff(torch.load(path))"
         )
-    check_format(state, f"{path}: ")
+    check_format(state, path)
     return state
 
 
-def check_format(state: State, where: str = "") -> None:
+def check_format(state: State, what: object = "the checkpoint") -> None:
     """Check that this version reads a checkpoint."""
     if state["format"] != FORMAT:
-        raise CheckpointError(f"{where}checkpoint format {state['format']!r}; this version reads format {FORMAT}")
+        raise files.OtherFormat(what, state["format"], FORMAT)

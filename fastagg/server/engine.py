@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import weakref
@@ -17,7 +16,7 @@ from torch import Tensor
 from fastagg import ops, registry
 from fastagg._build import native
 from fastagg._types import Native, Plain, State, Tree
-from fastagg.errors import CacheError, CheckpointError
+from fastagg.errors import CheckpointError
 from fastagg.model import Layout, ModelState, Parsed
 from fastagg.ops.place import CPU, place
 from fastagg.rules.directions import Direction, Material
@@ -225,11 +224,11 @@ def checked(parts: Parts, running: Running, state: State) -> Running:
 
 def loaded(parts: Parts, state: State, like: Statistics) -> Running:
     """Return a new server with a state from :func:`state_of`. Tensors are copied."""
-    if state.get("round") and not parts.settings["deterministic"]:
+    if state["round"] and not parts.settings["deterministic"]:
         raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
     try:
         return _loaded(parts, state, like)
-    except (CheckpointError, CacheError):
+    except CheckpointError:
         raise
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
@@ -244,34 +243,28 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
         return memory.empty(layout.size, device, parts.dtype).copy_(vector)
 
     running = start(parts, owned(state["flat"]), like.loaded(state["buffers"]))
-    with contextlib.ExitStack() as failed:
-        # Whoever holds the error holds this state: its rows on a disk can be loaded again all the same.
-        if (rows := running.extension.state.rows) is not None:
-            failed.callback(rows.native.close)
-        engine, extension = running.engine, running.extension
-        _load_moments(running, state["moments"], device)
-        extension.state.load_state_dict(state["direction"])
-        if extension.taken_part is not None:
-            extension.taken_part = TakenPart(state["taken_part"])
-        held_sum = state["direction"].get("acc")
-        if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
-            extension.state.native.bound_sum(ops.inspect(held_sum).norm)
-        tasks = dict(state["tasks"])
-        if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
-            raise CheckpointError("the checkpoint is damaged: it has two versions")
-        held = {int(version): owned(kept) for version, kept in tasks["versions"].items() if kept is not None}
-        named = {"ids": state.get("ids"), "offset": state.get("offset", -1)}
-        engine.load_tasks({**tasks, **named, "versions": held})
-        for first, number in state.get("lives", ()):
-            engine.begin_incarnation(int(first), int(number))
-        # Versions that were made after that state are lost.
-        engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())
-        engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
-        engine.measure()
-        limit(engine, parts.settings)
-        if not finite(running):
-            raise CheckpointError("the checkpoint holds NaN or infinity")
-        failed.pop_all()
+    engine, extension = running.engine, running.extension
+    _load_moments(running, state["moments"], device)
+    extension.state.load_state_dict(state["direction"])
+    if extension.taken_part is not None:
+        extension.taken_part = TakenPart(state["taken_part"])
+    held_sum = state["direction"].get("acc")
+    if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
+        extension.state.native.bound_sum(ops.inspect(held_sum).norm)
+    tasks = dict(state["tasks"])
+    if (tasks["version"], tasks["steps"]) != (state["version"], state["steps"]):
+        raise CheckpointError("the checkpoint is damaged: it has two versions")
+    held = {int(version): owned(kept) for version, kept in tasks["versions"].items() if kept is not None}
+    engine.load_tasks({**tasks, "ids": state["ids"], "offset": state["offset"], "versions": held})
+    for first, number in state["lives"]:
+        engine.begin_incarnation(int(first), int(number))
+    # Versions that were made after that state are lost.
+    engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())
+    engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
+    engine.measure()
+    limit(engine, parts.settings)
+    if not finite(running):
+        raise CheckpointError("the checkpoint holds NaN or infinity")
     return running
 
 

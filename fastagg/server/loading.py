@@ -9,9 +9,8 @@ import torch
 from fastagg import _checks, registry
 from fastagg._types import State
 from fastagg.distill import Distillation
-from fastagg.errors import CacheError, CheckpointError, ConfigError, FastaggError, MissingPart
+from fastagg.errors import CheckpointError, ConfigError, FastaggError, MissingPart
 from fastagg.model import Layout, Taken
-from fastagg.removed import remaining
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
 from fastagg.server.settings import RULES
@@ -32,7 +31,6 @@ def load(
     Raises:
         CheckpointError: there is no checkpoint, it is damaged or has another format, or it uses a part that is not
             registered (:func:`fastagg.register`).
-        CacheError: its cached updates are on a disk, and another server uses them.
 
     Example:
         >>> fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=3).save("ace.pt")
@@ -61,9 +59,9 @@ def server_from(
                 raise ConfigError("it is FedEcho's: give load() its distill= again, with the same unlabelled data")
             config["direction"] = {**config["direction"], "distill": distill}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
-        known = {name: value for name, value in remaining(config, RULES).items() if name in RULES}
+        known = {name: value for name, value in config.items() if name in RULES}
         return Server(Taken(layout, state, key), **parts, **known, device=device)
-    except (CheckpointError, CacheError):
+    except CheckpointError:
         raise
     except MissingPart as error:
         raise CheckpointError(str(error)) from error

@@ -748,14 +748,6 @@ class Server:
             parts["journal"] = int(self._log.journal.pending)
         return {**parts, "total": sum(parts.values())}
 
-    def tiers(self) -> dict[str, int]:
-        """What happened to the cached updates of ``cache=fastagg.Tiered(...)`` since they were opened; else empty.
-
-        ``lost`` ones were damaged and given up. ``read`` and ``written`` are bytes; ``on_disk`` are the file's."""
-        with self._engine.reading:
-            rows = self._running.extension.state.rows
-            return {} if rows is None else rows.native.counts()
-
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
@@ -784,18 +776,8 @@ class Server:
         if self._log is not None:
             do = "a server of a folder goes on from what is there; load the state into another one"
             raise ConfigError(f"{self._log.folder}: {do}")
-        self._as_stored(state)
         with self._engine.locked:
             self._running.adopt(engine.checked(self._parts, self._running, state))
-
-    def _as_stored(self, state: dict[str, Any]) -> None:
-        """Give the arrays the roles that they had for an older version of fastagg, if it wrote this state."""
-        if (layout := self._parts.layout.as_stored(state)) is not None:
-            settings: Any = {**self._parts.settings, "device": self.device}
-            other = Server(
-                Taken(layout, state, self._parts.key), self.direction, self.optimizer, self.staleness, **settings
-            )
-            self.__dict__.update(other.__dict__)
 
     def _draw_with(self, key: NoiseKey) -> None:
         """Draw the noise of a private rule with another key."""
@@ -874,19 +856,14 @@ class Server:
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write what waits and give the folder back, and the one of cached updates (:class:`fastagg.Tiered`). The
-        server can only be read from now on. It may be called at any time and several times, also by a signal handler.
+        """Write what waits and give the folder back. The server can only be read from now on. It may be called at any
+        time and several times, also by a signal handler.
 
         Raises:
             NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
         """
-        try:
-            if self._log is not None:
-                self._log.close()
-        finally:
-            if (rows := self._running.extension.state.rows) is not None and rows.native.is_open:
-                with self._engine.locked:
-                    rows.native.close()
+        if self._log is not None:
+            self._log.close()
 
     def __enter__(self) -> Server:
         return self

@@ -15,15 +15,22 @@ from typing import BinaryIO
 from fastagg.errors import CheckpointError, FastaggError
 
 
+class OtherFormat(CheckpointError):
+    """A file is of another format, and so not known to be damaged. csrc/log/segment.cpp says the same of the log."""
+
+    def __init__(self, what: object, number: object, reads: int) -> None:
+        super().__init__(f"{what}: it is of format {number!r}, and this version of fastagg reads format {reads}")
+
+
 @contextlib.contextmanager
-def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Iterator[None]:
-    """Raise the system's errors as errors of this ``kind``, which name the path."""
+def named(what: Path | str) -> Iterator[None]:
+    """Raise the system's errors as errors that name the path."""
     try:
         yield
     except OSError as error:
         if isinstance(error, FastaggError):
             raise
-        raise kind(f"{what}: {error}") from error
+        raise CheckpointError(f"{what}: {error}") from error
 
 
 def allocate(file: int, size: int) -> None:

@@ -43,7 +43,6 @@ def test_candidates_agree(name):
         ("durable, the longest of many", 1000, "median"),
         ("recovery of 1 GB", 1000, None),
         ("streamed upload of 1 GB", 1000, None),
-        ("rows on a disk, 1,000 clients, int8", 1000, "slowest of a thousand over the median"),
         ("waiting, load 60%, 1 together", 1000, "queue"),
     ],
 )

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg._build import native
-from fastagg.errors import ConfigError, DeviceError, FastaggError, NonFiniteUpdate
+from fastagg.errors import DeviceError, FastaggError, NonFiniteUpdate
 from fastagg.ops.place import emulated
 
 pytestmark = [
@@ -353,11 +353,6 @@ def test_a_folder_of_a_server_on_a_device(tmp_path: Path) -> None:
 def batch_norm() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
-
-
-def test_cached_updates_on_a_disk_are_for_the_cpu(tmp_path: Path) -> None:
-    with emulated(), pytest.raises(ConfigError, match=r"\(Tiered\) need a server on the CPU"):
-        fastagg.ACE(model(), lr=0.1, num_clients=3, cache=fastagg.Tiered("int8", path=tmp_path))
 
 
 @pytest.mark.parametrize("sends", ["device", "host"])

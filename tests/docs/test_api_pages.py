@@ -102,7 +102,6 @@ THEIRS = {"UFuncTypeError"}  # NumPy's
 RAISED = {
     "AlreadyCounted": "server.receive('ann', x, task=task.id); server.receive('ann', x, task=task.id)",
     "Busy": "one = fastagg.open('held', make); fastagg.open('held', make)",
-    "CacheError": "tests/server/test_tiers.py",
     "CheckpointError": "fastagg.load('nothing')",
     "ConfigError": "fastagg.Server(x, optimizer=Negative())",
     "DTypeMismatch": "server.receive('ann', x.double())",

@@ -147,7 +147,7 @@ OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL | docte
 FIRST = [
     *fastagg.registry.presets(), "Server", "Server.dispatch", "Server.receive", "Server.receive_many",
     "Server.receive_model", "Server.receiving", "Server.close_round", "Server.expire", "Server.parameters",
-    "Server.save", "Dispatch", "Receipt", "load", "open", "watch", "Leaf", "Tiered",
+    "Server.save", "Dispatch", "Receipt", "load", "open", "watch", "Leaf",
     "Distillation", "register", "Polynomial", "Hinge", "DelayAdaptive", "Euclidean", "FastaggError", "sim.run",
     "Single", "Mixing", "Buffer", "Cohort", "AllClients", "ActiveSet", "Calibrated", "SGD", "Momentum", "Adam",
     "AMSGrad", "Yogi", "Adagrad", "Lookahead", "Nesterov", "DelayedNesterov", "Aligned", "CosineGate", "Cutoff",

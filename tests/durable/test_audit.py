@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -222,21 +221,3 @@ def test_an_audit_runs_beside_a_server(tmp_path: Path) -> None:
             if turn % 6 == 0:
                 found = fastagg.audit(tmp_path / "a", receipts=[receipt])
                 assert found["same"] and found["digest"] == receipt.digest, found
-
-
-def test_a_folder_without_digests_goes_on_with_them(tmp_path: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parent / "old"))
-    import tarfile
-
-    from lives import LAST, MAKE, play
-
-    with tarfile.open(Path(__file__).parent / "old" / "lives.tar.xz") as packed:
-        packed.extractall(tmp_path, filter="data")
-    name = next(iter(MAKE))
-    path = tmp_path / "old" / name
-    before = fastagg.audit(path, make=MAKE[name])
-    assert before["same"] and before["digest"] is None
-    with fastagg.open(path, MAKE[name]) as server:
-        play(name, server, LAST)
-    after = fastagg.audit(path, make=MAKE[name])
-    assert after["same"] and after["base"] == before["last"] and after["digest"] is not None

@@ -15,15 +15,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return refusing.built(tmp_path_factory.mktemp("refusing"))
 
 
-# What Python reads, what the engine reads, and rows on a disk.
+# What Python reads, what the engine reads, and rows.
 @pytest.mark.parametrize(
     ("kind", "whose", "where", "names", "share"),
     [
         ("memory", "mine", "plain", "AsyncFedED", 0.002),
-        ("memory", "mine", "stored", "FedBuff;" + refusing.ON_A_DISK, 0.001),
+        ("memory", "mine", "stored", "FedBuff;ACE, int8", 0.001),
         ("memory", "others", "stored", "FedBuff", 0.01),
         ("thread", "mine", "stored", "FedBuff", 0.5),
-        ("file", "mine", "stored", refusing.ON_A_DISK, 0.02),
+        ("file", "mine", "stored", "ACE, int8", 0.02),
         ("file", "others", "stored", "FedBuff", 0.05),
     ],
 )

@@ -182,7 +182,7 @@ def test_an_interrupt_on_any_instruction_of_an_opening_leaves_the_folder_free(fr
 
 
 def test_the_doctor_says_what_a_folder_is(tmp_path: Path) -> None:
-    for name, says in (("config.toml", "of a simulation"), ("cut-000001", "in slices"), ("other", "another folder")):
+    for name, says in (("config.toml", "of a simulation"), ("other", "another folder")):
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_bytes(b"")

@@ -179,28 +179,3 @@ def test_infinite_parameters_stay_refused() -> None:
 
 def causal_of_noise() -> Tensor:
     return torch.randn(3, 3) + torch.full((3, 3), -float("inf")).triu(1)
-
-
-def test_roles_of_an_older_version_go_on(tmp_path: Path) -> None:
-    """Its checkpoints and folders know what is one parameter today as two, and bytes as counters."""
-    shared = torch.ones(3)
-    params = {"a": shared, "b": shared, "bytes": torch.arange(4, dtype=torch.uint8)}
-    older = fastagg.FedBuff({"a": torch.ones(3), "b": torch.ones(3), "bytes": torch.arange(4)}, buffer_size=1)
-    with pytest.warns(UserWarning, match="same memory"):
-        today = fastagg.FedBuff(params, buffer_size=1)
-    state = older.state_dict()
-    entries = state["layout"]["entries"]
-    state["layout"]["entries"] = [(n, s, "uint8" if n == "bytes" else d, *rest) for n, s, d, *rest in entries]
-    today.load_state_dict(state)
-    today.dispatch(0)
-    today.receive(0, {"a": torch.ones(3), "b": torch.zeros(3), "bytes": torch.full((4,), 9, dtype=torch.uint8)})
-    now = today.parameters()
-    assert now["a"].tolist() == [2.0] * 3 and now["b"].tolist() == [1.0] * 3 and now["bytes"].tolist() == [9] * 4
-    for given in ({"a": torch.ones(3), "b": torch.ones(3)}, {"a": shared, "b": shared}):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with fastagg.open(tmp_path / "folder", lambda given=given: fastagg.FedBuff(given, buffer_size=1)) as server:
-                server.dispatch(0)
-                server.receive(0, {"a": torch.ones(3), "b": torch.zeros(3)})
-                assert server.layout.size == 6
-    assert server.parameters()["a"].tolist() == [3.0] * 3 and server.parameters()["b"].tolist() == [1.0] * 3

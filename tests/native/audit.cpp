@@ -52,18 +52,14 @@ std::vector<std::vector<uint8_t>> segments(const std::string& folder) {
 
 void execute(Engine& engine, const log::Operation& operation) {
   Answer answer;
-  if (operation.kind == log::kAnswer || operation.kind == log::kRow) {
-    const log::Part* const part = operation.part(operation.kind == log::kRow ? log::kRowRole : log::kParameters);
-    CHECK(part != nullptr && (operation.kind == log::kRow || part->dtype == kFloat32));
+  if (operation.kind == log::kAnswer) {
+    CHECK(operation.parts.size() == 1);
+    const log::Part& part = operation.parts.front();
+    CHECK(part.role == log::kParameters && part.dtype == kFloat32);
     answer.client = operation.client, answer.version = operation.version, answer.task = operation.task;
     answer.incarnation = operation.incarnation;
-    answer.decided = &operation.decided, answer.norm = operation.decided.norm;
-    if (operation.kind == log::kRow) {
-      answer.kind = Answer::kRow;
-      answer.row = part;
-    } else {
-      answer.update.add(part->data, static_cast<int64_t>(part->count), kFloat32);
-    }
+    answer.decided = &operation.decided;
+    answer.update.add(part.data, static_cast<int64_t>(part.count), kFloat32);
   }
   engine.execute(operation, &answer);
 }
@@ -80,13 +76,18 @@ Found audit(const std::string& folder, Rule rule) {
     files.push_back({"segment", files.size() + 1, one.size(), {one.begin(), one.begin() + log::kBlock}});
   log::Reader::After after;
   after.folder = kFolder;
-  log::Reader reader(files, [&](size_t i) { return log::Bytes{bytes[i].data(), bytes[i].size(), nullptr}; }, after);
+  log::Reader reader(
+      files,
+      [&](size_t i) {
+        return log::Bytes{bytes[i].data(), bytes[i].size(), nullptr};
+      },
+      after);
   Server server(rule, kSize);
   while (const auto record = reader.next())
     execute(*server.engine, log::read(record->head.kind, record->body, record->head.length));
   CHECK(reader.last() == 2 * kAnswers && !reader.is_torn());
   const std::vector<float> model = server.model();
-  return {model, "rule " + std::to_string(static_cast<int>(rule)) + ": " + hex(reader.chain().digest) + " " +
+  return {model, "rule " + std::to_string(static_cast<int>(rule)) + ": " + hex(reader.digest()) + " " +
                      hex(cpu::Sha256().add(model.data(), model.size() * sizeof(float)).digest())};
 }
 
@@ -97,7 +98,6 @@ std::vector<float> write(const std::string& folder, Rule rule) {
   CHECK(opened >= 0);
   log::Journal::Start start;
   start.folder = folder, start.folder_id = kFolder, start.number = 1, start.segment_bytes = 1 << 22;
-  start.chain = log::Chain::from(0);
   const auto journal = log::Journal::begin(std::make_unique<log::SystemDisk>(opened), start);
   Server server(rule, kSize);
   Engine& engine = *server.engine;

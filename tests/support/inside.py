@@ -6,8 +6,6 @@ import numpy as np
 from torch import Tensor
 
 import fastagg
-from fastagg._build import native
-from fastagg.storage import memory
 
 
 def engine(server: fastagg.Server) -> Any:
@@ -29,32 +27,14 @@ def weights(server: fastagg.Server) -> np.ndarray:
     return found
 
 
-def row(server: fastagg.Server, client: int) -> Tensor | None:
-    """A client's cached update, [d], in memory or on a disk; on a disk None if it has none."""
-    state = direction(server)
-    return row_in(state.cache, client) if state.rows is None else row_on_disk(state.rows, client)
+def row(server: fastagg.Server, client: int) -> Tensor:
+    """A client's cached update, [d]."""
+    return row_in(direction(server).cache, client)
 
 
 def row_in(cache: fastagg.ClientCache, slot: int) -> Tensor:
-    """A row of a cache in memory, [d]."""
+    """A row of a cache, [d]."""
     return fastagg.ops.read_row(cache, slot)
-
-
-def row_on_disk(rows: Any, client: int) -> Tensor | None:
-    """A client's row, [d], of a TieredRows; None if it has none."""
-    place, format = int(rows.native.places[client]), rows.setting.format
-    if place < 0:
-        return None
-    bits, is_scaled = native.row_formats[format]
-    stride = native.engine.RowFile.stride(format, rows.size)
-    with open(rows.folder / "rows.bin", "rb") as file:
-        file.seek(place * stride)
-        data, out = np.frombuffer(bytearray(file.read(stride)), np.uint8), memory.empty(rows.size)
-    behind = -(-rows.size // 256) * 256 * bits // 8  # scales begin with a page
-    scales = data.ctypes.data + -(-behind // 4096) * 4096 if is_scaled else 0
-    there = native.Rows(format=format, size=rows.size, slots=1, data=data.ctypes.data, scales=scales)
-    native.read_row(there, slot=0, out=out.data_ptr())
-    return out
 
 
 def sum_of(server: fastagg.Server) -> Tensor:

@@ -12,7 +12,8 @@ BLOCK = 4096
 SIZES = (4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8)
 OUTCOME = "known", "applied", "after", "step_size", "weight", "norm"
 PLAIN = {1: ("<qQ", ("version", "incarnation")), 5: ("<BBqd", OUTCOME[:4]), 7: ("<d", ("lr",)), 8: ("<q", ("version",))}
-HEAD = "format", "number", "use", "first", "folder", "base", "size", "digest", "next"
+HEAD = "format", "number", "use", "first", "folder", "size", "digest", "next"
+SAME = "format", "number", "first", "folder", "digest"
 ANSWER = "share", "incarnation", *OUTCOME, "n"
 
 
@@ -20,7 +21,7 @@ def head_at(data: bytes, at: int) -> dict[str, Any] | None:
     block = data[at : at + BLOCK]
     if len(block) < BLOCK or block[:8] != b"FASTAGGJ" or crc32c(block[12:]) != struct.unpack_from("<I", block, 8)[0]:
         return None
-    return dict(zip(HEAD, struct.unpack_from("<IQQQQQQ32sQ", block, 12), strict=True))
+    return dict(zip(HEAD, struct.unpack_from("<IQQQQQ32sQ", block, 12), strict=True))
 
 
 def record_at(data: bytes, at: int) -> dict[str, Any] | None:
@@ -44,11 +45,9 @@ def client_in(body: bytes) -> tuple[int | str, int, int]:
 def fields(kind: int, body: bytes) -> dict[str, Any]:
     if kind in PLAIN:
         return dict(zip(PLAIN[kind][1], struct.unpack(PLAIN[kind][0], body), strict=True))
-    if kind == 10:
-        return {"slots": list(struct.unpack(f"<{len(body) // 8}q", body))}
     client, version, at = client_in(body)
     found: dict[str, Any] = {"client": client, "version": version}
-    if kind not in (4, 9):
+    if kind != 4:
         return {**found, "task": struct.unpack_from("<q", body, at)[0]} if kind in (2, 3) else found
     found |= zip(ANSWER, struct.unpack_from("<dQBBqdddI", body, at), strict=True)
     count = found.pop("n")
@@ -59,16 +58,33 @@ def fields(kind: int, body: bytes) -> dict[str, Any]:
     found["parts"] = []
     for role, dtype, count in parts:
         at = (at + 7) // 8 * 8
-        size = count if role in (4, 6) else count * SIZES[dtype]
-        found["parts"] += [(role, dtype, count, body[at : at + size])] if role != 6 else []
+        size = count if role in (5, 7) else count * SIZES[dtype]
+        found["parts"] += [(role, dtype, count, body[at : at + size])] if role != 5 else []
         at += size
     return found
 
 
+def manifest_in(checkpoint: Path) -> dict[str, Any]:
+    head, _, text = (checkpoint / "manifest.json").read_bytes().partition(b"\n")
+    assert json.loads(head) == {"crc32c": crc32c(text), "bytes": len(text)}
+    manifest: dict[str, Any] = json.loads(text)
+    assert (manifest["format"], manifest["sequence"]) == (1, int(checkpoint.name[11:]))
+    data = (checkpoint / "state.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    tensors = json.loads(data[8:begin])
+    assert tensors.keys() == manifest["checksums"].keys()
+    for name, tensor in tensors.items():
+        held, size = (
+            data[begin + tensor["data_offsets"][0] : begin + tensor["data_offsets"][1]],
+            manifest["parts"][name],
+        )
+        assert manifest["checksums"][name] == [crc32c(held[at : at + size]) for at in range(0, len(held), size)]
+    return manifest
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
-    paths = sorted(folder.glob("checkpoint-*[0-9]/manifest.json"))
-    manifests = [json.loads(path.read_bytes().partition(b"\n")[2]) for path in paths]
-    last, log = manifests[-1]["sequence"], manifests[-1]["log"]
+    manifests = [manifest_in(path) for path in sorted(folder.glob("checkpoint-*[0-9]"))]
+    last, log, own = (manifests[-1][key] for key in ("sequence", "log", "folder"))
     data = {int(path.name[8:]): path.read_bytes() for path in sorted(folder.glob("journal-*"))}
     heads = {number: head_at(held, 0) for number, held in data.items()}
     number = [number for number, head in heads.items() if head and head["first"] <= max(last, 1)][-1]
@@ -81,7 +97,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
         good = [one for one in (record_at(data[number], at), record_at(data[number], block))
                 if one and (one["use"], one["sequence"]) == (use, wanted)]  # fmt: skip
         marks = [one for one in map(head_at, [data[number]] * 2, (block, block + BLOCK))
-                 if one and (one["number"], one["first"], one["digest"]) == (number, wanted, digest)]  # fmt: skip
+                 if one and [one[key] for key in SAME] == [1, number, wanted, own, digest]]  # fmt: skip
         if good:
             digest, at, wanted = sha256(digest + good[0]["bound"]).digest(), good[0]["end"], wanted + 1
             if good[0]["sequence"] > last:

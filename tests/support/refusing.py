@@ -31,7 +31,6 @@ import fastagg
 from fastagg.durable import log
 from fastagg.durable.disk import Disk
 from fastagg.durable.opening import open_on
-from support import inside
 from support.presets import PRESETS, model, update
 
 SOURCE = Path(__file__).parents[1] / "native/refusing.c"
@@ -39,8 +38,7 @@ MEMORY, THREAD, FILE = 1, 2, 4
 MINE, OTHERS = 1, 2
 SIZE, CLIENTS = 300, 3
 FOREVER = 1 << 40
-ON_A_DISK = "ACED, rows on a disk"
-NAMES = "FedBuff;ACE, int8;AsyncFedED;FedAC;CA2FL, int4;FADAS, extended, in 8 bits;FedAvg, deterministic;" + ON_A_DISK
+NAMES = "FedBuff;ACE, int8;AsyncFedED;FedAC;CA2FL, int4;FADAS, extended, in 8 bits;FedAvg, deterministic"
 
 
 def built(folder: Path) -> Path:
@@ -87,9 +85,6 @@ class Scene:
         self.server.flush()
 
     def make(self) -> fastagg.Server:
-        if self.name == ON_A_DISK:
-            cache = fastagg.Tiered("int8", path=self.root / "rows")
-            return fastagg.ACED(model(SIZE), lr=0.1, num_clients=CLIENTS, max_delay=1, warmup="partial", cache=cache)
         return PRESETS[self.name](model(SIZE))
 
     def opened(self) -> fastagg.Server:
@@ -97,12 +92,7 @@ class Scene:
         return open_on(Disk(self.folder, create=True), self.make, "arrival", segment=1 << 16)
 
     def seen(self) -> Any:
-        state = without_lives(self.server)
-        if self.name == ON_A_DISK:  # a restart may find rows at other places of the file
-            rows = state["direction"].pop("cache")
-            state["rows"] = [inside.row(self.server, client) for client in range(CLIENTS)]
-            state["sums"] = sorted(rows["sums"].tolist())
-        return state
+        return without_lives(self.server)
 
 
 CALLS: dict[str, Call] = {

@@ -9,13 +9,11 @@ from fastagg._build import native
 from fastagg._checks import Rule
 from fastagg._types import Native, State
 from fastagg.errors import ConfigError
-from fastagg.ops.place import on_cuda
 from fastagg.rules.directions.base import DirectionState, Material, PerClient, SumState, resummation_of
 from fastagg.rules.names import Cache, Freshness, Kind, Mode, Warmup
 from fastagg.rules.staleness import Staleness
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
-from fastagg.storage.tiered import Tiered, TieredRows, tiered_of
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,7 @@ class AllClients(PerClient):
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
-        cache: format of the cached updates in memory: ``fp32``, ``bf16``, ``int8`` or ``int4``; or a
-            :class:`fastagg.Tiered`: they are on a disk.
+        cache: format of the cached updates: ``fp32``, ``bf16``, ``int8`` or ``int4``.
         warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every update steps
             along the mean of the clients that have answered so far.
         mode: ``incremental`` takes O(d) per update. ``direct`` recomputes the sum each time, in O(n*d).
@@ -41,17 +38,10 @@ class AllClients(PerClient):
         -2.0
     """
 
-    cache: Cache | Tiered = "fp32"
+    cache: Cache = "fp32"
     warmup: Warmup = "full"
     mode: Mode = "incremental"
     kind: Kind = field(default="gradient", kw_only=True)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.cache, dict):  # from a checkpoint
-            object.__setattr__(self, "cache", tiered_of(self.cache))
-        super().__post_init__()
-        if isinstance(self.cache, Tiered) and self.mode == "direct":
-            raise ConfigError("cache: with mode='direct' every update needs all cached ones, which must be in memory")
 
     def native_setting(self) -> Native:
         return native.engine.AllClientsSetting(
@@ -59,7 +49,7 @@ class AllClients(PerClient):
         )
 
     def start(self, material: Material) -> DirectionState:
-        return TieredState(self, material) if isinstance(self.cache, Tiered) else AllClientsState(self, material)
+        return AllClientsState(self, material)
 
 
 @dataclass(frozen=True)
@@ -124,51 +114,19 @@ class AllClientsState(SumState):
 
     def __init__(self, setting: AllClients, material: Material) -> None:
         size, device, seed = material.size, material.device, material.seed
-        assert not isinstance(setting.cache, Tiered)
         self.cache = ClientCache(size, setting.num_clients, setting.cache, device, seed)
         self.sum = memory.zeros(size, device)
         self.resummation = None if setting.mode == "direct" else resummation_of(self.cache, material)
         super().__init__(
             native.engine.AllClients(
                 sign=setting.sign, setting=setting.native_setting(), seed=seed, sum=self.sum.data_ptr(),
-                rows=self.resummation or native.engine.RowMemory(self.cache.native),
+                rows=self.cache.native, resummation=self.resummation,
             )
         )  # fmt: skip
 
     def used(self, state: State) -> list[int]:
         slots: list[int] = state["shares"].nonzero()[0].tolist()
         return slots
-
-
-class TieredState(SumState):
-    """Rows on a disk, their sum, and the weight of each row in it."""
-
-    rows: TieredRows
-
-    def __init__(self, setting: AllClients, material: Material) -> None:
-        assert isinstance(setting.cache, Tiered)
-        if on_cuda(material.device):
-            raise ConfigError(
-                f"cache: updates on a disk (Tiered) need a server on the CPU, and this one is on {material.device}; "
-                "use device='cpu', or a cache in the device's memory, such as 'int8'"
-            )
-        self.rows = TieredRows(setting.cache, material.size, setting.num_clients)
-        self.sum = memory.zeros(material.size, material.device)
-        super().__init__(
-            native.engine.AllClients(
-                sign=setting.sign, setting=setting.native_setting(), rows=self.rows.native, seed=material.seed,
-                sum=self.sum.data_ptr(),
-            )
-        )  # fmt: skip
-
-    def state_dict(self, *, rows: bool = True) -> State:
-        return {"cache": self.rows.state_dict(), **super().state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        lost = self.rows.load_state_dict(state["cache"])
-        super().load_state_dict(state)
-        if lost:
-            self.native.give_up(lost)
 
 
 class _DifferencesState(SumState):

@@ -26,7 +26,6 @@ from fastagg.rules.staleness import Facts, Staleness
 from fastagg.storage.cache import ClientCache
 from fastagg.storage.cell import Swapped
 from fastagg.storage.pieces import Pieces
-from fastagg.storage.tiered import TieredRows
 
 
 class Material(NamedTuple):
@@ -82,11 +81,9 @@ class DirectionState:
 
     Attributes:
         native: its part in the engine.
-        rows: those of clients that lie on a disk, if they do.
     """
 
     asks = False  # whether `before` is called for every update
-    rows: TieredRows | None = None
 
     def __init__(self, native: Native) -> None:
         self.native = native
@@ -105,7 +102,7 @@ class DirectionState:
         return True
 
     def state_dict(self, *, rows: bool = True) -> State:
-        """Plain data and tensors; tensors may be shared. ``rows``: with the rows of a client cache in memory."""
+        """Plain data and tensors; tensors may be shared. ``rows``: with the rows of a client cache."""
         return dict(self.native.state())
 
     def load_state_dict(self, state: State) -> None:
@@ -228,7 +225,7 @@ class SumState(DirectionState):
 
     Attributes:
         sum: the vector, [d].
-        cache, resummation: the clients' rows, if they are in memory, and what keeps their sum from drifting.
+        cache, resummation: the clients' rows, if the server has them, and what keeps their sum from drifting.
     """
 
     sum: Tensor

@@ -49,14 +49,11 @@ def rows_csv(kind: type[T], rows: Sequence[T]) -> str:
 
 
 def read_rows(kind: type[T], path: Path) -> list[T]:
-    """Read what ``rows_csv`` wrote, to the same bits. DataError if it is missing or damaged.
-
-    Columns at the end may be missing, because an older version did not write them.
-    """
+    """Read what ``rows_csv`` wrote, to the same bits. DataError if it is missing or damaged."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             head, *lines = csv.reader(file)
-        if head != [f.name for f in fields(kind)][: len(head)] or {len(line) for line in lines} - {len(head)}:
+        if head != [f.name for f in fields(kind)] or {len(line) for line in lines} - {len(head)}:
             raise ValueError("the columns are not those of a run")
         return [kind(*map(_value, line)) for line in lines]
     except (OSError, ValueError, TypeError) as error:

@@ -141,10 +141,8 @@ class Folder:
         return False
 
     def read(self) -> Result | None:
-        """Return the run that ended here; None if there is none. DataError if a file is damaged.
-
-        Its accuracies are computed from its rows again, because an older version had other means.
-        """
+        """Return the run that ended here, with accuracies from its rows; None if there is none. DataError if a file is
+        damaged."""
         if (summary := output.read_summary(self.out / "summary.json")) is None:
             return None
         rows = output.read_rows(Row, self.out / "metrics.csv")

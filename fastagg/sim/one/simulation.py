@@ -296,15 +296,14 @@ class Simulation:
         for name in KEPT:
             setattr(self, name, run["kept"][name])
         self.client_uploads = Counter(run["client_uploads"])
-        self._made = dict(run.get("made", {}))
+        self._made = dict(run["made"])
         if isinstance(self.trainer, OwnTrainer):
             self.trainer.states = dict(run["states"])
         for name, part in self.statistics.items():
             part.clear()
             part.update(run["delays"][name])
         for name, part in self._parts.items():
-            if name in run or name not in ("liars", "encoder"):  # older checkpoints have none of these
-                part.load_state_dict(run[name])
+            part.load_state_dict(run[name])
         for name, value in (run["distillation"] or {}).items():
             setattr(self.server.distillation, name, value)
         self.stopwatch.restore(run["wall_seconds"])

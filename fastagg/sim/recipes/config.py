@@ -18,7 +18,6 @@ from pydantic_core import ErrorDetails
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.removed import REMOVED
 from fastagg.sim.data.sections import AnyData, Function, Section, by_name, named_function
 from fastagg.sim.recipes import sections
 
@@ -128,7 +127,6 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
             return f"unknown key {where}, got {given}; did you mean {keys}?"
         near = _checks.meant(path[-1], known) or (keys and f"; there is {keys}")
         near = f"; {ELSEWHERE[where]}" if where in ELSEWHERE else near
-        near = f"; it is gone: {REMOVED[where]}" if where in REMOVED else near
         return f"unknown key {where} (known here: {', '.join(known)}){near}"
     message = item["msg"].removeprefix("Value error, ")
     if kind == "missing":

@@ -32,14 +32,12 @@ Bytes good(uint8_t kind, const std::vector<float>& values) {
   if (kind == log::kRate) put(body, 0.5);
   if (kind == log::kCloseRound) put(body, uint8_t{1}, uint8_t{1}, int64_t{1}, kRate);
   if (kind == log::kExpire) put(body, int64_t{1});
-  if (kind == log::kLost) put(body, int64_t{1}, int64_t{2});
   if (!body.empty()) return body;
   put(body, uint8_t{0}, int64_t{1}, int64_t{0});
   if (kind == log::kDispatch || kind == log::kHandOn) put(body, int64_t{1});
-  if (kind != log::kAnswer && kind != log::kRow) return body;
+  if (kind != log::kAnswer) return body;
   put(body, 1.0, uint64_t{0}, uint8_t{1}, uint8_t{1}, int64_t{1}, kRate, 1.0, 1.0, uint32_t{1});
-  put(body, static_cast<uint8_t>(kind == log::kRow ? log::kRowRole : log::kParameters), uint8_t{0},
-      static_cast<uint64_t>(kind == log::kRow ? values.size() * 4 : values.size()));
+  put(body, static_cast<uint8_t>(log::kParameters), uint8_t{0}, static_cast<uint64_t>(values.size()));
   body.resize(body.size() + log::gap_of(body.size()));
   for (const float value : values) put(body, value);
   return body;
@@ -57,18 +55,15 @@ void execute(uint8_t kind, const Bytes& body) {
     Engine& engine = *server.engine;
     engine.dispatch(ClientId::of(1));
     Answer answer;
-    if (kind == log::kAnswer || kind == log::kRow) {
-      const log::Part* const part = operation.part(kind == log::kRow ? log::kRowRole : log::kParameters);
-      if (part == nullptr || (kind == log::kAnswer && (part->count != 8 || part->dtype != kFloat32))) return;
+    if (kind == log::kAnswer) {
+      const auto& parts = operation.parts;
+      const auto part =
+          std::find_if(parts.begin(), parts.end(), [](const log::Part& one) { return one.role == log::kParameters; });
+      if (part == parts.end() || part->count != 8 || part->dtype != kFloat32) return;
       answer.client = operation.client, answer.version = operation.version;
       answer.incarnation = operation.incarnation;
-      answer.decided = &operation.decided, answer.norm = operation.decided.norm;
-      if (kind == log::kRow) {
-        answer.kind = Answer::kRow;
-        answer.row = part;
-      } else {
-        answer.update.add(part->data, 8, kFloat32);
-      }
+      answer.decided = &operation.decided;
+      answer.update.add(part->data, 8, kFloat32);
     }
     const auto before = engine.ledger.state();
     try {

@@ -75,8 +75,7 @@ struct Server {
                                                  sum.data, acc.data, again);
       else
         direction = std::make_shared<AllClients>(
-            -1.0, AllClients::Setting{kClients, false, rule == Rule::kAce, oldest, true, again != nullptr, 1, sum.data},
-            again ? std::static_pointer_cast<RowMemory>(again) : std::make_shared<RowMemory>(held));
+            -1.0, AllClients::Setting{kClients, false, rule == Rule::kAce, oldest, true, 1, sum.data}, held, again);
     }
     if (rule == Rule::kFedAvg) direction = std::make_shared<Ordered>(std::move(direction));
     OptimizerSettings optimizer;
