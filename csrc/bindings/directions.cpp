@@ -260,8 +260,7 @@ void bind_directions(py::module_& m) {
   using Round = Buffered::Setting;
   bind_fields<Round>(m, "BufferedSetting", "capacity", &Round::capacity, "synchronous", &Round::synchronous,
                      "closes_first", &Round::closes_first, "at_least", &Round::at_least, "grace", &Round::grace,
-                     "largest", &Round::largest, "unit", &Round::unit, "divisor", &Round::divisor, "size", &Round::size,
-                     "combine", &Round::combine);
+                     "divisor", &Round::divisor, "size", &Round::size, "combine", &Round::combine);
   using Private = Privacy::Setting;
   bind_fields<Private>(m, "PrivacySetting", "noise", &Private::noise, "clip", &Private::clip, "quantile",
                        &Private::quantile, "rate", &Private::rate, "count_noise", &Private::count_noise, "omega",

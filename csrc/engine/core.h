@@ -29,7 +29,6 @@ struct Settings {
   bool keeps_versions = false;           // every one that a client may answer
   bool closes_early = false;             // `close_round` steps along what has come
   bool folds = false;                    // trained models may be added several at a time, in one pass
-  bool defers = false;                   // kernels obey the device's verdict, for which nobody waits
   Staleness staleness;
 };
 

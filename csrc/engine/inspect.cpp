@@ -111,8 +111,6 @@ void Transaction::find(Given& given) {
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
                                      " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
                                      " more than its buffer's size: let leaves take more often");
-  if (answer.is_whole() != (answer.kind == Answer::kSum && sums && sums->unit > 0.0))
-    throw Refusal(Why::kSetting, "receive_partial: an exact sum belongs to a buffer with exact=, and only there");
   Contribution& brings = given.brings;
   brings.client = given.task.client;
   brings.start = given.task.version;
@@ -149,7 +147,6 @@ void Transaction::prepare(Given& given) {
     given.base = of_.ledger.kept.of(given.task.version);
     given.findings = of_.extension->prepare(question_of(of_, given));
     const Findings& found = given.findings;
-    if (found.verdict != nullptr) answer.later = of_.place.device->coming(found.verdict);
     given.norm = found.norm.value_or(given.norm);
     brings.share = found.share.value_or(brings.share);
     if (found.update) answer.update = *found.update;
@@ -170,7 +167,6 @@ void Transaction::prepare(Given& given) {
     of_.direction->is.rows->encode(answer.update, brings, const_cast<uint8_t*>(row->data));
     brings.row = row->data;
   }
-  if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
   if (!of_.direction->is.blends) return;
   given.base = of_.ledger.kept.of(given.task.version);
   brings.base = given.base.data;

@@ -25,7 +25,7 @@ class Records {
   // Of an answer: with room for its numbers, or for the row that they become, if it has a size.
   void begin(Given& given, const Update& numbers, const Rows& row, const Ledger& ledger) const;
   // Writes its outcome, which its receipt tells. `scales`: of a step that is made of it alone.
-  void decide(Given& given, bool scales) const;
+  void decide(Given& given) const;
   void add(log::Queued record) const noexcept {
     if (!record.empty()) journal_->push(std::move(record));
   }

@@ -83,9 +83,8 @@ bool OneAnswer::may_read_once(const Given& given) const {
   const Settings& settings = of_.settings;
   const DirectionState& direction = *of_.direction;
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && given.counts && !answer.is_private &&
-         !answer.base && !answer.is_whole() && (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) &&
-         !of_.place.device && !of_.records && of_.clip_norm() == 0.0 && !of_.prepares(answer) &&
-         !of_.steps_in_python() &&
+         !answer.base && (answer.kind == Answer::kUpdate || answer.kind == Answer::kSum) && !of_.place.device &&
+         !of_.records && of_.clip_norm() == 0.0 && !of_.prepares(answer) && !of_.steps_in_python() &&
          (of_.optimizer.nbytes() == 0 || !direction.would_step(answer.count));  // moments move in place
 }
 
@@ -283,7 +282,7 @@ void Transaction::decide(Given& given, bool ends, double norm) {
     receipt.step_size = direction.is.immediate ? step_.lr * weight * direction.scale(given.brings) : step_.lr;
   receipt.norm = norm;
   receipt.weight = weight;
-  of_.records.decide(given, direction.is.immediate);
+  of_.records.decide(given);
 }
 
 // The last that may fail: statistics, and a row that a checkpoint has not written yet.
@@ -319,7 +318,7 @@ void Transaction::run() {
     // What only this step may be the last to hold.
     device->hold(of_.model.current.owner);
     for (const Given& one : given_) device->hold(one.base.owner);
-    device->launch(given_.empty() ? nullptr : given_.front().findings.verdict);
+    device->launch();
   } catch (...) {
     of_.direction->cancel();
     throw;
