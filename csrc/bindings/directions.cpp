@@ -242,8 +242,7 @@ void bind_directions(py::module_& m) {
       .def("state", [](DirectionState& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
       .def("load", [](DirectionState& one,
                       const py::dict& state) { load(state, [&](Archive& archive) { one.fields(archive); }); })
-      .def("nbytes", &DirectionState::nbytes)
-      .def_property_readonly("immediate", [](const DirectionState& one) { return one.is.immediate; });
+      .def("nbytes", &DirectionState::nbytes);
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
   py::class_<Aligned, Single, std::shared_ptr<Aligned>>(m, "Aligned")

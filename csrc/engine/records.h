@@ -24,7 +24,7 @@ class Records {
   log::Queued of(const log::Operation& operation) const;
   // Of an answer: with room for its numbers, or for the row that they become, if it has a size.
   void begin(Given& given, const Update& numbers, const Rows& row, const Ledger& ledger) const;
-  // Writes its outcome, which its receipt tells. `scales`: of a step that is made of it alone.
+  // Writes its outcome, which its receipt tells.
   void decide(Given& given) const;
   void add(log::Queued record) const noexcept {
     if (!record.empty()) journal_->push(std::move(record));
