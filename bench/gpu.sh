@@ -43,7 +43,7 @@ run_smoke() { # every preset takes three answers on the device, and has the CPU'
 run_tests() { # a test that was left out has shown nothing: the log says which
   local files=(tests/csrc/test_cuda_agreement.py tests/csrc/test_cuda_device.py)
   local chosen=(-m cuda)
-  test -z "$dry" || chosen=(-k "test_reading or test_judge or refuses")
+  test -z "$dry" || chosen=(-k "test_reading or test_measure or refuses")
   python3 -m pytest -q -rs -p no:cacheprovider "${chosen[@]}" "${files[@]}"
 }
 
@@ -61,7 +61,7 @@ run_large() { measure large 110000000,1500000000; }
 # racecheck: shared memory. synccheck: barriers and masks.
 sanitize() { # TOOL
   local chosen=(-m cuda)
-  test -z "$dry" || chosen=(-k "test_judge or refuses")
+  test -z "$dry" || chosen=(-k "test_measure or refuses")
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" --error-exitcode 9 --launch-timeout 120 \
     python3 -m pytest -q -x -p no:cacheprovider tests/csrc/test_cuda_agreement.py "${chosen[@]}" --hypothesis-profile sanitizer
 }

@@ -51,7 +51,7 @@ def streams(problem: Problem) -> dict[str, Stream]:
         found["copy: memcpy"] = Stream("copy", _memcpy(a, b, pool, threads), 8)
         found["read: fastagg inspect"] = Stream("read", lambda: ops.inspect(b), 4)
     else:  # the form for which the host does not wait
-        found["read: fastagg judge"] = Stream("read", lambda: ops.judge(b), 4)
+        found["read: fastagg measure"] = Stream("read", lambda: ops.measure(b), 4)
     for name, stream in found.items():
         expected = {"copy": 1.0, "triad": 2.0}.get(stream.kind)
         if expected is not None:

@@ -18,9 +18,6 @@
 namespace fastagg {
 
 enum Dtype : int { kFloat32 = 0, kFloat16, kBFloat16, kDtypes };
-// Whole numbers of 64 bits, in units: only a leaf's exact sum is of this type, and only buffers with exact sums take
-// it.
-constexpr Dtype kWholeNumbers = static_cast<Dtype>(3);
 // A whole update as it was encoded: `data` is its Wire. And on a device: `data` is its WireThere, in the host's memory,
 // with the device's addresses.
 constexpr Dtype kEncoded = static_cast<Dtype>(8), kEncodedThere = static_cast<Dtype>(9);
@@ -88,16 +85,6 @@ struct RowJob {
   bool fresh = false;  // the shadow holds nothing yet: it is taken as zeros, and not read
 };
 
-// What the lower halves of a sum of whole numbers cannot hold (math/fixed.h). No values: it is a sum of floats.
-constexpr uint8_t kHasUpper = 1, kNearlyFullMark = 2;  // of a block of 1,024
-struct Upper {
-  int32_t* values = nullptr;  // [d]; a block's count if it is marked so
-  uint8_t* marks = nullptr;   // one for each block
-  int32_t* at(int64_t position) const {
-    return (marks[position / 1024] & kHasUpper) != 0 ? values + position : nullptr;
-  }
-};
-
 // An update that waits for its round as it came, and what it is multiplied by.
 struct Held {
   const Update* update;
@@ -122,7 +109,6 @@ struct Buffer {
   const float* acc = nullptr;  // null: nothing so far
   float* out = nullptr;
   float scale = 1.0f;  // what makes it a mean: 1/M or 1/sum of weights
-  Upper upper{};       // flush on the CPU: acc is of whole numbers, and scale has their unit
   // flush on the CPU: updates that come between acc and the one of the step. With `combine`, D is what it makes of
   // them, and nothing else is read.
   const std::vector<Held>* held = nullptr;

@@ -17,8 +17,7 @@ class Runner {
   // pairs; null: all. At once, everywhere.
   virtual std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted,
                                         bool apart) = 0;
-  // `upper` is for the processor alone.
-  virtual void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) = 0;
+  virtual void accumulate(const Update& update, const float* acc, double weight, float* out) = 0;
   virtual void recompute_sum(const Rows& rows, const float* weights, float* sum) = 0;
   virtual void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) = 0;
   virtual void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) = 0;

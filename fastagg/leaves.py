@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -12,9 +11,8 @@ from fastagg import _checks, ops
 from fastagg._build import native
 from fastagg.errors import AlreadyCounted, ConfigError, UpdateTooLarge
 from fastagg.model import Layout
-from fastagg.ops.checks import update_of, vector
+from fastagg.ops.checks import vector
 from fastagg.ops.place import run
-from fastagg.rules.directions.buffer import check_exact
 from fastagg.rules.names import Weighting
 from fastagg.server import admission
 from fastagg.server.dispatch import Partial, Samples
@@ -32,7 +30,7 @@ class _Sum(NamedTuple):
     updates: int = 0
     weight: float = 0.0
     bound: float = 0.0  # of an element's magnitude
-    total: Tensor | ops.ExactSum | None = None
+    total: Tensor | None = None
 
 
 class Leaf:
@@ -45,8 +43,6 @@ class Leaf:
     Args:
         params: the model, in any form that :class:`fastagg.Server` takes. Only its shapes are used.
         clip_norm, weighting: the same as for the root's :class:`fastagg.Server`.
-        exact: the same as for the root's :class:`fastagg.Buffer`. The sum is then of whole numbers, 8 bytes a parameter
-            when it is handed on, and any tree of leaves over the same updates gives the root the same bits.
 
     Attributes:
         count: the number of updates so far, those in sums of other leaves included.
@@ -69,9 +65,7 @@ class Leaf:
         *,
         clip_norm: float | None = None,
         weighting: Weighting = "uniform",
-        exact: float | None = None,
     ) -> None:
-        self.exact = None if exact is None else check_exact(exact)
         _checks.fits("clip_norm", clip_norm, _checks.Positive | None)
         _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
@@ -133,11 +127,8 @@ class Leaf:
             tensor([1., 1.])
         """
         self._begin(task)
-        admission.check_partial(partial, self.weighting, self.exact)
-        if self.exact is None:
-            self._add(partial.total, partial.updates, partial.weight, is_sum=True)
-        else:
-            self._add_exact(partial)
+        admission.check_partial(partial, self.weighting)
+        self._add(partial.total, partial.updates, partial.weight, is_sum=True)
 
     def _begin(self, task: int | str | None) -> None:
         """Refuse a task that counts. Another one is written down ahead, and counts when its fold does."""
@@ -152,15 +143,6 @@ class Leaf:
         if task is not None:
             self._counted[task] = self._sum.folds + 1
 
-    def _add_exact(self, partial: Partial) -> None:
-        whole = ops.whole_numbers("total", partial.total, self.layout.size)
-        most = partial.updates * (2**30 + 128)
-        if ops.exact_norm(whole)[1] > most:
-            raise UpdateTooLarge(f"an exact sum that {partial.updates} updates cannot have")
-        after = self._after(partial.updates, partial.weight, self._sum.bound, self._whole)
-        add = self._then(after, native.add_exact)
-        add(whole.data_ptr(), whole.numel(), total=self._whole.native, fresh=self._sum.total is None)
-
     def _add(self, update: object, count: int, weight: float, *, is_sum: bool = False) -> None:
         parsed = self.layout.parse(update)
         seen = ops.inspect(parsed.parameters)
@@ -173,40 +155,12 @@ class Leaf:
             raise UpdateTooLarge("the update is too large: the sum of updates could leave the range of float32")
         pieces, total = parsed.parameters, self._sum.total
         fresh = total is None
-        if self.exact is not None:
-            if pieces.device.type != "cpu":
-                raise ConfigError(f"exact: a sum of whole numbers is on the CPU, got an update on {pieces.device}")
-            if factor * seen.norm > self.exact:
-                raise UpdateTooLarge(
-                    f"the update's norm is {factor * seen.norm} with its weight, and the largest declared is "
-                    f"exact={self.exact}; declare a larger one, or set clip_norm"
-                )
-            by = factor / ops.exact_unit(self.exact)
-            add = self._then(self._after(count, weight, bound, self._whole), native.accumulate_exact)
-            return add(update_of(pieces), total=self._whole.native, fresh=fresh, weight=by)
         if total is None:
             total = memory.empty(self.layout.size, pieces.device)
-        assert isinstance(total, Tensor)
-        at = vector("total", total, pieces.size, pieces.device)
-        add = self._then(self._after(count, weight, bound, total), native.accumulate)
-        run(add, pieces, None, {"acc": 0 if fresh else at, "weight": factor, "out": at})
-
-    def _after(self, count: int, weight: float, bound: float, total: Tensor | ops.ExactSum) -> _Sum:
-        """Return the sum after one more fold."""
-        before = self._sum
-        if self.exact is not None and weight != int(weight):
-            raise ConfigError(f"num_samples: expected a whole number with exact=, got {weight!r}; round it")
-        if self.exact is not None and (before.updates + count > 2**24 or before.weight + weight > 2.0**53):
-            raise ConfigError("a leaf's exact sum has as many updates or samples as it can hold; take() it")
-        return _Sum(before.folds + 1, before.updates + count, before.weight + weight, bound, total)
-
-    def _then(self, after: _Sum, kernel: Callable[..., None]) -> Callable[..., None]:
-        """Return a kernel whose call also makes this the leaf's sum."""
-        return partial(native.engine.moving, [(self, "_sum", after)], kernel)
-
-    @cached_property
-    def _whole(self) -> ops.ExactSum:
-        return ops.ExactSum.of(self.layout.size)
+        at, before = vector("total", total, pieces.size, pieces.device), self._sum
+        after = _Sum(before.folds + 1, before.updates + count, before.weight + weight, bound, total)
+        add = partial(native.engine.moving, [(self, "_sum", after)], native.accumulate)  # which makes it the leaf's sum
+        run(add, pieces, {"acc": 0 if fresh else at, "weight": factor, "out": at})
 
     def take(self) -> Partial:
         """Return the sum so far. The leaf begins a new sum.
@@ -217,7 +171,6 @@ class Leaf:
         held = self._sum
         if held.total is None:
             raise ConfigError("take: this leaf has no updates yet")
-        total = ops.read_exact(held.total) if isinstance(held.total, ops.ExactSum) else held.total
-        found = Partial(total, held.updates, held.weight, self.exact)
+        found = Partial(held.total, held.updates, held.weight)
         self._sum = _Sum(held.folds)
         return found

@@ -130,7 +130,6 @@ def test_every_word_is_accepted_and_another_is_not() -> None:
         ("delay_rule", of(names.DelayRule), lambda **k: fadas(x, **k)),
         ("moments", of(names.Moments), lambda **k: fadas(x, **k)),
         ("buffers", of(names.Buffers), lambda **k: fadas(x, **k)),
-        ("validate", of(names.Validate), lambda **k: fadas(x, **k)),
         ("weighting", of(names.Weighting), lambda **k: fastagg.FedAvg(x, clients_per_round=2, **k)),
         ("policy", of(names.Policy), lambda **k: fastagg.FedAsync(x, **k)),
         ("stale", of(names.Stale), lambda **k: fastagg.DelayAdaptiveASGD(

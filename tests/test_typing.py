@@ -29,7 +29,7 @@ import fastagg
 
 model: dict[str, object] = {}
 server: fastagg.Server = fastagg.FADAS(model, lr=0.1, delay_rule="reciprocal", seed=3, weighting="samples")
-fastagg.FADAS(model, clip_norm=1.0, buffers="keep", validate="deferred", device="cuda", num_clients=3)
+fastagg.FADAS(model, clip_norm=1.0, buffers="keep", device="cuda", num_clients=3)
 fastagg.FedAsync(model, policy="hinge", a=1.0, b=2)
 fastagg.DelayAdaptiveASGD(model, lr=0.1, delay_threshold=3, stale="lipschitz", lipschitz=2.0)
 fastagg.ACE(model, lr=0.1, num_clients=3, cache="int8", warmup="partial", mode="client", weighting="samples")
@@ -71,7 +71,6 @@ WRONG = {
     "fastagg.FADAS(model, 0.1)": "Too many positional arguments",
     "fastagg.ASGD(model)": 'Missing named argument "lr"',
     'fastagg.FedBuff(model, buffers="means")': 'Argument "buffers"',
-    'fastagg.FedBuff(model, validate="later")': 'Argument "validate"',
     'fastagg.FedAsync(model, policy="hinges")': 'Argument "policy"',
     'fastagg.DelayAdaptiveASGD(model, lr=1, delay_threshold=1, stale="dropped")': 'Argument "stale"',
     'fastagg.ACE(model, lr=1, num_clients=2, cache="int3")': 'Argument "cache"',

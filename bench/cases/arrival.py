@@ -53,9 +53,7 @@ def arrival(server: fastagg.Server, update: object) -> Callable[[int], None]:
 
 
 def served(problem: Problem, make: Make, **more: object) -> fastagg.Server:
-    """Return the server. On a device it does not wait for the checks of updates."""
-    deferred = {"validate": "deferred"} if problem.device.type == "cuda" else {}
-    return make(torch.zeros(problem.size, device=problem.device), **deferred, **more)
+    return make(torch.zeros(problem.size, device=problem.device), **more)
 
 
 def _ours(problem: Problem, make: Make, rows: bool) -> Built:

@@ -178,9 +178,9 @@ def _norms(problem: Problem, *kinds: str) -> Built:
     update, *pair = problem.vectors(("update", *kinds), huge)
     found = torch.zeros(1 + len(pair) // 2)
     if problem.device.type == "cuda":  # the form for which the host does not wait
-        judge = partial(ops.judge, update, **dict(zip(kinds, pair, strict=True)))
-        judged = [judge()]
-        return Built(lambda: judged.__setitem__(0, judge()), lambda: judged[0][: len(found)].flip(0).sqrt())
+        measure = partial(ops.measure, update, **dict(zip(kinds, pair, strict=True)))
+        sums = [measure()]
+        return Built(lambda: sums.__setitem__(0, measure()), lambda: sums[0][: len(found)].flip(0).sqrt())
 
     def inspect() -> None:
         found[0] = ops.inspect(update).norm

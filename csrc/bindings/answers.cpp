@@ -24,21 +24,13 @@ using engine::Numbers;
 py::object made_for(Shared& server, py::handle client, const Answer& answer) {
   py::object receipt = make<ReceiptObject>(server.receipts());
   receipt_in(receipt)->client = plain(client, answer.client).release().ptr();
-  if (server.now()->settings.defers) receipt_in(receipt)->later = new std::shared_ptr<Judgement>();
   return receipt;
 }
 
 // Copies what a receipt needs. Cannot fail.
-void fill(Shared& server, const py::object& receipt, Answer& answer) {
+void fill(Shared& server, const py::object& receipt, const Answer& answer) {
   ReceiptObject* const one = receipt_in(receipt);
   one->value = answer.receipt;
-  one->kept = true;
-  one->scales = server.now()->direction->is.immediate;
-  if (answer.later) {
-    *one->later = std::move(answer.later);
-  } else {
-    delete std::exchange(one->later, nullptr);
-  }
   if (server.log) {
     one->journal = server.journal.inc_ref().ptr();
     one->log = server.log.get();

@@ -69,13 +69,6 @@ class Fields : public Archive {
     for (const auto& [number, one] : all) found[py::int_(number)] = tensor_of(one, size);
     state[name] = found;
   }
-  void whole(const char* name, std::vector<int64_t>& values) override {
-    if (!loads) {
-      state[name] = values.empty() ? py::object(py::none()) : array_of(values);
-    } else if (has(name)) {
-      values = vector_from<int64_t>(state[name]);
-    }
-  }
   void held(const char* name, std::vector<engine::HeldUpdate>& updates) override {
     if (loads) return load_held(name, updates);
     py::list all;

@@ -22,11 +22,11 @@ void read_row(const Rows& rows, int64_t slot, Address out, const cuda::Where& wh
   cuda::read_row(rows, slot, at(out), where);
 }
 
-void judge(const Update& update, const cuda::Against& against, const cuda::Rules& rules, Address scratch,
-           Address verdict, const cuda::Where& where) {
+void measure(const Update& update, const cuda::Against& against, Address scratch, Address sums,
+             const cuda::Where& where) {
   check_launch(update);
-  if ((against.x == nullptr) != (against.base == nullptr)) throw Refused("judge: x and base belong together");
-  cuda::judge(update, against, rules, at<double>(scratch), at<cuda::Verdict>(verdict), nullptr, where);
+  if ((against.x == nullptr) != (against.base == nullptr)) throw Refused("measure: x and base belong together");
+  cuda::measure(update, against, at<double>(scratch), at<double>(sums), where);
 }
 
 cuda::Logits logits_of(Address values, const Batch& batch) { return {at(values), batch.first, batch.second}; }
@@ -52,13 +52,8 @@ cuda::Loss loss_of(Address which, std::pair<double, double> alpha, Address scrat
 void bind_device_structs(py::module_& m) {
   const py::kw_only by_name;
   py::class_<cuda::Where>(m, "Where")
-      .def(py::init([](int device, Address stream, Address verdict) {
-             return cuda::Where{device, at<void>(stream), at<cuda::Verdict>(verdict)};
-           }),
-           by_name, arg("device"), arg("stream"), arg("verdict") = 0);
-  using Rules = cuda::Rules;
-  bind_fields<Rules>(m, "Rules", "clip_norm", &Rules::clip_norm, "lam", &Rules::lam, "eps", &Rules::eps, "gamma_max",
-                     &Rules::gamma_max);
+      .def(py::init([](int device, Address stream) { return cuda::Where{device, at<void>(stream)}; }), by_name,
+           arg("device"), arg("stream"));
   py::class_<cuda::Against>(m, "Against")
       .def(py::init([](Address x, Address base, bool inner) { return cuda::Against{at(x), at(base), inner}; }), by_name,
            arg("x") = 0, arg("base") = 0, arg("inner") = false);
@@ -74,12 +69,11 @@ void bind_functions(py::module_& m) {
     return std::make_pair(major, minor);
   });
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"));
-  m.def("judge_scratch", &cuda::judge_scratch, arg("size"),
-        "Numbers of 8 bytes that a judge of so many elements needs.");
-  m.def("judge_counters", &cuda::judge_counters, arg("size"),
-        "From where in its scratch numbers are 0 before the first judge.");
-  m.def("judge", &judge, arg("update"), arg("against"), arg("rules"), by_name, arg("scratch"), arg("verdict"),
-        arg("where"));
+  m.def("measure_scratch", &cuda::measure_scratch, arg("size"),
+        "Numbers of 8 bytes that measuring so many elements needs.");
+  m.def("measure_counters", &cuda::measure_counters, arg("size"),
+        "From where in its scratch numbers are 0 before the first launch.");
+  m.def("measure", &measure, arg("update"), arg("against"), by_name, arg("scratch"), arg("sums"), arg("where"));
   m.def("soft_targets", &soft_targets, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"), arg("where"));
   m.def("distill", &distill, by_name, arg("logits"), arg("batch"), arg("targets"), arg("out"), arg("where"));
 }

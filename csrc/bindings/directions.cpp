@@ -142,8 +142,7 @@ void bind_directions(py::module_& m) {
       .def("state", [](DirectionState& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
       .def("load", [](DirectionState& one,
                       const py::dict& state) { load(state, [&](Archive& archive) { one.fields(archive); }); })
-      .def("nbytes", &DirectionState::nbytes)
-      .def_property_readonly("immediate", [](const DirectionState& one) { return one.is.immediate; });
+      .def("nbytes", &DirectionState::nbytes);
   py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
   py::class_<Aligned, Single, std::shared_ptr<Aligned>>(m, "Aligned")
@@ -160,8 +159,7 @@ void bind_directions(py::module_& m) {
   using Round = Buffered::Setting;
   bind_fields<Round>(m, "BufferedSetting", "capacity", &Round::capacity, "synchronous", &Round::synchronous,
                      "closes_first", &Round::closes_first, "at_least", &Round::at_least, "grace", &Round::grace,
-                     "largest", &Round::largest, "unit", &Round::unit, "divisor", &Round::divisor, "size", &Round::size,
-                     "combine", &Round::combine);
+                     "divisor", &Round::divisor, "size", &Round::size, "combine", &Round::combine);
   using Private = Privacy::Setting;
   bind_fields<Private>(m, "PrivacySetting", "noise", &Private::noise, "clip", &Private::clip, "quantile",
                        &Private::quantile, "rate", &Private::rate, "count_noise", &Private::count_noise, "omega",

@@ -183,8 +183,8 @@ void bind_engine(py::module_& m) {
                         &Settings::clip_norm, "max_samples", &Settings::max_samples, "largest_model",
                         &Settings::largest_model, "local_steps", &Settings::local_steps, "weighs_by_samples",
                         &Settings::weighs_by_samples, "keeps_versions", &Settings::keeps_versions, "closes_early",
-                        &Settings::closes_early, "folds", &Settings::folds, "defers", &Settings::defers, "staleness",
-                        &Settings::staleness, "participation", &Settings::participation);
+                        &Settings::closes_early, "folds", &Settings::folds, "staleness", &Settings::staleness,
+                        "participation", &Settings::participation);
   using Asks = engine::Extension::Asks;
   bind_fields<Asks>(m, "Asks", "prepare", &Asks::prepare, "step", &Asks::step, "statistics", &Asks::statistics,
                     "bounds", &Asks::bounds);
@@ -290,22 +290,10 @@ void bind_engine(py::module_& m) {
              ledger(server).roster.clients.check(id);
              return plain(client, id);
            })
-      .def("owes",
-           [ledger](Shared& server, py::handle client, int64_t version) {
-             const engine::Roster& roster = ledger(server).roster;
-             const int64_t place = roster.clients.find(id_of(client));
-             return place >= 0 && roster.tasks.find(place, version) != nullptr;
-           })
       .def("owed",
            [ledger](Shared& server, py::handle client) {
              const engine::Ledger& of = ledger(server);
              return of.roster.owed(of.place_of(id_of(client)));
-           })
-      .def("tell_next",
-           [ledger](Shared& server, py::handle client, int32_t steps) {
-             engine::Ledger& of = ledger(server);
-             const int64_t place = of.place_of(id_of(client));
-             of.roster.tells_steps(), of.roster.tell_next(place, steps);
            })
       .def_property_readonly("kept",
                              [](const Shared& server) {

@@ -120,7 +120,7 @@ class Moves : public engine::Change {
 // What Python returns from `prepare`.
 struct Found : Findings {
   py::object pieces = py::none();  // to step along
-  py::object moves = py::none(), finish = py::none(), owned = py::none();
+  py::object moves = py::none(), finish = py::none();
 };
 
 py::object tensor_or_none(const store::Vector& vector, int64_t size) {
@@ -154,7 +154,7 @@ class PythonExtension : public Extension {
     auto& found = py::cast<Found&>(answer);
     found.finishes = !found.finish.is_none();
     if (!found.pieces.is_none()) found.update = update_of(found.pieces.attr("native"));
-    found.owner = owner_of(py::make_tuple(found.pieces, found.owned));
+    found.owner = owner_of(found.pieces);
     if (found.finishes || !found.moves.is_none()) found.change = std::make_unique<Moves>(found.moves, found.finish);
     return static_cast<Findings&&>(found);
   }
@@ -266,12 +266,8 @@ void bind_extension(py::module_& m) {
       .def_readwrite("unclipped", &Found::unclipped)
       .def_readwrite("next_steps", &Found::next_steps)
       .def_readwrite("update", &Found::pieces)
-      .def_property(
-          "verdict", [](const Found& found) { return reinterpret_cast<uintptr_t>(found.verdict); },
-          [](Found& found, uintptr_t at) { found.verdict = reinterpret_cast<const void*>(at); })
       .def_readwrite("moves", &Found::moves)
-      .def_readwrite("finish", &Found::finish)
-      .def_readwrite("owner", &Found::owned);
+      .def_readwrite("finish", &Found::finish);
   m.def("findings", [] { return std::make_unique<Found>(); });
   // Calls a function of this module, and makes moves if it has not failed: no signal's handler falls between them.
   m.def("moving", [](py::object moves, const py::object& act, const py::args& given, const py::kwargs& named) {

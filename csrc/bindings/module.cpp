@@ -18,35 +18,6 @@ extern const char* const fastagg_sources;  // a digest (cmake/digest.cmake)
 
 namespace {
 
-using bindings::kWorthReleasing;
-using bindings::Released;
-
-// A sum of whole numbers: the addresses of its lower halves, its upper halves and its marks.
-using Whole = std::tuple<Address, Address, Address>;
-Upper upper_of(const Whole& sum) { return {at<int32_t>(std::get<1>(sum)), at<uint8_t>(std::get<2>(sum))}; }
-
-void accumulate_exact(const Update& update, const Whole& sum, bool fresh, float weight) {
-  const Released released(update.size >= kWorthReleasing);
-  float* const low = at(std::get<0>(sum));
-  cpu::accumulate(update, fresh ? nullptr : low, weight, low, upper_of(sum));
-}
-
-void add_exact(Address terms, int64_t size, const Whole& sum, bool fresh) {
-  const Released released(size >= kWorthReleasing);
-  cpu::add_fixed(at<int64_t>(terms), 1, at(std::get<0>(sum)), fresh, upper_of(sum), size);
-}
-
-void read_exact(const Whole& sum, int64_t size, Address out) {
-  const Released released(size >= kWorthReleasing);
-  cpu::read_fixed(at(std::get<0>(sum)), upper_of(sum), size, at<int64_t>(out));
-}
-
-std::pair<double, uint64_t> exact_norm(Address terms, int64_t size) {
-  const Released released(size >= kWorthReleasing);
-  const cpu::FixedNorm found = cpu::norm_of_fixed(at<int64_t>(terms), size);
-  return {std::sqrt(found.squares), found.largest};
-}
-
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, Address out) {
   if (first < 0 || count < 0 || first + count > update.size) throw Refused("copy: outside the update");
   py::gil_scoped_release release;
@@ -172,10 +143,6 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   bindings::bind_ops(m);
   bindings::bind_encoding(m);
 
-  m.def("accumulate_exact", &accumulate_exact, arg("update"), by_name, arg("total"), arg("fresh"), arg("weight"));
-  m.def("add_exact", &add_exact, arg("terms"), arg("size"), by_name, arg("total"), arg("fresh"));
-  m.def("read_exact", &read_exact, arg("total"), arg("size"), by_name, arg("out"));
-  m.def("exact_norm", &exact_norm, arg("terms"), arg("size"));
   m.def("nearly", &cpu::nearly, arg("update"), arg("x"));
   m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));
   m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));

@@ -37,37 +37,10 @@ ReceiptObject* receipt_of(PyObject* self) { return reinterpret_cast<ReceiptObjec
 void free_receipt(PyObject* self) {
   const ReceiptObject* const one = receipt_of(self);
   release({one->client, one->journal});
-  delete one->later;
   free_object(self);
 }
 
-// What the host knew of a deferred update, and what the device has found.
-void settle(ReceiptObject& one) {
-  const std::shared_ptr<Judgement> later = *one.later;
-  const Verdict verdict = later->wait();
-  if (one.later == nullptr) return;  // another thread has done it meanwhile
-  one.kept = verdict.keep != 0.0;
-  apply(verdict, one.scales, one.value);
-  delete std::exchange(one.later, nullptr);
-}
-
-// Whether the receipt's numbers are there; a device may still have to say them.
-bool is_settled(PyObject* self) {
-  ReceiptObject* const one = receipt_of(self);
-  return one->later == nullptr || guarded([&] { return settle(*one), self; }) != nullptr;
-}
-
-template <PyObject* (*Of)(const ReceiptObject&)>
-PyObject* settled(PyObject* self, void*) {
-  return is_settled(self) ? Of(*receipt_of(self)) : nullptr;
-}
-
-PyObject* applied_of(const ReceiptObject& one) { return PyBool_FromLong(one.value.applied); }
-PyObject* step_size_of(const ReceiptObject& one) { return number_or_none(one.value.step_size); }
-PyObject* norm_of(const ReceiptObject& one) { return PyFloat_FromDouble(one.value.norm); }
-PyObject* weight_of(const ReceiptObject& one) { return PyFloat_FromDouble(one.value.weight); }
-PyObject* kept_of(const ReceiptObject& one) { return PyBool_FromLong(one.kept); }
-
+PyObject* step_size_of(PyObject* self, void*) { return number_or_none(receipt_of(self)->value.step_size); }
 PyObject* task_named(PyObject* self, void*) { return number_or_none(receipt_of(self)->value.task); }
 
 PyObject* durable_of(PyObject* self, void*) {
@@ -86,32 +59,32 @@ PyObject* digest_of(PyObject* self, void*) {
   return PyUnicode_FromString(text);
 }
 
-// fill(client, applied, version, delay, step_size, norm, weight, kept): all numbers at once.
+// fill(client, applied, version, delay, step_size, norm, weight): all numbers at once.
 PyObject* fill_receipt(PyObject* self, PyObject* args) {
   return guarded([&] {
-    using Given = std::tuple<py::object, bool, int64_t, int64_t, std::optional<double>, double, double, bool>;
-    auto [client, applied, version, delay, step_size, norm, weight, kept] = py::cast<Given>(py::handle(args));
+    using Given = std::tuple<py::object, bool, int64_t, int64_t, std::optional<double>, double, double>;
+    auto [client, applied, version, delay, step_size, norm, weight] = py::cast<Given>(py::handle(args));
     const py::scoped_critical_section alone(self);
     ReceiptObject& one = *receipt_of(self);
     Py_XSETREF(one.client, client.release().ptr());
     one.value.applied = applied, one.value.version = version, one.value.delay = delay;
     one.value.step_size = step_size.value_or(std::nan(""));
-    one.value.norm = norm, one.value.weight = weight, one.kept = kept;
+    one.value.norm = norm, one.value.weight = weight;
     return Py_NewRef(Py_None);
   });
 }
 
+constexpr Py_ssize_t kValue = offsetof(ReceiptObject, value);
 PyMemberDef receipt_members[] = {
     {"client", T_OBJECT, offsetof(ReceiptObject, client), READONLY, nullptr},
-    {"version", T_LONGLONG, offsetof(ReceiptObject, value) + offsetof(engine::Receipt, version), READONLY, nullptr},
-    {"delay", T_LONGLONG, offsetof(ReceiptObject, value) + offsetof(engine::Receipt, delay), READONLY, nullptr},
-    {"sequence", T_ULONGLONG, offsetof(ReceiptObject, value) + offsetof(engine::Receipt, sequence), READONLY, nullptr},
+    {"applied", T_BOOL, kValue + offsetof(engine::Receipt, applied), READONLY, nullptr},
+    {"version", T_LONGLONG, kValue + offsetof(engine::Receipt, version), READONLY, nullptr},
+    {"delay", T_LONGLONG, kValue + offsetof(engine::Receipt, delay), READONLY, nullptr},
+    {"update_norm", T_DOUBLE, kValue + offsetof(engine::Receipt, norm), READONLY, nullptr},
+    {"weight", T_DOUBLE, kValue + offsetof(engine::Receipt, weight), READONLY, nullptr},
+    {"sequence", T_ULONGLONG, kValue + offsetof(engine::Receipt, sequence), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
-PyGetSetDef receipt_properties[] = {{"applied", settled<applied_of>, nullptr, nullptr, nullptr},
-                                    {"step_size", settled<step_size_of>, nullptr, nullptr, nullptr},
-                                    {"update_norm", settled<norm_of>, nullptr, nullptr, nullptr},
-                                    {"weight", settled<weight_of>, nullptr, nullptr, nullptr},
-                                    {"kept", settled<kept_of>, nullptr, nullptr, nullptr},
+PyGetSetDef receipt_properties[] = {{"step_size", step_size_of, nullptr, nullptr, nullptr},
                                     {"task", task_named, nullptr, nullptr, nullptr},
                                     {"durable", durable_of, nullptr, nullptr, nullptr},
                                     {"digest", digest_of, nullptr, nullptr, nullptr},

@@ -16,10 +16,6 @@ struct ReceiptObject {
   PyObject* journal;  // owns `log`; null: no log
   log::Journal* log;
   engine::Receipt value;
-  bool kept;
-  // A verdict that the device has not said yet; null: none. `scales`: the step uses only this update.
-  std::shared_ptr<Judgement>* later;
-  bool scales;
 };
 
 struct TaskObject {

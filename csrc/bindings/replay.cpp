@@ -33,7 +33,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
   for (const log::Part& part : operation.parts) {
     const auto count = static_cast<int64_t>(part.count);
     if (part.role == log::kParameters) {
-      if (part.dtype > kWholeNumbers) damaged("parameters of an unknown type");
+      if (part.dtype >= kDtypes) damaged("parameters of an unknown type");
       answer.update.add(part.data, count, static_cast<Dtype>(part.dtype));
     } else if (part.role == log::kEncodedRole) {
       auto encoded = store::Encoded::read(part.data, count);
@@ -67,11 +67,6 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
     answer.update = update_of(update.attr("native"));
     answer.owner = owner_of(update);
   }
-  const auto& pieces = answer.update.pieces;
-  if (std::any_of(pieces.begin(), pieces.end(), [](const Piece& one) { return one.dtype == kWholeNumbers; }) &&
-      (pieces.size() != 1 || answer.kind != Answer::kSum || server.engine->direction->is.sums == nullptr ||
-       server.engine->direction->is.sums->unit == 0.0))
-    damaged("whole numbers, and this is no exact sum");
   if (answer.update.size != settings.size)
     damaged("the update has " + std::to_string(answer.update.size) + " numbers, expected " +
             std::to_string(settings.size));
@@ -107,7 +102,7 @@ void execute(Shared& server, const log::Operation& operation, const py::object& 
   Answer answer;
   const bool answers = operation.kind == log::kAnswer;
   if (answers) answer = answer_of(server, operation, body, update);
-  if (server.device >= 0 && answers && !answer.is_whole()) bring(server, answer);
+  if (server.device >= 0 && answers) bring(server, answer);
   const Released released(answers && server.is_long());
   server.engine->execute(operation, &answer);
 }

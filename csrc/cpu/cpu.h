@@ -26,30 +26,17 @@ bool select(const char* name);
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 
 // acc_out = acc + weight*update (12 bytes per parameter). If acc is null, a new sum begins (8 bytes).
-// With `upper` it is a sum of whole numbers (math/fixed.h): weight has their unit, and acc may be carried.
-void accumulate(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper = {});
+void accumulate(const Update& update, const float* acc, float weight, float* acc_out);
 
 // acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order: the bits of one `accumulate` after the other, in
 // one pass. acc_out may be acc.
 void add_held(const std::vector<Held>& held, const float* acc, float* acc_out);
 
-// Sums of whole numbers. acc += sign*terms; if `fresh`, acc counts as zero. In place.
-void add_fixed(const int64_t* terms, int64_t sign, float* acc, bool fresh, const Upper& upper, int64_t size);
-// out = acc
-void read_fixed(const float* acc, const Upper& upper, int64_t size, int64_t* out);
-// out = acc + sign*more, rounded to floats; no acc, no more: zero.
-void settle_fixed(const float* acc, const Upper& upper, const int64_t* more, int64_t sign, float* out, int64_t size);
-struct FixedNorm {
-  double squares = 0.0;  // the sum of squares, in a fixed order
-  uint64_t largest = 0;  // magnitude
-};
-FixedNorm norm_of_fixed(const int64_t* terms, int64_t size);
-
 // The same, for a sender's memory that may change meanwhile: each element is read once, into the L1 cache. Returns the
 // sum of squares of what was read (sum_squares). If it is not finite, what was written is worth nothing, so it must not
 // be what was there before. Not for rows and 8-bit moments.
 double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer);
-double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper = {});
+double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out);
 
 // Copies elements first..first+count-1 to `out`, unconverted. All pieces have one type of `item` bytes.
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out);

@@ -91,15 +91,6 @@ struct Fold {
   bool stream_out;  // stores that bypass the caches; `out` is aligned to 64 bytes
 };
 
-// out = acc + round(by*in), all but `in` whole numbers' bits. If acc is null, it counts as zero. n <= 1,024.
-struct Fixed {
-  const float *in, *acc;
-  float* out;
-  float by;
-  int64_t n, ahead;
-  bool stream_out;  // stores that bypass the caches; `out` is aligned to 64 bytes
-};
-
 // out = the n elements of each row, times its weight, combined (math/combine.h).
 struct Combination {
   const float* const* rows;
@@ -149,10 +140,6 @@ struct Kernels {
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
   void (*fold)(const Fold& run, int32_t* most);  // most[k]: the bits of the largest magnitude of in[k] - base
-  uint32_t (*add_fixed)(const Fixed& run);  // returns at least the largest magnitude in `out`, and less than twice that
-  void (*carry_fixed)(float* low, int32_t* high, int64_t n);
-  // out = high*2^24 + low, rounded; no high: 0
-  void (*settle_fixed)(const float* low, const int32_t* high, float* out, int64_t n);
   // The random words of a whole block, 4 times 128 (rows.inl tells which element uses which). This stage does not wait
   // for memory. So it also prefetches the block at `ask`, which a later stage reads. `ask` may be any address, or null.
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);

@@ -5,7 +5,6 @@
 
 #include "../math/distill.h"
 #include "../math/exponential.h"
-#include "../math/fixed.h"
 #include "../math/half.h"
 #include "../math/noise.h"
 #include "kernels.h"
@@ -25,7 +24,6 @@ namespace {
 #include "simd.h"
 #include "fused.inl"
 #if !defined(FASTAGG_LOOPS_ONLY)
-#include "fixed.inl"
 #include "fold.inl"
 #include "rows.inl"
 #include "wire.inl"
@@ -112,9 +110,6 @@ constexpr Kernels made() {
   to.widen_f16 = widen_f16_block;
   to.widen_bf16 = widen_bf16_block;
   to.fold = fold_run;
-  to.add_fixed = add_fixed_block;
-  to.carry_fixed = carry_fixed_block;
-  to.settle_fixed = settle_fixed_block;
   to.random_words = random_words_block;
   to.noise = noise_block;
   to.settle = settle_block;

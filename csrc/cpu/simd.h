@@ -110,23 +110,6 @@ struct Simd {
 #endif
   }
 
-  // The nearest whole numbers, ties to even.
-  FASTAGG_FN U nearest(F value) {
-#if defined(FASTAGG_512)
-    return (U)_mm512_maskz_cvtps_epi32(0xffff, (__m512)value);
-#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
-    return (U)_mm256_cvtps_epi32((__m256)value);
-#elif defined(FASTAGG_128)
-    return (U)_mm_cvtps_epi32((__m128)value);
-#elif defined(__aarch64__)
-    return (U)vcvtnq_s32_f32((float32x4_t)value);
-#else
-    U found;
-    for (int64_t i = 0; i < kFloats; ++i) found[i] = Scalar::nearest(value[i]);
-    return found;
-#endif
-  }
-
   // a*b + c with one rounding
   FASTAGG_FN F multiply_add(F a, F b, F c) {
 #if defined(FASTAGG_512)

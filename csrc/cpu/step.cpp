@@ -2,7 +2,6 @@
 // L1 cache.
 #include <utility>
 
-#include "../math/fixed.h"
 #include "../math/noise.h"
 #include "blocks.h"
 #include "combine.h"
@@ -10,22 +9,6 @@
 
 namespace fastagg::cpu {
 namespace {
-
-// Adds a term to a block of a sum of whole numbers (math/fixed.h), or begins a new sum if acc is null. A lower half
-// that the last term left nearly full is carried first. That changes how the sum is written, and not the sum; so it
-// does no harm if `out` comes to nothing.
-void add_fixed_block(const Kernels& table, const Upper& upper, Fixed run, int64_t at) {
-  uint8_t& mark = upper.marks[at / kBlock];
-  if (run.acc == nullptr) {
-    mark = 0;
-  } else if ((mark & kNearlyFullMark) != 0) {
-    int32_t* const high = upper.values + at;
-    if ((mark & kHasUpper) == 0) std::memset(high, 0, static_cast<size_t>(run.n) * sizeof(int32_t));
-    table.carry_fixed(const_cast<float*>(run.acc), high, run.n);
-    mark = kHasUpper;
-  }
-  if (table.add_fixed(run) >= kNearlyFull) mark |= kNearlyFullMark;
-}
 
 // Adds what there is of a top-k to a block, with the bits of adding all of it: a zero changes nothing but, if it is
 // positive, the sign of a zero. `signed_zeros`: whether the block may have negative ones. False: a value is itself
@@ -103,11 +86,6 @@ class Step {
   }
 
   double run_once() {
-    if (fixed())
-      return read_once(update_, [&](const float* values, int64_t at, int64_t n) {
-        for (int64_t end = at + n; at < end; values += kBlock, at += kBlock)
-          along_fixed(values, at, std::min(kBlock, end - at));
-      });
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     return read_once(update_, [&](const float* values, int64_t at, int64_t n) {
       if (!in_scratch_) return loop(run_at(values, at, n));
@@ -118,8 +96,7 @@ class Step {
 
   void run() {
     const bool caches = direction_.kind == kMean || direction_.kind == kCalibrated;
-    const bool stages =
-        fixed() || direction_.buffer.held != nullptr || (caches && (!is_plain() || !direction_.sum.terms.empty()));
+    const bool stages = direction_.buffer.held != nullptr || (caches && (!is_plain() || !direction_.sum.terms.empty()));
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
       if (direction_.kind == kMean && direction_.row.coded.data != nullptr) {
@@ -128,9 +105,7 @@ class Step {
         Reader reader(update_, table_, begin);
         for (int64_t at = begin; at < end; at += kBlock) {
           const int64_t n = std::min(kBlock, end - at);
-          if (fixed())
-            along_fixed(reader.block(at, n), at, n);
-          else if (direction_.buffer.held != nullptr)
+          if (direction_.buffer.held != nullptr)
             along_held(reader, at, n);
           else if (stages)
             cached(reader, at, n);
@@ -156,7 +131,6 @@ class Step {
   }
 
  private:
-  bool fixed() const { return direction_.buffer.upper.values != nullptr; }
   bool is_noisy() const { return optimizer_.steps() && direction_.noise.deviation > 0.0f; }
   bool is_plain() const { return direction_.row.format == kPlainRows; }
 
@@ -398,18 +372,6 @@ class Step {
     finish(kAlongFlush, run, at);
   }
 
-  // A block of a step along a sum of whole numbers and one more term, which is rounded as if it were added to the sum.
-  void along_fixed(const float* values, int64_t at, int64_t n) {
-    const Upper& upper = direction_.buffer.upper;
-    Scratch sum, direction;
-    const auto by = static_cast<float>(direction_.gain * direction_.weight);
-    add_fixed_block(table_, upper, {values, shifted(whole_.acc, at), sum.values, by, n, whole_.ahead, false}, at);
-    table_.settle_fixed(sum.values, whole_.acc == nullptr ? nullptr : upper.at(at), direction.values, n);
-    Run run = run_at(direction.values, at, n);
-    run.gain = 1.0f, run.weight = run.scale;
-    finish(kAlongSingle, run, at);
-  }
-
   // A block of a step whose new row is known already. Stages do what `change` does when it encodes the update: the sum
   // gets what the row stands for, so its bits are the same.
   void entered(int64_t at, int64_t n) {
@@ -481,9 +443,8 @@ class Step {
 
 // out = acc + weight*values, or without acc weight*values.
 struct Accumulation {
-  Accumulation(int64_t size, const float* acc, float weight, float* out, const Upper& high)
-      : upper(high),
-        bytes(acc == nullptr ? 8 : 12),
+  Accumulation(int64_t size, const float* acc, float weight, float* out)
+      : bytes(acc == nullptr ? 8 : 12),
         loop(loops_for(size * bytes).fused[acc == nullptr ? kAlongSingle : kAlongFlush][kGives]) {
     whole.gain = weight;
     whole.weight = whole.scale = 1.0f;
@@ -492,7 +453,6 @@ struct Accumulation {
     whole.stream_out = streams(size) && acc != out && aligned(out);
   }
   void operator()(const float* values, int64_t at, int64_t n) const {
-    if (upper.values != nullptr) return add_whole(values, at, n);
     Run run = whole;
     run.update = values;
     run.acc = shifted(whole.acc, at);
@@ -502,18 +462,6 @@ struct Accumulation {
     loop(run);
   }
 
-  // From the beginning of a block on.
-  void add_whole(const float* values, int64_t at, int64_t n) const {
-    for (const int64_t end = at + n; at < end; values += kBlock, at += kBlock) {
-      float* const out = whole.out + at;
-      const bool past = whole.stream_out && aligned(out);
-      add_fixed_block(kernels(), upper,
-                      {values, shifted(whole.acc, at), out, whole.gain, std::min(kBlock, end - at), whole.ahead, past},
-                      at);
-    }
-  }
-
-  const Upper upper;
   const int64_t bytes;
   void (*const loop)(const Run& run);
   Run whole{};
@@ -529,21 +477,15 @@ double step_once(const Update& update, const Direction& direction, const Optimiz
   return Step(update, direction, optimizer).run_once();
 }
 
-void accumulate(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper) {
-  const Accumulation sum(update.size, acc, weight, acc_out, upper);
+void accumulate(const Update& update, const float* acc, float weight, float* acc_out) {
+  const Accumulation sum(update.size, acc, weight, acc_out);
   const Kernels& table = kernels();
-  for_each_part(update.size, sum.bytes, [&](int64_t begin, int64_t end) {
-    if (upper.values == nullptr) return for_each_run(update, table, begin, end, sum);
-    Reader reader(update, table, begin);
-    for (int64_t at = begin; at < end; at += kBlock) {
-      const int64_t n = std::min(kBlock, end - at);
-      sum(reader.block(at, n), at, n);
-    }
-  });
+  for_each_part(update.size, sum.bytes,
+                [&](int64_t begin, int64_t end) { for_each_run(update, table, begin, end, sum); });
 }
 
-double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out, const Upper& upper) {
-  return read_once(update, Accumulation(update.size, acc, weight, acc_out, upper));
+double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out) {
+  return read_once(update, Accumulation(update.size, acc, weight, acc_out));
 }
 
 void add_held(const std::vector<Held>& held, const float* acc, float* acc_out) {

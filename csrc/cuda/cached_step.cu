@@ -17,7 +17,7 @@ struct Terms {
 struct Along {
   DirectionKind kind;
   bool takes_update;  // false: only terms are added
-  double gain;
+  float gain;
   Exchange row;
   float* sum;
   float entering, leaving, dither, sum_scale;
@@ -29,11 +29,10 @@ struct Along {
 // One warp processes one scale block, the j-th of its block.
 template <typename Format, bool Coded, typename Reader>
 __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, bool whole, int64_t size, int64_t begin,
-                                             int j, const Along& c, const Terms& terms, const Optimizer& optimizer,
-                                             float gain, bool keep) {
+                                             int j, const Along& c, const Terms& terms, const Optimizer& optimizer) {
   const int64_t index = begin / kScaleBlock;
   const bool reads = c.row.read.data != nullptr, steps = optimizer.kind >= 0;
-  const bool as_row = c.row.coded.data != nullptr && gain == 1.0f;  // it came as the row that it becomes
+  const bool as_row = c.row.coded.data != nullptr && c.gain == 1.0f;  // it came as the row that it becomes
   // All loads start before anything is computed. The number of loads in flight determines the memory throughput.
   Halves given{}, old{}, x{}, acc{}, sum{};
   MomentsIn<Coded> held{};
@@ -45,25 +44,20 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
     }
     if (c.sum != nullptr) sum = load_halves<kWhole>(c.sum, begin, size);
     if (c.acc != nullptr) acc = load_halves<kWhole>(c.acc, begin, size);
-    if (keep && c.takes_update && !as_row) given = read_halves<kWhole>(reader, begin, size);
+    if (c.takes_update && !as_row) given = read_halves<kWhole>(reader, begin, size);
   });
   if (reads) old = decode<Format>(c.row.read, index);
-  if (keep && as_row) {
+  if (as_row)
     given = decode<Format>(c.row.coded, index);
-  } else if (keep && c.takes_update) {
-    each([&](int h, int e) { given.half[h].v[e] *= gain; });
-  } else if (reads) {
-    given = old;  // a dropped update: the client's row stays as it was, zero if there was none
-  }
+  else
+    each([&](int h, int e) { given.half[h].v[e] *= c.gain; });
   Halves entering = given;
   if (c.row.write.data != nullptr) {
     __syncwarp();  // every lane has read the old row, which may be the one written now
-    if (keep && as_row)
+    if (as_row)
       copy_block<Format>(c.row.coded, c.row.write, index);
-    else if (keep || !reads)
+    else
       entering = encode<Format>(c.row.write, index, given, dice, j);
-    else if (c.row.write.data != c.row.read.data)
-      copy_block<Format>(c.row.read, c.row.write, index);
     __syncwarp();  // terms may read the new row
   }
   const auto finish_sum = [&] {
@@ -76,11 +70,10 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
   };
   Halves d;
   if (c.kind == kMean) {
-    const float dither = keep ? c.dither : 0.0f;  // a dropped update changes no bit of the sum
     each([&](int h, int e) {
       float& s = sum.half[h].v[e];
       if (c.takes_update)
-        s = exchanged<Scalar>(s, entering.half[h].v[e], c.entering, old.half[h].v[e], c.leaving, dither);
+        s = exchanged<Scalar>(s, entering.half[h].v[e], c.entering, old.half[h].v[e], c.leaving, c.dither);
     });
     finish_sum();
     each([&](int h, int e) { d.half[h].v[e] = c.sum_scale * sum.half[h].v[e]; });
@@ -99,16 +92,13 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
 template <typename Format, bool Coded, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
     cached_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const __grid_constant__ Along c,
-                  const __grid_constant__ Terms terms, const __grid_constant__ Optimizer optimizer,
-                  const Verdict* verdict) {
-  const bool keep = kept(verdict);
-  const float gain = judged(c.gain, verdict);
+                  const __grid_constant__ Terms terms, const __grid_constant__ Optimizer optimizer) {
   Dice dice{};
   const auto rolled = [&](int64_t block) {
     if (Format::kRandom && c.row.write.data != nullptr) dice = roll(c.row.key, block);
   };
   for_each_scale_block<Reader>(source, aligned, rolled, [&](bool whole, Reader& reader, int64_t begin, int j) {
-    cached_block<Format, Coded>(reader, dice, whole, source.size, begin, j, c, terms, optimizer, gain, keep);
+    cached_block<Format, Coded>(reader, dice, whole, source.size, begin, j, c, terms, optimizer);
   });
 }
 
@@ -122,7 +112,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
   Along along{};
   along.kind = direction.kind;
   along.takes_update = true;
-  along.gain = direction.gain;
+  along.gain = static_cast<float>(direction.gain);
   along.row = row;
   along.sum = sum.values;
   along.entering = sum.entering;
@@ -153,7 +143,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
         launch("cached step", where, blocks,
                steps && optimizer.moments.coded() ? cached_kernel<Format, true, Reader>
                                                   : cached_kernel<Format, false, Reader>,
-               source, aligned, along, terms, steps ? optimizer : none, where.verdict);
+               source, aligned, along, terms, steps ? optimizer : none);
       });
     });
     along.kind = kMean;  // the remaining terms

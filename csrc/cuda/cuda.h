@@ -11,7 +11,6 @@
 #include <string>
 
 #include "../plan.h"
-#include "../verdict.h"
 
 namespace fastagg::cuda {
 
@@ -19,14 +18,9 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-using fastagg::Verdict;
-
 struct Where {
   int device;
-  void* stream;  // a cudaStream_t
-  // The verdict that a step or a sum obeys, or null. Its gain and weight are multiplied in, in double. An update that
-  // is not kept counts as zero.
-  const Verdict* verdict = nullptr;
+  void* stream;        // a cudaStream_t
   bool loads = false;  // kernels are loaded, and not launched
 };
 
@@ -48,12 +42,14 @@ constexpr int kMostPieces = 200;
 // All five directions. Only the mean and the calibrated direction may be without an optimizer.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 
-// The same for an update whose tensors are turned (single), which no verdict changes. On the device: `of`.
+// The same for an update whose tensors are turned (single). On the device: `of`.
 struct Turns {
   const Turn* of;
   int64_t count;
 };
 void turned_step(const Update& update, double gain, const Turns& turns, const Optimizer& optimizer, const Where& where);
+
+constexpr int kSums = 3;
 
 // Sums over parts of an update u and of m, in reduce.h's fixed order within a strand: |u|^2, |m|^2 and u.m. Part p has
 // elements begins[p]..begins[p + 1]-1, at most a strand's. All is on the device.
@@ -61,7 +57,7 @@ struct Parts {
   const int64_t* begins;
   int64_t count;
   const float* m;
-  double* sums;  // [count, 3]
+  double* sums;  // [count, kSums]
 };
 void sum_parts(const Update& update, const Parts& parts, const Where& where);
 
@@ -122,12 +118,6 @@ void copy_now(void* to, const void* from, int64_t bytes, const Where& where);
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);
 
-// The rules that determine the verdict. A value of 0 switches a rule off.
-struct Rules {
-  double clip_norm = 0.0;                        // gain = min(1, clip_norm/|update|)
-  double lam = 0.0, eps = 1.0, gamma_max = 0.0;  // weight = lam/(gamma + eps); keep gamma <= gamma_max
-};
-
 // The model and the version that the update was trained from, if their distance is needed; otherwise null.
 struct Against {
   const float* x = nullptr;
@@ -135,14 +125,14 @@ struct Against {
   bool inner = false;  // whether (x - base).update is wanted
 };
 
-// Computes norms in one read of all vectors, in reduce.h's fixed order, and then the verdict. `scratch` holds
-// judge_scratch(update.size) numbers; from judge_counters on they are 0 at first, and every launch leaves them so. The
-// launch's blocks of threads exchange data only there. So launches with scratch of their own, on any streams, and
-// graphs of them, do not disturb each other. `also`: pinned memory of the host that gets the verdict, too; or null.
-int64_t judge_scratch(int64_t size);
-int64_t judge_counters(int64_t size);
-void judge(const Update& update, const Against& against, const Rules& rules, double* scratch, Verdict* verdict,
-           Verdict* also, const Where& where);
+// sums = |update|^2, |x - base|^2, (x - base).update, in one read of all vectors, in reduce.h's fixed order; 0 where
+// one is not wanted. They are in the device's memory, or in pinned memory of the host. `scratch` holds
+// measure_scratch(update.size) numbers; from measure_counters on they are 0 at first, and every launch leaves them so.
+// The launch's blocks of threads exchange data only there. So launches with scratch of their own, on any streams, and
+// graphs of them, do not disturb each other.
+int64_t measure_scratch(int64_t size);
+int64_t measure_counters(int64_t size);
+void measure(const Update& update, const Against& against, double* scratch, double* sums, const Where& where);
 
 // Logits, [rows, classes].
 struct Logits {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "cuda.h"
@@ -60,31 +59,7 @@ struct Shape {
   unsigned blocks, threads;
 };
 
-// Whether a kernel may be sent to the device while the judge before it runs, and waits there for the verdict. That
-// needs PTX of sm_90 or later; a build for older devices, too, has the PTX of the oldest.
-#if defined(__CUDACC__) && defined(__CUDA_ARCH_LIST__)
-constexpr int kPtx[] = {__CUDA_ARCH_LIST__};
-constexpr bool kDependent = kPtx[0] >= 900;
-#else
-constexpr bool kDependent = false;
-#endif
-
-// In the judge: what obeys it may be sent from here on.
-__device__ __forceinline__ void let_dependents_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// In what obeys it: all that was launched before is done from here on.
-__device__ __forceinline__ void wait_for_judge() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Launches kernel(arguments...) on `where`. If the launch fails, it throws an exception with the launch's name. A
-// kernel that takes a verdict obeys it: it calls wait_for_judge before it reads or writes anything.
+// Launches kernel(arguments...) on `where`. If the launch fails, it throws an exception with the launch's name.
 template <typename... Expected, typename... Given>
 void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
   static_assert((((sizeof(Expected) + 7) / 8 * 8) + ...) <= 4096, "before CUDA 12.1 a kernel takes no more");
@@ -96,14 +71,6 @@ void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Ex
   config.gridDim = dim3(shape.blocks);
   config.blockDim = dim3(shape.threads);
   config.stream = static_cast<cudaStream_t>(where.stream);
-#if defined(__CUDACC__)
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  constexpr bool kObeys = (std::is_same_v<Expected, const Verdict*> || ...);
-  config.numAttrs = kDependent && kObeys && where.verdict != nullptr ? 1 : 0;
-#endif
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Given>(arguments)...), what);
 }
 

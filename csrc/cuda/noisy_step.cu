@@ -54,11 +54,10 @@ __device__ __forceinline__ void add_noise(const Noise& noise, const float* numbe
 template <bool Coded>
 __global__ void __launch_bounds__(kThreads, 2)
     noisy_kernel(const __grid_constant__ Source source, bool aligned, Summed along, const __grid_constant__ Noise noise,
-                 const __grid_constant__ Optimizer optimizer, const Verdict* verdict) {
+                 const __grid_constant__ Optimizer optimizer) {
   alignas(16) __shared__ float all[kWarps][kBlock];
   float* const numbers = all[threadIdx.x / kWarp];
-  const bool keep = kept(verdict);
-  const Factors by = factors_of(along, verdict);
+  const Factors by = factors_of(along);
   const auto drawn = [&](int64_t block) {
     __syncwarp();  // every lane has read the numbers of the block before
     draw(noise.key, block, numbers);
@@ -73,12 +72,12 @@ __global__ void __launch_bounds__(kThreads, 2)
       load_block<kWhole>(held, optimizer.moments, begin, size);
       x = load_halves<kWhole>(optimizer.x, begin, size);
       if (along.acc != nullptr) acc = load_halves<kWhole>(along.acc, begin, size);
-      if (keep) d = read_halves<kWhole>(reader, begin, size);
+      d = read_halves<kWhole>(reader, begin, size);
     });
     each([&](int h, int e) {
       float& to = d.half[h].v[e];
-      to = along.acc == nullptr ? direction_of<kSingle>(to, 0.0f, 0.0f, by, along.scale, keep)
-                                : direction_of<kFlush>(to, 0.0f, acc.half[h].v[e], by, along.scale, keep);
+      to = along.acc == nullptr ? direction_of<kSingle>(to, 0.0f, 0.0f, by, along.scale)
+                                : direction_of<kFlush>(to, 0.0f, acc.half[h].v[e], by, along.scale);
     });
     add_noise(noise, numbers + j * kScaleBlock, begin, size, d);
     advance(optimizer, held, whole, begin, size, d, x);
@@ -93,7 +92,7 @@ void noisy_step(const Update& update, const Direction& direction, const Optimize
       all_aligned(direction.buffer.acc, optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
   launch("a step with noise", where, warps(blocks_of(update.size), where.device),
          optimizer.moments.coded() ? noisy_kernel<true> : noisy_kernel<false>, source_of(update), aligned,
-         summed_of(direction), direction.noise, optimizer, where.verdict);
+         summed_of(direction), direction.noise, optimizer);
 }
 
 }  // namespace fastagg::cuda

@@ -1,7 +1,7 @@
 // Sums of squares and products of an update, in the fixed order of math/reduce.h, with the CPU's bits. Eight threads
 // process a strand, thread t of them lanes 4t..4t+3. So a warp reads four strands at once. A block of threads processes
 // a quarter of a group. The last of a group's four blocks adds the group's strands in order. The last of all groups
-// adds the groups and computes the verdict. Blocks are small, so that an update of about ten million parameters fills
+// adds the groups. Blocks are small, so that an update of about ten million parameters fills
 // the GPU evenly.
 //
 // Squares and products are of fp32 numbers and exact in double. So multiplying and adding in one instruction changes no
@@ -11,12 +11,6 @@
 #include "source.cuh"
 
 namespace fastagg::cuda {
-
-constexpr int kSums = 3;  // |update|^2, |x - base|^2, (x - base).update
-
-struct Sums {
-  double of[kSums];
-};
 
 constexpr int kParts = 4;  // parts of a group
 constexpr int kPartStrands = static_cast<int>(kGroupStrands) / kParts;
@@ -113,12 +107,11 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
   return total;
 }
 
-// When all groups are done, one thread calls then(sums).
-template <bool Moves, bool Inner, typename Reader, typename Then>
+// `out` gets the sums when all groups are done. Those that are not asked for are 0.
+template <bool Moves, bool Inner, typename Reader>
 __global__ void __launch_bounds__(kPartThreads, 8)
     norms_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* x, const float* base,
-                 Scratch scratch, Then then) {
-  let_dependents_start();
+                 Scratch scratch, double* out) {
   constexpr int kUsed = Inner ? 3 : Moves ? 2 : 1, kBatch = Moves ? 4 : 8;
   const int strand = static_cast<int>(threadIdx.x / kQuads), quad = static_cast<int>(threadIdx.x % kQuads);
   const int64_t groups = groups_of(source.size);
@@ -153,35 +146,12 @@ __global__ void __launch_bounds__(kPartThreads, 8)
       scratch.group[threadIdx.x * groups + group] = sum;
     }
     if (!last_to_come(scratch.finished, groups)) continue;
-    Sums total{};
-    for (int s = 0; s < kUsed; ++s) total.of[s] = total_of(scratch.group + s * groups, groups);
-    if (threadIdx.x != 0) continue;
-    *scratch.finished = 0;
-    then(total);
+    for (int s = 0; s < kSums; ++s) {
+      const double total = s < kUsed ? total_of(scratch.group + s * groups, groups) : 0.0;
+      if (threadIdx.x == 0) out[s] = total;
+    }
+    if (threadIdx.x == 0) *scratch.finished = 0;
   }
-}
-
-// Without x it computes |update|^2 only.
-template <typename Then>
-void reduce(const Update& update, const Against& against, double* memory, const Then& then, const Where& where) {
-  const DeviceGuard guard(where.device);
-  const int64_t groups = groups_of(update.size);
-  const Scratch scratch{memory, memory + groups * kSums * kGroupStrands,
-                        reinterpret_cast<unsigned*>(memory + sums_of(groups))};
-  const Shape shape(grid(groups * kParts, where.device, 32), kPartThreads);
-  read_with(update, [&](auto with, const auto& source) {
-    const auto run = [&](auto kernel) {
-      launch("norms", where, shape, kernel, source, all_aligned(against.x, against.base), against.x, against.base,
-             scratch, then);
-    };
-    using Reader = typename decltype(with)::Reader;
-    if (against.x == nullptr)
-      run(norms_kernel<false, false, Reader, Then>);
-    else if (against.inner)
-      run(norms_kernel<true, true, Reader, Then>);
-    else
-      run(norms_kernel<true, false, Reader, Then>);
-  });
 }
 
 }  // namespace fastagg::cuda

@@ -1,5 +1,4 @@
-// The optimizers of csrc/math/optimizers.h on four elements at a time, and the effect of a verdict on gains and
-// weights.
+// The optimizers of csrc/math/optimizers.h on four elements at a time.
 #pragma once
 
 #include "../math/optimizers.h"
@@ -11,17 +10,6 @@ namespace fastagg::cuda {
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
 // The same for directions with noise (noisy_step.cu).
 void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
-
-__device__ __forceinline__ bool kept(const Verdict* verdict) {
-  if (verdict == nullptr) return true;
-  wait_for_judge();
-  return verdict->keep != 0.0;
-}
-
-// An update's factor, if gain and weight are one factor.
-__device__ __forceinline__ float judged(double factor, const Verdict* verdict) {
-  return static_cast<float>(verdict == nullptr ? factor : factor * verdict->gain * verdict->weight);
-}
 
 // The part of a Direction without rows that kernels read.
 struct Summed {
@@ -38,19 +26,17 @@ struct Factors {
   float gain, weight, both;
 };
 
-__device__ __forceinline__ Factors factors_of(const Summed& along, const Verdict* verdict) {
-  const float gain = static_cast<float>(verdict == nullptr ? along.gain : along.gain * verdict->gain);
-  const float weight = static_cast<float>(verdict == nullptr ? along.weight : along.weight * verdict->weight);
+__device__ __forceinline__ Factors factors_of(const Summed& along) {
+  const auto gain = static_cast<float>(along.gain), weight = static_cast<float>(along.weight);
   return {gain, weight, gain * weight};
 }
 
 // One element of D, computed from the elements of the update, the model, and the buffer or base.
 template <DirectionKind Direct>
-__device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale,
-                                              bool keep) {
+__device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale) {
   if constexpr (Direct == kSingle) return by.both * u;
-  if constexpr (Direct == kFlush) return keep ? flush_of(other, u, by.both, scale) : other * scale;
-  if constexpr (Direct == kBlend) return keep ? blend_of(other, x, u, by.gain, by.weight) : 0.0f;
+  if constexpr (Direct == kFlush) return flush_of(other, u, by.both, scale);
+  if constexpr (Direct == kBlend) return blend_of(other, x, u, by.gain, by.weight);
 }
 
 // A thread's moments.

@@ -1,5 +1,4 @@
 #include <deque>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -12,7 +11,6 @@ namespace fastagg::cuda {
 namespace {
 
 constexpr size_t kApart = 16, kFirstRing = size_t{1} << 20;
-constexpr int kPlaces = 64;  // for verdicts, that are allocated at a time
 
 // A forked child has no device. What its parent's server leaves there is not touched: the device's library, and locks
 // that other threads held, may never answer.
@@ -21,8 +19,7 @@ struct Own {
   bool forked() const { return store::process() != process; }
   void check_process() const {
     if (forked())
-      throw Error(
-          "CUDA: this process was forked from the one that its server and receipts belong to: start it by spawning");
+      throw Error("CUDA: this process was forked from the one that its server belongs to: start it by spawning");
   }
 };
 
@@ -42,7 +39,7 @@ struct Block : Own {
   size_t bytes;
 };
 
-// Events and places for verdicts, for use again. Receipts may live longer than their server.
+// Events, for use again.
 class Pool : public Own {
  public:
   explicit Pool(int device_) : device(device_) {}
@@ -51,7 +48,6 @@ class Pool : public Own {
     for (const cudaEvent_t each : events_) (void)cudaEventDestroy(each);
   }
   cudaEvent_t event() {
-    const std::lock_guard<std::mutex> lock(mutex_);
     if (!events_.empty()) {
       const cudaEvent_t found = events_.back();
       events_.pop_back();
@@ -61,38 +57,18 @@ class Pool : public Own {
     check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "an event");
     return made;
   }
-  Verdict* place() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (places_.empty()) {
-      blocks_.push_back(std::make_unique<Block>(kPlaces * sizeof(Verdict)));
-      places_.reserve(blocks_.size() * kPlaces);
-      for (int i = 0; i < kPlaces; ++i) places_.push_back(reinterpret_cast<Verdict*>(blocks_.back()->at) + i);
-    }
-    Verdict* const found = places_.back();
-    places_.pop_back();
-    return found;
-  }
   void give_back(cudaEvent_t event) noexcept {
     if (forked()) return;
-    const std::lock_guard<std::mutex> lock(mutex_);
     try {
       events_.push_back(event);
     } catch (const std::bad_alloc&) {
       (void)cudaEventDestroy(event);
     }
   }
-  void give_back(Verdict* place) noexcept {
-    if (forked()) return;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    places_.push_back(place);  // there is room for all
-  }
   const int device;
 
  private:
-  std::mutex mutex_;
   std::vector<cudaEvent_t> events_;
-  std::vector<std::unique_ptr<Block>> blocks_;
-  std::vector<Verdict*> places_;
 };
 
 struct Event {
@@ -115,26 +91,6 @@ struct Event {
   }
   std::shared_ptr<Pool> pool;
   cudaEvent_t event;
-};
-
-class Pending : public Coming {
- public:
-  explicit Pending(std::shared_ptr<Pool> pool) : pool_(std::move(pool)), place_(pool_->place()) {}
-  // The next launch that writes to the place comes after the one that may still do so.
-  ~Pending() override { pool_->give_back(place_); }
-  Verdict* place() override { return place_; }
-  Verdict wait() override {
-    pool_->check_process();
-    if (!then) throw Error("CUDA, an arrival: nothing tells when its verdict is there");
-    const DeviceGuard guard(pool_->device);
-    then->wait();
-    return *place_;
-  }
-  std::shared_ptr<Event> then;
-
- private:
-  std::shared_ptr<Pool> pool_;
-  Verdict* place_;
 };
 
 class InOrder : public Queue {
@@ -172,15 +128,12 @@ class InOrder : public Queue {
       check(cudaEventRecord(now_->event, stream_), "mark an arrival");
       last_ = now_;
       last_stream_ = stream_;
-      for (const auto& one : coming_)
-        if (const auto pending = one.lock(); pending && !pending->then) pending->then = now_;
       pending_.push_back({now_, std::move(held_), used_});
     } catch (const std::exception&) {  // the device fails, or there is no memory: nothing is given up too early
       (void)cudaStreamSynchronize(stream_);
       (void)cudaGetLastError();
     }
     held_.clear();
-    coming_.clear();
     now_.reset();
   }
 
@@ -214,17 +167,11 @@ class InOrder : public Queue {
     return found;
   }
 
-  std::shared_ptr<Coming> coming() override {
-    auto made = std::make_shared<Pending>(pool_);
-    coming_.push_back(made);
-    return made;
-  }
-
-  void mark(Coming& coming) override {
+  void wait() override {
     const DeviceGuard guard(pool_->device);
-    auto event = std::make_shared<Event>(pool_);
-    check(cudaEventRecord(event->event, stream_), "mark a verdict");
-    static_cast<Pending&>(coming).then = std::move(event);
+    const Event event(pool_);
+    check(cudaEventRecord(event.event, stream_), "mark what is waited for");
+    event.wait();
   }
 
  private:
@@ -254,7 +201,6 @@ class InOrder : public Queue {
   size_t used_ = 0, free_ = 0;
   std::deque<Done> pending_;
   std::vector<store::Owner> held_;
-  std::vector<std::weak_ptr<Pending>> coming_;
   std::shared_ptr<Event> now_, last_;
   cudaStream_t stream_{}, last_stream_{};
   int depth_ = 0;

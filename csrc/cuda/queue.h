@@ -1,7 +1,7 @@
 // The order of what one server asks of its device, whatever streams its callers use; and what must stay until the
 // device has done it: callers' tensors, and pinned memory that kernels read in place.
 //
-// Nobody waits here: an arrival's work begins when all work before it has ended, on whichever stream that was.
+// An arrival's work begins when all work before it has ended, on whichever stream that was.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,6 @@
 #include "cuda.h"
 
 namespace fastagg::cuda {
-
-class Coming : public Judgement {
- public:
-  virtual Verdict* place() = 0;  // pinned memory, for `judge`
-};
 
 class Queue {
  public:
@@ -32,9 +27,7 @@ class Queue {
   // Of what was begun; until the device has done it. `pinned`: memory of the host that the device reads in place.
   virtual void hold(store::Owner owner) = 0;
   virtual char* pinned(size_t bytes) = 0;
-  // It comes with what is launched up to `mark`, or with the whole arrival.
-  virtual std::shared_ptr<Coming> coming() = 0;
-  virtual void mark(Coming& coming) = 0;
+  virtual void wait() = 0;  // for what was launched since `begin`, and all before
 };
 
 std::shared_ptr<Queue> queue_on(int device);

@@ -30,7 +30,7 @@ __device__ __forceinline__ void for_each_row(const typename Reader::From& source
 // `N` rows: two of a full block, or one that may end early.
 template <typename Kind, DirectionKind Direct, int N, typename Reader>
 __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const Summed& along,
-                                          const Factors& by, const Optimizer& optimizer, bool keep) {
+                                          const Factors& by, const Optimizer& optimizer) {
   constexpr bool kWhole = N > 1;
   constexpr Has kHas{Kind::kM, Kind::kV, Kind::kVhat};
   Four d[N], x[N], other[N];
@@ -38,7 +38,7 @@ __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t le
 #pragma unroll
   for (int r = 0; r < N; ++r) {
     const int64_t here = at + r * kRow;
-    d[r] = keep ? reader.template read<kWhole>(here, left) : Four{};
+    d[r] = reader.template read<kWhole>(here, left);
     x[r] = load<kWhole>(optimizer.x + here, left);
     if constexpr (Direct == kFlush) other[r] = load<kWhole>(along.acc + here, left);
     if constexpr (Direct == kBlend) other[r] = load<kWhole>(along.base + here, left);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t le
   for (int r = 0; r < N; ++r) {
 #pragma unroll
     for (int e = 0; e < kFour; ++e)
-      d[r].v[e] = direction_of<Direct>(d[r].v[e], x[r].v[e], other[r].v[e], by, along.scale, keep);
+      d[r].v[e] = direction_of<Direct>(d[r].v[e], x[r].v[e], other[r].v[e], by, along.scale);
     const Four out = stepped<Kind>(optimizer.hyper, d[r], x[r], held[r]);
     store_step(kWhole, kHas, optimizer, at + r * kRow, left, out, held[r]);
   }
@@ -56,19 +56,17 @@ __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t le
 
 template <typename Kind, DirectionKind Direct, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    step_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Summed along, Optimizer optimizer,
-                const Verdict* verdict) {
-  const bool keep = kept(verdict);
-  const Factors by = factors_of(along, verdict);
+    step_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Summed along, Optimizer optimizer) {
+  const Factors by = factors_of(along);
   for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
-    step_rows<Kind, Direct, decltype(rows)::value>(reader, at, left, along, by, optimizer, keep);
+    step_rows<Kind, Direct, decltype(rows)::value>(reader, at, left, along, by, optimizer);
   });
 }
 
 // The same with 8-bit moments. The elements of a scale block share a unit.
 template <DirectionKind Direct, typename Reader>
 __device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t begin, int64_t size, const Summed& along,
-                                           const Factors& by, const Optimizer& optimizer, bool keep) {
+                                           const Factors& by, const Optimizer& optimizer) {
   CodedMoments held{};
   Halves x, d{}, other{};
   loading(whole, [&](auto w) {
@@ -77,35 +75,33 @@ __device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t b
     x = load_halves<kWhole>(optimizer.x, begin, size);
     if constexpr (Direct == kFlush) other = load_halves<kWhole>(along.acc, begin, size);
     if constexpr (Direct == kBlend) other = load_halves<kWhole>(along.base, begin, size);
-    if (keep) d = read_halves<kWhole>(reader, begin, size);
+    d = read_halves<kWhole>(reader, begin, size);
   });
   each([&](int h, int e) {
-    d.half[h].v[e] = direction_of<Direct>(d.half[h].v[e], x.half[h].v[e], other.half[h].v[e], by, along.scale, keep);
+    d.half[h].v[e] = direction_of<Direct>(d.half[h].v[e], x.half[h].v[e], other.half[h].v[e], by, along.scale);
   });
   advance(optimizer, held, whole, begin, size, d, x);
 }
 
 template <DirectionKind Direct, typename Reader>
-__global__ void __launch_bounds__(kThreads, 2)
-    coded_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Summed along, Optimizer optimizer,
-                 const Verdict* verdict) {
-  const bool keep = kept(verdict);
-  const Factors by = factors_of(along, verdict);
+__global__ void __launch_bounds__(kThreads, 2) coded_kernel(const __grid_constant__ typename Reader::From source,
+                                                            bool aligned, Summed along, Optimizer optimizer) {
+  const Factors by = factors_of(along);
   for_each_scale_block<Reader>(
       source, aligned, [](int64_t) {},
       [&](bool whole, Reader& reader, int64_t begin, int) {
-        coded_rows<Direct>(reader, whole, begin, source.size, along, by, optimizer, keep);
+        coded_rows<Direct>(reader, whole, begin, source.size, along, by, optimizer);
       });
 }
 
 template <int N, typename Reader>
 __device__ __forceinline__ void accumulate_rows(Reader& reader, int64_t at, int64_t left, const float* acc, float by,
-                                                float* acc_out, bool keep) {
+                                                float* acc_out) {
   constexpr bool kWhole = N > 1;
   Four given[N], sum[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) {
-    given[r] = keep ? reader.template read<kWhole>(at + r * kRow, left) : Four{};
+    given[r] = reader.template read<kWhole>(at + r * kRow, left);
     sum[r] = acc != nullptr ? load<kWhole>(acc + at + r * kRow, left) : Four{};
   }
 #pragma unroll
@@ -113,7 +109,7 @@ __device__ __forceinline__ void accumulate_rows(Reader& reader, int64_t at, int6
 #pragma unroll
     for (int e = 0; e < kFour; ++e) {
       const float change = by * given[r].v[e];
-      sum[r].v[e] = acc == nullptr ? change : keep ? sum[r].v[e] + change : sum[r].v[e];
+      sum[r].v[e] = acc == nullptr ? change : sum[r].v[e] + change;
     }
     store<kWhole>(acc_out + at + r * kRow, left, sum[r]);
   }
@@ -121,18 +117,15 @@ __device__ __forceinline__ void accumulate_rows(Reader& reader, int64_t at, int6
 
 template <typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    accumulate_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* acc,
-                      double weight, float* acc_out, const Verdict* verdict) {
-  const bool keep = kept(verdict);
-  if (!keep && acc == acc_out) return;
-  const float by = judged(weight, verdict);
+    accumulate_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* acc, float by,
+                      float* acc_out) {
   for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
-    accumulate_rows<decltype(rows)::value>(reader, at, left, acc, by, acc_out, keep);
+    accumulate_rows<decltype(rows)::value>(reader, at, left, acc, by, acc_out);
   });
 }
 
 template <typename Reader>
-using StepKernel = void (*)(typename Reader::From, bool, Summed, Optimizer, const Verdict*);
+using StepKernel = void (*)(typename Reader::From, bool, Summed, Optimizer);
 
 // By direction: with 8-bit moments, then of every optimizer.
 template <typename Reader, typename... Kinds>
@@ -156,7 +149,7 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
   read_with(update, [&](auto with, const auto& source) {
     using Reader = typename decltype(with)::Reader;
     launch("server step", where, blocks, step_kernel_for<Reader>(Optimizers{}, optimizer, direction.kind), source,
-           aligned, along, optimizer, where.verdict);
+           aligned, along, optimizer);
   });
 }
 
@@ -164,8 +157,8 @@ void accumulate(const Update& update, const float* acc, double weight, float* ac
   const DeviceGuard guard(where.device);
   read_with(update, [&](auto with, const auto& source) {
     launch("accumulate", where, warps(blocks_of(update.size), where.device),
-           accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc, weight, acc_out,
-           where.verdict);
+           accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc,
+           static_cast<float>(weight), acc_out);
   });
 }
 

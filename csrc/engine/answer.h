@@ -13,7 +13,6 @@
 #include "../log/operation.h"
 #include "../plan.h"
 #include "../store/vector.h"
-#include "../verdict.h"
 #include "contribution.h"
 #include "reported.h"
 
@@ -56,8 +55,6 @@ struct Numbers {
   Update on_host;                            // of an update on a device: a copy for the log,
   store::Owner on_host_owner;                // and its owner
   bool in_host = false;                      // it lies in the host's memory, and kernels run on a device
-
-  bool is_whole() const { return update.pieces.size() == 1 && update.pieces.front().dtype == kWholeNumbers; }
 };
 
 struct Answer : Numbers {
@@ -68,7 +65,6 @@ struct Answer : Numbers {
   int64_t offset = -1;                                        // in the log that it comes from; -1: not given
   double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
   const log::Decided* decided = nullptr;                      // in a recovery: the outcome that was
-  std::shared_ptr<Judgement> later;                           // out: what a device will say, if nobody has waited
   Receipt receipt;                                            // out
 };
 

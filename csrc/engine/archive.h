@@ -40,8 +40,6 @@ class Archive {
   virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
   // By number. Loaded ones are of the server's own memory.
   virtual void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) = 0;
-  // Whole numbers, one for each element; none is saved if it is empty.
-  virtual void whole(const char* name, std::vector<int64_t>& values) = 0;
   // Updates that wait as they came.
   virtual void held(const char* name, std::vector<HeldUpdate>& updates) = 0;
   // Rows [count, width] in double.

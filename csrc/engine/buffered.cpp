@@ -28,7 +28,6 @@ std::shared_ptr<Buffered> buffer_of(double sign, const Buffered::Setting& settin
                                     const std::shared_ptr<store::Memory>& memory,
                                     const std::optional<Privacy::Setting>& privacy) {
   if (setting.combine) return std::make_shared<Combined>(sign, setting, memory, privacy);
-  if (setting.unit > 0.0) return std::make_shared<ExactlySummed>(sign, setting, memory, privacy);
   return std::make_shared<Summed>(sign, setting, memory, privacy);
 }
 
@@ -39,8 +38,7 @@ Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::M
   is.reads_once = !is.combines;
   is.sums = this;
   if (privacy) is.privacy = &privacy_.emplace(*privacy, setting.size, memory_);
-  unit = setting.unit;
-  folds = !is.combines && unit == 0.0 && setting.capacity != 1;
+  folds = !is.combines && setting.capacity != 1;
 }
 
 void Buffered::check(const ClientId& client, int64_t start, int64_t now) const {

@@ -1,5 +1,5 @@
 // The updates of a round (FedBuff, FADAS, FedAvg): which they are, what they count for, and when they make a step. What
-// is left of them is for the kinds of buffers (buffers.h): a sum, an exact sum, or updates that wait as they came.
+// is left of them is for the kinds of buffers (buffers.h): a sum, or updates that wait as they came.
 #pragma once
 
 #include <optional>
@@ -24,8 +24,7 @@ class Buffered : public DirectionState, public Sums {
     bool closes_first = false;  // a sum for which the round has no room ends it, and begins the next one
     int64_t at_least = 0;
     double grace = 0.0;
-    double largest = 0.0, unit = 0.0;  // of an exact sum: the largest norm of a term, and the unit. 0: a sum of floats
-    double divisor = 0.0;              // of the sum. 0: what updates count for; negative: that times their weights
+    double divisor = 0.0;  // of the sum. 0: what updates count for; negative: that times their weights
     std::shared_ptr<const Combine> combine = nullptr;  // what a round becomes; null: the sum, divided
   };
   Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,

@@ -40,25 +40,6 @@ class Summed : public Buffered {
   std::vector<std::atomic<int32_t>> largest_;  // of their elements
 };
 
-// The sum of whole numbers, in units of the setting, which never rounds (math/fixed.h).
-class ExactlySummed : public Buffered {
- public:
-  using Buffered::Buffered;
-  void run(Runner& runner, const Optimizer& optimizer) override;
-
- private:
-  void check_sum(int64_t count) const override;
-  void plan_sum(ReadMode mode) override;
-  bool sum_fields(Archive& archive) override;
-  void begin_sum();
-  // A leaf's sum, or nothing, comes to the sum in a pass of its own.
-  bool settles() const { return given_.empty() || given_.back().total >= 0.0; }
-  Upper upper() { return {reinterpret_cast<int32_t*>(high_.data), marks_.data()}; }
-
-  store::Vector high_;  // the upper halves; the lower ones are where other buffers have their sum
-  std::vector<uint8_t> marks_;
-};
-
 // Updates that wait as they came, because the round becomes something else than their sum (Combine).
 class Combined : public Buffered {
  public:

@@ -30,7 +30,6 @@ struct Settings {
   bool closes_early = false;             // `close_round` steps along what has come
   bool folds = false;                    // trained models may be added several at a time, in one pass
   Participation::Policy participation;
-  bool defers = false;  // kernels obey the device's verdict, for which nobody waits
   Staleness staleness;
 };
 

@@ -8,7 +8,6 @@
 
 #include "../runner.h"
 #include "../store/vector.h"
-#include "../verdict.h"
 
 namespace fastagg::engine {
 
@@ -26,11 +25,8 @@ class Device {
   virtual void settle() noexcept = 0;  // waits for all
   // Keeps memory until the arrival's work is done.
   virtual void hold(const store::Owner& owner) = 0;
-  // Gets ready what kernels need, and starts all of them. They obey this verdict (cuda.h); null: none. If the first one
-  // does not start, nothing has been done.
-  virtual void launch(const void* verdict) = 0;
-  // Brings a verdict that the device computes to the host.
-  virtual std::shared_ptr<Judgement> coming(const void* verdict) = 0;
+  // Gets ready what kernels need, and starts all of them. If the first one does not start, nothing has been done.
+  virtual void launch() = 0;
   // Gets the kernels of an optimizer and a direction ready, so that the first arrival need not.
   virtual void load(const Optimizer& optimizer, const DirectionState& direction) = 0;
   virtual std::unique_ptr<Inspector> inspector(const Settings& settings, const DirectionState& direction) = 0;

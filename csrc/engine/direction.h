@@ -26,7 +26,6 @@ namespace fastagg::engine {
 // What only sums have: updates wait in them for others.
 class Sums {
  public:
-  double unit = 0.0;   // of sums of whole numbers (math/fixed.h); 0: sums are of floats
   bool folds = false;  // several are added in one pass
 
   // How many more updates make a step; a sum of several clients may have more.

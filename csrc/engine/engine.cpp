@@ -67,7 +67,7 @@ store::Vector Engine::ahead_now() {
   place.runner->step(momentum, {}, moves);
   if (!place.device) return made;
   place.device->hold(made.owner);
-  place.device->launch(nullptr);
+  place.device->launch();
   return made;
 }
 

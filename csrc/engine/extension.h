@@ -35,16 +35,15 @@ class Change {
 
 // What was learned about an update before its step is planned. All of it is optional.
 struct Findings {
-  std::optional<double> norm;  // of the update; NaN: a device will know it
+  std::optional<double> norm;  // of the update
   std::optional<double> weight, share, reported_norm;
-  bool drops = false;             // the update is counted as answered and changes nothing
-  bool waits = false;             // it changes only what `change` keeps
-  bool unclipped = false;         // it is clipped already
-  bool finishes = false;          // `change` works on the next version
-  int32_t next_steps = 0;         // the client's next number of local steps; 0: unchanged
-  std::optional<Update> update;   // to step along in place of what came
-  const void* verdict = nullptr;  // on a device, which kernels obey
-  store::Owner owner;             // of all that
+  bool drops = false;            // the update is counted as answered and changes nothing
+  bool waits = false;            // it changes only what `change` keeps
+  bool unclipped = false;        // it is clipped already
+  bool finishes = false;         // `change` works on the next version
+  int32_t next_steps = 0;        // the client's next number of local steps; 0: unchanged
+  std::optional<Update> update;  // to step along in place of what came
+  store::Owner owner;            // of all that
   std::unique_ptr<Change> change;
 };
 

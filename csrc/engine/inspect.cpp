@@ -70,8 +70,6 @@ void Transaction::find_task(Given& given) {
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
                                      " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
                                      " more than its buffer's size: let leaves take more often");
-  if (answer.is_whole() != (answer.kind == Answer::kSum && sums && sums->unit > 0.0))
-    throw Refusal(Why::kSetting, "receive_partial: an exact sum belongs to a buffer with exact=, and only there");
   Contribution& brings = given.brings;
   brings.client = given.task.client;
   brings.start = given.task.version;
@@ -113,7 +111,6 @@ void Transaction::ask_extension(Given& given) {
     given.base = core_.ledger.kept.of(given.task.version);
     given.findings = core_.extension->prepare(question_of(core_, given));
     const Findings& found = given.findings;
-    if (found.verdict != nullptr) answer.later = core_.place.device->coming(found.verdict);
     given.norm = found.norm.value_or(given.norm);
     brings.share = found.share.value_or(brings.share);
     if (found.update) answer.update = *found.update;
@@ -130,7 +127,6 @@ void Transaction::ask_extension(Given& given) {
     brings.gain = most / given.norm;
     brings.norm = most;
   }
-  if (std::isnan(brings.norm)) brings.norm = 0.0;  // the device will compute the norm and judge the update
   if (!core_.direction->is.blends) return;
   given.base = core_.ledger.kept.of(given.task.version);
   brings.base = given.base.data;

@@ -1,4 +1,4 @@
-// How a CUDA device reads and judges updates.
+// How a CUDA device reads updates.
 #include <cmath>
 #include <cstring>
 
@@ -20,14 +20,10 @@ constexpr int64_t kKept = int64_t{1} << 20;
 
 class OfDevice : public Inspector {
  public:
-  OfDevice(const Card& card, const Settings& settings, const DirectionState::Traits& is)
-      : card_(card), settings_(settings), is_(is) {
-    const int64_t scratch = cuda::judge_scratch(settings.size) * static_cast<int64_t>(sizeof(double));
-    const auto verdict = static_cast<int64_t>((sizeof(Verdict) + kApart - 1) / kApart * kApart);
-    own_ = card.memory->bytes(verdict + scratch);
-    card.memory->zero(own_.data, verdict + scratch);
-    verdict_ = reinterpret_cast<Verdict*>(own_.data);
-    scratch_ = reinterpret_cast<double*>(reinterpret_cast<char*>(own_.data) + verdict);
+  OfDevice(const Card& card, const Settings& settings, const DirectionState::Traits& is) : card_(card), is_(is) {
+    const int64_t scratch = cuda::measure_scratch(settings.size) * static_cast<int64_t>(sizeof(double));
+    scratch_ = card.memory->bytes(scratch);
+    card.memory->zero(scratch_.data, scratch);
     if (is.tensors == nullptr) return;
     const std::vector<int64_t> begins = is.tensors->begins();
     const auto first = static_cast<int64_t>(begins.size() * sizeof(int64_t));
@@ -45,13 +41,13 @@ class OfDevice : public Inspector {
       if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
     }
     if (prepared && is_.keeps) take(answer);
-    if (!prepared) judge(given);
+    if (!prepared) measure(given);
     if (is_.tensors != nullptr) sum_tensors(answer.update, *is_.tensors);
   }
 
  private:
-  // Asks the device for an update's norm, and waits for it, unless kernels obey the verdict.
-  void judge(Given& given) const {
+  // Asks the device for an update's norm, and waits for it.
+  void measure(Given& given) const {
     Answer& answer = *given.answer;
     if (answer.in_host) {
       bring(answer);
@@ -61,22 +57,14 @@ class OfDevice : public Inspector {
       hold_theirs(answer);
     }
     answer.in_host = false;
-    std::shared_ptr<cuda::Coming> coming = card_.queue->coming();
-    cuda::Rules rules;
-    if (answer.kind != Answer::kSum) rules.clip_norm = settings_.clip_norm;
-    cuda::judge(answer.update, {}, rules, scratch_, verdict_, coming->place(), card_.where());
-    if (!settings_.defers) card_.queue->mark(*coming);
+    auto* const sums = reinterpret_cast<double*>(card_.queue->pinned(cuda::kSums * sizeof(double)));
+    cuda::measure(answer.update, {}, reinterpret_cast<double*>(scratch_.data), sums, card_.where());
+    card_.queue->wait();
     if (is_.combines && answer.update.pieces.front().dtype == kEncodedThere) {
       auto& there = *static_cast<EncodedThere*>(answer.owner.get());
       there.numbers = nullptr, there.made = {};  // the queue has them until they are read
     }
-    given.norm = std::nan("");
-    if (!settings_.defers) {
-      given.norm = norm_of(coming->wait().norm2);
-      return;
-    }
-    given.findings.verdict = verdict_;
-    answer.later = std::move(coming);
+    given.norm = norm_of(sums[0]);
   }
 
   // Finds what is asked of each tensor of an update, and waits for it.
@@ -139,12 +127,9 @@ class OfDevice : public Inspector {
   }
 
   const Card card_;
-  const Settings& settings_;
   const DirectionState::Traits& is_;
-  store::Vector own_;  // the verdict, and scratch of a judge
-  Verdict* verdict_;
-  double* scratch_;
-  store::Vector parts_;  // of tensors: where they begin, and their sums
+  store::Vector scratch_;  // of a measurement
+  store::Vector parts_;    // of tensors: where they begin, and their sums
 };
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "../cpu/cpu.h"
-#include "../math/fixed.h"
 #include "../store/encoded.h"
 #include "core.h"
 
@@ -35,12 +34,7 @@ class OfProcessor : public Inspector {
   // The sum of squares of an update.
   double squares_of(const Answer& answer, cpu::Tensors* tensors) const {
     if (tensors == nullptr && store::is_encoded(answer.update)) return store::encoded_in(answer.update)->squares();
-    if (!answer.is_whole()) return cpu::sum_squares(answer.update, tensors);
-    const auto* terms = static_cast<const int64_t*>(answer.update.pieces.front().data);
-    const cpu::FixedNorm found = cpu::norm_of_fixed(terms, answer.update.size);
-    if (found.largest > fixed_limit(answer.count))
-      throw Refusal(Why::kTooLarge, "an exact sum that " + std::to_string(answer.count) + " updates cannot have");
-    return found.squares * is_.sums->unit * is_.sums->unit;
+    return cpu::sum_squares(answer.update, tensors);
   }
 
   // Copies an update, less the model that it was trained from if it is one, to a record or to memory of its own.
@@ -58,10 +52,6 @@ class OfProcessor : public Inspector {
     }
     const Update from = std::exchange(answer.update, update_at(record != nullptr ? record->parts : parts));
     void* const to = const_cast<void*>(answer.update.pieces.front().data);
-    if (answer.is_whole()) {
-      std::memcpy(to, from.pieces.front().data, static_cast<size_t>(from.size) * sizeof(int64_t));
-      return squares_of(answer, nullptr);
-    }
     if (!answer.base) return cpu::absorb(from, answer.update, is_.tensors);
     std::vector<std::atomic<int32_t>> largest(1);
     cpu::fold({{from, answer.base.data, 1.0f, answer.base.dtype}}, nullptr, static_cast<float*>(to), largest);

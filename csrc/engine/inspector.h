@@ -1,4 +1,4 @@
-// How updates are read and judged: by the processor, which copies them, or by a device, which is asked for a verdict.
+// How updates are read: by the processor, which copies them, or by a device, which is asked for their norms.
 // A server asks once which of the two it has.
 #pragma once
 

@@ -19,8 +19,8 @@ class OnCpu : public Runner {
                                 bool apart) override {
     return cpu::pair_sums(held, size, wanted, apart);
   }
-  void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) override {
-    cpu::accumulate(update, acc, static_cast<float>(weight), out, upper);
+  void accumulate(const Update& update, const float* acc, double weight, float* out) override {
+    cpu::accumulate(update, acc, static_cast<float>(weight), out);
   }
   void recompute_sum(const Rows& rows, const float* weights, float* sum) override {
     cpu::recompute_sum(rows, weights, sum, 0, (rows.size + kBlock - 1) / kBlock, 1);
@@ -41,8 +41,8 @@ class ReadsOnce : public OnCpu {
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
     squares = cpu::step_once(update, direction, optimizer);
   }
-  void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) override {
-    squares = cpu::accumulate_once(update, acc, static_cast<float>(weight), out, upper);
+  void accumulate(const Update& update, const float* acc, double weight, float* out) override {
+    squares = cpu::accumulate_once(update, acc, static_cast<float>(weight), out);
   }
 };
 

@@ -73,7 +73,7 @@ class Launches : public Runner {
     return found;
   }
 
-  void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper&) override {
+  void accumulate(const Update& update, const float* acc, double weight, float* out) override {
     launches.push_back([&update, acc, weight, out](const cuda::Where& where, const char*) {
       cuda::accumulate(update, acc, weight, out, where);
     });
@@ -182,13 +182,12 @@ class OnCuda : public Device {
   void settle() noexcept override { card_.queue->settle(); }
   void hold(const store::Owner& owner) override { card_.queue->hold(owner); }
 
-  void launch(const void* verdict) override {
+  void launch() override {
     struct Clears {
       ~Clears() { kernels.clear(); }
       Launches& kernels;
     } const clears{*kernels_};
-    cuda::Where where = card_.where();
-    where.verdict = static_cast<const Verdict*>(verdict);
+    const cuda::Where where = card_.where();
     const char* const bytes = bring(where);
     const auto& launches = kernels_->launches;
     for (size_t done = 0; done < launches.size(); ++done) {
@@ -199,12 +198,6 @@ class OnCuda : public Device {
         throw;
       }
     }
-  }
-
-  std::shared_ptr<Judgement> coming(const void* verdict) override {
-    std::shared_ptr<cuda::Coming> coming = card_.queue->coming();
-    cuda::copy(coming->place(), verdict, static_cast<int64_t>(sizeof(Verdict)), card_.where());
-    return coming;
   }
 
   void load(const Optimizer& optimizer, const DirectionState& of) override {
@@ -219,9 +212,9 @@ class OnCuda : public Device {
     Update whole, pieces;
     whole.add(some, 8, kFloat32);
     pieces.add(some, 4, kFloat32), pieces.add(some, 4, kFloat32);
-    std::vector<double> scratch(static_cast<size_t>(cuda::judge_scratch(whole.size)));
+    std::vector<double> scratch(static_cast<size_t>(cuda::measure_scratch(whole.size)));
     for (const Update* update : {&whole, &pieces}) {
-      cuda::judge(*update, {}, {}, scratch.data(), nullptr, nullptr, loads);
+      cuda::measure(*update, {}, scratch.data(), nullptr, loads);
       cuda::accumulate(*update, some, 1.0, nullptr, loads);
       for (const DirectionKind kind : {kSingle, kFlush, kBlend, kMean}) {
         if (kind == kMean && format < 0) continue;

@@ -1,5 +1,5 @@
 // A server on a CUDA device: its kernels, which are collected and start in one call when all data that they need is
-// where the device reads it (on_cuda.cpp), and how it judges updates (inspect_on_cuda.cpp).
+// where the device reads it (on_cuda.cpp), and how it reads updates (inspect_on_cuda.cpp).
 #pragma once
 
 #include <functional>

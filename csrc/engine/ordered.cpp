@@ -8,7 +8,6 @@ Ordered::Ordered(std::shared_ptr<DirectionState> round) : DirectionState(round->
   is.keeps = true;
   is.sums = this;
   is.privacy = round_->is.privacy;
-  unit = round_->is.sums->unit;
 }
 
 Outcome Ordered::plan(const Contributions& given, bool closes, ReadMode) {

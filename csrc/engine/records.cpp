@@ -78,16 +78,16 @@ void Records::begin(Given& given, const Update& numbers, const Ledger& ledger) c
   given.record.front().blob = answer.blob;
 }
 
-void Records::decide(Given& given, bool scales) const {
+void Records::decide(Given& given) const {
   if (given.record.empty()) return;
   Receipt& receipt = given.answer->receipt;
   receipt.sequence = journal_->next();
   given.operation.decided = {0};
-  if (!std::isnan(receipt.norm) || given.answer->later)
+  if (!std::isnan(receipt.norm))
     given.operation.decided = {1, receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
   log::Entry& record = given.record.front();
   log::decide(record, given.operation);
-  record.later = given.answer->later, record.scales = scales, record.waits = journal_->waits(receipt.applied);
+  record.waits = journal_->waits(receipt.applied);
 }
 
 }  // namespace fastagg::engine

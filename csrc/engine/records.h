@@ -24,8 +24,8 @@ class Records {
   log::Queued of(const log::Operation& operation) const;
   // Of an answer: with room for its numbers.
   void begin(Given& given, const Update& numbers, const Ledger& ledger) const;
-  // Writes its outcome, which its receipt tells. `scales`: of a step that is made of it alone.
-  void decide(Given& given, bool scales) const;
+  // Writes its outcome, which its receipt tells.
+  void decide(Given& given) const;
   void add(log::Queued record) const noexcept {
     if (!record.empty()) journal_->push(std::move(record));
   }

@@ -119,9 +119,9 @@ bool AnswerTransaction::may_read_once() const {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && given_.front().counts &&
-         !answer_.is_private && !answer_.base && !answer_.is_whole() &&
-         (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) && !core_.place.device && !core_.records &&
-         core_.clip_norm() == 0.0 && !core_.prepares(answer_) && !core_.steps_in_python() &&
+         !answer_.is_private && !answer_.base && (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) &&
+         !core_.place.device && !core_.records && core_.clip_norm() == 0.0 && !core_.prepares(answer_) &&
+         !core_.steps_in_python() &&
          (core_.optimizer.nbytes() == 0 || !direction.would_step(answer_.count));  // moments move in place
 }
 
@@ -314,7 +314,7 @@ void Transaction::write_receipt(Given& given, bool ends, double norm) {
     receipt.step_size = direction.is.immediate ? step_.lr * weight * direction.scale(given.brings) : step_.lr;
   receipt.norm = norm;
   receipt.weight = weight;
-  core_.records.decide(given, direction.is.immediate);
+  core_.records.decide(given);
 }
 
 // The last that may fail: statistics, and a row that a checkpoint has not written yet.
@@ -352,7 +352,7 @@ void Transaction::run() {
     // What only this step may be the last to hold.
     device->hold(core_.model.current.owner);
     for (const Given& one : given_) device->hold(one.base.owner);
-    device->launch(given_.empty() ? nullptr : given_.front().findings.verdict);
+    device->launch();
   } catch (...) {
     core_.direction->cancel();
     throw;

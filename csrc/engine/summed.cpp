@@ -66,7 +66,7 @@ void Summed::run(Runner& runner, const Optimizer& optimizer) {
   } else if (models_.empty() && !given_.empty()) {
     for (size_t i = 0; i + (steps ? 1 : 0) < given_.size(); ++i, none = false)
       runner.accumulate(*given_[i].update, none ? nullptr : sum.acc.data,
-                        given_[i].gain * is.sign * weight_of(given_[i]), sum.into().data, {});
+                        given_[i].gain * is.sign * weight_of(given_[i]), sum.into().data);
     if (steps) return run_last(runner, *given_.back().update, none, optimizer);
   }
   if (steps) step_along(runner, 1.0, optimizer);

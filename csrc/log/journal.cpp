@@ -151,7 +151,6 @@ Queued Journal::entry(uint8_t kind, size_t nbytes) {
   entry.length = 0;
   entry.facts = UINT32_MAX;
   entry.counts = false;
-  entry.later.reset();
   return made;
 }
 
@@ -329,8 +328,6 @@ void Journal::work() noexcept {
 void Journal::write(const std::vector<Entry*>& group) {
   uint64_t needed = kBlock;  // the head of a life
   for (const Entry* one : group) needed += one->nbytes() + (one->nbytes() >= kLarge ? 2 * kBlock : 0);
-  for (Entry* one : group)
-    if (one->later) settle(*one);
   // behind the group there is room for the end of a life, and for the mark that says where the log goes on
   if (file_ < 0 && place_ > 0) open_segment();
   if (file_ < 0 || at_ + needed + 2 * kBlock > size_) next_segment(group.front()->sequence, needed + 3 * kBlock);

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "../store/blocks.h"
-#include "../verdict.h"
 #include "disk.h"
 #include "segment.h"
 
@@ -60,8 +59,6 @@ struct Entry {
   size_t begin = 0, length = 0, capacity = 0;  // capacity: of the body
   size_t facts = 0;                            // so much of the body is in the chain (segment.h)
   size_t outcome = 0;                          // where in the body an answer's outcome is
-  std::shared_ptr<Judgement> later;            // what a device will say of it; none: it is known
-  bool scales = false;                         // how that changes it (verdict.h)
   std::shared_ptr<Blob> blob;
 };
 // One, or none: what is queued is not made there.

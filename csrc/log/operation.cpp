@@ -182,13 +182,4 @@ void decide(Entry& entry, const Operation& operation) {
   std::memcpy(entry.body() + entry.outcome, &operation.decided, sizeof operation.decided);
 }
 
-void settle(Entry& entry) {
-  const Verdict verdict = entry.later->wait();
-  Decided decided;
-  std::memcpy(&decided, entry.body() + entry.outcome, sizeof decided);
-  apply(verdict, entry.scales, decided);
-  std::memcpy(entry.body() + entry.outcome, &decided, sizeof decided);
-  entry.later.reset();
-}
-
 }  // namespace fastagg::log

@@ -80,9 +80,8 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length);
 // The record of an operation without parts.
 Queued record_of(Journal& journal, const Operation& operation);
 // The record of an answer, with memory for its parts, where each part's `data` then points; `decide` writes the
-// outcome. If a device has not said all of it, `entry.later` has what it will say, and `settle` waits for that.
+// outcome.
 Queued record_of_answer(Journal& journal, Operation& operation);
 void decide(Entry& entry, const Operation& operation);
-void settle(Entry& entry);
 
 }  // namespace fastagg::log

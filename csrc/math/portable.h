@@ -72,10 +72,6 @@ struct Scalar {
   FASTAGG_FN F larger(F a, F b) { return a > b ? a : b; }
   FASTAGG_FN F smaller(F a, F b) { return a < b ? a : b; }
   FASTAGG_FN F sign(F value) { return value > 0.0f ? 1.0f : (value < 0.0f ? -1.0f : 0.0f); }
-  // The nearest whole number, ties to even. Of what has none in 32 bits any.
-  FASTAGG_FN U nearest(F value) {
-    return fabsf(value) < 2147483648.0f ? static_cast<U>(static_cast<I>(rintf(value))) : 0x80000000u;
-  }
   FASTAGG_FN U bits(F value) { return bits_of(value); }
   FASTAGG_FN F from_bits(U bits) { return float_from_bits(bits); }
   FASTAGG_FN F number(I whole) { return static_cast<F>(whole); }

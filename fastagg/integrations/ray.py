@@ -204,8 +204,7 @@ class Leaves:
     ) -> None:  # fmt: skip
         self._server, self._working = server, dict[Foreign, tuple[Client, fastagg.Dispatch]]()
         self._stored: tuple[int, Foreign] = -1, None  # the newest version, which all leaves read in Ray's store
-        exact = getattr(server.direction, "exact", None)
-        settings = {"clip_norm": server.clip_norm, "weighting": server.weighting, "exact": exact}
+        settings = {"clip_norm": server.clip_norm, "weighting": server.weighting}
         actor: Foreign = ray.remote(_Leaf).options(**{**_ACTOR, "max_task_retries": 3, **options})
         whole = Part(server.layout, None, True)
         self._actors = {leaf: actor.remote(whole, settings, [*own], train) for leaf, own in clients.items()}

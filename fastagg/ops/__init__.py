@@ -15,35 +15,27 @@ from fastagg.ops.cached import cached_step_, read_row
 from fastagg.ops.checks import OPTIMIZERS, Update
 from fastagg.ops.combine import RobustRule, combine
 from fastagg.ops.distill import SoftTargets, alpha_bounds, distillation_loss, soft_targets
-from fastagg.ops.exact import ExactSum, accumulate_exact_, add_exact_, exact_norm, exact_unit, read_exact
-from fastagg.ops.exact import whole_numbers as whole_numbers
 from fastagg.ops.place import on_cuda
 from fastagg.ops.step import step_
-from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, inspect, judge
+from fastagg.ops.update import Distances, Inspection, accumulate_, difference, distances, inspect, measure
 
 __all__ = [
     "OPTIMIZERS",
     "Distances",
-    "ExactSum",
     "Inspection",
     "RobustRule",
     "SoftTargets",
     "Update",
     "accumulate_",
-    "accumulate_exact_",
-    "add_exact_",
     "alpha_bounds",
     "cached_step_",
     "combine",
     "difference",
     "distances",
     "distillation_loss",
-    "exact_norm",
-    "exact_unit",
     "inspect",
-    "judge",
+    "measure",
     "on_cuda",
-    "read_exact",
     "read_row",
     "soft_targets",
     "step_",

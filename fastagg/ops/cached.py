@@ -36,7 +36,6 @@ def cached_step_(
     weight: float = 1.0,
     acc_scale: float = 1.0,
     out: Tensor | None = None,
-    verdict: Tensor | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
     """Store an update as a client's row and step the model along the sum of rows, in one pass over memory.
@@ -64,8 +63,6 @@ def cached_step_(
         entering, leaving, sum_scale, terms, weight, acc_scale: as above. ``terms`` are (slot, weight) pairs.
         acc, fresh: the buffer of calibrated updates, [d]. With ``fresh`` its old content counts as zero.
         out: output for the new model. None writes it to ``x``.
-        verdict: result of :func:`fastagg.ops.judge`, on CUDA. Its gain and weight are multiplied into ``gain``. If it
-            rejects the update, the row does not change, or becomes zero if there was none.
         optimizer: the optimizer's keywords, as in :func:`step_`.
 
     Returns:
@@ -95,7 +92,7 @@ def cached_step_(
         held |= {"write": write, "read": read, "terms": terms}
     elif write >= 0 or read >= 0 or terms:
         raise ConfigError("cache: needed to write, read or add rows, got None")
-    run(native.step, pieces, verdict, held)
+    run(native.step, pieces, held)
     return x if out is None else out
 
 

@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fastagg._build import native
-from fastagg.errors import ConfigError, DeviceError, DTypeMismatch
+from fastagg.errors import DeviceError
 from fastagg.storage.pieces import HOST, Pieces
 
-NUMBERS = 6  # of a verdict
 _MOST_PIECES = 200  # csrc/cuda/cuda.h, kMostPieces
 
 
@@ -24,11 +22,9 @@ class Cuda(NamedTuple):
     stream: int
 
 
-def where(on: Cuda, verdict: Tensor | None = None) -> native.cuda.Where:
-    """A device, a stream and the verdict that applies, in the form that launches take (csrc/cuda/cuda.h)."""
-    return native.cuda.Where(
-        device=on.device, stream=on.stream, verdict=0 if verdict is None else verdict.data_ptr()
-    )  # fmt: skip
+def where(on: Cuda) -> native.cuda.Where:
+    """A device and a stream, in the form that launches take (csrc/cuda/cuda.h)."""
+    return native.cuda.Where(device=on.device, stream=on.stream)
 
 
 CPU = Cuda(-1, 0)
@@ -46,12 +42,6 @@ def place(device: torch.device) -> Cuda:
         index = torch.cuda.current_device() if device.index is None else device.index
         return Cuda(index, torch.cuda.current_stream(device).cuda_stream)
     raise DeviceError(f"{device}: this build of fastagg has no kernels for it; move the vectors to the CPU")
-
-
-def on_host_only(what: str, device: torch.device) -> None:
-    """Refuse a server's device that has no kernels for something."""
-    if place(device) is not CPU:
-        raise ConfigError(f"{what}, got device {device}; use device='cpu'")
 
 
 def on_cuda(device: torch.device) -> bool:
@@ -79,18 +69,7 @@ def on_device(pieces: Pieces) -> Pieces:
     return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])
 
 
-def check_verdict(verdict: Tensor, device: torch.device) -> None:
-    if place(device) is CPU:
-        raise ConfigError(f"verdict: obeyed by CUDA kernels, the update is on {device}")
-    if verdict.dtype is not torch.float64 or verdict.shape != (NUMBERS,) or verdict.device != device:
-        raise DTypeMismatch(
-            f"verdict: expected {NUMBERS} float64 numbers on {device}, got {verdict.dtype} on {verdict.device}"
-        )
-
-
-def run(kernel: Callable[..., None], pieces: Pieces, verdict: Tensor | None, given: dict[str, Any]) -> None:
-    if verdict is not None:
-        check_verdict(verdict, pieces.device)
+def run(kernel: Callable[..., None], pieces: Pieces, given: dict[str, Any]) -> None:
     on = place(pieces.device)
     if not pieces.size:  # an empty tensor has no address
         return
@@ -98,4 +77,4 @@ def run(kernel: Callable[..., None], pieces: Pieces, verdict: Tensor | None, giv
         kernel(pieces.native, None, given)
     else:
         there = on_device(pieces)  # until the kernel was launched
-        kernel(there.native, where(on, verdict), given)
+        kernel(there.native, where(on), given)

@@ -31,7 +31,6 @@ def step_(
     scale: float = 1.0,
     base: Tensor | None = None,
     out: Tensor | None = None,
-    verdict: Tensor | None = None,
     eps_root: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
@@ -63,8 +62,6 @@ def step_(
         acc, scale: the buffer's sum so far, [d] (read only), and the factor that turns it into a mean.
         base: the version the client started from, [d].
         out: output for the new model, [d]. None writes it to ``x``. It must not overlap ``x`` partly.
-        verdict: result of :func:`fastagg.ops.judge`, on CUDA. Its gain and weight are multiplied into ``gain`` and
-            ``weight``. An update that it rejects counts as zero (with ``base``, D is zero).
         eps_root: added to the (corrected) second moment, under the root.
         weight_decay: the optimizer is given ``D - weight_decay*x`` for ``D``; or, with ``decoupled_weight_decay``,
             ``(1 - lr*weight_decay)*x`` for ``x``.
@@ -91,5 +88,5 @@ def step_(
         held |= {"kind": "blend", "base": vector("base", base, size, device)}
     if acc is not None and base is not None:
         raise ConfigError("acc and base are two different directions; give one of them")
-    run(native.step, pieces, verdict, held)
+    run(native.step, pieces, held)
     return x if out is None else out

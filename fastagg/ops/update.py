@@ -1,4 +1,4 @@
-"""Reading an arriving update: inspect, compare, judge, accumulate."""
+"""Reading an arriving update: inspect, compare, measure, accumulate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.ops.checks import Update, address, apart, apart_from, update_of, vector
-from fastagg.ops.place import CPU, NUMBERS, on_device, place, run, where
+from fastagg.ops.place import CPU, on_device, place, run, where
 from fastagg.storage import memory
 from fastagg.storage.pieces import as_pieces
 
@@ -29,7 +29,7 @@ def inspect(update: Update) -> Inspection:
     The norm is summed in float64 in a fixed order. So it has the same bits on any number of threads.
     """
     pieces = as_pieces(update)
-    total = native.sum_squares(update_of(pieces)) if place(pieces.device) is CPU else judge(pieces).tolist()[0]
+    total = native.sum_squares(update_of(pieces)) if place(pieces.device) is CPU else measure(pieces).tolist()[0]
     return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
 
 
@@ -57,7 +57,7 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
     at = {name: vector(name, given, pieces.size, pieces.device) for name, given in (("x", x), ("base", base))}
     if place(pieces.device) is CPU:
         return distances_from(native.distances(update_of(pieces), inner=inner, **at))
-    norm, moved, product, *_ = judge(pieces, x=x, base=base, inner=inner).tolist()
+    norm, moved, product = measure(pieces, x=x, base=base, inner=inner).tolist()
     return distances_from((moved, norm, product))
 
 
@@ -68,32 +68,18 @@ def distances_from(sums: tuple[float, float, float]) -> Distances:
     return Distances(finite, math.sqrt(moved), math.sqrt(norm) if norm >= 0 else norm, product)
 
 
-def judge(
-    update: Update,
-    *,
-    x: Tensor | None = None,
-    base: Tensor | None = None,
-    inner: bool = False,
-    clip_norm: float | None = None,
-    lam: float | None = None,
-    eps: float = 1.0,
-    gamma_max: float | None = None,
-) -> Tensor:
-    """Compute an update's norms on the device, and the gain and weight that follow (CUDA only).
+def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = None, inner: bool = False) -> Tensor:
+    """Compute an update's norm, and how far the model has moved, on a CUDA device, without waiting for it.
 
-    The call does not wait for the device. Sums are in float64 in a fixed order and have the CPU's bits.
+    Sums are in float64 in a fixed order and have the CPU's bits.
 
     Args:
         update: d elements, on a CUDA device.
         x, base: the model and the version that the update was trained from, [d], if their distance is needed.
         inner: whether to compute ``(x - base).update`` too.
-        clip_norm: the largest norm; ``gain = min(1, clip_norm/|update|)``.
-        lam, eps, gamma_max: AsyncFedED (its Eqs. 6 and 7): ``weight = lam/(gamma + eps)`` with
-            ``gamma = |x - base|/(gain*|update|)``. An update of norm zero, or beyond ``gamma_max``, is rejected.
 
     Returns:
-        [6] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update, gain, weight, keep``. ``keep`` is 0
-        if the update is rejected or an element is not finite.
+        [3] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update``; 0 for what is not asked for.
 
     Raises:
         ConfigError: the update is not on a CUDA device.
@@ -102,33 +88,27 @@ def judge(
     pieces = as_pieces(update)
     on = place(pieces.device)
     if on is CPU:
-        raise ConfigError(f"judge: for updates on a CUDA device, got one on {pieces.device}")
+        raise ConfigError(f"measure: for updates on a CUDA device, got one on {pieces.device}")
     for name, given in (("x", x), ("base", base)):
         if given is not None:
             vector(name, given, pieces.size, pieces.device)
     if (x is None) != (base is None):
-        raise ConfigError("judge: x and base belong together")
-    if lam is not None and x is None:
-        raise ConfigError("judge: x and base belong together, and lam needs them")
-    rules = native.cuda.Rules(clip_norm=clip_norm or 0.0, lam=lam or 0.0, eps=eps, gamma_max=gamma_max or 0.0)
-    numbers = NUMBERS + native.cuda.judge_scratch(pieces.size)
-    found = memory.empty(numbers, pieces.device, torch.float64)
-    verdict, scratch = found[:NUMBERS], found[NUMBERS:]
-    scratch[native.cuda.judge_counters(pieces.size) :].zero_()
+        raise ConfigError("measure: x and base belong together")
+    numbers = memory.empty(3 + native.cuda.measure_scratch(pieces.size), pieces.device, torch.float64)
+    sums, scratch = numbers[:3], numbers[3:]
+    scratch[native.cuda.measure_counters(pieces.size) :].zero_()
     against = native.cuda.Against(x=address(x), base=address(base), inner=inner)
     there = on_device(pieces)
-    native.cuda.judge(
-        update_of(there), against, rules, scratch=scratch.data_ptr(), verdict=verdict.data_ptr(), where=where(on)
-    )
-    return verdict
+    native.cuda.measure(
+        update_of(there), against, scratch=scratch.data_ptr(), sums=sums.data_ptr(), where=where(on)
+    )  # fmt: skip
+    return sums
 
 
-def accumulate_(
-    acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool = False, verdict: Tensor | None = None
-) -> Tensor:
+def accumulate_(acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool = False) -> Tensor:
     """``acc += weight*update`` (12 bytes per parameter); with ``fresh``, ``acc = weight*update`` (8 bytes).
 
-    FedBuff's and FADAS's buffer (the FADAS paper, Algorithm 1, line 4). ``verdict`` is as in :func:`fastagg.ops.step_`.
+    FedBuff's and FADAS's buffer (the FADAS paper, Algorithm 1, line 4).
 
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update partly. Nothing was
@@ -137,7 +117,7 @@ def accumulate_(
     pieces = as_pieces(update)
     at = vector("acc", acc, pieces.size, pieces.device)
     apart_from("acc", at, pieces)
-    run(native.accumulate, pieces, verdict, {"acc": 0 if fresh else at, "weight": weight, "out": at})
+    run(native.accumulate, pieces, {"acc": 0 if fresh else at, "weight": weight, "out": at})
     return acc
 
 
@@ -149,5 +129,5 @@ def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     vector("b", b, size, device)
     apart("out", out, "a", a)
     apart("out", out, "b", b)
-    run(native.accumulate, pieces, None, {"acc": at, "weight": -1.0, "out": to})
+    run(native.accumulate, pieces, {"acc": at, "weight": -1.0, "out": to})
     return out

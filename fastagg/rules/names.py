@@ -38,5 +38,4 @@ AceMode = Literal["incremental", "direct", "client"]
 Weighting = Literal["uniform", "samples", "tokens"]
 Buffers = Literal["mean", "weighted", "latest", "keep"]
 ByName = Literal["mean", "weighted", "max", "keep", "first"]  # of the buffers whose names fit a pattern
-Validate = Literal["sync", "deferred"]
 ModelDtype = Literal["bf16"]

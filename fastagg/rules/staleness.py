@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg._checks import Count, NotNegative, Positive
-from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.registry import Part
 from fastagg.rules.names import Rule
@@ -124,14 +123,6 @@ class Staleness(Part):
 
     def _weighed(self, facts: Facts) -> Weighed:
         return Weighed(self.weigh(facts))
-
-    def _rules(self) -> Plain:
-        """Settings for :func:`fastagg.ops.judge`, if the device computes the weight."""
-        return {}
-
-    def _next_steps(self, local_steps: int | None, gamma: float) -> int:
-        """The next number of local steps of a client; 0: no change."""
-        return 0
 
 
 @dataclass(frozen=True)
@@ -328,9 +319,6 @@ class Euclidean(Staleness):
         if self.gamma_max is not None and gamma > self.gamma_max:
             return Weighed(None, steps)
         return Weighed(self.lam / (gamma + self.eps), steps)
-
-    def _rules(self) -> Plain:
-        return {"lam": self.lam, "eps": self.eps, "gamma_max": self.gamma_max}
 
     def _next_steps(self, local_steps: int | None, gamma: float) -> int:
         steps = (local_steps or self.local_steps) + math.floor((self.gamma_bar - gamma) * self.kappa)

@@ -17,14 +17,12 @@ from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, NonFiniteUp
 from fastagg.model import Layout, Parsed
 from fastagg.ops.checks import update_of
 from fastagg.ops.place import on_device
-from fastagg.rules.staleness import Staleness
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Partial, Samples, check_task
 from fastagg.server.engine import Parts, Running, reported
-from fastagg.server.extension import OnDevice
 from fastagg.storage import staging
 from fastagg.storage.encoded import Encoded
-from fastagg.storage.pieces import Pieces, pieces_of_whole
+from fastagg.storage.pieces import Pieces
 
 _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
 _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names
@@ -69,8 +67,7 @@ class Admission:
     def of(self, parsed: Parsed, control: object = None, extra: object = None) -> Native:
         """Return an update as the numbers of an answer."""
         parts = self.parts
-        if not parts.defers:
-            refuse_non_finite_buffers(parsed)
+        refuse_non_finite_buffers(parsed)
         looked_at = self.running.extension.always or parsed.buffers is not None or parsed.counters is not None
         if parts.on_host:
             answer = native.engine.numbers(parsed.parameters)
@@ -84,7 +81,7 @@ class Admission:
             answer = native.engine.numbers(pieces)
             if looked_at:
                 buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
-                answer.with_extra(OnDevice(Parsed(pieces, buffers, parsed.counters)))
+                answer.with_extra(Parsed(pieces, buffers, parsed.counters))
             if self.logs:
                 host = torch.device("cpu")
                 answer.with_copy(parsed.parameters.to(host))
@@ -140,23 +137,14 @@ class Admission:
 
     def of_sum(self, partial: Partial) -> Native:
         """Return a leaf's sum as the numbers of an answer."""
-        layout = self.parts.layout
-        if partial.exact is None:
-            answer = self.of(layout.parse(partial.total))
-        else:
-            answer = native.engine.numbers(pieces_of_whole(ops.whole_numbers("total", partial.total, layout.size)))
+        answer = self.of(self.parts.layout.parse(partial.total))
         answer.sum_of(partial.updates, float(partial.weight))
         return answer
 
     def check_sum(self, partial: Partial) -> None:
         """Check a leaf's sum, except its numbers."""
         settings, extension = self.parts.settings, self.running.extension
-        check_partial(partial, settings["weighting"], getattr(self.parts.direction, "exact", None))
-        if partial.exact is not None and type(self.parts.staleness).weight is not Staleness.weight:
-            raise ConfigError(
-                f"receive_partial: {type(self.parts.staleness).__name__} weighs updates by their delay, and an exact "
-                "sum of several is not weighed again; use a policy that changes the rate (DelayAdaptive), or exact=None"
-            )
+        check_partial(partial, settings["weighting"])
         adds_up = self.parts.direction.buffered and not extension.state.asks and not settings["deterministic"]
         if not adds_up or extension.measures:
             raise ConfigError(
@@ -185,14 +173,10 @@ def nearer_to_model(pieces: Pieces, flat: Tensor) -> bool:
     return found
 
 
-def check_partial(partial: Partial, weighting: str, exact: float | None) -> None:
-    """Check what a leaf's sum is made of. ``exact``: the setting of whoever takes it."""
+def check_partial(partial: Partial, weighting: str) -> None:
+    """Check what a leaf's sum is made of."""
     if not isinstance(partial, Partial):
         raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
-    if partial.exact != exact:
-        raise ConfigError(
-            f"exact: the sum was made with exact={partial.exact}, expected {exact}: set it alike everywhere"
-        )
     _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
     _checks.number("weight", partial.weight, least=0)
     if weighting == "uniform" and partial.weight != partial.updates:

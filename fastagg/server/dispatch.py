@@ -212,14 +212,11 @@ class Pace:
         return max(1, math.floor(self.fastest * speed[0] / max(speed[0], *others, 0.0)))
 
 
-_OUTCOME = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight", "kept")
+_OUTCOME = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight")
 
 
 class Receipt(native.Receipt):
     """The outcome of one update. Receipts with the same values are equal.
-
-    With ``validate="deferred"`` the device checks the update, and ``receive`` does not wait for it. The first read of
-    ``applied``, ``step_size``, ``update_norm``, ``weight`` or ``kept`` waits for the result.
 
     Attributes:
         client: the sender.
@@ -230,9 +227,6 @@ class Receipt(native.Receipt):
         update_norm: Euclidean norm of the update before clipping. NaN if a trained model was added without
             computing its difference (``docs/algorithms.md``, the synchronous rules).
         weight: the staleness policy's weight s(tau).
-        kept: whether the update was used. It is False only with ``validate="deferred"``, if an element was not finite
-            (or, with :class:`fastagg.Euclidean`, the norm was zero or the update too stale). The update then counted as
-            zero, the client's cached update did not change, and the version increased.
         task: the id of the task that was answered (:attr:`Dispatch.id`). None if there was none, as at the end of a
             round, and in copies made by ``pickle``. It is not compared.
         durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
@@ -259,9 +253,8 @@ class Receipt(native.Receipt):
         step_size: float | None,
         update_norm: float,
         weight: float,
-        kept: bool = True,
     ) -> None:
-        self._fill(client, applied, version, delay, step_size, update_norm, weight, kept)
+        self._fill(client, applied, version, delay, step_size, update_norm, weight)
 
     if not TYPE_CHECKING:  # so that a misspelt attribute is still found
 
@@ -282,24 +275,21 @@ class Receipt(native.Receipt):
         return f"{type(self).__name__}({shown})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), self._values()  # the numbers, not the device's memory they are read from
+        return type(self), self._values()
 
 
 class Partial(NamedTuple):
     """The result of a leaf: a part of a buffer's sum.
 
     Attributes:
-        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples. An exact sum is int64 [d], in
-            multiples of ``fastagg.ops.exact_unit(exact)``.
+        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
         updates: the number of updates in it.
         weight: ``sum_i n_i``, its weight in the mean.
-        exact: the leaf's setting.
     """
 
     total: Tensor
     updates: int
     weight: float
-    exact: float | None = None
 
 
 def check_task(task: object) -> Dispatch:

@@ -57,11 +57,6 @@ class Parts(NamedTuple):
         return place(self.device) is CPU
 
     @property
-    def defers(self) -> bool:
-        """Whether the device's verdicts are read later."""
-        return self.settings["validate"] == "deferred" and not self.on_host
-
-    @property
     def num_clients(self) -> int | None:
         """n, by the direction or the setting."""
         return self.direction.clients if self.direction.clients is not None else self.settings["num_clients"]
@@ -107,7 +102,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     )
     extension = Extension(
         direction, optimizer, parts.staleness, layout, state, statistics, device=parts.device, on_host=parts.on_host,
-        clip_norm=settings["clip_norm"], defers=parts.defers,
+        clip_norm=settings["clip_norm"],
     )  # fmt: skip
     clients = parts.num_clients
     engine = native.engine.Engine(
@@ -118,7 +113,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             largest_model=_largest(layout, flat),
             keeps_versions=extension.keeps_model, participation=_participation(direction, settings),
             closes_early=direction.buffered and not state.asks,
-            folds=_folds(parts, extension), defers=parts.defers, staleness=_native_staleness(parts.staleness),
+            folds=_folds(parts, extension), staleness=_native_staleness(parts.staleness),
         ),
         direction=native.engine.Ordered(state.native) if settings["deterministic"] else state.native,
         optimizer=native.engine.Optimizer(
@@ -191,8 +186,6 @@ def state_of(running: Running, *, rows: bool = True) -> State:
         rows: False: without the rows of a client cache, which somebody copies one by one.
     """
     engine, extension = running.engine, running.extension
-    for client in list(extension.pending):
-        extension.settle(client, engine)
     tasks = as_tensors(engine.tasks())
     ids, offset = tasks.pop("ids"), tasks.pop("offset")
     taken_part = {} if extension.taken_part is None else {"taken_part": extension.taken_part.times()}

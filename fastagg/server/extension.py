@@ -1,15 +1,12 @@
 """What Python does within a step: rules that need more than the engine does by itself, and the state that lives here.
 
 The engine calls these methods before anything changes (csrc/bindings/extension.h). Most servers need none of them. Some
-rules need more before they can plan: distances, or a direction or policy in Python. And on a CUDA device the kernels
-obey the device's verdict, which the host reads later.
+rules need more before they can plan: distances, or a direction or policy in Python.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,18 +27,9 @@ from fastagg.rules.staleness import Facts, Staleness
 from fastagg.server.statistics import Statistics, divided
 from fastagg.storage import memory, staging
 from fastagg.storage.cell import Swapped
-from fastagg.storage.later import Later
 from fastagg.storage.pieces import Pieces
 
 Moves = list[Move]
-
-
-@dataclass(eq=False)
-class OnDevice:
-    """An update on a device: what the engine does not read, and the verdict that comes later."""
-
-    parsed: Parsed  # its running statistics may be on the device
-    verdict: Tensor | None = None  # once it was asked for
 
 
 class TakenPart:
@@ -72,7 +60,6 @@ class Extension:
     Attributes:
         held: the running statistics of the current version.
         state: the direction's.
-        pending: of clients, the answers (version, local steps, verdict) that the device still judges.
         always: whether :meth:`prepare` is called for every update.
     """
 
@@ -81,11 +68,11 @@ class Extension:
 
     def __init__(
         self, direction: Direction, optimizer: Optimizer, staleness: Staleness, layout: Layout, state: DirectionState,
-        held: Statistics, *, device: torch.device, on_host: bool, clip_norm: float | None, defers: bool,
+        held: Statistics, *, device: torch.device, on_host: bool, clip_norm: float | None,
     ) -> None:  # fmt: skip
         self.direction, self.optimizer, self.staleness, self.layout = direction, optimizer, staleness, layout
         self.state, self.held, self.device, self.on_host = state, held, device, on_host
-        self.clip_norm, self.defers = clip_norm, defers
+        self.clip_norm = clip_norm
         self.measures = staleness.measures or direction.measures
         self.needs_base = direction.needs_base or staleness.needs_base
         self.keeps_model = self.needs_base or self.measures
@@ -97,7 +84,6 @@ class Extension:
         # whether Python reads the numbers of updates and models, and not only what was measured of them
         self.reads_update = not on_host or state.asks or staleness.looks
         self.own = {}
-        self.pending: dict[int | str, list[tuple[int, int | None, Later]]] = {}
 
     def asks(self) -> Native:
         """Return which methods the engine calls."""
@@ -127,14 +113,14 @@ class Extension:
         """Return bounds of the elements of a version, of first and of second moments."""
         return largest(model), *bounds_of(moments)
 
-    def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, OnDevice | None]:
+    def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, Parsed | None]:
         """Return an answer of a log as it came to the device: the update there, and what the engine does not read."""
         pieces = on_device(staging.upload(Pieces(update), self.device))
         if reported is None:
-            return pieces, OnDevice(Parsed(pieces, None, None)) if self.always else None
+            return pieces, Parsed(pieces, None, None) if self.always else None
         buffers = None if reported.values is None else staging.upload(Pieces([reported.values]), self.device)
         counters = divided(reported.counters, self.held.counters) if reported.counters else None
-        return pieces, OnDevice(Parsed(pieces, buffers, counters))
+        return pieces, Parsed(pieces, buffers, counters)
 
     def fits(self, values: int, counters: int) -> bool:
         """Return whether the model has so many statistics."""
@@ -146,8 +132,7 @@ class Extension:
         one (``drop``) or none (``keep``). None: they stay as they are."""
         found = self.held
         for one, share in sent:
-            of_device = isinstance(one, OnDevice)
-            found = found.add_on_device(one.parsed, one.verdict, share) if of_device else found.add(one, share)
+            found = found.add_on_device(one, share) if isinstance(one, Parsed) else found.add(one, share)
         found = found.after(outcome)
         return None if found is self.held else found
 
@@ -174,10 +159,6 @@ class Extension:
         base = asked.kept if self.keeps_model and self.reads_update else None
         delay = asked.now - asked.version
         local_steps = asked.local_steps or None
-        if self.defers:
-            facts = Facts(asked.client, asked.version, delay, update, 1.0, math.nan, None, local_steps)
-            self._let_device_judge(found, facts, asked, base)
-            return found
         moved, cosine = self._measure(found, update, asked, base)
         norm, clip = found.norm, self.clip_norm
         gain = 1.0 if clip is None or norm <= clip else clip / norm
@@ -244,8 +225,7 @@ class Extension:
 
     def _ask_direction(self, found: Native, facts: Facts, asked: Native, cosine: float) -> None:
         def statistics() -> tuple[Tensor, Tensor]:
-            if isinstance(asked.extra, OnDevice):
-                parsed = asked.extra.parsed
+            if isinstance(parsed := asked.extra, Parsed):
                 own = self.held.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
                 return own.to(self.device), self.held.add_on_device(parsed).after("step").values
             reported = asked.reported
@@ -256,33 +236,6 @@ class Extension:
         takes = self.direction.takes_control and asked.control is not None
         change = Pieces([asked.control.to(self.device)]) if takes else None
         self.state.before(Arrival(facts, found.weight, cosine, change, statistics, asked.room, asked.total), found)
-
-    def _let_device_judge(self, found: Native, facts: Facts, asked: Native, base: Tensor | None) -> None:
-        """Let the device decide. The host does not wait for it."""
-        x, measured = (asked.model, base) if self.measures else (None, None)
-        verdict = ops.judge(
-            facts.update, x=x, base=measured, clip_norm=self.clip_norm, **(rules := self.staleness._rules())
-        )
-        held: OnDevice = asked.extra
-        if held.parsed.buffers is not None:
-            verdict[5:].mul_(ops.judge(held.parsed.buffers)[5:])
-        held.verdict = verdict
-        if rules:
-            answer = facts.version, facts.local_steps, Later(verdict)
-            self.pending.setdefault(facts.client, []).append(answer)
-        found.norm = math.nan
-        found.weight = 1.0 if self.measures else self.staleness.weight(facts.delay)
-        found.verdict = verdict.data_ptr()
-        found.owner = verdict
-
-    def settle(self, client: int | str, ledger: Native) -> None:
-        """Apply the device's verdicts of a client's earlier answers: they say its next number of local steps."""
-        for version, local_steps, verdict in self.pending.pop(client, ()):
-            norm2, moved2, _, gain, _, _ = verdict.tolist()
-            # If an answer was interrupted before it was taken, its task is still open and its verdict is ignored.
-            if 0.0 < norm2 < math.inf and not ledger.owes(client, version):
-                gamma = math.sqrt(moved2) / (math.sqrt(norm2) * gain)
-                ledger.tell_next(client, self.staleness._next_steps(local_steps, gamma))
 
 
 def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from fastagg._types import Native, State
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, TooSoon
 from fastagg.model import Layout, ModelState, Parsed, Part, Taken
 from fastagg.rules.directions import Direction, DistillationRecord, Single
-from fastagg.rules.names import Buffers, ByName, Kind, ModelDtype, Validate, Weighting
+from fastagg.rules.names import Buffers, ByName, Kind, ModelDtype, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
 from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Constant, Staleness
@@ -197,7 +197,6 @@ class Server:
         buffers: Buffers | dict[str, ByName]
         tied: Sequence[Sequence[str | int]] | None
         deterministic: bool
-        validate: Validate
         seed: int
         model_dtype: ModelDtype | None
         lease: float | None
@@ -252,9 +251,6 @@ class Server:
             >>> server.dispatch("bob", format="bf16").encoded
             <fastagg.Encoded bf16: 8 elements in 576 bytes>
         """
-        if self._parts.defers and (extension := self._running.extension).pending:
-            with self._engine.locked:  # what the device has found out about the client's earlier answers
-                extension.settle(self._engine.check_client(client), self._engine)
         try:
             if self._pace is None and speed is not None:
                 raise ConfigError("speed: this server tells no local steps by it; make it with fastest_steps=")

@@ -16,7 +16,7 @@ import torch
 from fastagg import _checks, _keywords
 from fastagg._checks import Rule
 from fastagg.errors import ConfigError
-from fastagg.rules.names import Buffers, ByName, ModelDtype, Validate, Weighting
+from fastagg.rules.names import Buffers, ByName, ModelDtype, Weighting
 
 
 class BaseSettings(TypedDict, total=False):
@@ -40,11 +40,6 @@ class BaseSettings(TypedDict, total=False):
         "for synchronous rules only. If True, the bits of a round's result do not depend on the order in which updates "
         "come. The server keeps a round's updates, in their own type, until the round is complete. Then it adds them "
         "in the order of the clients' ids. This takes memory for all updates of a round.", False,
-    )]  # fmt: skip
-    validate: Annotated[Validate, Rule(
-        "``sync``: ``receive`` waits for the check and refuses an update that is not finite. ``deferred``, for a CUDA "
-        "device: ``receive`` does not wait for the device. An update that is not finite then counts as zero, and its "
-        "receipt reports this. On the CPU ``deferred`` is the same as ``sync``.", "sync", free=True,
     )]  # fmt: skip
     answers_per_step: Annotated[Literal["rule"] | int | None, Rule(
         "how many answers of one client count in a step; another one raises TooSoon, and so does ``dispatch``. "

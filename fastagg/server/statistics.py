@@ -15,7 +15,6 @@ from fastagg.model import Layout, Parsed
 from fastagg.model.layout import mode_of
 from fastagg.rules.names import Buffers
 from fastagg.storage import memory, staging
-from fastagg.storage.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,13 @@ class Statistics:
             most = list(map(max, most, self.most))
         return self._with(total, most, share)
 
-    def add_on_device(self, parsed: Parsed, verdict: Tensor | None = None, share: float = 1.0) -> Statistics:
-        """Return the statistics with the buffers of an update on a device added, if it has any. Those of an update that
-        the device rejects count as the server's."""
+    def add_on_device(self, parsed: Parsed, share: float = 1.0) -> Statistics:
+        """Return the statistics with the buffers of an update on a device added, if it has any."""
         if self.mode == "keep" or not share or (parsed.buffers is None and parsed.counters is None):
             return self
         total, most = self.sum if self.count else None, self.most if self.count else None
         if parsed.buffers is not None:
             theirs = staging.upload(parsed.buffers, self.values.device)
-            if verdict is not None:
-                theirs = Pieces([torch.where(verdict[5] > 0, theirs.flat(torch.float32), self.values)])
             fresh = total is None or self.mode == "latest"
             out = memory.empty(self.values.numel(), self.values.device)
             if total is not None and not fresh:

@@ -55,8 +55,6 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
             "deterministic: it needs a synchronous rule. If updates are applied as they come, their order is part of "
             f"the algorithm, got direction {type(direction).__name__}"
         )
-    if settings["validate"] == "deferred" and (reason := _waits(direction, staleness, settings["deterministic"])):
-        raise ConfigError(f'validate="deferred": it has no effect on a server that must wait: it {reason}')
 
 
 def answers_per_step(direction: Direction, settings: Mapping[str, Any]) -> int | None:
@@ -116,24 +114,3 @@ def check_part(direction: Direction, staleness: Staleness, settings: ServerSetti
         f"{what}: it needs {needs}, and a part knows its own, which is another rule; if you mean that one, write "
         "fastagg.parts(model, count, by_part=True)"
     )
-
-
-def _waits(direction: Direction, staleness: Staleness, deterministic: bool) -> str | None:
-    """Return why a step needs a number on the host first; None if it does not."""
-    if getattr(direction, "privacy", None) is not None:
-        return "clips every update, and counts whom it has clipped"
-    if direction.keeps:
-        return "keeps a round's updates, which must be finite, until they are combined"
-    if direction.reads_momentum:
-        return "turns each tensor by what it has in common with the momentum"
-    if direction.measures:
-        return "weighs an update by its direction"
-    if direction.runs_models:
-        return "runs the client's model"
-    if type(direction).combine is not Direction.combine:
-        return "combines updates in Python"
-    if staleness.looks:
-        return "weighs an update in Python"
-    if deterministic:
-        return "deterministic=True keeps a round's updates until it is complete"
-    return None

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from fastagg._build import native
 from fastagg._types import Arrays
 from fastagg.errors import DTypeMismatch
-from fastagg.storage.later import Lease
+from fastagg.storage.lease import Lease
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by their codes in csrc/plan.h
 STREAMED = {dtype: code for code, dtype in enumerate(DTYPES)} | {torch.uint8: 7}  # by those of the log; encoded: bytes
@@ -175,11 +175,6 @@ def _of_one(tensor: Tensor, native: tuple[int, int, int]) -> Pieces:
     found = Pieces.__new__(Pieces)
     found.owners, found.native, found.size, found.device = [tensor], [native], native[1], HOST
     return found
-
-
-def pieces_of_whole(numbers: Tensor) -> Pieces:
-    """Return int64 [d] on the CPU as pieces: an exact sum, which only a buffer with exact sums takes."""
-    return _of_one(numbers, (numbers.data_ptr(), numbers.numel(), _WHOLE))
 
 
 def stored_pieces(stored: Sequence[Tensor]) -> Pieces:

@@ -1,7 +1,5 @@
 """What only a real GPU shows: vectors past 2^31 elements, streams, graphs, devices, updates from the host."""
 
-import time
-
 import pytest
 import torch
 from support import reference
@@ -51,7 +49,7 @@ def test_norms_past_two_to_the_31() -> None:
     room_for(1, LONG)
     g = torch.ones(LONG, device="cuda")
     g[-1] = 3.0
-    assert ops.judge(g).tolist()[0] == LONG + 8.0
+    assert ops.measure(g).tolist()[0] == LONG + 8.0
     g[LONG - 2] = float("nan")
     assert not ops.inspect(g).finite
 
@@ -94,32 +92,32 @@ def test_two_streams_at_once() -> None:
     vectors = [torch.full((D,), float(value), device="cuda") for value in (1, 2)]
     streams = [torch.cuda.Stream() for _ in vectors]
     torch.cuda.synchronize()
-    verdicts: list[list[torch.Tensor]] = [[], []]
+    sums: list[list[torch.Tensor]] = [[], []]
     for _ in range(1000):
         for which in (0, 1):
             with torch.cuda.stream(streams[which]):
-                verdicts[which].append(ops.judge(vectors[which]))
+                sums[which].append(ops.measure(vectors[which]))
     torch.cuda.synchronize()
     for which, value in ((0, 1.0), (1, 4.0)):
-        assert {float(verdict[0]) for verdict in verdicts[which]} == {value * D}
+        assert {float(one[0]) for one in sums[which]} == {value * D}
 
 
 def test_two_graphs_at_once() -> None:
     """Captured norms have scratch of their own, and may be replayed side by side."""
     vectors = [torch.full((D,), float(value), device="cuda") for value in (1, 2)]
-    streams, graphs, verdicts = [torch.cuda.Stream() for _ in vectors], [], []
+    streams, graphs, sums = [torch.cuda.Stream() for _ in vectors], [], []
     for vector, stream in zip(vectors, streams, strict=True):
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            verdicts.append(ops.judge(vector))
+            sums.append(ops.measure(vector))
         graphs.append(graph)
     for _ in range(200):
         for graph, stream in zip(graphs, streams, strict=True):
             with torch.cuda.stream(stream):
                 graph.replay()
     torch.cuda.synchronize()
-    assert [float(verdict[0]) for verdict in verdicts] == [D, 4.0 * D]
+    assert [float(one[0]) for one in sums] == [D, 4.0 * D]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -129,43 +127,14 @@ def test_two_devices() -> None:
     for index in (0, 1):
         with torch.cuda.device(1 - index):
             device = torch.device("cuda", index)
-            server = fastagg.FADAS(torch.zeros(D, device=device), buffer_size=2, validate="deferred")
+            server = fastagg.FADAS(torch.zeros(D, device=device), buffer_size=2)
             for client in range(4):
                 server.dispatch(client)
                 generator = torch.Generator().manual_seed(client)
-                receipt = server.receive(client, torch.randn(D, generator=generator).to(device))
-                assert receipt.kept
+                server.receive(client, torch.randn(D, generator=generator).to(device))
             assert torch.cuda.current_device() == 1 - index
             found.append(server.flat)
     assert same(*found)
-
-
-def test_many_arrivals_while_the_device_sleeps() -> None:
-    """The host never waits, also in turns of the scrub: it is done before the device begins."""
-    server = fastagg.ACE(torch.zeros(D, device="cuda"), lr=0.1, num_clients=2, cache="int8", warmup="partial",
-                         validate="deferred")  # fmt: skip
-    update = torch.randn(D, device="cuda")
-
-    def arrivals() -> fastagg.Receipt:
-        for arrival in range(40):
-            server.dispatch(arrival % 2)
-            receipt = server.receive(arrival % 2, update)
-        return receipt
-
-    # What is allocated once is there, also for arrivals that wait; and CUDA has loaded every kernel, which waits for
-    # the device at a kernel's first launch.
-    for cycles in (0, 100_000_000):
-        torch.cuda._sleep(cycles)
-        arrivals()
-        torch.cuda.synchronize()
-    done = torch.cuda.Event()
-    torch.cuda._sleep(2_000_000_000)
-    begun = time.perf_counter()
-    receipt = arrivals()
-    took = time.perf_counter() - begun
-    done.record()
-    assert not done.query(), f"{took:.3f} s of the host"
-    assert receipt.kept
 
 
 def test_runs_on_the_callers_stream() -> None:
@@ -187,15 +156,11 @@ def test_a_step_in_a_cuda_graph() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        ops.judge(g)
-        with torch.cuda.graph(graph, stream=stream):
-            verdict = ops.judge(g, clip_norm=1.0)
-            ops.step_(x, g, optimizer="amsgrad", lr=0.1, m=m, v=v, vhat=w, verdict=verdict)
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        ops.step_(x, g, optimizer="amsgrad", lr=0.1, m=m, v=v, vhat=w)
     for _ in range(3):
         graph.replay()
-        verdict = ops.judge(g, clip_norm=1.0)
-        ops.step_(plain[0], g, optimizer="amsgrad", lr=0.1, m=plain[1], v=plain[2], vhat=plain[3], verdict=verdict)
+        ops.step_(plain[0], g, optimizer="amsgrad", lr=0.1, m=plain[1], v=plain[2], vhat=plain[3])
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip((x, m, v, w), plain, strict=True))
 

@@ -4,23 +4,19 @@ The emulated device does the work of a stream at once or only when somebody must
 """
 
 import gc
-import math
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import log_page
 from torch import Tensor
 
 import fastagg
@@ -53,7 +49,6 @@ ROBUST: dict[str, Make] = {
     rule: lambda rule=rule, **k: fastagg.Server(model(), fastagg.Robust(rule, 5), fastagg.Adam(0.1), **k)
     for rule in ("median", "krum")
 }
-BOTH = pytest.mark.parametrize("validate", ["sync", "deferred"])
 
 
 def model() -> Tensor:
@@ -94,7 +89,7 @@ def state_of(server: fastagg.Server) -> dict[str, Any]:
 def same(a: Any, b: Any) -> None:
     if isinstance(a, dict):
         assert a.keys() == b.keys()
-        for key in a.keys() - {"bound", "peak"}:  # of norms, which a server that defers never learns
+        for key in a:
             same(a[key], b[key])
     elif isinstance(a, Tensor):
         assert torch.equal(a, b)
@@ -112,14 +107,13 @@ LAUNCHES = {
 ROWS = ("ACE int8", "ACED bf16", "CA2FL")
 
 
-@BOTH
 @pytest.mark.parametrize("sends", ["device", "host"])
 @pytest.mark.parametrize("name", RULES)
-def test_what_an_answer_asks_of_the_device(name: str, sends: str, validate: str) -> None:
-    """A judge and a step. Little data is read where it lies, nothing is set to zero, and who defers does not wait."""
+def test_what_an_answer_asks_of_the_device(name: str, sends: str) -> None:
+    """A norm and a step, and one wait. Little data is read where it lies, and nothing is set to zero."""
     with on_stream(0):
         native.emulation.unload()
-        server = RULES[name](validate=validate)
+        server = RULES[name]()
         for turn in range(24):
             task = server.dispatch(turn % CLIENTS)
             update = update_of(turn) if sends == "device" else update_of(turn).numpy()
@@ -127,11 +121,10 @@ def test_what_an_answer_asks_of_the_device(name: str, sends: str, validate: str)
             server.receive(task.client, update, num_samples=1)
             asked = native.emulation.take_counts()
             assert asked.pop("launches") in LAUNCHES[name]
-            marks = 1 if validate == "deferred" else 2  # of the arrival, and of the verdict that is waited for
             if name in ROWS:  # new memory of the resummation
                 asked["memsets"] = 0
             # all kernels were loaded when the server was made
-            assert asked == {"copies": 0, "memsets": 0, "records": marks, "orders": 0, "waits": 0, "loads": 0}
+            assert asked == {"copies": 0, "memsets": 0, "records": 2, "orders": 0, "waits": 0, "loads": 0}
 
 
 def test_a_scrub_sends_the_weights_of_its_rows_alone() -> None:
@@ -170,11 +163,8 @@ def test_many_clients_that_expire_at_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    ("name", "validate"),
-    [*((name, how) for name in RULES for how in ("sync", "deferred")), *((r, "sync") for r in ROBUST)],
-)
-def test_random_streams(name: str, validate: str, seed: int) -> None:
+@pytest.mark.parametrize("name", [*RULES, *ROBUST])
+def test_random_streams(name: str, seed: int) -> None:
     """Whoever sends on whichever stream: the bits are the CPU's, and so is what a client is sent. A sender lets its
     tensor go as soon as ``receive`` returns."""
     draw, turns = random.Random(seed), 25
@@ -182,7 +172,7 @@ def test_random_streams(name: str, validate: str, seed: int) -> None:
     make = {**RULES, **ROBUST}[name]
     whole = expected(make, 0)
     with on_stream(draw.choice(streams)):
-        server = make(validate=validate)
+        server = make()
     for turn in range(turns):
         client = turn % CLIENTS
         encoded = fastagg.encode(update_of(turn), "int8", seed=turn) if turn % 5 == 3 else None
@@ -208,16 +198,10 @@ def test_random_streams(name: str, validate: str, seed: int) -> None:
         same(state_of(server), state_of(whole))
 
 
-@BOTH
-def test_threads_with_streams_of_their_own(validate: str) -> None:
+def test_threads_with_streams_of_their_own() -> None:
     each = 30
     with on_stream(native.emulation.new_stream()):
-        server = fastagg.FedBuff(
-            torch.zeros(SIZE),
-            lr=1.0,
-            buffer_size=4 * each,
-            validate=validate,  # type: ignore[arg-type]
-        )
+        server = fastagg.FedBuff(torch.zeros(SIZE), lr=1.0, buffer_size=4 * each)
         tasks = [[server.dispatch(first * each + i) for i in range(each)] for first in range(4)]
 
     def send(mine: list[fastagg.Dispatch]) -> None:
@@ -234,13 +218,12 @@ def test_threads_with_streams_of_their_own(validate: str) -> None:
         assert server.version == 1 and torch.equal(flat, torch.ones(SIZE))
 
 
-@BOTH
 @pytest.mark.parametrize("name", RULES)
-def test_a_launch_that_fails(name: str, validate: str) -> None:
+def test_a_launch_that_fails(name: str) -> None:
     """The answer does not count, and counts when it comes again."""
     turns, plain = 12, expected(RULES[name], 12)
     with on_stream(0):
-        server = RULES[name](validate=validate)
+        server = RULES[name]()
         for turn in range(turns):
             server.dispatch(turn % CLIENTS)
             before = server.version
@@ -261,7 +244,7 @@ def test_a_launch_that_fails_where_updates_wait(name: str) -> None:
         server = ROBUST[name]()
         for turn in range(5):
             server.dispatch(turn % CLIENTS)
-            launches = 1 if turn < 4 else 3 if name == "median" else 4  # of them a judge
+            launches = 1 if turn < 4 else 3 if name == "median" else 4  # of them a norm
             for failing in range(launches):
                 native.emulation.fail_launch(failing)
                 with pytest.raises(DeviceError, match="emulated"):
@@ -289,12 +272,11 @@ def test_a_launch_that_fails_behind_others(name: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@BOTH
-def test_a_forked_child_does_not_touch_the_device(validate: str) -> None:
+def test_a_forked_child_does_not_touch_the_device() -> None:
     """Nor does it wait: the emulation ends a process that calls it in a child."""
     stream = native.emulation.new_stream()
     with on_stream(stream):
-        server = fastagg.FADAS(model(), lr=0.1, buffer_size=2, validate=validate)  # type: ignore[arg-type]
+        server = fastagg.FADAS(model(), lr=0.1, buffer_size=2)
         for turn in range(5):
             server.dispatch(turn)
             receipt = server.receive(turn, update_of(turn))
@@ -302,13 +284,12 @@ def test_a_forked_child_does_not_touch_the_device(validate: str) -> None:
         if child == 0:
             refused = 0
             native.emulation.use_stream(native.emulation.new_stream())
-            tried = [lambda: server.dispatch(9), lambda: server.receive(4, update_of(0)), lambda: server.flat]
-            for act in [*tried, *([lambda: receipt.update_norm] if validate == "deferred" else [])]:
+            for act in (lambda: server.dispatch(9), lambda: server.receive(4, update_of(0)), lambda: server.flat):
                 try:
                     act()
                 except FastaggError:
                     refused += 1
-            del server, receipt, act, tried
+            del server, receipt, act
             gc.collect()
             os._exit(refused)
         for _ in range(600):
@@ -319,7 +300,7 @@ def test_a_forked_child_does_not_touch_the_device(validate: str) -> None:
         else:
             os.kill(child, signal.SIGKILL)
             pytest.fail("the child hangs")
-        assert os.waitstatus_to_exitcode(status) == (4 if validate == "deferred" else 3)
+        assert os.waitstatus_to_exitcode(status) == 3
         assert receipt.update_norm > 0 and server.flat.isfinite().all()
 
 
@@ -327,7 +308,7 @@ def test_a_folder_of_a_server_on_a_device(tmp_path: Path) -> None:
     """Its log has the statistics, too, and sends all of it to the device again."""
     rules: dict[str, Callable[[], fastagg.Server]] = {
         "FedBuff": lambda: fastagg.FedBuff(batch_norm(), buffer_size=2),
-        "AsyncFedED": lambda: fastagg.AsyncFedED(batch_norm(), lam=1.0, eps=1.0, validate="deferred"),
+        "AsyncFedED": lambda: fastagg.AsyncFedED(batch_norm(), lam=1.0, eps=1.0),
         "ACE, encoded": lambda: fastagg.ACE({"w": torch.zeros(300)}, lr=0.1, num_clients=6, cache="int8"),
         "median": lambda: fastagg.Server({"w": torch.zeros(300)}, fastagg.Robust("median", 2), fastagg.Adam(0.1)),
         "Krum, encoded": lambda: fastagg.Server({"w": torch.zeros(300)}, fastagg.Robust("krum", 4), fastagg.Adam(0.1)),
@@ -360,49 +341,27 @@ def test_an_update_that_is_not_finite(sends: str) -> None:
     streams = [native.emulation.new_stream() for _ in range(2)]
     bad: Any = torch.full((SIZE,), float("inf"))
     bad = bad if sends == "device" else bad.numpy()
-    for validate in ("sync", "deferred"):
-        with on_stream(streams[0]):
-            server = fastagg.FedBuff(torch.zeros(SIZE), lr=1.0, buffer_size=2, validate=validate)  # type: ignore[arg-type]
-            for client in range(3):
-                server.dispatch(client)
-            if validate == "sync":
-                with pytest.raises(NonFiniteUpdate, match="in the flat vector"):
-                    server.receive(0, bad)
-                assert server.receive(0, torch.zeros(SIZE)).kept
-            else:
-                receipt = server.receive(0, bad)
-                assert not receipt.kept and receipt.update_norm == float("inf") and not receipt.applied
-        with on_stream(streams[1]):
-            receipt = server.receive(1, torch.full((SIZE,), 2.0))
-            assert receipt.kept and receipt.applied and receipt.step_size == 1.0
-            assert receipt.update_norm == pytest.approx(2.0 * SIZE**0.5) and receipt.weight == 1.0
-            flat = server.flat
-            native.emulation.settle(streams[1])
-            assert torch.equal(flat, torch.ones(SIZE))
-
-
-def test_a_receipt_is_read_by_another_thread_after_its_server_is_gone() -> None:
-    stream = native.emulation.new_stream()
-    with on_stream(stream):
-        server = fastagg.ASGD(torch.zeros(SIZE), lr=0.1, validate="deferred")
-        receipts = []
-        for client in range(70):  # more than verdicts have places at first
+    with on_stream(streams[0]):
+        server = fastagg.FedBuff(torch.zeros(SIZE), lr=1.0, buffer_size=2)
+        for client in range(2):
             server.dispatch(client)
-            receipts.append(server.receive(client, torch.full((SIZE,), float(client))))
-    del server
-    gc.collect()
-    found: list[float] = []
-    thread = threading.Thread(target=lambda: found.extend(receipt.update_norm for receipt in receipts))
-    thread.start()
-    thread.join()
-    assert found == pytest.approx([client * SIZE**0.5 for client in range(70)])
+        with pytest.raises(NonFiniteUpdate, match="in the flat vector"):
+            server.receive(0, bad)
+        assert not server.receive(0, torch.zeros(SIZE)).applied
+    with on_stream(streams[1]):
+        receipt = server.receive(1, torch.full((SIZE,), 2.0))
+        assert receipt.applied and receipt.step_size == 1.0
+        assert receipt.update_norm == pytest.approx(2.0 * SIZE**0.5) and receipt.weight == 1.0
+        flat = server.flat
+        native.emulation.settle(streams[1])
+        assert torch.equal(flat, torch.ones(SIZE))
 
 
 def test_a_server_that_goes_with_work_in_flight() -> None:
     """Its memory is free only when kernels have done with it."""
     for _ in range(30):
         with on_stream(native.emulation.new_stream()):
-            server = fastagg.FADAS(torch.zeros(SIZE), lr=0.1, buffer_size=1, validate="deferred")
+            server = fastagg.FADAS(torch.zeros(SIZE), lr=0.1, buffer_size=1)
             for client in range(3):
                 server.dispatch(client)
                 server.receive(client, torch.ones(SIZE))
@@ -427,25 +386,3 @@ def test_updates_from_the_host(size: int) -> None:
                 mine[:] = np.nan  # it is the sender's again
             found.append(server.flat.clone())
     assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("rule", ["ASGD", "FedBuff"])
-def test_a_deferred_outcome_is_written_to_the_log_when_it_is_known(rule: str, tmp_path: Path) -> None:
-    """One of the updates is not finite, which only the device finds out."""
-    make = partial(RULES[rule], validate="deferred")
-    with emulated():
-        with fastagg.open(tmp_path / "a", make) as server:
-            receipts = []
-            for turn in range(7):
-                server.dispatch(turn)
-                sent = update_of(turn) if turn != 3 else torch.full((SIZE,), float("inf"))
-                receipts.append(server.receive(turn, sent))
-            flat = server.flat.cpu()
-        found = [one for one in log_page.read(tmp_path / "a") if "norm" in one]
-        for one, receipt in zip(found, receipts, strict=True):
-            said = (one["known"], one["applied"], one["after"], one["weight"], one["norm"])
-            assert str(said) == str((1, int(receipt.applied), receipt.version, receipt.weight, receipt.update_norm))
-        assert [math.isfinite(one["norm"]) for one in found] == [receipt.kept for receipt in receipts]
-        assert not receipts[3].kept and receipts[4].kept
-        with fastagg.open(tmp_path / "a", make) as server:
-            assert torch.equal(server.flat.cpu(), flat)

@@ -106,15 +106,15 @@ void steps() {
 void norms() {
   // Nine groups have more quarters than the emulated device has blocks, so some blocks run their loop twice.
   const std::vector<float> g = vector(9 * 65536 - 4000), x = vector(9 * 65536 - 4000);
-  std::vector<double> scratch(static_cast<size_t>(cuda::judge_scratch(static_cast<int64_t>(g.size()))), 1e300);
-  std::fill(scratch.begin() + cuda::judge_counters(static_cast<int64_t>(g.size())), scratch.end(), 0.0);
-  cuda::Verdict verdict{};
-  cuda::judge(whole(g), {}, {}, scratch.data(), &verdict, nullptr, kWhere);
-  cuda::judge(cut(g), {}, {}, scratch.data(), &verdict, nullptr, kWhere);
-  cuda::judge(whole(g), {x.data(), g.data(), true}, {1.0, 2.0, 0.5, 0.0}, scratch.data(), &verdict, nullptr, kWhere);
+  std::vector<double> scratch(static_cast<size_t>(cuda::measure_scratch(static_cast<int64_t>(g.size()))), 1e300);
+  std::fill(scratch.begin() + cuda::measure_counters(static_cast<int64_t>(g.size())), scratch.end(), 0.0);
+  double sums[cuda::kSums]{};
+  cuda::measure(whole(g), {}, scratch.data(), sums, kWhere);
+  cuda::measure(cut(g), {}, scratch.data(), sums, kWhere);
+  cuda::measure(whole(g), {x.data(), g.data(), true}, scratch.data(), sums, kWhere);
   double plain = 0.0;
   for (const float value : g) plain += static_cast<double>(value) * value;
-  if (!(verdict.norm2 > 0.999 * plain && verdict.norm2 < 1.001 * plain)) std::abort();
+  if (!(sums[0] > 0.999 * plain && sums[0] < 1.001 * plain)) std::abort();
 }
 
 void rows() {

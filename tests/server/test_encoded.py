@@ -234,22 +234,6 @@ def test_a_refused_one_changes_nothing() -> None:
     assert same(server.state_dict(), state)
 
 
-def test_exact_sums() -> None:
-    """They read an encoded update where they would read its numbers. A round that waits is saved as it came."""
-    ours, plain = (fastagg.FedBuff(torch.zeros(SIZE), buffer_size=3, exact=1e3) for _ in range(2))
-    for turn in range(4):
-        for client in (turn, 1, 3):
-            encoded = encode(update(turn), FORMATS[(turn + client) % 7], seed=client)
-            for server in (ours, plain):
-                server.dispatch(client * 5 % 7)
-            found = ours.receive(client * 5 % 7, encoded)
-            assert found == plain.receive(client * 5 % 7, encoded.decode())
-            state, ours = ours.state_dict(), fastagg.FedBuff(torch.zeros(SIZE), buffer_size=3, exact=1e3)
-            ours.load_state_dict(state)
-        assert torch.equal(ours.flat, plain.flat)
-    assert ours.version == plain.version == 4
-
-
 @pytest.mark.parametrize("look_ahead", [False, True])
 @pytest.mark.parametrize("format", ["bf16", "int8"])
 def test_a_rounded_model_is_what_its_delta_is_taken_from(format: Any, look_ahead: bool, tmp_path: Path) -> None:

@@ -323,15 +323,14 @@ def test_nothing_is_called_after_a_task_has_gone_out_to_a_client_that_tells_its_
 
 
 @pytest.mark.parametrize("by", [Cut, Calls])
-@pytest.mark.parametrize("exact", [None, 64.0])
 @pytest.mark.parametrize("sums", [False, True])
 def test_an_interrupt_of_a_leaf_leaves_an_update_in_its_sum_and_its_count_or_in_neither(
-    sums: bool, exact: float | None, by: type[Cut]
+    sums: bool, by: type[Cut]
 ) -> None:
     given = [torch.full((D,), 0.5), torch.linspace(-1, 1, D)]
 
     def one(update: torch.Tensor) -> fastagg.Leaf:
-        leaf = fastagg.Leaf(model(D), exact=exact)
+        leaf = fastagg.Leaf(model(D))
         leaf.fold(update, task="first")
         return leaf
 

@@ -120,11 +120,9 @@ class Direction(Part):
             this version while a client may answer it.
         measures: whether :class:`Arrival` must hold the cosine. Versions are then kept as with ``needs_base``.
         takes_control: whether an update includes a change of the client's control variate.
-        runs_models: whether :class:`Arrival` must hold ``statistics``.
         synchronous: whether all updates of a step must start from the current version.
         buffered: whether a step uses several updates, so that a round can be closed early.
         reads_momentum: whether an update is combined with the optimizer's m.
-        keeps: whether updates wait as they came until their round is complete.
         in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
         counts: whether :class:`fastagg.Facts` must hold how often a client has taken part.
         takes: what clients send besides an update, ``receive(..., extra=)``: names and numbers of elements; None: d.
@@ -135,11 +133,9 @@ class Direction(Part):
     needs_base: ClassVar[bool] = False
     measures: ClassVar[bool] = False
     takes_control: ClassVar[bool] = False
-    runs_models: ClassVar[bool] = False
     synchronous: ClassVar[bool] = False
     buffered: ClassVar[bool] = False
     reads_momentum: ClassVar[bool] = False
-    keeps: ClassVar[bool] = False
     in_kernels: ClassVar[bool] = False
     counts: ClassVar[bool] = False
     takes: ClassVar[Mapping[str, int | None]] = {}

@@ -7,11 +7,10 @@ from typing import ClassVar, Literal, TypedDict
 
 import torch
 
-from fastagg import _checks, ops
+from fastagg import _checks
 from fastagg._build import native
 from fastagg._checks import Divisor, Size
 from fastagg.errors import ConfigError
-from fastagg.ops.place import on_host_only
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.names import Overflow
 from fastagg.rules.privacy import Gaussian, privacy_of
@@ -20,7 +19,6 @@ from fastagg.rules.staleness import Staleness
 # Settings of a buffer that is nothing but a sum, and what others do.
 _SUMS_ALONE = {
     "at_least": "steps with an update only, so its rounds end when they are full",
-    "exact": "weighs updates in floats",
     "normalize": "divides by what its updates count for",
     "privacy": "keeps more of clients than a sum",
 }
@@ -33,7 +31,6 @@ class RoundSettings(TypedDict, total=False):
     overflow: Overflow
     at_least: int | None
     grace: float | None
-    exact: float | None
     normalize: Literal["buffer", "weights"] | float
     privacy: Gaussian | None
 
@@ -52,11 +49,6 @@ class Buffer(Direction):
             and the grace window of Decoupled DiLoCo, arXiv 2604.21428). The next ``dispatch`` or ``receive`` after
             that time takes the step first; so does ``close_round(if_due=True)``. Time is this process' monotonic clock;
             after a restart the window begins again. The step is an operation of the log, so no clock affects a replay.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight. Then the sum has the same
-            bits in any order, and for any tree of leaves with the same ``exact``. Updates are rounded to a unit, the
-            power of two in 2^-30..2^-29 of this norm, and added as whole numbers. A larger update raises
-            UpdateTooLarge; with ``clip_norm`` up to ``exact`` (and weights up to 1) there is none. ``num_samples``
-            must be whole numbers. On the CPU. None: a sum in fp32.
         normalize: what the sum is divided by. ``buffer``: the number of its updates (of their samples with
             ``weighting="samples"``), so staleness makes the step shorter (FedBuff's paper, FLARE). ``weights``: the sum
             of the weights, samples times staleness (FLSim). A number: itself, > 0. Then every update counts for its
@@ -82,7 +74,6 @@ class Buffer(Direction):
     overflow: Overflow = field(default="take", kw_only=True)
     at_least: int | None = field(default=None, kw_only=True)
     grace: float | None = field(default=None, kw_only=True)
-    exact: float | None = field(default=None, kw_only=True)
     normalize: Literal["buffer", "weights"] | Divisor = field(default="buffer", kw_only=True)
     privacy: Gaussian | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
@@ -94,12 +85,6 @@ class Buffer(Direction):
         for name, reason in {} if self.ends_early else _SUMS_ALONE.items():
             if getattr(self, name) not in (None, "buffer"):
                 raise ConfigError(f"{name}: {type(self).__name__} {reason}; leave it out")
-        if self.exact is not None:
-            check_exact(self.exact)
-            if self.size is not None:
-                _checks.whole("buffer_size", self.size, least=1, most=2**24)
-        if self.normalize == "weights" and self.exact is not None:
-            raise ConfigError("normalize: with exact= only whole numbers are added; write 'buffer', or a number")
         object.__setattr__(self, "privacy", privacy_of(self.privacy))
         if self.privacy is not None:
             self.privacy.native(self.size)
@@ -135,13 +120,6 @@ def check_window(example: str, size: int | None, at_least: int | None, grace: fl
         _checks.number("grace", grace, least=0)
 
 
-def check_exact(largest: float | None) -> float:
-    _checks.number("exact", largest, above=0)
-    if largest is None or not 2.0**-60 <= largest <= 2.0**60:
-        raise ConfigError(_checks.wrong("exact", "a norm in 2^-60..2^60", largest))
-    return float(largest)
-
-
 @dataclass(frozen=True)
 class Cohort(Buffer):
     """The mean of one synchronous round: M clients, all of which started from the current version (FedAvg).
@@ -171,14 +149,10 @@ class BufferState(DirectionState):
     """The sum of the updates so far. The last update of a full round goes directly into the step."""
 
     def __init__(self, setting: Buffer, material: Material) -> None:
-        exact = {}
-        if setting.exact is not None:
-            on_host_only("exact: sums of whole numbers are added on the CPU", material.device)
-            exact = {"largest": setting.exact, "unit": ops.exact_unit(setting.exact)}
         native_setting = native.engine.BufferedSetting(
             capacity=-1 if setting.size is None else setting.size, synchronous=setting.synchronous,
             closes_first=setting.overflow == "close", at_least=setting.at_least or 0, grace=setting.grace or 0.0,
-            divisor=_DIVISORS.get(setting.normalize, setting.normalize), size=material.size, **exact,
+            divisor=_DIVISORS.get(setting.normalize, setting.normalize), size=material.size,
         )  # fmt: skip
         private = None
         if setting.privacy is not None:
@@ -189,11 +163,11 @@ class BufferState(DirectionState):
         if private is not None:
             made.set_key(material.key)
         super().__init__(made)
-        self.exact, self.nbytes = setting.exact, (4 if setting.exact is None else 8) * material.size
+        self.nbytes = 4 * material.size
 
     def memory(self) -> dict[str, int]:
         return {"direction": (self.nbytes if self.native.holds_sum else 0) + self.native.nbytes()}
 
     def finite(self) -> bool:
-        held = None if self.exact is not None else self.native.state()["acc"]
+        held = self.native.state()["acc"]
         return held is None or bool(torch.isfinite(held).all())

@@ -46,7 +46,6 @@ class Echo(Buffer):
     distill: Distillation | None = field(default=None, repr=False)
     cache: Cache = "fp32"
     needs_base: ClassVar[bool] = True
-    runs_models: ClassVar[bool] = True
     ends_early: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

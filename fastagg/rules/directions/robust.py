@@ -55,7 +55,6 @@ class Robust(Direction):
     at_least: int | None = field(default=None, kw_only=True)
     grace: float | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
-    keeps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

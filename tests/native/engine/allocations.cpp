@@ -140,9 +140,9 @@ class Marks : public OnCpu {
     mark();
     OnCpu::step(update, direction, optimizer);
   }
-  void accumulate(const Update& update, const float* acc, double weight, float* out, const Upper& upper) override {
+  void accumulate(const Update& update, const float* acc, double weight, float* out) override {
     mark();
-    OnCpu::accumulate(update, acc, weight, out, upper);
+    OnCpu::accumulate(update, acc, weight, out);
   }
   void recompute_sum(const Rows& rows, const float* weights, float* sum) override {
     mark();

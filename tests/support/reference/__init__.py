@@ -1,6 +1,6 @@
 """The kernels in plain torch, which they are tested against.
 
-Arithmetic is float64, and results are rounded once. Steps, rows and exact sums are exceptions: their bits are
+Arithmetic is float64, and results are rounded once. Steps and rows are exceptions: their bits are
 specified, so they are computed in fp32 as in the kernels.
 """
 
@@ -8,5 +8,4 @@ specified, so they are computed in fp32 as in the kernels.
 
 from support.reference.combine import combine
 from support.reference.distill import distillation, soft_targets
-from support.reference.exact import exact_terms
 from support.reference.rows import decode, encode, random_bits

@@ -1,40 +1,10 @@
-"""Numbers that a device has not sent yet, and memory that it has not read yet. Neither makes the host wait."""
+"""Memory that a device has not read yet. The host does not wait for it."""
 
 from __future__ import annotations
 
 from collections import deque
 
 import torch
-from torch import Tensor
-
-from fastagg.storage import memory
-
-
-class Later:
-    """A few numbers on their way from a device to the host.
-
-    Reading them, on any stream, waits only for the launch that computes them, not for later work.
-
-    Args:
-        found: the tensor that the current stream computes. The caller does not use its memory any more.
-    """
-
-    def __init__(self, found: Tensor) -> None:
-        self._event = None
-        self._host = found
-        if found.is_cuda:
-            self._host = memory.pinned(found.shape, found.dtype)
-            self._host.copy_(found, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(found.device))
-
-    def tolist(self) -> list[float]:
-        """Return the numbers. The first call waits for them."""
-        if self._event is not None:
-            self._event.synchronize()
-        numbers: list[float] = self._host.tolist()
-        return numbers
-
 
 # events, and the objects that are kept until the events have happened
 _unread: deque[tuple[torch.cuda.Event, object]] = deque()

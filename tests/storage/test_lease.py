@@ -1,9 +1,8 @@
-"""Numbers that a device has not sent yet, and memory that it has not read yet. The device is a fake."""
+"""Memory that a device has not read yet. The device is a fake."""
 
 from __future__ import annotations
 
 import threading
-import types
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +11,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fastagg.storage import later
-from fastagg.storage.later import Later, Lease
+from fastagg.storage import lease
+from fastagg.storage.lease import Lease
 
 
 class Event:
@@ -32,9 +31,6 @@ class Event:
     def query(self) -> bool:
         return self.come
 
-    def synchronize(self) -> None:
-        self.come = True
-
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
@@ -42,7 +38,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     current = threading.local()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: getattr(current, "stream", "the launch's"))
-    monkeypatch.setattr(later, "_unread", type(later._unread)())
+    monkeypatch.setattr(lease, "_unread", type(lease._unread)())
     yield Event.made
 
 
@@ -54,9 +50,9 @@ def test_memory_of_another_library_lives_until_it_has_been_read(events: list[Eve
     gone: list[str] = []
     owner = Owner()
     weakref.finalize(owner, gone.append, "freed")
-    lease = Lease(owner, torch.device("cuda", 0))
+    held = Lease(owner, torch.device("cuda", 0))
     del owner
-    del lease
+    del held
     assert len(events) == 1 and events[0].stream == "the launch's"
     assert not gone  # the launch may still read it
     Lease(Owner(), torch.device("cuda", 0))
@@ -74,36 +70,8 @@ def test_leases_that_end_in_many_threads(events: list[Event]) -> None:
     with ThreadPoolExecutor(4) as pool:
         for end in [pool.submit(use) for _ in range(4)]:
             end.result()
-    assert len(later._unread) == len(events) == 800
+    assert len(lease._unread) == len(events) == 800
     for event in events:
         event.come = True
-    later._sweep()
-    assert not later._unread
-
-
-def test_numbers_wait_for_the_launch_that_makes_them(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And are copied on its stream, not on the reader's."""
-    found = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    device = types.SimpleNamespace(is_cuda=True, shape=found.shape, dtype=found.dtype, device=torch.device("cuda", 0))
-    copies: list[object] = []
-    make = torch.empty
-
-    class Host(torch.Tensor):
-        def copy_(self, source: object, non_blocking: bool = False) -> torch.Tensor:
-            assert non_blocking and source is device
-            copies.append(source)
-            return self
-
-    def empty(*shape: object, pin_memory: bool = False, **how: object) -> torch.Tensor:
-        assert pin_memory  # or the copy would wait
-        return make(*shape, **how).fill_(7.0).as_subclass(Host)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr(torch, "empty", empty)
-    answer = Later(device)  # type: ignore[arg-type]
-    assert copies and events[0].stream == "the launch's" and not events[0].come
-    assert answer.tolist() == [7.0, 7.0]
-    assert events[0].come
-
-
-def test_numbers_of_the_host() -> None:
-    assert Later(torch.tensor([1.0, 2.5])).tolist() == [1.0, 2.5]
+    lease._sweep()
+    assert not lease._unread
