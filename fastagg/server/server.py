@@ -799,10 +799,7 @@ class Server:
             checkpoint.write(self._log.whole_state(), path)
         else:
             with self._engine.reading:
-                state = engine.whole(self._parts, self._running)
-                checkpoint.write(state, path)
-                if (rows := self._running.extension.state.rows) is not None:
-                    rows.saved(state["direction"]["cache"])
+                checkpoint.write(engine.whole(self._parts, self._running), path)
 
     # -- a folder ------------------------------------------------------------------------------------------------
 

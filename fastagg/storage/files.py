@@ -23,14 +23,14 @@ class OtherFormat(CheckpointError):
 
 
 @contextlib.contextmanager
-def named(what: Path | str) -> Iterator[None]:
-    """Raise the system's errors as errors that name the path."""
+def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Iterator[None]:
+    """Raise the system's errors as errors of this ``kind``, which name the path."""
     try:
         yield
     except OSError as error:
         if isinstance(error, FastaggError):
             raise
-        raise CheckpointError(f"{what}: {error}") from error
+        raise kind(f"{what}: {error}") from error
 
 
 def allocate(file: int, size: int) -> None:

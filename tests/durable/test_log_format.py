@@ -31,8 +31,8 @@ BLOCK = 4096
 KINDS = "", "incarnation", "dispatch", "hand_on", "answer", "close_round", "forget", "lr", "expire"
 
 
-def test_the_decoder_has_at_most_110_lines() -> None:
-    assert len(Path(log_page.__file__).read_text().splitlines()) <= 110
+def test_the_decoder_has_at_most_120_lines() -> None:
+    assert len(Path(log_page.__file__).read_text().splitlines()) <= 120
 
 
 def same_as_the_package_reads(folder: Path) -> list[dict[str, Any]]:
