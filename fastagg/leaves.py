@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -9,13 +10,13 @@ from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg._build import native
-from fastagg.errors import AlreadyCounted, ConfigError, UpdateTooLarge
+from fastagg.errors import AlreadyCounted, ConfigError, TooSoon, UpdateTooLarge
 from fastagg.model import Layout
 from fastagg.ops.checks import vector
 from fastagg.ops.place import run
 from fastagg.rules.names import Weighting
 from fastagg.server import admission
-from fastagg.server.dispatch import Partial, Samples
+from fastagg.server.dispatch import Client, Partial, Samples
 from fastagg.storage import memory
 from fastagg.storage.cell import Swapped
 
@@ -70,16 +71,22 @@ class Leaf:
         _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
         self._counted: dict[int | str, int] = {}  # tasks, the oldest first, and with which fold each counts
+        self._clients: dict[Client, int] = {}  # whose updates are in the sum, and with which fold each counts
         self._sum = _Sum()
 
     @property
     def count(self) -> int:
         return self._sum.updates
 
-    def fold(self, update: object, num_samples: Samples | None = None, *, task: int | str | None = None) -> None:
+    def fold(
+        self, update: object, num_samples: Samples | None = None, *, task: int | str | None = None,
+        client: Client | None = None,
+    ) -> None:  # fmt: skip
         """Add a client's update, in one pass over memory.
 
         Args:
+            client: whose it is. The root then counts this client once in a step, whatever leaf it comes by
+                (``answers_per_step``), and so does this leaf in a sum.
             task: the id of this client's task. An answer that is delivered twice then counts once, in whichever sum it
                 was. Clients that share a root's task need ids of their own, such as ``f"{task.id}/{client}"``. The last
                 16,384 are remembered, by this object only: a leaf writes nothing to a disk, and a new one knows none of
@@ -88,6 +95,7 @@ class Leaf:
 
         Raises:
             AlreadyCounted: an answer to this task was added. The sum is unchanged.
+            TooSoon: the sum has an update of this client. The sum is unchanged.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the update is refused, as by a
                 server. The sum is unchanged, and the task may be answered again.
 
@@ -103,7 +111,7 @@ class Leaf:
             1
         """
         self._begin(task)
-        self._add(update, 1, admission.share(num_samples, self.weighting))
+        self._add(update, 1, admission.share(num_samples, self.weighting), () if client is None else (client,))
 
     def fold_partial(self, partial: Partial, *, task: int | str | None = None) -> None:
         """Add another leaf's sum: this leaf is then one of a second or further level.
@@ -128,7 +136,7 @@ class Leaf:
         """
         self._begin(task)
         admission.check_partial(partial, self.weighting)
-        self._add(partial.total, partial.updates, partial.weight, is_sum=True)
+        self._add(partial.total, partial.updates, partial.weight, partial.clients, is_sum=True)
 
     def _begin(self, task: int | str | None) -> None:
         """Refuse a task that counts. Another one is written down ahead, and counts when its fold does."""
@@ -143,7 +151,13 @@ class Leaf:
         if task is not None:
             self._counted[task] = self._sum.folds + 1
 
-    def _add(self, update: object, count: int, weight: float, *, is_sum: bool = False) -> None:
+    def _add(
+        self, update: object, count: int, weight: float, clients: tuple[Client, ...], *, is_sum: bool = False
+    ) -> None:
+        for client in clients:
+            if self._clients.get(client, math.inf) <= self._sum.folds:
+                raise TooSoon(f"client {client!r}: this leaf's sum has its update; take() the sum first")
+        self._clients |= dict.fromkeys(clients, self._sum.folds + 1)  # it counts when its fold does
         parsed = self.layout.parse(update)
         seen = ops.inspect(parsed.parameters)
         if not seen.finite:
@@ -171,6 +185,7 @@ class Leaf:
         held = self._sum
         if held.total is None:
             raise ConfigError("take: this leaf has no updates yet")
-        found = Partial(held.total, held.updates, held.weight)
-        self._sum = _Sum(held.folds)
+        clients = tuple(client for client, fold in self._clients.items() if fold <= held.folds)
+        found = Partial(held.total, held.updates, held.weight, clients)
+        self._sum, self._clients = _Sum(held.folds), {}
         return found

@@ -335,8 +335,11 @@ void bind_numbers(py::module_& m) {
              numbers.kind = Numbers::kModel;
              numbers.base = task.is_none() ? store::Vector{} : vector_of(task.attr("flat"));
            })
-      .def("sum_of", [](Numbers& numbers, int64_t count,
-                        double total) { numbers.kind = Numbers::kSum, numbers.count = count, numbers.total = total; })
+      .def("sum_of",
+           [](Numbers& numbers, int64_t count, double total, const py::iterable& clients) {
+             numbers.kind = Numbers::kSum, numbers.count = count, numbers.total = total;
+             for (const py::handle client : clients) numbers.participants.push_back(id_of(client));
+           })
       .def("with_control",
            [](Numbers& answer, const py::object& control) {
              answer.control = vector_of(control);

@@ -57,6 +57,8 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
       answer.kind = Answer::kSum;
       std::memcpy(&answer.count, part.data, sizeof answer.count);
       answer.total = operation.share;
+    } else if (part.role == log::kParticipants) {
+      answer.participants = log::clients_in(part);
     } else if (part.role == log::kOffset) {
       if (part.dtype != log::kInt64 || count != 1) damaged("an offset that is not one whole number");
       std::memcpy(&answer.offset, part.data, sizeof answer.offset);

@@ -10,7 +10,8 @@ namespace fastagg::engine {
 namespace {
 
 // The parts of an answer that are written as they lie now: an encoded update, and what there is besides parameters.
-std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers) {
+// `ids` has the bytes of participants.
+std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers, const std::vector<uint8_t>& ids) {
   std::vector<log::Part> rest;
   const auto add = [&](log::Role role, uint8_t type, size_t count, const void* from) {
     if (count > 0) rest.push_back({role, type, count, static_cast<const uint8_t*>(from)});
@@ -25,6 +26,7 @@ std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers) {
   }
   if (answer.control) add(log::kControl, kFloat32, static_cast<size_t>(answer.control_size), answer.control.data);
   if (answer.kind == Answer::kSum) add(log::kUpdates, log::kInt64, 1, &answer.count);
+  add(log::kParticipants, 0, ids.size(), ids.data());
   if (answer.offset >= 0) add(log::kOffset, log::kInt64, 1, &answer.offset);
   return rest;
 }
@@ -69,7 +71,8 @@ void Records::begin(Given& given, const Update& numbers, const Ledger& ledger) c
   } else if (!store::is_encoded(numbers)) {
     operation.parts = parts_of(answer, numbers);
   }
-  const std::vector<log::Part> rest = rest_of(answer, numbers);
+  const std::vector<uint8_t> ids = log::bytes_of(answer.participants);
+  const std::vector<log::Part> rest = rest_of(answer, numbers, ids);
   const size_t first = operation.parts.size();
   operation.parts.insert(operation.parts.end(), rest.begin(), rest.end());
   given.record = log::record_of_answer(*journal_, operation);

@@ -103,6 +103,40 @@ const char* name_of(Kind kind) { return kNames[kind]; }
 
 size_t bytes_of(uint8_t element) { return kSizes[element]; }
 
+std::vector<uint8_t> bytes_of(const std::vector<ClientId>& clients) {
+  std::vector<uint8_t> bytes;
+  const auto put = [&](const void* from, size_t size) {
+    bytes.insert(bytes.end(), static_cast<const uint8_t*>(from), static_cast<const uint8_t*>(from) + size);
+  };
+  for (const ClientId& client : clients) {
+    bytes.push_back(client.kind);
+    if (client.kind == ClientId::kName) {
+      const auto size = static_cast<uint16_t>(client.name.size());
+      put(&size, sizeof size), put(client.name.data(), size);
+    } else {
+      put(&client.number, sizeof client.number);
+    }
+  }
+  return bytes;
+}
+
+std::vector<ClientId> clients_in(const Part& part) {
+  std::vector<ClientId> clients;
+  for (Body from(part.data, part.nbytes()); from.left() > 0;) {
+    ClientId& client = clients.emplace_back();
+    const auto kind = from.read<uint8_t>();
+    if (kind > ClientId::kLarge) damaged("a client's id of an unknown kind");
+    client.kind = static_cast<ClientId::Kind>(kind);
+    if (client.kind == ClientId::kName) {
+      const auto size = from.read<uint16_t>();
+      client.name.assign(reinterpret_cast<const char*>(from.take(size)), size);
+    } else {
+      client.number = from.read<int64_t>();
+    }
+  }
+  return clients;
+}
+
 Operation read(uint8_t kind, const uint8_t* body, size_t length) {
   if (kind == 0 || kind >= kKinds) damaged("this version of fastagg does not know its kind, " + std::to_string(kind));
   Operation found;

@@ -27,8 +27,20 @@ enum Kind : uint8_t {
 const char* name_of(Kind kind);
 
 // What a part of an answer is: parameters, statistics, counters, a control variate, of how many updates a sum is made,
-// nothing (it aligns what comes behind it), an offset in a sender's log, or an encoded update.
-enum Role : uint8_t { kParameters, kBuffers, kCounter, kControl, kUpdates, kPadding, kOffset, kEncodedRole, kRoles };
+// nothing (it aligns what comes behind it), an offset in a sender's log, an encoded update, or whose updates a sum is
+// of.
+enum Role : uint8_t {
+  kParameters,
+  kBuffers,
+  kCounter,
+  kControl,
+  kUpdates,
+  kPadding,
+  kOffset,
+  kEncodedRole,
+  kParticipants,
+  kRoles
+};
 
 // Types of elements; the first ones are those of Dtype (plan.h).
 enum Element : uint8_t { kInt64 = 3, kElements = 12 };
@@ -36,9 +48,11 @@ size_t bytes_of(uint8_t element);
 
 struct Part {
   uint8_t role, dtype;
-  uint64_t count;  // of elements; bytes of padding and of an encoded update
+  uint64_t count;  // of elements; bytes of padding, of an encoded update and of clients' ids
   const uint8_t* data = nullptr;
-  size_t nbytes() const { return role == kPadding || role == kEncodedRole ? count : count * bytes_of(dtype); }
+  size_t nbytes() const {
+    return role == kPadding || role == kEncodedRole || role == kParticipants ? count : count * bytes_of(dtype);
+  }
 };
 
 // The outcome of an answer, or of a round's end, which has no weight and no norm, as it lies in a record.
@@ -73,6 +87,10 @@ struct Operation {
   std::vector<Part> parts;
   std::optional<Streamed> streamed;
 };
+
+// Clients' ids as the bytes of a part, and back. Throws Refusal, kDamaged.
+std::vector<uint8_t> bytes_of(const std::vector<ClientId>& clients);
+std::vector<ClientId> clients_in(const Part& part);
 
 // Reads a record's body. Parts lie in it. Throws Refusal, kDamaged.
 Operation read(uint8_t kind, const uint8_t* body, size_t length);

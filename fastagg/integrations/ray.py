@@ -22,6 +22,7 @@ from fastagg.model.parts import Cut
 from fastagg.server import admission
 from fastagg.server.dispatch import Client
 from fastagg.server.server import Outcome
+from fastagg.server.together import answers_per_step
 from fastagg.storage.pieces import as_tensor
 
 require("ray", "2.40", "ray")
@@ -203,6 +204,8 @@ class Leaves:
         train: Callable[[Client, fastagg.Dispatch], tuple[Any, float | None]], **options: Any,
     ) -> None:  # fmt: skip
         self._server, self._working = server, dict[Foreign, tuple[Client, fastagg.Dispatch]]()
+        self._counts_clients = answers_per_step(server.direction, server.config()) is not None
+        self._resting: dict[Client, int] = {}  # leaves whose clients are in the step of this version
         self._stored: tuple[int, Foreign] = -1, None  # the newest version, which all leaves read in Ray's store
         settings = {"clip_norm": server.clip_norm, "weighting": server.weighting}
         actor: Foreign = ray.remote(_Leaf).options(**{**_ACTOR, "max_task_retries": 3, **options})
@@ -220,9 +223,16 @@ class Leaves:
             RunFailed: a leaf is gone for good. What ``train`` raises is raised here.
         """
         busy = {leaf for leaf, _ in self._working.values()}
-        for leaf in [leaf for leaf in self._actors if leaf not in busy]:
+        for leaf in [leaf for leaf in self._actors if leaf not in busy | self._resting.keys()]:
             self._send(leaf)
         while True:
+            for leaf in [leaf for leaf, version in self._resting.items() if version != self._server.version]:
+                del self._resting[leaf]
+                self._send(leaf)
+            if not self._working:
+                raise fastagg.RunFailed(
+                    "the clients of all leaves have taken part, and the step waits for more"
+                )
             (ready,), _ = ray.wait(list(self._working))
             leaf, task = self._working.pop(ready)
             ((total, *rest), refused) = _all([ready])[0]
@@ -237,7 +247,12 @@ class Leaves:
                 outcome = error
                 with contextlib.suppress(fastagg.UnknownClient, fastagg.UnknownVersion):
                     self._server.forget(leaf, task.version)
-            self._send(leaf)
+            if self._counts_clients and isinstance(outcome, fastagg.Receipt):
+                self._resting[leaf] = (
+                    task.version
+                )  # its clients are in the step, and would train in vain before the next
+            else:
+                self._send(leaf)
             yield leaf, outcome, refused
 
     def _send(self, leaf: Client) -> None:
@@ -262,7 +277,7 @@ class _Leaf:
         for client in self._clients:
             update, samples = self._train(client, task)
             try:
-                folded.fold(update, samples)
+                folded.fold(update, samples, client=client)
             except fastagg.FastaggError as error:
                 refused[client] = error
         return (_shared(folded.take()) if folded.count else [None]), refused

@@ -138,7 +138,7 @@ class Admission:
     def of_sum(self, partial: Partial) -> Native:
         """Return a leaf's sum as the numbers of an answer."""
         answer = self.of(self.parts.layout.parse(partial.total))
-        answer.sum_of(partial.updates, float(partial.weight))
+        answer.sum_of(partial.updates, float(partial.weight), partial.clients)
         return answer
 
     def check_sum(self, partial: Partial) -> None:
@@ -179,6 +179,10 @@ def check_partial(partial: Partial, weighting: str) -> None:
         raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
     _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
     _checks.number("weight", partial.weight, least=0)
+    if len({*partial.clients}) < len(partial.clients) or len(partial.clients) > partial.updates:
+        raise ConfigError(
+            f"clients: a sum of {partial.updates} updates has each client once, got {partial.clients!r:.100}"
+        )
     if weighting == "uniform" and partial.weight != partial.updates:
         raise ConfigError(
             f"weight: with weighting='uniform' it is the number of updates, {partial.updates}, got {partial.weight}"

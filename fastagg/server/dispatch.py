@@ -285,11 +285,14 @@ class Partial(NamedTuple):
         total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
         updates: the number of updates in it.
         weight: ``sum_i n_i``, its weight in the mean.
+        clients: whose updates they are, each once, if the leaf knows it. A rule that counts clients refuses the sum if
+            one of them has taken part in the step already; a sum that names nobody counts for nobody.
     """
 
     total: Tensor
     updates: int
     weight: float
+    clients: tuple[Client, ...] = ()
 
 
 def check_task(task: object) -> Dispatch:
