@@ -142,7 +142,7 @@ class Admission:
         """Return a leaf's sum as the numbers of an answer."""
         layout = self.parts.layout
         if partial.exact is None:
-            answer = self.of(layout.parse(partial.total))
+            answer = self.of(Parsed(layout.parse(partial.total).parameters, None, None))
         else:
             answer = native.engine.numbers(pieces_of_whole(ops.whole_numbers("total", partial.total, layout.size)))
         answer.sum_of(partial.updates, float(partial.weight))
