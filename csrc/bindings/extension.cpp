@@ -180,8 +180,8 @@ class PythonExtension : public Extension {
     const Holds held;
     py::list all;
     for (const engine::Statistics& one : given) {
-      const py::object sent = one.extra != nullptr ? extra_of(one.extra)
-                                                   : py::cast(one.reported, py::return_value_policy::reference);
+      const py::object sent =
+          one.extra != nullptr ? extra_of(one.extra) : py::cast(one.reported, py::return_value_policy::reference);
       all.append(py::make_tuple(sent, one.share, one.gain));
     }
     py::object next = call("statistics")(all, shares, outcome);
