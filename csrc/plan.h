@@ -96,8 +96,10 @@ class Runner;
 class Combine {
  public:
   virtual ~Combine() = default;
-  // What each update is multiplied by as it is combined, which the runner may have to find out. May refuse.
-  virtual void weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const = 0;
+  // Writes what each update is multiplied by as it is combined, which the runner may have to find out. Returns what
+  // each update counts for by the rule, without its own factor; empty: elements are combined one by one. May refuse.
+  virtual std::vector<double> weigh(const std::vector<Held>& held, int64_t size, Runner& runner,
+                                    float* weights) const = 0;
   virtual Combining how(int64_t count) const = 0;
 };
 

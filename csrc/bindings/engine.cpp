@@ -144,7 +144,7 @@ void load_waiting(Shared& server, const py::list& entries) {
     auto& [answer, brings] = all.emplace_back();
     answer.client = id_of(entry["client"]);
     brings.start = brings.now = server.engine->ledger.now;
-    brings.gain = py::cast<double>(entry["gain"]), brings.weight = py::cast<double>(entry["weight"]);
+    brings.gain = brings.moves = py::cast<double>(entry["gain"]), brings.weight = py::cast<double>(entry["weight"]);
     brings.share = py::cast<double>(entry["share"]), brings.norm = py::cast<double>(entry["norm"]);
     answer.update = update_of(py::object(entry["update"]).attr("native"));
     answer.owner = owner_of(entry["update"]);

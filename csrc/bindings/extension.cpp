@@ -176,17 +176,15 @@ class PythonExtension : public Extension {
   }
 
   std::unique_ptr<engine::Change> statistics(const std::vector<engine::Statistics>& given,
-                                             const char* outcome) override {
+                                             const std::vector<double>& shares, const char* outcome) override {
     const Holds held;
     py::list all;
     for (const engine::Statistics& one : given) {
-      if (one.extra != nullptr) {
-        all.append(py::make_tuple(extra_of(one.extra), one.share));
-      } else {
-        all.append(py::make_tuple(py::cast(one.reported, py::return_value_policy::reference), one.share));
-      }
+      const py::object sent =
+          one.extra != nullptr ? extra_of(one.extra) : py::cast(one.reported, py::return_value_policy::reference);
+      all.append(py::make_tuple(sent, one.share, one.gain));
     }
-    py::object next = call("statistics")(all, outcome);
+    py::object next = call("statistics")(all, shares, outcome);
     if (next.is_none()) return nullptr;
     auto change = std::make_unique<Moves>(py::list(py::make_tuple(py::make_tuple(object(), "held", next))));
     change->state = owner_of(std::move(next));
@@ -263,7 +261,7 @@ void bind_extension(py::module_& m) {
       .def_readwrite("reported_norm", &Found::reported_norm)
       .def_readwrite("drops", &Found::drops)
       .def_readwrite("waits", &Found::waits)
-      .def_readwrite("unclipped", &Found::unclipped)
+      .def_readwrite("gain", &Found::gain)
       .def_readwrite("next_steps", &Found::next_steps)
       .def_readwrite("update", &Found::pieces)
       .def_readwrite("moves", &Found::moves)

@@ -17,7 +17,7 @@ void Combined::plan_sum(ReadMode) {
   for (const HeldUpdate& one : waiting_) terms_.push_back({&one.update, one.by});
   for (const Contribution& one : given_) terms_.push_back({one.update, factor(one)});
   desks_ = std::make_unique<Desks>(terms_.size(), memory_->is_host());
-  setting_.combine->weigh(terms_, setting_.size, *is.place->runner, desks_->weights());
+  shares = setting_.combine->weigh(terms_, setting_.size, *is.place->runner, desks_->weights());
 }
 
 void Combined::run(Runner& runner, const Optimizer& optimizer) {

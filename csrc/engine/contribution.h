@@ -16,6 +16,7 @@ struct Contribution {
   int64_t start = 0;            // the version it was trained from
   int64_t now = 0;              // the server's
   double gain = 1.0;            // clipping
+  double moves = 1.0;           // and of the client's statistics: the same, also where the update came clipped
   double weight = 1.0;          // staleness
   double share = 1.0;           // in a mean: the client's number of samples, or 1
   double norm = 0.0;            // of the update, after clipping

@@ -27,6 +27,8 @@ namespace fastagg::engine {
 class Sums {
  public:
   bool folds = false;  // several are added in one pass
+  // What a rule that compares updates lets each one of the planned step count for, in the order in which they came.
+  std::vector<double> shares;
 
   // How many more updates make a step; a sum of several clients may have more.
   virtual int64_t room() const = 0;

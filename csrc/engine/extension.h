@@ -37,9 +37,9 @@ class Change {
 struct Findings {
   std::optional<double> norm;  // of the update
   std::optional<double> weight, share, reported_norm;
+  std::optional<double> gain;    // of its clipping, which is done already
   bool drops = false;            // the update is counted as answered and changes nothing
   bool waits = false;            // it changes only what `change` keeps
-  bool unclipped = false;        // it is clipped already
   bool finishes = false;         // `change` works on the next version
   int32_t next_steps = 0;        // the client's next number of local steps; 0: unchanged
   std::optional<Update> update;  // to step along in place of what came
@@ -65,11 +65,13 @@ struct Question {
   store::Owner extra;
 };
 
-// BatchNorm's statistics that came with an answer: read already, or in a form that only the extension knows.
+// BatchNorm's statistics that came with an answer: read already, or in a form that only the extension knows. Neither:
+// its client sent none.
 struct Statistics {
   const Reported* reported;
   const void* extra;
   double share;  // in their mean
+  double gain;   // how much of their movement counts
 };
 
 struct Bounds {
@@ -100,7 +102,9 @@ class Extension {
   };
   virtual Stepped step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) = 0;
   // The statistics after these updates, in order, made a step ("step"), an empty one ("drop") or none ("keep").
-  virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& given, const char* outcome) = 0;
+  // `shares`: of all updates of a step, those that came before too (Sums::shares).
+  virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& given, const std::vector<double>& shares,
+                                             const char* outcome) = 0;
   virtual Bounds bounds(const store::Vector& model, const OptimizerState& optimizer) = 0;
 };
 

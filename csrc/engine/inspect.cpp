@@ -123,8 +123,10 @@ void Transaction::ask_extension(Given& given) {
   }
   brings.norm = given.norm;
   const double most = core_.clip_norm();
-  if (most > 0.0 && given.norm > most && !given.findings.unclipped && answer.kind != Answer::kSum) {
-    brings.gain = most / given.norm;
+  if (given.findings.gain) {
+    brings.moves = *given.findings.gain;
+  } else if (most > 0.0 && given.norm > most && answer.kind != Answer::kSum) {
+    brings.gain = brings.moves = most / given.norm;
     brings.norm = most;
   }
   if (!core_.direction->is.blends) return;

@@ -25,6 +25,7 @@ Outcome Ordered::plan(const Contributions& given, bool closes, ReadMode) {
   round_->is.place = is.place;
   outcome_ = round_->plan(all_, closes, ReadMode::kMeasured);
   versions_ = round_->versions();
+  shares = round_->is.sums->shares;
   bound_ = round_->bound(), kept_bound_ = round_->kept_bound();
   if (outcome_ == Outcome::kKept) {
     all_.clear();

@@ -52,7 +52,7 @@ std::vector<double> squared_distances(const std::vector<Held>& held, int64_t siz
   return found;
 }
 
-void Robust::weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const {
+std::vector<double> Robust::weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const {
   const auto count = static_cast<int64_t>(held.size());
   const bool krum = setting_.rule == kKrum || setting_.rule == kMultiKrum;
   const int64_t least = krum ? std::max(2 * setting_.f + 3, setting_.keep)
@@ -62,9 +62,10 @@ void Robust::weigh(const std::vector<Held>& held, int64_t size, Runner& runner, 
                                      std::to_string(kMostCombined) + " updates, and the round has " +
                                      std::to_string(count));
   for (size_t k = 0; k < held.size(); ++k) weights[k] = held[k].by;
-  if (sorts()) return;
-  const std::vector<double> found = shares(squared_distances(held, size, runner), held.size());
+  if (sorts()) return {};
+  std::vector<double> found = shares(squared_distances(held, size, runner), held.size());
   for (size_t k = 0; k < held.size(); ++k) weights[k] = static_cast<float>(found[k] * static_cast<double>(weights[k]));
+  return found;
 }
 
 Combining Robust::how(int64_t count) const {

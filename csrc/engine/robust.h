@@ -40,7 +40,7 @@ class Robust : public Combine {
   };
   explicit Robust(const Setting& setting) : setting_(setting) {}
   // Throws Refusal: there are too few updates, or too many.
-  void weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const override;
+  std::vector<double> weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const override;
   Combining how(int64_t count) const override;
 
  private:

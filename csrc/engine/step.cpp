@@ -324,8 +324,7 @@ void Transaction::conclude() {
     std::vector<Statistics>& all = core_.scratch.statistics;
     all.clear();
     const auto add = [&](const Contribution& one) {
-      if (one.answer->reported || one.answer->extra)
-        all.push_back({one.answer->reported.get(), one.answer->extra.get(), one.share});
+      all.push_back({one.answer->reported.get(), one.answer->extra.get(), one.share, one.moves});
     };
     if (step_.planned) {
       for (const Contribution& one : core_.direction->counted(core_.scratch.contributions)) add(one);
@@ -333,7 +332,8 @@ void Transaction::conclude() {
       add(given_.front().brings);
     }
     const char* const name = applied() ? "step" : step_.outcome != Outcome::kKept ? "drop" : "keep";
-    step_.statistics = core_.extension->statistics(all, name);
+    const Sums* const sums = core_.direction->is.sums;
+    step_.statistics = core_.extension->statistics(all, sums ? sums->shares : std::vector<double>{}, name);
   }
   if (const RowKeeper* const rows = core_.direction->is.rows; rows && core_.cut && step_.planned && !given_.empty())
     core_.cut->before(rows->writes(given_.front().brings.client));

@@ -26,9 +26,9 @@ def put(server: Server, arrays: Arrays) -> None:
         shape = tuple(getattr(theirs.get(name), "shape", own.shape))
         if tuple(own.shape) != shape:
             raise ShapeMismatch(f"array {name!r}: expected shape {list(own.shape)}, got {list(shape)}")
-    taken = server.layout.take(arrays, server.device)
+    taken, state = server.layout.take(arrays, server.device), server.state_dict(copy=False)
     buffers = {"values": taken.buffers, "counters": taken.counters, "sum": None, "most": None, "count": 0}
-    server.load_state_dict({**server.state_dict(copy=False), "flat": taken.flat, "buffers": buffers})
+    server.load_state_dict({**state, "flat": taken.flat, "buffers": {**state["buffers"], **buffers}})
 
 
 def resume(server: Server, state: State) -> int:

@@ -3,6 +3,11 @@
 Trainable parameters are in one fp32 vector, one after the other, in the model's own order. Buffers (BatchNorm's running
 statistics and counters) are kept separately: an optimizer does not step them, and they are not part of norms, caches or
 moments. Frozen parameters, and second names of tied ones, are kept but never aggregated.
+
+A module says what is a parameter and what a registered buffer. Everything else in its state, such as the scales of
+packed weights, is kept. A state_dict or a list says nothing: there, names tell BatchNorm's buffers, and other
+floating-point arrays are parameters. Whole numbers are only counted where their name is ``num_batches_tracked``. The
+setting ``buffers`` says more. What is kept for none of these reasons is named in a warning.
 """
 
 from __future__ import annotations
@@ -34,8 +39,9 @@ Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
 # A state_dict does not mark buffers. Arrays with these names are BatchNorm's running statistics.
 _RUNNING = ("running_mean", "running_var")
-_LIKE_BUFFERS = re.compile(r"(^|[._])(running|moving|ema|avg|cluster_size|queue|shadow|usage)([._]|$)")
-_SMALL = (torch.uint8, torch.int8, torch.bool)  # several of them are bytes or a mask, no counts
+_LIKE_BUFFERS = re.compile(
+    r"(^|[._])((running|moving|ema|avg|cluster_size|queue|shadow|usage)([._]|$)|(mean|std|absmax|codebook|inv_freq)$)"
+)
 
 _AT_ONCE = 2**18  # parameters that are subtracted in one call
 _MODEL = "an nn.Module, a state_dict, a list of arrays or a 1-D array"
@@ -184,13 +190,15 @@ class Layout:
                 if nn.parameter.is_lazy(p):
                     raise ShapeMismatch(f"params {name!r}: expected an array with a shape, got a lazy one: run it once")
             first = {id(p): name for name, p in params.named_parameters()}
-            roles: dict[str, Role] = {name: "buffer" for name, _ in params.named_buffers(remove_duplicate=False)}
+            state = params.state_dict()
+            roles: dict[str, Role | None] = dict.fromkeys(state)
+            roles |= {name: "buffer" for name, _ in params.named_buffers(remove_duplicate=False)}
             aliases: dict[str, str] = {}
             for name, p in params.named_parameters(remove_duplicate=False):
                 roles[name] = "parameter" if p.requires_grad else "constant"
                 if p.requires_grad and first[id(p)] != name:
                     roles[name], aliases[name] = "alias", first[id(p)]
-            return cls._build("module", params.state_dict().items(), how, roles, aliases)
+            return cls._build("module", state.items(), how, roles, aliases)
         if isinstance(params, Mapping):
             if unnamed := [key for key in params if not isinstance(key, str)]:
                 do = "or give a list: fastagg.FedBuff(list(params.values()))"
@@ -218,7 +226,7 @@ class Layout:
         form: Form,
         arrays: Iterable[tuple[str, object]],
         how: Mapping[str, str],
-        roles: Mapping[str, Role] | None = None,
+        roles: Mapping[str, Role | None] | None = None,
         aliases: Mapping[str, str] | None = None,
         tied: Tied | None = None,
     ) -> Layout:
@@ -229,9 +237,21 @@ class Layout:
         for group in tied or ():
             names |= {str(one): str(group[0]) for one in group}
         found = Found(names if roles is not None or tied is not None else None)
+        kept: list[str] = []
+        packed: set[str] = set()  # whole numbers, below whose names their scales lie
         for name, value in arrays:
-            array = dense(f"params {name!r}", value)
-            role = _role(name, array, (roles or {}).get(name), how)
+            given = (roles or {}).get(name)
+            try:
+                array = dense(f"params {name!r}", value)
+            except DTypeMismatch as error:
+                do = "; or give what trains: {n: p for n, p in model.named_parameters() if p.requires_grad}"
+                raise DTypeMismatch(f"{error}{do if roles and given is None else ''}") from None
+            known = given is not None or (roles is None and not (packed and _below(name, packed)))
+            role = _role(name, array, given, how, known)
+            if not array.is_floating_point():
+                packed.add(name)
+            if role == "constant" and given != "constant" and mode_of(how, name) is None and not _is_extra(name):
+                kept.append(name)
             shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
             if role in ("parameter", "alias") and (first := found.first(name, value, array)) is not None:
                 if shape != (one := next(e for e in entries if e.name == first)).shape:
@@ -244,7 +264,7 @@ class Layout:
                 constants.append(array.clone())
         if unknown := sorted(names.keys() - {e.name for e in entries}):
             raise ConfigError(f"tied: the model has no {_names(unknown)}")
-        found.tell([e.name for e in entries if e.role == "parameter"] if roles is None else [])
+        found.tell([e.name for e in entries if e.role == "parameter"] if roles is None else [], kept)
         return cls(form, entries, constants)
 
     def of_some(self, arrays: Mapping[str, object], buffers: Mapping[str, str]) -> Layout:
@@ -252,7 +272,9 @@ class Layout:
         first = {(e.offset, e.size): e.name for e in self.entries if e.role == "parameter"}
         second = [e for e in self.entries if e.role == "alias" and e.size and e.name in arrays]
         aliases = {e.name: first[e.offset, e.size] for e in second}
-        roles: dict[str, Role] = {e.name: e.role if e.size or e.role != "alias" else "parameter" for e in self.entries}
+        roles: dict[str, Role | None] = {
+            e.name: e.role if e.size or e.role != "alias" else "parameter" for e in self.entries
+        }
         found = self._build(self.form, arrays.items(), buffers, roles, aliases)
         found.numpy = self.numpy
         return found
@@ -555,8 +577,8 @@ class Found:
         self.same[name] = first
         return first
 
-    def tell(self, parameters: Sequence[str]) -> None:
-        """Warn of what was found, and of parameters whose names are those of buffers."""
+    def tell(self, parameters: Sequence[str], kept: Sequence[str]) -> None:
+        """Warn of what was found, of parameters whose names are those of buffers, and of what is kept."""
         if self.same:
             second, first = next(iter(self.same.items()))
             said = f"params: {second!r} is the same memory as {first!r}, so they are one parameter; if they are two, "
@@ -564,6 +586,10 @@ class Found:
         if like := [name for name in parameters if _LIKE_BUFFERS.search(name)]:
             do = f"if they are buffers, write buffers={{{like[0]!r}: 'mean'}}, or 'max', 'keep' or 'first'"
             warnings.warn(f"params: {_names(like)} are stepped like parameters; {do}", UserWarning, stacklevel=7)
+        if kept:
+            do = f"if clients change them, write buffers={{{kept[0]!r}: 'max'}} for a count, 'mean' for statistics"
+            said = f"params: {_names(kept)} are kept, whatever clients send: no parameters, and no running statistics"
+            warnings.warn(f"{said}; {do}, or 'keep'", UserWarning, stacklevel=7)
 
 
 def _are_groups(tied: object) -> bool:
@@ -576,19 +602,33 @@ def mode_of(how: Mapping[str, str], name: str) -> str | None:
     return next((mode for pattern, mode in how.items() if fnmatchcase(name, pattern)), None)
 
 
-def _role(name: str, array: Tensor, given: Role | None, how: Mapping[str, str]) -> Role:
-    """What an array is. ``given``: what a module says of it."""
+def _role(name: str, array: Tensor, given: Role | None, how: Mapping[str, str], known: bool) -> Role:
+    """What an array is. ``given``: what a module says of it; not ``known``: a module, or its name, says that it is
+    neither a parameter nor a buffer."""
     said = None if given in ("parameter", "alias") else mode_of(how, name)
-    if given in ("alias", "constant") or said == "keep" or name.endswith("_extra_state"):
+    if given in ("alias", "constant") or said == "keep" or _is_extra(name):
         return "alias" if given == "alias" else "constant"
     if not array.is_floating_point():
         if said not in (None, "max"):
             raise ConfigError(f"buffers: {name!r} has whole numbers, expected 'max' or 'keep', got {said!r}")
-        opaque = said is None and array.dtype in _SMALL and array.numel() > 1 and not is_count(name)
-        return "constant" if opaque else "counter"
-    if given != "parameter" and said is None and not name.endswith(_RUNNING) and _is_mask(array, given == "buffer"):
+        return "counter" if said or is_count(name) else "constant"
+    if given == "parameter" or said:
+        return given or "buffer"
+    if not known:
         return "constant"
-    return given or ("buffer" if said or name.endswith(_RUNNING) else "parameter")
+    if not name.endswith(_RUNNING) and _is_mask(array, given == "buffer"):
+        return "constant"
+    return given or ("buffer" if name.endswith(_RUNNING) else "parameter")
+
+
+def _is_extra(name: str) -> bool:
+    return name.endswith("_extra_state")
+
+
+def _below(name: str, others: set[str]) -> bool:
+    """Whether a name lies below another array's: ``layer.weight.absmax`` below ``layer.weight``."""
+    parts = name.split(".")
+    return any(".".join(parts[:end]) in others for end in range(1, len(parts)))
 
 
 def _is_mask(array: Tensor, is_buffer: bool) -> bool:

@@ -137,7 +137,7 @@ class Admission:
 
     def of_sum(self, partial: Partial) -> Native:
         """Return a leaf's sum as the numbers of an answer."""
-        answer = self.of(self.parts.layout.parse(partial.total))
+        answer = self.of(Parsed(self.parts.layout.parse(partial.total).parameters, None, None))
         answer.sum_of(partial.updates, float(partial.weight), partial.clients)
         return answer
 

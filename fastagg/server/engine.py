@@ -239,6 +239,8 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     engine, extension = running.engine, running.extension
     _load_moments(running, state["moments"], device)
     extension.state.load_state_dict(state["direction"])
+    if layout.has_buffers and not extension.held.has_all(state["direction"]):
+        raise ValueError("running statistics of other updates than those that wait")
     if extension.taken_part is not None:
         extension.taken_part = TakenPart(state["taken_part"])
     held_sum = state["direction"].get("acc")

@@ -127,13 +127,20 @@ class Extension:
         own = sum(counter.numel() for counter in self.held.counters)
         return values in (0, self.layout.buffer_size) and counters in (0, own)
 
-    def statistics(self, sent: Sequence[tuple[Native, float]], outcome: str) -> Statistics | None:
-        """Return the running statistics after these updates, each with its share in a mean, made a ``step``, an empty
-        one (``drop``) or none (``keep``). None: they stay as they are."""
+    def statistics(
+        self, sent: Sequence[tuple[Native | None, float, float]], shares: Sequence[float], outcome: str
+    ) -> Statistics | None:
+        """Return the running statistics after these updates made a ``step``, an empty one (``drop``) or none
+        (``keep``). None: they stay as they are.
+
+        Args:
+            sent: what came with each update (None: nothing), its share in a mean, and its clipping.
+            shares: what a rule that compares updates lets each update of the step count for.
+        """
         found = self.held
-        for one, share in sent:
-            found = found.add_on_device(one, share) if isinstance(one, Parsed) else found.add(one, share)
-        found = found.after(outcome)
+        for one, share, gain in sent:
+            found = found.add_on_device(one, share, gain) if isinstance(one, Parsed) else found.add(one, share, gain)
+        found = found.after(outcome, shares)
         return None if found is self.held else found
 
     def step(self, direction: Tensor, x: Tensor, lr: float, round: int) -> tuple[Tensor, Moves]:
@@ -225,13 +232,13 @@ class Extension:
 
     def _ask_direction(self, found: Native, facts: Facts, asked: Native, cosine: float) -> None:
         def statistics() -> tuple[Tensor, Tensor]:
+            counts = facts.share, facts.gain
             if isinstance(parsed := asked.extra, Parsed):
                 own = self.held.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
-                return own.to(self.device), self.held.add_on_device(parsed).after("step").values
+                return own.to(self.device), self.held.add_on_device(parsed, *counts).after("step").values
             reported = asked.reported
             own = self.held.values if reported is None or reported.values is None else reported.values
-            after = self.held if reported is None else self.held.add(reported)
-            return own, after.after("step").values
+            return own, self.held.add(reported, *counts).after("step").values
 
         takes = self.direction.takes_control and asked.control is not None
         change = Pieces([asked.control.to(self.device)]) if takes else None

@@ -118,11 +118,11 @@ class Server:
         key = NoiseKey((taken and taken.key) or os.urandom(32))
         self._parts = Parts(direction, optimizer, staleness, given, layout, device, key)
         if taken is not None:
-            blank = Statistics.of(given["buffers"], layout, *layout.blank(device))
+            blank = Statistics.of(given["buffers"], direction, layout, *layout.blank(device))
             self._running = engine.loaded(self._parts, taken.state, blank)
         else:
             model = layout.take(params, device, self._parts.dtype)
-            statistics = Statistics.of(given["buffers"], layout, model.buffers, model.counters)
+            statistics = Statistics.of(given["buffers"], direction, layout, model.buffers, model.counters)
             self._running = engine.start(self._parts, model.flat, statistics)
         self._log: Log | None = None
         self._watch: Watch | None = None

@@ -30,7 +30,7 @@ class BaseSettings(TypedDict, total=False):
         "are by ``weighting``, the ``latest`` client's, or ``keep`` for no change. Or a mapping from patterns of names "
         "to what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or "
         "``keep``; for a state_dict it says which arrays are buffers: ``{\"*.cluster_size\": \"mean\"}``. Others "
-        "are averaged.", "mean",
+        "are averaged. With ``Robust`` they follow its rule, or stay.", "mean",
     )]  # fmt: skip
     tied: Annotated[Sequence[Sequence[str | int]] | None, Rule(
         "the names (in a list: the places) of arrays that are one parameter, stored and stepped once: "

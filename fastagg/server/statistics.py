@@ -1,27 +1,42 @@
-"""BatchNorm's running statistics and counters on the server. They follow the clients' means, not an optimizer."""
+"""BatchNorm's running statistics and counters on the server. They follow the rule that combines the updates, not an
+optimizer: what bounds how far a client can move the parameters bounds how far it can move these.
+
+- Clipping: the movement of a client's statistics counts by the factor of its update.
+- A robust rule: its own words (Robust.statistics). A client that sends none counts as one that has not moved them.
+- A number of batches: the median of a robust rule's clients; else it grows by at most 2**20 in a step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg._build import native
 from fastagg._types import Native, State
 from fastagg.errors import UpdateTooLarge
 from fastagg.model import Layout, Parsed
 from fastagg.model.layout import mode_of
+from fastagg.model.statistics import is_count
+from fastagg.rules.directions import Direction, Robust
 from fastagg.rules.names import Buffers
 from fastagg.storage import memory, staging
+from fastagg.storage.pieces import Pieces
+
+_MOST_BATCHES = 2**20  # of a client, from one version to the next
+
+Row = tuple[Tensor | None, list[int]]  # what one client sent: values, and counters; None, []: none
 
 
 @dataclass(frozen=True)
 class Statistics:
     """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
     ``weighted`` by their samples) or those of the last client (``latest``), or stay (``keep``). Integer buffers become
-    the largest of the clients', or stay.
+    the largest of the clients', or stay. A robust rule makes both of what all clients of the step sent.
 
     Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
 
@@ -33,6 +48,9 @@ class Statistics:
         most: the largest of the clients' integer buffers since then, one after the other; on a device an int64 vector.
         count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
         places: elements, begin and end, of which the largest (True) or the first that came is taken.
+        counts: of the integers of all counters, which are numbers of batches, on their device.
+        rule: a robust rule.
+        rows: with it, what the clients sent since the last step.
     """
 
     mode: Buffers
@@ -42,21 +60,44 @@ class Statistics:
     most: Tensor | list[int] | None = None
     count: float = 0
     places: tuple[tuple[int, int, bool], ...] = ()
+    counts: Tensor | None = None
+    rule: Robust | None = None
+    rows: tuple[Row, ...] = ()
 
     @classmethod
-    def of(cls, how: Buffers | Mapping[str, str], layout: Layout, values: Tensor, counters: list[Tensor]) -> Statistics:
-        """Return the statistics of a model, with the server's setting."""
+    def of(
+        cls, how: Buffers | Mapping[str, str], direction: Direction, layout: Layout, values: Tensor,
+        counters: list[Tensor],
+    ) -> Statistics:  # fmt: skip
+        """Return the statistics of a model, with the server's setting and rule."""
+        rule = direction if isinstance(direction, Robust) else None
+        named = [is_count(e.name) for e in layout.entries if e.role == "counter" for _ in range(e.size)]
+        counts = torch.tensor(named, device=counters[0].device) if counters else None
         if isinstance(how, str):
-            return cls(how, values, counters)
+            return cls(how, values, counters, counts=counts, rule=rule)
         modes = [(e, mode_of(how, e.name)) for e in layout.entries if e.role == "buffer"]
         places = tuple((e.offset, e.offset + e.size, m == "max") for e, m in modes if m in ("max", "first"))
-        return cls("weighted" if "weighted" in how.values() else "mean", values, counters, places=places)
+        mode: Buffers = "weighted" if "weighted" in how.values() else "mean"
+        return cls(mode, values, counters, places=places, counts=counts, rule=rule)
 
-    def add(self, reported: Native, share: float = 1.0) -> Statistics:
+    def add(self, reported: Native | None, share: float = 1.0, gain: float = 1.0) -> Statistics:
         """Return the statistics with one client's added: numbers in host memory that were checked already
-        (csrc/engine/reported.h)."""
+        (csrc/engine/reported.h).
+
+        Args:
+            reported: what the client sent, if anything.
+            share: of its update in a mean.
+            gain: how much of the movement counts: of its update's clipping.
+        """
         if self.mode == "keep" or not share:
             return self
+        if self.rule is not None:
+            return self._wait(reported and reported.values, reported.counters if reported else [], gain)
+        if reported is None:
+            return self
+        if gain != 1 and reported.values is not None:
+            values = _moved(self.values, reported.values, gain)
+            reported = native.engine.reported(values=values, counters=reported.counters)
         share = self._share(share)
         total = reported.added(None if self.mode == "latest" or not self.count else self.sum, share)
         if share != 1 and total is not None and not bool(torch.isfinite(total).all()):
@@ -68,13 +109,25 @@ class Statistics:
             most = list(map(max, most, self.most))
         return self._with(total, most, share)
 
-    def add_on_device(self, parsed: Parsed, share: float = 1.0) -> Statistics:
+    def _wait(self, values: Tensor | None, counters: list[int], gain: float) -> Statistics:
+        """Return the statistics with one client's row more, for a robust rule."""
+        if values is not None and gain != 1:
+            values = _moved(self.values.cpu(), values, gain)
+        return replace(self, rows=(*self.rows, (values, counters)))
+
+    def add_on_device(self, parsed: Parsed, share: float = 1.0, gain: float = 1.0) -> Statistics:
         """Return the statistics with the buffers of an update on a device added, if it has any."""
+        if self.rule is not None and self.mode != "keep":
+            values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32).cpu()
+            numbers = [] if parsed.counters is None else joined(parsed.counters, self.counters).tolist()
+            return self._wait(values, numbers, gain)
         if self.mode == "keep" or not share or (parsed.buffers is None and parsed.counters is None):
             return self
         total, most = self.sum if self.count else None, self.most if self.count else None
         if parsed.buffers is not None:
             theirs = staging.upload(parsed.buffers, self.values.device)
+            if gain != 1:
+                theirs = Pieces([_moved(self.values, theirs.flat(torch.float32), gain)])
             fresh = total is None or self.mode == "latest"
             out = memory.empty(self.values.numel(), self.values.device)
             if total is not None and not fresh:
@@ -103,37 +156,63 @@ class Statistics:
     def _with(self, total: Tensor | None, most: Tensor | list[int] | None, share: float) -> Statistics:
         return replace(self, sum=total, most=most, count=self.count + share)
 
-    def after(self, kind: str) -> Statistics:
-        """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``)."""
-        if kind == "keep" or self.count == 0:
+    def after(self, kind: str, shares: Sequence[float] = ()) -> Statistics:
+        """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``).
+
+        Args:
+            shares: what a robust rule that compares updates lets each client's count for.
+        """
+        if kind == "keep" or (self.count == 0 and not self.rows):
             return self
-        fresh = replace(self, sum=None, most=None, count=0)
+        fresh = replace(self, sum=None, most=None, count=0, rows=())
         if kind == "drop":  # the buffers that came with its updates are dropped, too
             return fresh
+        if self.rule is not None:
+            return replace(fresh, **self._combined(self.rule, shares))
         values = self.values
         if self.sum is not None:
             values = self.sum / (1 if self.mode == "latest" else self.count)
             for begin, end, _ in self.places:
                 values[begin:end] = self.sum[begin:end]
-        counters = self.counters if self.most is None else divided(self.most, self.counters)
+        counters = self.counters
+        if self.most is not None:
+            assert self.counts is not None
+            most, held = torch.as_tensor(self.most), joined(counters, counters)
+            counters = divided(torch.where(self.counts, most.minimum(held + _MOST_BATCHES), most), counters)
         return replace(fresh, values=values, counters=counters)
+
+    def _combined(self, rule: Robust, shares: Sequence[float]) -> dict[str, Any]:
+        values, counters = self.values, self.counters
+        if any(row is not None for row, _ in self.rows):
+            own = values.cpu()
+            rows = [own if row is None else row for row, _ in self.rows]
+            values = rule.statistics(rows, own, shares).to(values.device)
+        if any(numbers for _, numbers in self.rows):
+            held = joined(counters, counters).tolist()
+            counters = divided(torch.tensor([numbers or held for _, numbers in self.rows]).median(0).values, counters)
+        return {"values": values, "counters": counters}
+
+    def has_all(self, direction: State) -> bool:
+        """Return whether there is a row for every update that waits in a direction's state, if the rule needs them."""
+        return self.rule is None or self.mode == "keep" or len(self.rows) == len(direction["versions"])
 
     def nbytes(self) -> int:
         """Return the bytes of the buffers and of their running sum."""
-        held = [self.values, *self.counters, *([] if self.sum is None else [self.sum])]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        held = [self.values, *self.counters, self.sum, *(values for values, _ in self.rows)]
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     def finite(self) -> bool:
         """Return whether all numbers are finite."""
-        held = [self.values, *([] if self.sum is None else [self.sum])]
-        return all(bool(torch.isfinite(tensor).all()) for tensor in held)
+        held = [self.values, self.sum, *(values for values, _ in self.rows)]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in held if tensor is not None)
 
     def state_dict(self) -> State:
         """Return the state. Tensors are shared, not copied."""
         most = None if self.most is None else divided(self.most, self.counters)
-        return {
+        state = {
             "values": self.values, "counters": self.counters, "sum": self.sum, "most": most, "count": self.count,
         }  # fmt: skip
+        return state if self.rule is None else {**state, "rows": [list(row) for row in self.rows]}
 
     def loaded(self, state: State) -> Statistics:
         """Return the statistics from :meth:`state_dict`. Tensors are copied."""
@@ -143,10 +222,22 @@ class Statistics:
             found = joined(self._own(state["most"]), self.counters)
             most = found.tolist() if found.device.type == "cpu" else found
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
-        return replace(self, values=values, counters=counters, sum=total, most=most, count=state["count"])
+        own, size = self.values.cpu(), sum(counter.numel() for counter in counters)
+        rows: list[Row] = []
+        for row, numbers in state.get("rows", ()):
+            if len(numbers) not in (0, size):
+                raise ValueError(f"counters of a client: expected {size} numbers, got {len(numbers)}")
+            rows.append((None if row is None else _like(own, row), [int(number) for number in numbers]))
+        return replace(
+            self, values=values, counters=counters, sum=total, most=most, count=state["count"], rows=tuple(rows)
+        )
 
     def _own(self, counters: list[Tensor]) -> list[Tensor]:
         return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]
+
+
+def _moved(own: Tensor, theirs: Tensor, gain: float) -> Tensor:
+    return own + gain * (theirs - own)  # no lerp, whose bits differ between processors
 
 
 def _like(mine: Tensor, theirs: Tensor) -> Tensor:

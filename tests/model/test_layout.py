@@ -172,7 +172,7 @@ def test_updates_of_unusual_kinds(update: Any) -> None:
 
 def test_numpys_scalars_are_arrays() -> None:
     params = [np.array(1.0, np.float32), np.array(3), np.float32(2)]  # as a list of a model with 0-dimensional parts
-    server = fastagg.FedBuff(params, buffer_size=1)
+    server = fastagg.FedBuff(params, buffer_size=1, buffers={"1": "max"})
     server.dispatch(0)
     server.receive(0, [params[0] - np.float32(0.5), params[1] + 1, np.float32(1)])  # arithmetic makes scalars of them
     assert [float(a) for a in server.parameters()] == [1.5, 4, 3]
@@ -182,7 +182,8 @@ def test_numpys_scalars_are_arrays() -> None:
     "dtype", [torch.int64, torch.int32, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool]
 )
 def test_counters_of_any_integer_type(dtype: torch.dtype) -> None:
-    server = fastagg.FedBuff({"w": torch.zeros(2), "n": torch.zeros(1).to(dtype)}, buffer_size=2)
+    params = {"w": torch.zeros(2), "n": torch.zeros(1).to(dtype)}
+    server = fastagg.FedBuff(params, buffer_size=2, buffers={"n": "max"})
     for client in range(2):
         server.dispatch(client)
         assert server.receive(client, {"w": torch.ones(2), "n": torch.full((1,), 1 - client).to(dtype)}).delay == 0

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.zoo import FORMS, ZOO, Animal, arrays, settings, trained
+from support.models import Residual
+from support.zoo import FORMS, ZOO, Adapted, Animal, arrays, settings, trained
 from torch import Tensor, nn
 
 import fastagg
 
-pytestmark = pytest.mark.filterwarnings("ignore:params. .*same memory", "ignore:params. .*stepped like parameters")
+pytestmark = pytest.mark.filterwarnings(
+    *(f"ignore:params. .*{said}" for said in ("same memory", "stepped like parameters", "are kept"))
+)
 
 
 def named(model: Any, names: list[str]) -> dict[str, Tensor]:
@@ -65,8 +68,8 @@ def test_a_round(name: str, form: str, tmp_path: Path) -> None:
     trains = {key: p for key, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     for key, value in now.items():
         assert value.dtype == begun[key].dtype and value.shape == begun[key].shape, key
-        frozen = form != "module" and key.startswith("frozen")  # nothing tells
-        if key in animal.kept and not frozen:
+        untold = (form != "module" and key.startswith("frozen")) or ("list" in form and key.startswith("packed."))
+        if key in animal.kept and not untold:
             assert torch.equal(value, begun[key]), key
         if key in animal.becomes:
             assert bool((value == animal.becomes[key]).all()), (key, value)
@@ -127,6 +130,41 @@ def test_names_like_buffers_are_told_once() -> None:
     for wrong in ({"w": "average"}, {"w": "mean", "vq.*": "weighted"}):
         with pytest.raises(fastagg.ConfigError, match="buffers"):
             fastagg.FedBuff(params, buffers=wrong)
+
+
+def test_what_is_kept_is_told_once() -> None:
+    """By role: nothing steps it, weighs it, adds noise to it or combines it, whatever comes."""
+    module = Adapted()
+    module.register_buffer("places", torch.arange(4))
+    module.register_buffer("ema", torch.ones(2))
+    with pytest.warns(UserWarning, match=r"'places', 'packed.weight.absmax'.* are kept.*buffers=") as told:
+        server = fastagg.FedAdam(module, clients_per_round=1, lr=0.1, weight_decay=0.5)
+    assert len(told) == 1
+    roles = {e.name: e.role for e in server.layout.entries}
+    assert {name for name, role in roles.items() if role == "parameter"} == {"down.weight", "up.weight"}
+    assert {name for name, role in roles.items() if role == "buffer"} == {"ema"}
+    assert server.layout.size == 14
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        said = {"places": "keep", "packed.weight.[qs]*": "keep", "packed.weight.absmax": "mean"}
+        more = fastagg.FedAvg(module, clients_per_round=1, buffers=said)
+        assert {e.name for e in more.layout.entries if e.role == "buffer"} == {"ema", "packed.weight.absmax"}
+        assert not any(e.role == "counter" for e in more.layout.entries)
+        fastagg.FedBuff(Residual())
+    with pytest.warns(UserWarning, match="'packed.weight', 'packed.weight.absmax'.* are kept"):
+        assert fastagg.FedBuff(Adapted().state_dict()).layout.size == 14
+
+
+def test_layers_that_torch_has_quantised() -> None:
+    """Their weights are no arrays; what trains beside them is a model by itself."""
+    quantised = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear})
+    module = nn.ModuleDict({"base": quantised, "head": nn.Linear(4, 2)})
+    with pytest.raises(fastagg.DTypeMismatch, match=r"'base.0._packed_params.dtype'.*named_parameters"):
+        fastagg.FedBuff(module)
+    server = fastagg.FedBuff({name: p for name, p in module.named_parameters() if p.requires_grad}, buffer_size=1)
+    task = server.dispatch(0)
+    server.receive(0, torch.ones(10), task=task.id)
+    assert server.version == 1
 
 
 def test_what_the_models_type_does_not_hold_is_refused() -> None:

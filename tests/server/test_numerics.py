@@ -162,7 +162,7 @@ def test_a_closed_round_is_a_full_one_of_those_who_came(name: str, deterministic
         how = {"weighting": "samples", "clip_norm": 30.0, "buffers": "mean" if came == 1 else "weighted"}
         make = partial(getattr(fastagg, name), params, **how)
         server = make(clients_per_round=None if came == 3 else 9, deterministic=deterministic)
-        full = make(clients_per_round=came)
+        full, own = make(clients_per_round=came), 0.0
         for turn in range(2):
             updates = {
                 c: {"w": normals(10 * turn + c), "bn.running_mean": torch.full((3,), 1.0 + c),
@@ -175,8 +175,10 @@ def test_a_closed_round_is_a_full_one_of_those_who_came(name: str, deterministic
             round_of(full, updates, samples)
             for mine, theirs in zip(server.parameters().values(), full.parameters().values(), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
-            weighted = torch.full((3,), 1.0 if came == 1 else (4 + 2 + 6) / 7)
-            torch.testing.assert_close(server.parameters()["bn.running_mean"], weighted)
+            gains = {c: min(1.0, 30.0 / float(updates[c]["w"].double().norm())) for c in updates}
+            moves = [samples[c] * gains[c] * (1.0 + c - own) for c in updates]
+            own += sum(moves) / sum(samples[c] for c in updates)
+            torch.testing.assert_close(server.parameters()["bn.running_mean"], torch.full((3,), own))
         assert server.close_round() is None and server.version == 2  # nothing has come since
         with pytest.raises(fastagg.UnknownVersion, match="is from round 1, this is round 2"):
             server.receive("never answers", {**updates[0]}, num_samples=1)

@@ -41,6 +41,33 @@ class Empty(Holds):
         self.none, self.one = nn.Parameter(torch.zeros(0, 4)), nn.Parameter(torch.tensor(2.0))
 
 
+class Packed(nn.Module):
+    """A frozen weight in four bits, as bitsandbytes has one: its scales are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(6, dtype=torch.uint8).view(6, 1), requires_grad=False)
+        self.scales = {"absmax": torch.rand(3), "quant_map": torch.linspace(-1, 1, 16), "shape": torch.tensor([3, 4])}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination |= {f"{prefix}weight.{name}": value for name, value in self.scales.items()}
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        missing, unexpected = rest[2], rest[3]
+        for name in self.scales:
+            self.scales[name] = state_dict.pop(f"{prefix}weight.{name}")
+        super()._load_from_state_dict(state_dict, prefix, rest[0], rest[1], missing, unexpected, rest[4])
+
+
+class Adapted(nn.Module):
+    """LoRA on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed, self.down, self.up = Packed(), nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False)
+
+
 def quantised() -> nn.Module:
     module = Holds()
     module.register_buffer("codes", torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8))
@@ -68,7 +95,8 @@ class Animal(NamedTuple):
 causal = torch.full((4, 4), -math.inf).triu(1)
 ZOO: dict[str, Animal] = {
     "residual": Animal(
-        Residual, (), {"stem.1.running*": "mean", "body.1.running*": "mean"},
+        Residual, (),
+        {f"{layer}.1.{what}*": mode for layer in ("stem", "body") for what, mode in (("run", "mean"), ("num", "max"))},
         {"stem.1.running_mean": 5.0, "stem.1.num_batches_tracked": 6},
     ),
     "tied, frozen": Animal(Tied, ("frozen.weight", "frozen.bias")),
@@ -81,7 +109,18 @@ ZOO: dict[str, Animal] = {
     "kept": Animal(
         lambda: Holds(scale=torch.ones(3), at=torch.tensor(7)), ("scale", "at"), {"scale": "keep", "at": "keep"}
     ),
-    "counts": Animal(lambda: Holds(num_updates=torch.tensor(0)), becomes={"num_updates": 6}),
+    "counts": Animal(lambda: Holds(num_updates=torch.tensor(0)), (), {"num_updates": "max"}, {"num_updates": 6}),
+    "whole numbers": Animal(
+        lambda: Holds(
+            places=torch.arange(4).view(1, 4), packed=torch.arange(6, dtype=torch.int32), at=torch.tensor(7),
+            short=torch.arange(3, dtype=torch.int16), tiny=torch.tensor(3, dtype=torch.int8),
+        ),
+        ("places", "packed", "at", "short", "tiny"),
+    ),
+    "packed weights": Animal(Adapted, tuple(Adapted().packed.state_dict(prefix="packed."))),
+    "a normaliser": Animal(
+        lambda: Holds(mean=torch.rand(3), std=torch.rand(3)), ("mean", "std"), {"mean": "keep", "std": "keep"}
+    ),
     "empty, scalar": Animal(Empty),
     "float64, channels last": Animal(lambda: Residual().double().to(memory_format=torch.channels_last)),  # type: ignore[call-overload]
     "fp16": Animal(lambda: Residual().half()),

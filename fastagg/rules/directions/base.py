@@ -71,7 +71,7 @@ class Findings(Protocol):
     weight: float | None
     share: float | None
     waits: bool  # the model does not step
-    unclipped: bool  # it is clipped already
+    gain: float | None  # of its clipping, which is done already
     moves: list[Move] | None
     finish: Callable[[Tensor], object] | None  # works on the next version, before anybody has it
 
@@ -269,7 +269,7 @@ class OwnState(DirectionState):
     def before(self, arrival: Arrival, found: Findings) -> None:
         facts, rule, material = arrival.facts, self.setting, self.material
         update, factor = facts.update.flat(torch.float32), facts.gain * arrival.weight
-        facts = replace(facts, gain=1.0, norm=ops.inspect(facts.update).norm)
+        clipped, facts = facts.gain, replace(facts, gain=1.0, norm=ops.inspect(facts.update).norm)
         answer = rule.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
         along, state = given.pair(rule, "combine", answer)
         found.moves = [(self, "tensors", state)]
@@ -283,7 +283,7 @@ class OwnState(DirectionState):
         # The update is already clipped and weighted.
         found.update, found.norm = pieces, seen.norm
         found.weight = found.share = 1.0
-        found.unclipped = True
+        found.gain = clipped
 
     def sent(self, client: int | str) -> dict[str, Tensor]:
         return given.tensors(self.setting, "send", self.setting.send(client, dict(self.tensors)))

@@ -63,7 +63,7 @@ class _CosineState(BufferState):
             fresh = memory.empty(self.size, self.device)
             if change is not None:
                 fresh.copy_(change)
-            change = ops.accumulate_(fresh, arrival.control, share, fresh=change is None)
+            change = ops.accumulate_(fresh, arrival.control, share * arrival.facts.gain, fresh=change is None)
             if not ops.inspect(change).finite:
                 raise UpdateTooLarge("control: the sum of changes would leave the range of float32")
         moves: list[Move] = [(self, "change", change)]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from torch import Tensor
+
+from fastagg import ops
 from fastagg._build import native
 from fastagg._checks import Rule
 from fastagg.errors import ConfigError
@@ -12,6 +17,8 @@ from fastagg.ops.combine import DEFAULTS, MOST, RobustRule, RobustSettings, robu
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.directions.buffer import check_window
 from fastagg.rules.staleness import Staleness
+
+_FARTHEST = 10.0  # of running statistics from the clients' median, in median distances from it
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,8 @@ class Robust(Direction):
     A client has one answer in a step; another one raises TooSoon.
 
     The server keeps the updates of a round as they came, and combines them in the step's own pass: M times the memory
-    of an update. An update counts by its staleness alone: a number of samples could be a lie.
+    of an update. An update counts by its staleness alone: a number of samples could be a lie. Running statistics follow
+    the same rule (:meth:`statistics`).
 
     Args:
         rule: ``median``, ``trimmed``, ``mean_around_median``, ``krum``, ``multi_krum``, ``geometric_median`` or
@@ -75,6 +83,30 @@ class Robust(Direction):
 
     def _rule(self) -> RobustSettings:
         return {name: getattr(self, name) for name in DEFAULTS}  # type: ignore[return-value]
+
+    def statistics(self, rows: Sequence[Tensor], own: Tensor, shares: Sequence[float]) -> Tensor:
+        """Return what the rule makes of the running statistics of a step's clients.
+
+        A rule that combines elements combines these as well. A rule that compares updates gives each client's
+        statistics the share of its update. Because it has compared updates and no statistics, none counts as farther
+        from the clients' median than ten median distances, element by element.
+
+        Args:
+            rows: every client's, in the order of ``shares``, fp32 on the CPU.
+            own: the server's, which have the share that is left.
+            shares: what every update counts for. Empty: the rule combines elements.
+        """
+        if not own.numel():
+            return own
+        if not self.compares:
+            return ops.combine(rows, self.rule, **self._rule())
+        middle = ops.combine(rows, "median")
+        far = _FARTHEST * ops.combine([(row - middle).abs() for row in rows], "median")
+        total = own * max(0.0, 1.0 - math.fsum(shares))
+        for row, share in zip(rows, shares, strict=True):
+            if share:
+                ops.accumulate_(total, row.clamp(middle - far, middle + far), share)
+        return total
 
     def start(self, material: Material) -> DirectionState:
         setting = native.engine.BufferedSetting(
