@@ -12,6 +12,7 @@ enum class Why {
   kUnknownVersion,
   kAlreadyCounted,  // a second answer to a task
   kStaleIncarnation,
+  kOtherClient,  // the task is another client's
   kBusy,
   kTooSoon,  // a client takes part too often
   kReentered,

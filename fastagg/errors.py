@@ -13,6 +13,7 @@ __all__ = [
     "MissingDependency",
     "NonFiniteUpdate",
     "NotDurable",
+    "OtherClient",
     "Reentered",
     "RunFailed",
     "ShapeMismatch",
@@ -95,6 +96,11 @@ class AlreadyCounted(UnknownVersion):
 
 class StaleIncarnation(UnknownVersion):
     """The answer is to a task of another incarnation of this server: to a version that a restart has lost."""
+
+
+class OtherClient(UnknownVersion):
+    """The task is another client's, as far as the server remembers. A checkpoint does not say whose an answered task
+    was: after a restart this is :class:`AlreadyCounted`."""
 
 
 class Busy(FastaggError, RuntimeError):

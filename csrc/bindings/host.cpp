@@ -74,6 +74,7 @@ const char* name_of(Why why) {
     case Why::kUnknownVersion: return "UnknownVersion";
     case Why::kAlreadyCounted: return "AlreadyCounted";
     case Why::kStaleIncarnation: return "StaleIncarnation";
+    case Why::kOtherClient: return "OtherClient";
     case Why::kBusy: return "Busy";
     case Why::kTooSoon: return "TooSoon";
     case Why::kReentered: return "Reentered";

@@ -64,7 +64,7 @@ class Core {
     return extension && (extension->asks.prepare || answer.control || answer.extra);
   }
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
-  // kAlreadyCounted.
+  // kAlreadyCounted, kOtherClient.
   Ledger::Found find(const Answer& answer) const;
   // What reads a version on the caller's stream comes after all that was asked for.
   void follow() const {

@@ -41,9 +41,19 @@ std::string gone(const Ids& ids, const ClientId& id) {
          (last->counted() ? "was answered" : end_of(last->sent(), last->why()));
 }
 
-// Refuses an answer to a task that its client does not have any more.
-[[noreturn]] void refuse_ended(const Ids& ids, const ClientId& id, int64_t task) {
+bool is_open(const OpenTasks& tasks, int64_t task) {
+  bool is_open = false;
+  for (int64_t place = 0; place < tasks.places(); ++place)
+    tasks.each(place, [&](const OpenTask& open) { is_open = is_open || open.id == task; });
+  return is_open;
+}
+
+// Refuses an answer to a task that its client does not have, or not any more.
+[[noreturn]] void refuse_ended(const Ids& ids, const OpenTasks& tasks, const ClientId& id, int64_t task) {
   const Ids::Ended* const ended = ids.ended(task);
+  const bool is_others =
+      ended != nullptr ? ended->client != 0 && ended->client != Clients::mark(id) : is_open(tasks, task);
+  if (is_others) refuse(Why::kOtherClient, id, ": this task is another client's; " + kAgain);
   if (ended != nullptr && ended->counted())
     throw Refusal(ended->version(), ended->applied(),
                   "client " + shown(id) + ": its answer to this task was counted already (the server came to version " +
@@ -86,12 +96,12 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) c
   const OpenTasks& tasks = roster.tasks;
   const int64_t place = asked == kNoTask ? place_of(id) : roster.clients.find(id);
   if (asked != kNoTask) {
-    if (place < 0) refuse_ended(ids, id, asked);
+    if (place < 0) refuse_ended(ids, tasks, id, asked);
     int64_t its = -1;
     tasks.each(place, [&](const OpenTask& one) {
       if (one.id == asked) its = one.version;
     });
-    if (its < 0) refuse_ended(ids, id, asked);
+    if (its < 0) refuse_ended(ids, tasks, id, asked);
     if (version != kLastSent && version != its)
       refuse(Why::kUnknownVersion, id,
              ": an update from version " + std::to_string(version) + " came, but this task is of version " +

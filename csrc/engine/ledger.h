@@ -61,7 +61,7 @@ class Ledger {
     int64_t id;
   };
   // With a task's id, only that task is found. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
-  // kAlreadyCounted.
+  // kAlreadyCounted, kOtherClient.
   Found find(const ClientId& id, int64_t version, int64_t task = kNoTask) const;
 
   // Records that `id` was sent that version and told so many steps. Sending a version twice makes one task, with the

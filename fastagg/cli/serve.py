@@ -12,7 +12,9 @@ from fastagg.cli.base import command
 
 @command()
 def serve(
-    model: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="What a new folder begins with.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL.safetensors", help="What a new folder begins with; or an index.")
+    ],
     folder: Annotated[Path, typer.Option("--folder", help="Keeps the state; the same command goes on from it.")],
     rule: Annotated[str, typer.Option("--rule", help="A preset, such as FedBuff or FADAS.")],
     workers: Annotated[int, typer.Option("--workers", min=1, help="How many clients there are.")],
@@ -36,6 +38,12 @@ def serve(
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key.")] = None,
     uploads: Annotated[int, typer.Option("--uploads", min=1, help="Updates of a part that come at a time.")] = 64,
+    reading: Annotated[
+        float | None,
+        typer.Option(
+            "--reading", metavar="MB", min=0, help="Of versions that are sent at a time; 1000, or 4 versions."
+        ),
+    ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, help="What a transfer may take, besides --slowest.")
     ] = 60.0,
@@ -53,5 +61,8 @@ def serve(
     start(
         model, rule, dict(map(parse_change, changes or ())), workers, parts, folder, host=host, port=port,
         tokens=tokens, certificate=certificate, key=key, by_part=by_part,
-        limits={"uploads": uploads, "seconds": seconds, "slowest": slowest},
+        limits={
+            "uploads": uploads, "reading": None if reading is None else 1e6 * reading, "seconds": seconds,
+            "slowest": slowest,
+        },
     )  # fmt: skip

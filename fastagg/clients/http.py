@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import math
 import random
+import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
@@ -35,11 +37,13 @@ LONGEST = 30.0  # seconds between two tries, and seconds that the server lets a 
 
 Answered = tuple[Message, bytearray]
 T = TypeVar("T")
+_log = logging.getLogger("fastagg.clients")
 
 
 class _Task(NamedTuple):
     id: str
     version: int
+    incarnation: str | None = None  # that made the version
 
 
 class HttpClient:
@@ -47,7 +51,7 @@ class HttpClient:
 
     A request that is not answered is sent again: after half a second, then after twice as long each time, 30 seconds at
     most, or when the server says (``Retry-After``). An update carries its task's id, so it counts once, however often
-    it is sent.
+    it is sent. The logger ``fastagg.clients`` gets a warning of what is tried again, at most one in 30 seconds.
 
     A model in parts has a task for each of them, with a version of its own. They come and go at the same time.
 
@@ -60,7 +64,7 @@ class HttpClient:
         client: this client's id.
         token: the client's token; an empty one for a server without tokens.
         names: the model's parameters by name, in the order of the vectors that come and go, such as
-            ``dict(model.named_parameters())``. None: the server's order.
+            ``dict(model.named_parameters())``; of a tied one any of its names. None: the server's order.
         num_samples: the client's number of samples, for a server with ``weighting="samples"``; with ``"tokens"``
             tokens*tokens/steps. It may be set before each update.
         format: how updates are encoded. None: they are sent as they are.
@@ -68,6 +72,9 @@ class HttpClient:
             (:meth:`fastagg.Server.dispatch`). An update is then the difference from what came. None: as they are.
         patience: for how many seconds a request is repeated.
         timeout: how many seconds the server may be silent before a try counts as failed.
+
+    Raises:
+        ConfigError: the address is no URL of HTTP.
 
     Attributes:
         version: how many versions the parts of the last tasks had together; None before the first.
@@ -86,6 +93,8 @@ class HttpClient:
         num_samples: float | None = None, format: Format | TopK | None = None,
         download: Literal["bf16", "int8"] | None = None, patience: float = 600.0, timeout: float = 60.0,
     ) -> None:  # fmt: skip
+        if not re.match(r"https?://[^/]", url):
+            raise errors.ConfigError(_checks.wrong("url", "an address such as http://127.0.0.1:8000", url))
         self._url, self._client, self._token = url.rstrip("/"), quote(str(client), safe=""), token
         self._names = None if names is None else list(names)
         self.num_samples, self._format, self._download = num_samples, format, download
@@ -93,6 +102,7 @@ class HttpClient:
         self._patience = _checks.number("patience", patience, least=0)
         self._timeout = _checks.number("timeout", timeout, above=0)
         self._open = urllib.request.build_opener(_Stay).open
+        self._said = -math.inf  # when there was a warning
         self._layout: dict[str, Any] | None = None
         self._tasks: dict[int, _Task] = {}  # the last one of each part
         self.local_steps: int | None = None
@@ -108,10 +118,16 @@ class HttpClient:
         if self._layout is None:
             found: dict[str, Any] = json.loads(self._repeat("parts")[1])
             arrays = {array[0]: array for part in found["parts"] for array in part}
-            names = sorted(arrays, key=lambda name: arrays[name][1]) if self._names is None else self._names
-            if set(arrays) != set(names):
-                other = sorted(set(arrays) ^ set(names))
-                raise errors.ShapeMismatch(f"names: the server's model and this one differ in {other[0]!r} and others")
+            names = sorted(arrays, key=lambda name: arrays[name][1])
+            if self._names is not None:
+                names = list(dict.fromkeys(found.get("tied", {}).get(name, name) for name in self._names))
+            hint = "; if it is no parameter, start the server with --set 'buffers={%s=\"keep\"}'"
+            for whose, alone in (("the server's", set(arrays) - set(names)), ("this", set(names) - set(arrays))):
+                if alone:
+                    do = "" if whose == "this" else hint % json.dumps(min(alone))
+                    raise errors.ShapeMismatch(
+                        f"names: only {whose} model has {min(alone)!r}, of {len(alone)} such{do}"
+                    )
             at = 0
             for name in names:
                 arrays[name][1], at = at, at + math.prod(arrays[name][2])
@@ -175,14 +191,34 @@ class HttpClient:
         return {"version": sum(said["version"] for said in found), "applied": any(said["applied"] for said in found)}
 
     def exchange(self, update: Tensor | None) -> Tensor:
-        """Send an update, if there is one, and ask for the next task. What is too late to count is left out.
+        """Send an update, if there is one, and ask for the next task. What is too late to count is left out. If the
+        server says that it is too soon for this client (:class:`fastagg.TooSoon`), wait for the next version, and try
+        again.
+
+        Raises:
+            TooSoon: it still is after ``patience`` seconds. Other errors are those of :meth:`task` and :meth:`send`.
 
         This is what :func:`trainer_callback` and :func:`lightning_callback` call.
         """
         if update is not None:
             with contextlib.suppress(*LOST):
-                self.send(update)
-        return self.task()
+                self._in_time(lambda: self.send(update))
+        return self._in_time(self.task)
+
+    def _in_time(self, do: Callable[[], T]) -> T:
+        """Do what may be too soon, as often as there is a new version of the part that it is too soon for."""
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                return do()
+            except errors.TooSoon as error:
+                left = until - time.monotonic()
+                if left < 0 or len(error.args) != 3:
+                    raise
+                _, part, version = error.args  # it is so while the part has this version
+                asked = {"part": part, "after": version, "wait": min(LONGEST, left)}
+            with contextlib.suppress(errors.StaleIncarnation):  # the server was started again
+                self._repeat(f"heartbeat/{self._client}?{urlencode(asked)}", memoryview(b""))
 
     def resume(self) -> bool:
         """Take up the tasks that are open at the server, of a client that was started again and has kept its work.
@@ -206,15 +242,24 @@ class HttpClient:
         last = self._tasks.get(part)
         asked: dict[str, Any] = {"part": part, "speed": speed, "format": self._download}
         asked = {name: value for name, value in asked.items() if value is not None}
-        asked |= {"after": last.version, "wait": LONGEST} if newer and last is not None else {}
+        wait: dict[str, Any] = {}
+        if newer and last is not None:
+            wait = {"after": last.version, "wait": LONGEST}
+            wait |= {} if last.incarnation is None else {"incarnation": last.incarnation}
         until = time.monotonic() + self._patience
         while True:
-            headers, body = self._repeat(f"task/{self._client}?{urlencode(asked)}")
+            try:
+                headers, body = self._repeat(f"task/{self._client}?{urlencode(asked | wait)}")
+            except errors.StaleIncarnation:  # the server has lost that version, so each that it has is newer
+                if not wait:
+                    raise
+                wait = {}
+                continue
             if "X-Task" in headers:
                 break
             if time.monotonic() > until:
-                raise TimeoutError(f"{self._url}: no version after {asked['after']} for {self._patience:g} seconds")
-        self._tasks[part] = _Task(headers["X-Task"], int(headers["X-Version"]))
+                raise TimeoutError(f"{self._url}: no version after {wait['after']} for {self._patience:g} seconds")
+        self._tasks[part] = _Task(headers["X-Task"], int(headers["X-Version"]), headers["X-Incarnation"])
         self.local_steps = int(headers["X-Local-Steps"]) if "X-Local-Steps" in headers else None
         if headers["Content-Type"] == ENCODED:
             return Encoded.from_bytes(body).decode()
@@ -269,6 +314,9 @@ class HttpClient:
                 failed = error
             if time.monotonic() + wait > until:
                 raise TimeoutError(f"{url}: no answer for {self._patience:g} seconds; the last try: {failed}")
+            if time.monotonic() > self._said + LONGEST:
+                self._said = time.monotonic()
+                _log.warning("%s: %s; trying for %.0f more seconds", url, failed, until - self._said)
             time.sleep(wait)
             pause = min(2 * pause, LONGEST)
 
@@ -295,5 +343,5 @@ def _named(error: HTTPError) -> Exception | None:
         kind = None
     if kind is None:
         return OSError(f"{error.url}: {error.code} {error.reason}: {text[:500].decode(errors='replace')}")
-    found: Exception = kind(said["says"])
+    found: Exception = kind(said["says"], *(said[more] for more in ("part", "version") if more in said))
     return found

@@ -97,11 +97,13 @@ class Part:
         layout: the part's own.
         arrays: its arrays, in the form of the whole: a mapping of some of its names, or a list. None: only a layout.
         by_part: whether what needs the whole model may be a rule of this part alone.
+        is_whole: whether it is the only part.
     """
 
     layout: Layout
     arrays: Arrays
     by_part: bool
+    is_whole: bool = False
 
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
         """Return the layout, if these settings of the server would not have cut the model in another way."""

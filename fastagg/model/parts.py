@@ -84,7 +84,7 @@ def parts(
     for number in range(count):
         mine = {e.name: arrays[e.name] for e in layout.entries if place[owner[e.name]] == number}
         part = layout.of_some(mine, buffers or {})
-        cut.append(Part(part, layout.formed(mine), by_part or count == 1))
+        cut.append(Part(part, layout.formed(mine), by_part, count == 1))
     return cut
 
 

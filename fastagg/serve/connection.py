@@ -1,20 +1,71 @@
-"""Connections and downloads that end, whatever the other side does."""
+"""Connections, requests and transfers that end, whatever the other side does, and are so many at a time at most.
+
+What is guaranteed, over all routes and all clients, with and without a token:
+
+1. Connections, handshakes of TLS among them, are at most as many as :class:`Listener` was told. One more takes the
+   place of the one that has been silent longest and serves nobody. So who speaks is heard, whoever else is silent.
+2. A connection whose client says nothing, or that stands still, is cut (:class:`Connection`).
+3. Whoever sends a body of a request gets the answer, also if it was known before the body came (:class:`Front`).
+4. Whether the process is healthy is answered when no other request is.
+5. A transfer ends within its time. If another needs its room, the slowest ends earlier (:class:`Transfer`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+import logging
+import math
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import h11
-from starlette.requests import ClientDisconnect, Request
+import uvicorn
 from starlette.responses import JSONResponse, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fastagg._types import Foreign, Plain
+from fastagg._types import Foreign
 
 PIECE = 1 << 16  # bytes of a model that wait for one client
+APART = "/health", "/ready"
+SPARE = 64  # connections besides those whose requests are worked at: for what is apart, and for refusals
+SILENT = 10.0  # seconds in which a client finishes its handshake, and says the whole head of a request
+FAIR = 5.0  # seconds for which no transfer is slow
+LONGEST_URL = 4096
+LATER = {"Retry-After": "1"}
+_REFUSALS = {  # the status, what it says, its headers
+    405: ("Method Not Allowed", {"Allow": "GET, POST"}), 414: ("URI Too Long", {}),
+    503: ("too many requests at a time: ask again later", LATER),
+}  # fmt: skip
+_log = logging.getLogger("fastagg.serve")
+
+
+class Transfer:
+    """A model or an update on its way: ``async with transfer.timer`` ends it by TimeoutError after so many seconds, or
+    when somebody cuts it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.begun = self._at = time.monotonic()
+        self._moved = 0.0
+        self.timer = asyncio.timeout(seconds)
+
+    def move(self, nbytes: int) -> float:
+        """Note that so many more bytes have come or gone. Return how many have lately, the older ones less and less."""
+        now = time.monotonic()
+        self._moved, self._at = self._moved * math.exp((self._at - now) / FAIR) + nbytes, now
+        return self._moved
+
+    @property
+    def pace(self) -> tuple[bool, float]:
+        """The slowest has the least. The first is whether it is too early to call it slow."""
+        return time.monotonic() - self.begun < FAIR, self.move(0)
+
+    def cut(self) -> None:
+        """End it, if it is on its way."""
+        if not self.timer.expired():
+            self.timer.reschedule(0.0)
 
 
 class Download(StreamingResponse):
@@ -22,86 +73,245 @@ class Download(StreamingResponse):
 
     Args:
         body: what is sent. Nothing of it is copied before its turn.
-        seconds: how long it may take; then the connection is closed.
-        counted: is left when the download has ended.
+        transfer: its end closes the connection.
+        reading: is left when the download has ended.
     """
 
     def __init__(
-        self, body: Iterable[memoryview], headers: dict[str, str], seconds: float, counted: contextlib.ExitStack
+        self, body: Iterable[memoryview], headers: dict[str, str], transfer: Transfer, reading: contextlib.ExitStack
     ) -> None:
         held = list(body)
         pieces = (view[at : at + PIECE] for view in held for at in range(0, len(view), PIECE))
         length = {"Content-Length": str(sum(map(len, held)))}
         kind = {"Content-Type": "application/octet-stream"}
-        super().__init__(_each(pieces), headers={**kind, **headers, **length})
-        self.seconds, self.counted = seconds, counted
+        super().__init__(_each(pieces, transfer), headers={**kind, **headers, **length})
+        self.transfer, self.reading = transfer, reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.counted, contextlib.suppress(TimeoutError):  # uvicorn closes what ends before its length
-            async with asyncio.timeout(self.seconds):
+        with self.reading, contextlib.suppress(TimeoutError):  # uvicorn closes what ends before its length
+            async with self.transfer.timer:
                 await super().__call__(scope, receive, send)
 
 
-async def _each(pieces: Iterable[memoryview]) -> AsyncIterator[memoryview]:
+async def _each(pieces: Iterable[memoryview], transfer: Transfer) -> AsyncIterator[memoryview]:
     for piece in pieces:  # not StreamingResponse's own way, which is a thread for every piece
         yield piece
+        transfer.move(len(piece))
+        await asyncio.sleep(0)  # else a connection that is lost is not known to be, and takes the rest
 
 
-class Refusal(JSONResponse):
-    """An answer that may come before all of the request has. The rest is read and forgotten, for some seconds: whoever
-    still sends to a closed connection loses the answer."""
+class Front:
+    """The outermost layer of the app. It refuses what no handler should see, writes a line of the log for each request,
+    and ends no answer before all of its request has come: whoever still sends to a closed connection loses the answer.
+    What nobody has read is forgotten as it comes.
 
-    def __init__(
-        self, request: Request, says: Plain, status: int, headers: dict[str, str] | None, seconds: float
-    ) -> None:
-        super().__init__(says, status, headers)
-        self.request, self.seconds = request, seconds
+    Args:
+        app: what answers.
+        seconds: for how many seconds the rest of a body of so many bytes is waited for.
+        requests: how many requests are worked at, besides those that are apart.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: Callable[[int], float], requests: int) -> None:
+        self.app, self.seconds, self.requests = app, seconds, requests
+        self.at_work = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def begin(message: Message) -> None:
-            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        url = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        more, ended, failure = True, False, None
 
-        await super().__call__(scope, receive, begin)
-        with contextlib.suppress(ClientDisconnect, TimeoutError, RuntimeError):  # the last one: all of it was read
-            async with asyncio.timeout(self.seconds):
-                async for _ in self.request.stream():
-                    pass
-        await send({"type": "http.response.body"})
+        async def receive_noted() -> Message:
+            nonlocal more
+            message = await receive()
+            more = message["type"] == "http.request" and message.get("more_body", False)
+            return message
+
+        async def send_all_but_the_end(message: Message) -> None:
+            nonlocal ended
+            if message["type"] == "http.response.start":
+                level = logging.INFO if message["status"] < 400 else logging.WARNING
+                line = '%s "%s %.200s" %d'
+                _log.log(level, line, scope["client"] and scope["client"][0], scope["method"], url.decode("latin-1"),
+                         message["status"])  # fmt: skip
+            else:
+                ended = not message.get("more_body", False)
+                message = {**message, "more_body": True}
+            await send(message)
+
+        is_apart = scope["path"] in APART
+        refused = (
+            414 if len(url) > LONGEST_URL
+            else 405 if scope["method"] == "HEAD" and not is_apart  # which would open tasks, as Starlette's GET
+            else 503 if self.at_work >= self.requests and not is_apart
+            else None
+        )  # fmt: skip
+        app = self.app
+        if refused is not None:
+            says, headers = _REFUSALS[refused]
+            app = JSONResponse({"error": says}, refused, headers)
+        self.at_work += not is_apart
+        try:
+            await app(scope, receive_noted, send_all_but_the_end)
+        except Exception as error:  # which Starlette has answered with 500
+            failure = error
+        finally:
+            self.at_work -= not is_apart
+        if ended:
+            scope["answered"] = True
+            length = dict(scope["headers"]).get(b"content-length", b"0")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.seconds(int(length))):
+                    while more:
+                        await receive_noted()
+            await send({"type": "http.response.body"})
+        if failure is not None:
+            raise failure
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that is cut when nothing moves on it. uvicorn itself waits for ever, in four places:
-    for the head of a request, for the body of one that it has refused, for a client that takes nothing, and for the
-    last bytes before it closes."""
+    """A connection of uvicorn that is cut when nothing moves on it: after 10 to 20 seconds if its client owes the head
+    of a request, else after 30 to 40. uvicorn itself waits for ever, in four places: for the head of a request, for the
+    body of one that it has refused, for a client that takes nothing, and for the last bytes before it closes.
 
-    seconds = 30.0  # after one to two times as many
+    Attributes:
+        heard: when its client last said something that counts, in the loop's time. Half a head does not.
+    """
+
+    seconds = SILENT  # between two looks
+
+    def __init__(self, *args: Foreign, **settings: Foreign) -> None:
+        super().__init__(*args, **settings)
+        self.heard = self.loop.time()
+        self.moves = self.still = 0
+        self.seen: tuple[object, ...] | None = None
+        self.is_cut = False
+        self.greeting: asyncio.Task[None] | None = None  # ends with it
+        self.over = asyncio.Event()
 
     def connection_made(self, transport: Foreign) -> None:
         super().connection_made(transport)
-        self.moves = 0
-        self.seen: tuple[object, ...] | None = None
         self.look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.timer.cancel()
+        self.over.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self.moves += self.conn.their_state is not h11.IDLE  # a head counts when it is complete
+        if self.conn.their_state is not h11.IDLE:
+            self.moves += 1
+            self.heard = self.loop.time()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self.moves += 1
 
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state is h11.IDLE:
+            super().send_400_response(msg)
+        else:  # an answer has begun
+            self.cut()
+
+    @property
+    def serves_nobody(self) -> bool:
+        """Whether its client is the one to say something, or has its answer."""
+        return self.cycle is None or self.cycle.response_complete or "answered" in self.scope
+
+    def cut(self) -> None:
+        """Close it at once."""
+        self.is_cut = True
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.greeting is not None:
+            self.greeting.cancel()
+
     def look(self) -> None:
-        """Cut the connection if there is nothing new since the last look, and the service is not at work either."""
+        """Cut the connection if there has been nothing new for long, and the service is not at work either."""
         cycle, waiting = self.cycle, self.transport.get_write_buffer_size()
         answered = cycle is None or cycle.response_complete
         ended = self.transport.is_closing() or (answered and cycle is not None and cycle.more_body)
         now = (cycle, ended) if ended else (cycle, ended, self.moves, waiting)
         at_work = not answered and not waiting and (self.flow.read_paused or not cycle.more_body)
-        if now == self.seen and not at_work:
-            self.transport.abort()
+        self.still = self.still + 1 if now == self.seen and not at_work else 0
+        if self.still >= (1 if self.serves_nobody and not ended else 3):
+            self.cut()
         self.seen = now
         self.timer = self.loop.call_later(self.seconds, self.look)
+
+
+class Listener(uvicorn.Server):
+    """A server that accepts connections itself: asyncio's own has no limit, and fills the log when the system has no
+    more files.
+
+    Args:
+        config: uvicorn's.
+        listener: the socket that listens.
+        connections: how many there are at a time, besides :data:`SPARE`.
+    """
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, connections: int) -> None:
+        super().__init__(config)
+        self.listener, self.most = listener, connections + SPARE
+        self.open: set[Connection] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self.listener.setblocking(False)
+        self.accepting = asyncio.create_task(self.accept())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.accepting.cancel()
+        await asyncio.wait([self.accepting])
+        self.listener.close()
+        for connection in self.open - self.server_state.connections:
+            connection.cut()
+        await super().shutdown(sockets=[])
+
+    async def accept(self) -> None:
+        """Accept for ever."""
+        loop, said = asyncio.get_running_loop(), -math.inf
+        while True:
+            await asyncio.sleep(0)  # because what waits already is accepted without
+            try:
+                accepted, _ = await loop.sock_accept(self.listener)
+            except OSError as error:  # such as no file for it
+                if loop.time() - said > 60:
+                    said = loop.time()
+                    _log.warning("a connection was not accepted: %s; there are %d (ulimit -n)", error, len(self.open))
+                self.make_room(0)
+                await asyncio.sleep(0.05)
+                continue
+            if not self.make_room(self.most):
+                accepted.close()
+                continue
+            connection = Connection(self.config, self.server_state, self.lifespan.state, loop)
+            self.open.add(connection)
+            connection.greeting = asyncio.create_task(self.greet(connection, accepted))
+
+    def make_room(self, most: int) -> bool:
+        """Cut the connection that has been silent longest and serves nobody, if there are so many. Return whether there
+        is room."""
+        there = [connection for connection in self.open if not connection.is_cut]
+        if len(there) < most:
+            return True
+        silent = min((one for one in there if one.serves_nobody), key=lambda one: one.heard, default=None)
+        if silent is not None:
+            silent.cut()
+        return silent is not None
+
+    async def greet(self, connection: Connection, accepted: socket.socket) -> None:
+        """Make a connection of a socket, which may take a handshake, and wait for its end."""
+        limits: Foreign = {"ssl_handshake_timeout": SILENT, "ssl_shutdown_timeout": SILENT} if self.config.ssl else {}
+
+        def made() -> Connection:
+            return connection
+
+        try:
+            await connection.loop.connect_accepted_socket(made, accepted, ssl=self.config.ssl, **limits)
+            await connection.over.wait()
+        except OSError:  # the handshake
+            pass
+        finally:
+            self.open.discard(connection)

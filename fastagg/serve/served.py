@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fastagg.serve.connection import Transfer
 from fastagg.server.server import Server
 
 Sent = tuple[int, str | None]  # a version, in a format
@@ -23,20 +23,41 @@ class Client:
 
 
 class Served:
-    """The server of a part, and what is on its way."""
+    """The server of a part, and what is on its way.
+
+    Attributes:
+        nbytes: of one version, at most.
+        reading: who is sent which version.
+        uploads: the updates that come. One that is complete and waits for its step counts in ``receiving`` alone.
+    """
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.sending: Counter[Sent] = Counter()  # how many downloads there are of each
+        self.nbytes = 4 * server.layout.size
+        self.reading: dict[Sent, set[Transfer]] = {}
+        self.uploads: set[Transfer] = set()
         self.receiving = 0
         self.seen = server.version
         self.one = asyncio.Semaphore()  # held by a large update while all of it is in memory
 
+    @property
+    def downloads(self) -> int:
+        """How many are sent a version."""
+        return sum(map(len, self.reading.values()))
+
+    @property
+    def incarnation(self) -> int:
+        """The one that made the present version."""
+        version = self.server.version
+        return max((began for began in self.server._engine.incarnations if began[0] <= version), default=(0, 0))[1]
+
     @contextlib.contextmanager
-    def counted(self, sent: Sent) -> Iterator[None]:
-        self.sending[sent] += 1
+    def counted(self, sent: Sent, transfer: Transfer) -> Iterator[None]:
+        readers = self.reading.setdefault(sent, set())
+        readers.add(transfer)
         try:
             yield
         finally:
-            self.sending[sent] -= 1
-            self.sending += Counter()  # without those of which none is left
+            readers.discard(transfer)
+            if not readers and self.reading.get(sent) is readers:
+                del self.reading[sent]

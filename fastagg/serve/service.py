@@ -11,7 +11,8 @@ GET  /                               the status as a page
 GET  /metrics                        for Prometheus
 GET  /health, /ready                 whether the process works; whether it would take an update
 
-With ``after=V`` a task or a model waits until its version is above V, for ``wait=S`` seconds: 204 if it is not by then.
+With ``after=V`` a task, a model or a heartbeat waits until the version is above V, for ``wait=S`` seconds: 204 if it is
+not by then. ``incarnation=`` has the header X-Incarnation that came with V. 410: a restart has lost V.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import torch
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as Refused  # before a server is asked
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from fastagg import errors
 from fastagg._types import Plain
 from fastagg.durable.log import SMALL
 from fastagg.durable.trees import DTYPES
 from fastagg.model.parts import Cut
-from fastagg.serve.connection import Download, Refusal
-from fastagg.serve.served import Client, Served
+from fastagg.serve.connection import LATER, Download, Front, Transfer
+from fastagg.serve.served import Client, Sent, Served
 from fastagg.serve.status import Metrics, page
 from fastagg.serve.tokens import OPERATOR, Tokens
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -57,17 +60,17 @@ CHUNK = 1 << 20  # bytes of an update that are written at once
 LONGEST = 60.0  # seconds that a request waits for a newer version
 SPARE = 1 << 20  # bytes that must be free besides an update
 REMEMBERED = 10_000  # clients of which the status page knows
-LATER = {"Retry-After": "1"}
 STATUS: list[tuple[type[Exception], int]] = [  # the first match counts
-    (errors.StaleIncarnation, 410), (errors.UnknownClient, 404), (errors.UnknownVersion, 409), (errors.Busy, 429),
-    (errors.NotDurable, 503), (errors.FastaggError, 422),
+    (errors.OtherClient, 403), (errors.StaleIncarnation, 410), (errors.UnknownClient, 404),
+    (errors.UnknownVersion, 409), (errors.TooSoon, 409), (errors.Busy, 429), (errors.NotDurable, 503),
+    (errors.FastaggError, 422),
 ]  # fmt: skip
 Handler = Callable[[Request], Awaitable[Response]]
 _log = logging.getLogger("fastagg.serve")
 
 
 class Service:
-    """Handles the requests to the servers of a model's parts. Whoever exceeds a limit is told to come later.
+    """Handles the requests to the servers of a model's parts.
 
     Args:
         servers: one for each part of ``cut``, of :func:`fastagg.open`. They are closed when the service ends.
@@ -75,27 +78,31 @@ class Service:
         folder: the folder that theirs are in.
         tokens: who may ask. None: everybody.
         seconds, slowest: a model or an update of n bytes may take ``seconds + n / slowest`` seconds on its way.
-        uploads: how many updates of a part may be received at a time. Each takes about 1 MB.
-        downloads: how many models of a part may be sent at a time. Each takes about 0.2 MB, because all that send the
-            same version read the same memory.
-        versions: how many different versions of a part may be on their way at a time, each in each format. One takes
-            at most 4 bytes a parameter.
+        uploads: how many updates of a part may be received at a time. Each takes about 1 MB. For one more the slowest
+            ends.
+        reading: bytes of the versions that are sent at a time, each in each format; None: 1 GB, or four versions of the
+            model. All that are sent the same version read the same memory. For one more the slowest end.
+        requests: how many requests are answered at a time. Others are told to come later.
     """
 
     def __init__(
         self, servers: Sequence[Server], cut: Cut, folder: Path, tokens: Tokens | None = None, *,
-        seconds: float = 60.0, slowest: float = 50_000.0, uploads: int = 64, downloads: int = 256, versions: int = 4,
+        seconds: float = 60.0, slowest: float = 50_000.0, uploads: int = 64, reading: float | None = None,
+        requests: int = 512,
     ) -> None:  # fmt: skip
         self.folder, self.tokens = folder, tokens
         self.seconds, self.slowest, self.uploads = seconds, slowest, uploads
-        self.downloads, self.versions = downloads, versions
+        self.requests = requests
         self.parts = [Served(server) for server in servers]
+        self.reading = max(1e9, 4 * sum(served.nbytes for served in self.parts)) if reading is None else reading
+        self.largest = max(largest(served.server.layout.size) for served in self.parts)  # bytes of an update
+        self.own = CapacityLimiter(2)  # threads of those who ask for its health
         self.layout = json.dumps(_layout(cut, servers))
         self.clients: OrderedDict[str, Client] = OrderedDict()
         self.metrics = Metrics(servers)
         self._newer = asyncio.Event()  # another one after each step
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """Return the app for uvicorn."""
 
         @contextlib.asynccontextmanager
@@ -107,7 +114,7 @@ class Service:
                 yield
                 due.cancel()
 
-        return Starlette(lifespan=lifespan, routes=[
+        routes = [
             Route("/task/{client:path}", self.guarded(self.task), methods=["GET"]),
             Route("/update/{client:path}/{task}", self.guarded(self.update), methods=["POST"]),
             Route("/heartbeat/{client:path}", self.guarded(self.heartbeat), methods=["POST"]),
@@ -117,7 +124,12 @@ class Service:
             Route("/metrics", self.guarded(self.scraped, OPERATOR), methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
-        ])  # fmt: skip
+        ]
+        return Front(
+            Starlette(lifespan=lifespan, routes=routes),
+            lambda nbytes: self.allowed(min(nbytes, self.largest)),
+            self.requests,
+        )
 
     def guarded(self, handler: Handler, who: str | None = None) -> Handler:
         """Ask for a token, the client's in the path or that of ``who``, and give every refusal a status and a reason,
@@ -127,8 +139,9 @@ class Service:
             client = request.path_params.get("client", who)
             given = request.headers.get("authorization", "")
             if self.tokens is not None and not self.tokens.allow(given, client):
-                _log.warning("401: %r, %s", request.scope["path"], request.client and request.client.host)
                 return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": 'Basic realm="fastagg"'})
+            before = [served.server.version for served in self.parts]
+            says: Plain
             try:
                 return await handler(request)
             except Refused as error:
@@ -138,7 +151,10 @@ class Service:
             except errors.FastaggError as error:
                 status = next(status for kind, status in STATUS if isinstance(error, kind))
                 says = {"error": type(error).__name__, "says": str(error)}
-            return Refusal(request, says, status, LATER if status in (429, 503) else None, self.seconds)
+                if isinstance(error, errors.TooSoon):  # it may not be so when the part has a newer version than this
+                    part = self.parts.index(self.part(request))
+                    says |= {"part": part, "version": before[part]}
+            return JSONResponse(says, status, LATER if status in (429, 503) else None)
 
         return handle
 
@@ -147,48 +163,65 @@ class Service:
         if not await self.is_newer(request, [served]):
             return Response(status_code=204)
         speed, format = _number(request.query_params.get("speed"), "speed"), request.query_params.get("format")
-        self.check_room(served, format)
         found = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed, format)
         self.note(request)
         self.look()  # a round was due
-        headers = {"X-Task": str(found.id), "X-Version": str(found.version), "Cache-Control": "no-store"}
+        headers = {
+            "X-Task": str(found.id), "X-Version": str(found.version), "X-Incarnation": str(found.incarnation),
+            "Cache-Control": "no-store",
+        }  # fmt: skip
         if found.local_steps is not None:
             headers["X-Local-Steps"] = str(found.local_steps)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(served.counted((found.version, format)))
-            if (encoded := found.encoded) is not None:
-                headers["Content-Type"] = ENCODED
-            elif found.flat.dtype is torch.bfloat16:
-                headers["Content-Type"] = BF16
-            body = _view(found.flat) if encoded is None else encoded.native.bytes.data
-            return self.download([body], headers, stack.pop_all())
+        if (encoded := found.encoded) is not None:
+            headers["Content-Type"] = ENCODED
+        elif found.flat.dtype is torch.bfloat16:
+            headers["Content-Type"] = BF16
+        body = _view(found.flat) if encoded is None else encoded.native.bytes.data
+        return self.download([body], headers, [(served, (found.version, format))])
 
     async def model(self, request: Request) -> Response:
-        chosen = [self.part(request)] if "part" in request.query_params else self.parts
+        chosen = self.chosen(request)
         if not await self.is_newer(request, chosen):
             return Response(status_code=204)
-        with contextlib.ExitStack() as stack:
-            entries: Plain = {}
-            held, at = [], 0
-            for served in chosen:
-                self.check_room(served)
-                stack.enter_context(served.counted((served.server.version, None)))
-                flat, more = served.server._engine.current()  # one version, which never changes
-                arrays = served.server.layout.views(flat, more.values, more.counters, as_held=True)
-                for name, array in arrays.items():
-                    entries[name] = {
-                        "dtype": DTYPES[array.dtype], "shape": list(array.shape),
-                        "data_offsets": [at, at := at + array.nbytes],
-                    }  # fmt: skip
-                    held.append(_view(array))
-            head = json.dumps(entries).encode()
-            head += b" " * (-len(head) % 8)
-            headers = {"X-Version": str(self.version(chosen)), "Cache-Control": "no-cache"}
-            start = memoryview(len(head).to_bytes(8, "little") + head)
-            return self.download([start, *held], headers, stack.pop_all())
+        entries: Plain = {}
+        held, at = [], 0
+        versions: list[tuple[Served, Sent]] = []
+        headers = {"X-Version": str(self.version(chosen)), "X-Incarnation": self.incarnation(chosen)}
+        for served in chosen:
+            versions.append((served, (served.server.version, None)))
+            flat, more = served.server._engine.current()  # one version, which never changes
+            arrays = served.server.layout.views(flat, more.values, more.counters, as_held=True)
+            for name, array in arrays.items():
+                entries[name] = {
+                    "dtype": DTYPES[array.dtype], "shape": list(array.shape),
+                    "data_offsets": [at, at := at + array.nbytes],
+                }  # fmt: skip
+                held.append(_view(array))
+        head = json.dumps(entries).encode()
+        head += b" " * (-len(head) % 8)
+        start = memoryview(len(head).to_bytes(8, "little") + head)
+        return self.download([start, *held], headers | {"Cache-Control": "no-cache"}, versions)
 
-    def download(self, body: Sequence[memoryview], headers: dict[str, str], counted: contextlib.ExitStack) -> Download:
-        return Download(body, headers, self.allowed(sum(map(len, body))), counted)
+    def download(
+        self, body: Sequence[memoryview], headers: dict[str, str], versions: list[tuple[Served, Sent]]
+    ) -> Download:
+        """Return an answer that sends memory of these versions. The slowest other downloads end if theirs are too many
+        beside these."""
+        transfer = Transfer(self.allowed(sum(map(len, body))))
+        new = sum(served.nbytes for served, sent in versions if sent not in served.reading)
+        while new and new + sum(served.nbytes * len(served.reading) for served in self.parts) > self.reading:
+            others = [
+                (served, sent) for served in self.parts for sent in served.reading if (served, sent) not in versions
+            ]
+            if not others:
+                break
+            served, sent = min(others, key=lambda other: max(reader.pace for reader in other[0].reading[other[1]]))
+            for reader in served.reading.pop(sent):
+                reader.cut()
+        with contextlib.ExitStack() as stack:
+            for served, sent in versions:
+                stack.enter_context(served.counted(sent, transfer))
+            return Download(body, headers, transfer, stack.pop_all())
 
     async def update(self, request: Request) -> Response:
         served, task = self.part(request), _whole(request.path_params["task"], "task")
@@ -205,7 +238,11 @@ class Service:
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
         if served.receiving >= self.uploads:
-            raise Refused(429, "too many updates at a time: send it again later")
+            slowest = min(served.uploads, key=lambda upload: upload.pace, default=None)
+            if slowest is None or slowest.pace[0]:
+                raise Refused(429, "too many updates at a time: send it again later")
+            served.uploads.discard(slowest)
+            slowest.cut()
         served.receiving += 1
         try:
             found: Receipt | errors.AlreadyCounted = await self.received(request, served, task, samples, dtype, needed)
@@ -227,28 +264,35 @@ class Service:
         server, client = served.server, _client(request, served.server)
         form: Plain = {"encoded": needed} if dtype is torch.uint8 else {"dtype": dtype}
         upload = await run_in_threadpool(server.receiving, client, None, samples, task=task, **form)
-        stack, held = contextlib.ExitStack(), bytearray()
+        stack, held, transfer = contextlib.ExitStack(), bytearray(), Transfer(self.allowed(needed))
         stack.enter_context(upload)
         try:
-            async with asyncio.timeout(self.allowed(needed)):
+            async with transfer.timer:
+                served.uploads.add(transfer)
                 async for chunk in request.stream():
                     held += chunk
+                    transfer.move(len(chunk))
                     if len(held) >= CHUNK:
                         await run_in_threadpool(upload.write, held)
                         held = bytearray()
+                served.uploads.discard(transfer)
                 await run_in_threadpool(upload.write, held)
             del held
             async with served.one if needed > SMALL else contextlib.nullcontext():
                 # Shielded, so that the update is taken or refused as a whole, whatever happens to the connection.
                 await asyncio.shield(run_in_threadpool(stack.close))
         except BaseException as error:
+            served.uploads.discard(transfer)
             stack.__exit__(type(error), error, error.__traceback__)
             if isinstance(error, TimeoutError):
-                raise Refused(408, f"the update took longer than {self.allowed(needed):.0f} s") from None
+                most = f"{self.allowed(needed):.0f} s, or was the slowest of {self.uploads}"
+                raise Refused(408, f"the update took longer than {most}") from None
             raise
         return upload.receipt
 
     async def heartbeat(self, request: Request) -> Response:
+        if not await self.is_newer(request, self.chosen(request)):
+            return Response(status_code=204)
         found: Plain = {}
         for number, served in enumerate(self.parts):
             with contextlib.suppress(errors.UnknownVersion, errors.UnknownClient):
@@ -261,14 +305,14 @@ class Service:
         return Response(self.layout, media_type="application/json")
 
     async def status(self, request: Request) -> Response:
-        return HTMLResponse(page(self.parts, self.clients, await run_in_threadpool(self.unready)))
+        return HTMLResponse(page(self.parts, self.clients, await self.why()))
 
     async def scraped(self, request: Request) -> Response:
         own = {
-            "ready": ("Whether an update would be taken", [int(not await run_in_threadpool(self.unready))]),
+            "ready": ("Whether an update would be taken", [int(not await self.why())]),
             "disk_free_bytes": ("Room on the folder's disk", [shutil.disk_usage(self.folder).free]),
             "uploads": ("Updates on their way", [served.receiving for served in self.parts]),
-            "downloads": ("Models on their way", [served.sending.total() for served in self.parts]),
+            "downloads": ("Models on their way", [served.downloads for served in self.parts]),
         }
         now = time.monotonic()
         silent = {name: now - client.seen for name, client in self.clients.items()}
@@ -279,12 +323,16 @@ class Service:
         """Say whether this process can still do its work. A full disk is no reason to start it again; a log that has
         ended is."""
         ended = any(served.server._log is None or served.server._log.journal.ended for served in self.parts)
-        why = await run_in_threadpool(self.unready)
+        why = await self.why()
         return JSONResponse({"version": self.version(self.parts), "open": not why, "why": why}, 503 if ended else 200)
 
     async def ready(self, request: Request) -> Response:
-        why = await run_in_threadpool(self.unready)
+        why = await self.why()
         return PlainTextResponse(f"{why}\n", 503, LATER) if why else PlainTextResponse("ready\n")
+
+    async def why(self) -> str:
+        """Return what :meth:`unready` does, whatever other threads wait for."""
+        return await to_thread.run_sync(self.unready, limiter=self.own)
 
     def unready(self) -> str:
         """Return why no update would be taken: what was acknowledged is not on the disk, or the next has no room."""
@@ -302,6 +350,14 @@ class Service:
             raise Refused(404, f"part: expected 0..{len(self.parts) - 1}, got {number}")
         return self.parts[number]
 
+    def chosen(self, request: Request) -> list[Served]:
+        """Return the part that a request names, or all."""
+        return [self.part(request)] if "part" in request.query_params else self.parts
+
+    def incarnation(self, parts: Sequence[Served]) -> str:
+        """Return what has made the present versions of these parts."""
+        return "-".join(str(served.incarnation) for served in parts)
+
     def version(self, parts: Sequence[Served]) -> int:
         """Return how many versions these parts have made together."""
         return sum(served.server.version for served in parts)
@@ -311,11 +367,17 @@ class Service:
         if (given := request.query_params.get("after")) is None:
             return True
         after, seconds = _whole(given, "after"), _number(request.query_params.get("wait", "0"), "wait")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(max(seconds or 0.0, 0.0), LONGEST)):
-                while self.version(parts) <= after:
+        now, its = self.incarnation(parts), request.query_params.get("incarnation")
+        if after > self.version(parts) or (after == self.version(parts) and its not in (None, now)):
+            raise errors.StaleIncarnation(f"after: this server has no version {after}, or not that one: ask without it")
+        until = time.monotonic() + min(max(seconds or 0.0, 0.0), LONGEST)
+        while not (is_gone := await request.is_disconnected()) and self.version(parts) <= after:
+            if (left := until - time.monotonic()) <= 0:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, 1.0)):  # then look whether the client is still there
                     await self._newer.wait()
-        return self.version(parts) > after
+        return self.version(parts) > after and not is_gone
 
     def look(self) -> None:
         """Wake those who wait for a newer version, if there is one."""
@@ -351,13 +413,6 @@ class Service:
     def allowed(self, nbytes: int) -> float:
         return self.seconds + nbytes / self.slowest
 
-    def check_room(self, served: Served, format: str | None = None) -> None:
-        """Refuse one more download if it would exceed a limit."""
-        if served.sending.total() >= self.downloads:
-            raise Refused(503, "too many models are being sent: ask again later")
-        if (served.server.version, format) not in served.sending and len(served.sending) >= self.versions:
-            raise Refused(503, f"{self.versions} older versions are still being sent: ask again later")
-
 
 def _sent(server: Server, client: int | str, speed: float | None, format: str | None) -> Dispatch:
     """Send a task. Of a client that comes back without what it had begun, older tasks end."""
@@ -376,13 +431,16 @@ def _view(array: torch.Tensor) -> memoryview:
 
 
 def _layout(cut: Cut, servers: Sequence[Server]) -> Plain:
-    """Return where each part's arrays are in the whole model's vector, in the order in which the part has them."""
+    """Return where each part's arrays are in the whole model's vector, in the order in which the part has them, and the
+    second names of those that have several."""
     whole = {entry.name: entry.offset for entry in cut.layout.entries if entry.role == "parameter"}
     parts = [
         [[entry.name, whole[entry.name], list(entry.shape)] for entry in part.layout.entries if entry.name in whole]
         for part in cut
     ]
-    return {"size": cut.layout.size, "kind": servers[0].update_kind, "parts": parts}
+    first = {entry.offset: entry.name for entry in cut.layout.entries if entry.role == "parameter" and entry.size}
+    tied = {entry.name: first[entry.offset] for entry in cut.layout.entries if entry.role == "alias" and entry.size}
+    return {"size": cut.layout.size, "kind": servers[0].update_kind, "parts": parts, "tied": tied}
 
 
 def _client(request: Request, server: Server) -> int | str:

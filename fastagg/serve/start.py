@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import logging
+import resource
+import socket
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import fastagg
 from fastagg import _checks, _extras, _keywords, registry
@@ -34,7 +40,7 @@ def serve(
     _extras.require("fastagg serve", "serve", _extras.SERVE)
     import uvicorn
 
-    from fastagg.serve.connection import Connection
+    from fastagg.serve.connection import Listener
     from fastagg.serve.service import Service
     from fastagg.serve.tokens import Tokens
 
@@ -47,33 +53,86 @@ def serve(
             raise ConfigError(f"{name}: there is no file {file}")
     known = None if tokens is None else Tokens(tokens)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    cut = read(model, parts, by_part)
+    own: Plain = dict(settings)
+    buffers = own.get("buffers")
+    cut = read(model, parts, by_part, own.pop("tied", None), buffers if isinstance(buffers, dict) else None)
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(one) for one in opened(cut, rule, settings, workers, folder)]
+        servers = [stack.enter_context(one) for one in opened(cut, rule, own, workers, folder)]
         for part in cut:
             part.arrays.clear()  # the servers have copies
         _log.info("%s: %s parameters, parts: %d, %s", model, f"{cut.layout.size:,}", len(cut), servers[0].direction)
-        app = Service(servers, cut, folder, known, **limits).app()
-        uvicorn.run(
-            app, host=host, port=port, http=Connection, ws="none", timeout_keep_alive=30, timeout_graceful_shutdown=3,
-            limit_concurrency=512, log_config=None, server_header=False, ssl_certfile=certificate, ssl_keyfile=key,
+        connections = connections_for(parts)
+        app = Service(servers, cut, folder, known, requests=connections, **limits).app()
+        config = uvicorn.Config(
+            app, http="h11", ws="none", timeout_keep_alive=10, timeout_graceful_shutdown=3, log_config=None,
+            access_log=False, proxy_headers=False, server_header=False, ssl_certfile=certificate, ssl_keyfile=key,
         )  # fmt: skip
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = stack.enter_context(socket.create_server((host, port), family=family, backlog=1024))
+        except OSError as error:
+            raise ConfigError(f"host, port: cannot listen at {host}, {port}: {error.strerror or error}") from None
+        _log.info("listening at %s, port %d; connections: %d", *listener.getsockname()[:2], connections)
+        with contextlib.suppress(KeyboardInterrupt):
+            Listener(config, listener, connections).run()
 
 
-def read(path: Path, count: int, by_part: bool = False) -> Cut:
-    """Return the parts of a model in a safetensors file.
+def connections_for(parts: int) -> int:
+    """Return for how many connections there are files, 512 at most: each may need one more for its update. The limit of
+    open files is raised as far as the system allows."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # not every system can
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        limit = most
+    return max(16, min(512, (limit - 128 - 64 * parts) // 2)) if limit >= 0 else 512
+
+
+def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffers: Any = None) -> Cut:
+    """Return the parts of a model in a safetensors file, or in those of an index.
+
+    The second names of tied parameters are in the file (``safetensors.torch.save_model``), or in ``tied``. Arrays that
+    are equal and not said to be tied get a warning.
 
     Raises:
         ConfigError: it cannot be read, or has fewer tensors than parts.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
+    arrays: dict[str, torch.Tensor] = {}
+    notes: dict[str, str] = {}
     try:
-        arrays = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"model: {path}: expected a safetensors file: {error}") from None
-    return fastagg.parts(arrays, count, by_part=by_part)
+        is_index = path.suffix == ".json"
+        names = json.loads(path.read_text())["weight_map"].values() if is_index else [path.name]
+        for name in dict.fromkeys(names):
+            arrays |= load_file(path.parent / name)
+            with safe_open(path.parent / name, "pt") as opened:
+                notes |= opened.metadata() or {}
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = "a safetensors file, or the index of several (model.safetensors.index.json)"
+        raise ConfigError(f"model: {path}: expected {what}: {error}") from None
+    groups = [[first, second] for second, first in notes.items() if first in arrays and second not in arrays]
+    if tied is None and (twins := equal(arrays)):
+        say = "model: %d pairs of equal arrays, such as %r and %r. If they are one parameter: --set 'tied=%s'"
+        _log.warning(say, len(twins), *twins[0], json.dumps(twins[:8]))
+    arrays |= {second: arrays[first] for first, second in groups}
+    return fastagg.parts(arrays, count, by_part=by_part, buffers=buffers, tied=[*groups, *(tied or [])])
+
+
+def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Return pairs of names whose numbers are equal, and not of one value everywhere."""
+    seen: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
+    pairs = []
+    for name, array in arrays.items():
+        if array.is_floating_point() and array.numel() > 1:
+            numbers = array.view(-1).view(torch.uint8).view(array.numel(), -1)
+            alike = seen[array.dtype, array.shape, bytes(numbers[:16].numpy())]
+            twin = next((other for other in alike if torch.equal(arrays[other], array)), None)
+            if twin is None:
+                alike.append(name)
+            elif not bool((numbers == numbers[0]).all()):
+                pairs.append([twin, name])
+    return pairs
 
 
 def opened(cut: Cut, rule: str, settings: Mapping[str, object], workers: int, folder: Path) -> list[Server]:

@@ -20,7 +20,7 @@ def page(parts: Sequence[Served], clients: Mapping[str, Client], unready: str) -
     lines = [
         (
             str(number), f"{one.server.layout.size:,}", str(one.server.version), str(one.server._engine.open_tasks),
-            str(one.receiving), str(one.sending.total()), f"{one.server.memory()['total'] / 1e6:,.1f}",
+            str(one.receiving), str(one.downloads), f"{one.server.memory()['total'] / 1e6:,.1f}",
         )
         for number, one in enumerate(parts)
     ]  # fmt: skip

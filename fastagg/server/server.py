@@ -106,7 +106,8 @@ class Server:
                 f"num_clients: the direction has {direction.clients}, got {given['num_clients']}; leave it out"
             )
         together.check(direction, optimizer, staleness, given)
-        if isinstance(params, Part) and not (params.by_part and getattr(direction, "privacy", None) is None):
+        is_part = isinstance(params, Part) and not params.is_whole
+        if is_part and not (params.by_part and getattr(direction, "privacy", None) is None):
             together.check_part(direction, staleness, given)
         device = devices.choose(given["device"], params.arrays if isinstance(params, Part) else params)
         if given["model_dtype"] is not None:
@@ -416,6 +417,7 @@ class Server:
             UnknownVersion: the client has no open task of that version, or the task has expired.
             AlreadyCounted: the task has an answer already, or ``offset`` is not behind :attr:`offset`.
             StaleIncarnation: the task's version was lost in a restart, or its id is not of this server.
+            OtherClient: the task is another client's.
             Busy: ``max_waiting`` answers already wait.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or negative, or ``kind`` is not this server's.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fastagg import _checks, _extras
 from fastagg._types import Foreign
-from fastagg.errors import ConfigError, FastaggError
+from fastagg.errors import AlreadyCounted, ConfigError, FastaggError
 from fastagg.server import engine
 from fastagg.server.dispatch import Client, Dispatch
 from fastagg.server.server import Server
@@ -122,7 +122,7 @@ class Watch:
             self.numbers.arrived(delays, seconds, waited)
 
     def refused(self, error: FastaggError) -> None:
-        """Report a refused call."""
+        """Report a refused call. An answer that comes again is none: whoever sent it is told what the first one did."""
         reason, now = type(error).__name__, time.monotonic()
         if self.numbers is not None:
             self.numbers.refused(reason)
@@ -132,7 +132,9 @@ class Watch:
             return
         self._said[reason] = now, 0
         more = f" (and {count} more of these since the last line)" if count else ""
-        _log.warning("refused: %s: %.400s%s", reason, error, more)
+        again = isinstance(error, AlreadyCounted) and error.version is not None
+        level, what = (logging.INFO, "again") if again else (logging.WARNING, "refused")
+        _log.log(level, "%s: %s: %.400s%s", what, reason, error, more)
 
 
 class Times:

@@ -192,6 +192,67 @@ def test_a_token_does_not_follow_a_redirection(begin: Begin, slept: list[float])
     assert not other.seen
 
 
+def test_it_says_what_it_tries_again(begin: Begin, slept: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match="refused"):
+            fastagg.clients.HttpClient(url, "eve", patience=0.7).task()
+    assert len(slept) >= 1 and len(caplog.messages) == 1
+    assert url in caplog.messages[0] and "refused" in caplog.messages[0]
+    for wrong in ("127.0.0.1:8000", "ftp://here", "http://", "", "htp://127.0.0.1"):
+        with pytest.raises(fastagg.ConfigError, match="url: expected an address such as"):
+            fastagg.clients.HttpClient(wrong, "eve")
+
+
+def test_a_tied_parameter_has_any_of_its_names(begin: Begin, slept: list[float]) -> None:
+    parts = {"size": 5, "kind": "delta", "parts": [[["b", 0, [2]], ["head", 2, [3]]]], "tied": {"wte": "head"}}
+    say = says(200, json.dumps(parts).encode())
+    for names in (["wte", "b"], ["head", "b"], ["wte", "b", "head"]):
+        eve = client(begin(say, TASK), names=names)
+        assert eve.task().tolist() == [2.0, 3.0, 4.0, 0.0, 1.0]
+    for names, said in (
+        (["wte"], r"only the server's model has 'b', of 1 such; .*--set 'buffers=\{\"b\"=\"keep\"\}'"),
+        (["wte", "b", "c", "d"], "only this model has 'c', of 2 such$"),
+    ):
+        with pytest.raises(fastagg.ShapeMismatch, match=said):
+            client(begin(say), names=names).task()
+
+
+def test_too_soon_is_waited_for(begin: Begin, slept: list[float]) -> None:
+    soon = says(409, b'{"error": "TooSoon", "says": "wait for version 8", "part": 0, "version": 7}')
+    beat, late = says(200, b'{"version": 8, "open": {}}'), says(409, b'{"error": "UnknownVersion", "says": "late"}')
+    server = begin(PARTS, TASK, soon, says(204), soon, beat, COUNTED, soon, beat, TASK, soon, beat, late, TASK, soon)
+    eve, update = client(server), torch.ones(5)
+    eve.exchange(None)
+    for _ in range(2):  # the second time it is too late then
+        assert torch.equal(eve.exchange(update), torch.from_numpy(MODEL))
+    paths = [path for path, *_ in server.seen if "heartbeat" in path]
+    assert len(paths) == 4 and all(path.startswith("/heartbeat/eve%2F1?part=0&after=7&wait=") for path in paths)
+    with pytest.raises(fastagg.TooSoon, match="wait for version 8"):
+        eve.send(update)  # only an exchange waits
+    for patience, script in ((0.0, [soon]), (60.0, [says(409, b'{"error": "TooSoon", "says": "never"}')])):
+        server.script[:] = script
+        eve._patience = patience
+        with pytest.raises(fastagg.TooSoon):
+            eve.exchange(None)
+    assert not server.script and not slept
+
+
+def test_a_version_that_the_server_has_lost_is_not_waited_for(begin: Begin, slept: list[float]) -> None:
+    task = says(200, MODEL.tobytes(), X_Task="9-1", X_Version="7", X_Incarnation="55")
+    gone = says(410, b'{"error": "StaleIncarnation", "says": "lost"}')
+    server = begin(PARTS, task, gone, TASK, gone)
+    eve = client(server)
+    eve.task()
+    eve.task(newer=True)
+    assert [path for path, *_ in server.seen[2:]] == [
+        "/task/eve%2F1?part=0&after=7&wait=30.0&incarnation=55", "/task/eve%2F1?part=0",
+    ]  # fmt: skip
+    with pytest.raises(fastagg.StaleIncarnation):
+        eve.task()
+
+
 def test_it_waits_for_a_newer_version_as_long_as_it_takes(begin: Begin, slept: list[float]) -> None:
     newer = says(200, MODEL.tobytes(), X_Task="8-1", X_Version="8", X_Local_Steps="3")
     server = begin(PARTS, TASK, says(204), says(204), newer, says(204))

@@ -110,6 +110,7 @@ RAISED = {
     "MemoryError": "tests/native/engine/allocations.cpp",
     "NonFiniteUpdate": "server.receive('ann', x / 0)",
     "NotDurable": "tests/durable/test_room.py",
+    "OtherClient": "server.receive('bob', x, task=task.id)",
     "Reentered": "tests/server/test_reentry.py",
     "RunFailed": "tests/integrations/test_session.py",
     "ShapeMismatch": "server.receive('ann', x[:2])",

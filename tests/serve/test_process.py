@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +26,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("safetensors")
 pytest.importorskip("prometheus_client")
-from support.served import TOKEN, Breeder, write_model
+from support.served import TOKEN, Breeder, Serve, certificate_in, rest_of, rest_of_answer, write_model
 
 import fastagg
 from fastagg import TopK
@@ -36,23 +36,6 @@ ROOT = Path(__file__).parents[2]
 LARGE = 4_000_000  # parameters, 16 MB, which no socket holds
 EACH = ("--rule", "FedBuff", "--set", "buffer_size=1")
 LOST = fastagg.UnknownVersion, fastagg.UnknownClient
-Serve = Callable[..., Breeder]
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    with contextlib.ExitStack() as stack:
-
-        def begin(sizes: list[int], *options: object, **more: Any) -> Breeder:
-            model = write_model(tmp_path / "m.safetensors", **{f"{i}": torch.zeros(d) for i, d in enumerate(sizes)})
-            (tmp_path / "tokens").write_text(f"* {TOKEN}\n")
-            found = Breeder(model, more.pop("folder", tmp_path / "state"), "--workers", 4, "--tokens",
-                            tmp_path / "tokens", *EACH, *options, **more)  # fmt: skip
-            stack.callback(found.close)
-            found.start()
-            return found
-
-        yield begin
 
 
 def client_of(server: Breeder, name: str, **settings: Any) -> HttpClient:
@@ -159,13 +142,7 @@ def test_a_full_disk_refuses_updates_by_503_until_there_is_room(serve: Serve, sm
 def test_tls_with_a_certificate_that_the_client_trusts(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl")
-    certificate, key = tmp_path / "certificate", tmp_path / "key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True,
-    )  # fmt: skip
+    certificate, key = certificate_in(tmp_path)
     server = serve([LARGE], "--certificate", certificate, "--key", key, trusted=certificate)
     with pytest.raises(TimeoutError, match="CERTIFICATE_VERIFY_FAILED"):
         HttpClient(server.url, "ann", TOKEN, patience=0).task()
@@ -211,29 +188,8 @@ def test_names_give_the_order_of_a_clients_vector(serve: Serve) -> None:
     again = client_of(server, "ann", names=["1", "0", "2"])
     assert again.resume() and again.version == ann.version == 2
     again.send(torch.ones(9))
-    with pytest.raises(fastagg.ShapeMismatch, match="differ in '2'"):
+    with pytest.raises(fastagg.ShapeMismatch, match="only the server's model has '2'"):
         client_of(server, "eve", names=["0", "1"]).task()
-
-
-def rest_of(connection: socket.socket) -> bytes:
-    """Read until the server closes."""
-    found = bytearray()
-    with contextlib.suppress(ConnectionResetError):
-        while piece := connection.recv(1 << 20):
-            found += piece
-    return bytes(found)
-
-
-def rest_of_answer(connection: socket.socket) -> bytes:
-    """Read an answer whose length its head says."""
-    found = bytearray()
-    while b"\r\n\r\n" not in found:
-        found += connection.recv(1 << 16)
-    length = int(re.findall(rb"content-length: (\d+)", bytes(found).lower())[0])
-    length += found.index(b"\r\n\r\n") + 4
-    while len(found) < length:
-        found += connection.recv(1 << 20)
-    return bytes(found)
 
 
 def stalled(server: Breeder, name: str) -> socket.socket:

@@ -1,6 +1,8 @@
 """The service in one process: tasks, updates, parts, waiting, bad requests by their status, tokens, what it tells."""
 
 import base64
+import json
+import re
 import shutil
 import threading
 import time
@@ -25,6 +27,7 @@ from starlette.testclient import TestClient
 from support.served import write_model
 
 import fastagg
+from fastagg._checks import parse_change
 from fastagg.serve.service import Service
 from fastagg.serve.start import maker, opened, read, serve
 from fastagg.serve.tokens import Tokens
@@ -94,7 +97,7 @@ def test_an_encoded_update_is_the_one_it_stands_for(client: TestClient) -> None:
 @pytest.mark.parametrize(("format", "nbytes"), [("bf16", 64 + 2 * 256), ("int8", 64 + 256 + 64)])
 def test_a_task_comes_in_a_format_the_same_for_all(tmp_path: Path, format: str, nbytes: int) -> None:
     usual = fastagg.FedBuff(ARRAYS, buffer_size=1, seed=0)
-    with TestClient(service(tmp_path / "a", versions=2).app()) as client:
+    with TestClient(service(tmp_path / "a").app()) as client:
         got = [client.get(f"/task/{name}?format={format}") for name in ("ann", "bob", "ann")]
         assert {one.headers["content-type"] for one in got} == {ENCODED["Content-Type"]}
         assert {one.content for one in got} == {usual.dispatch("eve", format=format).encoded.to_bytes()}
@@ -210,7 +213,8 @@ def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) 
         (ann.replace("part=0", "part=x"), body(), FLOATS, 400),
         (f"{ann}&num_samples=many", body(), FLOATS, 400),
         (f"{ann}&num_samples=-1", body(), FLOATS, 422),
-        (ann.replace("/ann/", "/eve/"), body(), FLOATS, 409),
+        (ann.replace("/ann/", "/eve/"), body(), FLOATS, 403),
+        (f"{ann}&x={'x' * 5000}", body(), FLOATS, 414),
     ):
         found = client.post(url, content=content, headers=headers)
         assert found.status_code == status, (url, headers, found.text)
@@ -220,7 +224,100 @@ def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) 
     assert client.get("/task/" + "x" * 300).status_code == 404
     assert client.get("/model?after=x").status_code == 400
     assert client.get("/model?after=9&wait=nan").status_code == 400
+    assert client.get("/model?after=9").status_code == 410
     assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
+
+
+def test_only_get_and_post_do_what_they_say(client: TestClient) -> None:
+    ann, _ = task(client, "ann")
+    paths = ["/task/zoe", ann, "/heartbeat/zoe", "/model", "/parts", "/", "/metrics", "/health", "/ready"]
+    for path in paths:
+        for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"):
+            found = client.request(method, path)
+            assert found.status_code == (200 if (method, path) in {("HEAD", "/health"), ("HEAD", "/ready")} else 405)
+            assert found.status_code == 200 or found.headers["allow"]
+    assert client.get("/metrics").text.count("zoe") == 0
+    assert client.post("/heartbeat/zoe").json()["open"] == {}
+    for _ in range(4):  # two tasks of a client may be open
+        assert client.head("/task/ann").status_code == 405
+    assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
+
+
+def test_a_task_of_another_client_is_refused_by_name(tmp_path: Path) -> None:
+    with TestClient(service(tmp_path / "a").app()) as client:
+        ann, _ = task(client, "ann")
+        as_bob = ann.replace("/ann/", "/bob/")
+        for _ in range(2):  # bob was never there, and is
+            for _ in range(2):  # it is open, and answered
+                found = client.post(as_bob, content=body(), headers=FLOATS)
+                assert found.status_code == 403 and found.json()["error"] == "OtherClient"
+                assert "another client's" in found.json()["says"]
+                assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
+            task(client, "bob")
+    with TestClient(service(tmp_path / "a").app()) as client:  # after a restart, too
+        assert client.post(as_bob, content=body(), headers=FLOATS).status_code == 403
+        assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
+
+
+def test_a_refusal_that_a_newer_version_may_end_says_which_version_this_is(tmp_path: Path) -> None:
+    cut = read(write_model(tmp_path / "model.safetensors", **ARRAYS), 1)
+    privacy = {"noise_multiplier": 0.0, "clip_norm": 9.0, "min_separation": 2}
+    servers = opened(cut, "FedBuff", {"buffer_size": 1, "privacy": privacy}, 2, tmp_path)
+    with TestClient(Service(servers, cut, tmp_path).app()) as client:
+        assert client.post(task(client, "ann")[0], content=body(), headers=FLOATS).status_code == 200
+        found = client.get("/task/ann")
+        assert found.status_code == 409 and found.json()["error"] == "TooSoon" and found.json()["version"] == 1
+        assert client.post("/heartbeat/ann?part=0&after=1&wait=0").status_code == 204
+        assert client.post(task(client, "bob")[0], content=body(), headers=FLOATS).status_code == 200
+        assert client.post("/heartbeat/ann?part=0&after=1&wait=0").json()["version"] == 2
+        task(client, "ann")
+
+
+def test_the_log_has_no_letters_of_a_clients_own(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    client.get("/task/" + "%1b%5b31m" * 20, headers={"X-Forwarded-For": "\x1b[31mroot"})
+    client.get("/nothing?" + "x" * 60_000)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("fastagg")]
+    assert len(lines) == 2 and all(len(line) < 400 and "\x1b" not in line for line in lines)
+
+
+def test_a_model_in_several_files_and_what_is_none(tmp_path: Path) -> None:
+    for number, names in enumerate(("ac", "b")):
+        write_model(tmp_path / f"model-{number}.safetensors", **{name: ARRAYS[name] for name in names})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: f"model-{int(name == 'b')}.safetensors" for name in "abc"}}))
+    cut = read(index, 1)
+    assert {entry.name for entry in cut.layout.entries} == set(ARRAYS) and cut.layout.size == SIZE
+    for text in ("{}", "[1]", '{"weight_map": 3}', "{", '{"weight_map": {"a": "gone.safetensors"}}'):
+        index.write_text(text)
+        with pytest.raises(fastagg.ConfigError, match="expected a safetensors file, or the index of several"):
+            read(index, 1)
+    index.rename(tmp_path / "model.bin")
+    with pytest.raises(fastagg.ConfigError, match="index of several"):
+        read(tmp_path / "model.bin", 1)
+
+
+def test_equal_arrays_are_named_and_tied_by_a_setting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    numbers = torch.arange(12.0).reshape(4, 3)
+    arrays = {
+        "a": numbers, "b": numbers.clone(), "c": numbers.T.contiguous(), "d": numbers.half(), "ids.0": numbers.long(),
+        "ids.1": numbers.long(), "norm.0": torch.ones(5), "norm.1": torch.ones(5),
+    }  # fmt: skip
+    model = write_model(tmp_path / "model.safetensors", **arrays)
+    assert read(model, 1).layout.size == 3 * 12 + 12 + 10
+    (line,) = caplog.messages
+    assert "'a' and 'b'" in line
+    name, setting = parse_change(re.findall(r"--set '(.*)'", line)[0])
+    assert (name, setting) == ("tied", [["a", "b"]])
+    caplog.clear()
+    for tied, size in ((setting, 46), ([], 58)):
+        assert read(model, 2, tied=tied).layout.size == size and not caplog.messages
+    buffers = {"c": "mean", "a": "keep", "b": "keep"}
+    cut = read(model, 1, buffers=buffers)
+    servers = opened(cut, "FedBuff", {"buffers": buffers}, 2, tmp_path)
+    with TestClient(Service(servers, cut, tmp_path).app()) as client:
+        assert {name for name, *_ in client.get("/parts").json()["parts"][0]} == {"d", "norm.0", "norm.1"}
+        assert len(client.get("/task/ann").content) == 4 * 22
 
 
 def test_a_client_that_comes_back_without_its_work_is_not_locked_out(client: TestClient) -> None:

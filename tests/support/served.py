@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -17,11 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TOKEN = "a-token-of-the-operator"
+Serve = Callable[..., "Breeder"]
 
 
 class Breeder:
-    """Starts servers. ``trusted``: the certificate of a server with TLS."""
+    """Starts servers. ``trusted``: the certificate of a server with TLS. What they log is in ``log``."""
 
     def __init__(self, model: Path, folder: Path, *options: object, trusted: Path | None = None) -> None:
         import fastagg
@@ -34,11 +38,12 @@ class Breeder:
         self.context = None if trusted is None else ssl.create_default_context(cafile=str(trusted))
         self.url = f"http{'s' if trusted else ''}://127.0.0.1:{self.port}"
         self.line = ["serve", model, "--folder", folder, "--port", self.port, *options]
-        self.pid = 0
-        self.breeder = subprocess.Popen(
-            [sys.executable, "-P", str(here / "support/served.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        self.pid, self.log = 0, model.parent / "log"
+        with open(self.log, "ab") as log:
+            self.breeder = subprocess.Popen(
+                [sys.executable, "-P", str(here / "support/served.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=log, text=True, env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
 
     def start(self) -> None:
         """Start a server, and wait until it answers."""
@@ -76,10 +81,10 @@ class Breeder:
         """Bytes of memory that the server has."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * 4096
 
-    def begin(self, head: str, body: bytes = b"") -> socket.socket:
+    def begin(self, head: str, body: bytes = b"", token: str = TOKEN) -> socket.socket:
         """Send the beginning of a request, and read nothing."""
         found = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        found.sendall(f"{head}\r\nHost: here\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode() + body)
+        found.sendall(f"{head}\r\nHost: here\r\nAuthorization: Bearer {token}\r\n\r\n".encode() + body)
         return found
 
     def close(self) -> None:
@@ -101,7 +106,7 @@ def breed() -> None:
     from fastagg.cli.app import app
     from fastagg.serve.connection import Connection
 
-    Connection.seconds = float(os.environ.get("IDLE", "30"))
+    Connection.seconds = float(os.environ.get("IDLE", Connection.seconds))
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -112,6 +117,39 @@ def breed() -> None:
             os._exit(1)
         print(child, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Read until the server closes."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(1 << 20):
+            found += piece
+    return bytes(found)
+
+
+def rest_of_answer(connection: socket.socket) -> bytes:
+    """Read an answer whose length its head says."""
+    found = bytearray()
+    while b"\r\n\r\n" not in found:
+        found += connection.recv(1 << 16)
+    length = int(re.findall(rb"content-length: (\d+)", bytes(found).lower())[0])
+    length += found.index(b"\r\n\r\n") + 4
+    while len(found) < length:
+        found += connection.recv(1 << 20)
+    return bytes(found)
+
+
+def certificate_in(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1. Return its file and its key's."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    certificate, key = folder / "certificate", folder / "key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
 
 
 def write_model(path: Path, **arrays: Any) -> Path:
