@@ -152,10 +152,25 @@ bool read(Shared& server, py::handle const* given, Arrays& arrays, Answer& answe
   return true;
 }
 
+// Clears Python's MemoryError, and returns it. It allocates nothing.
+py::object short_of_memory() {
+#if PY_VERSION_HEX >= 0x030C0000
+  return py::reinterpret_steal<py::object>(PyErr_GetRaisedException());
+#else
+  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &error, &trace);
+  PyErr_NormalizeException(&type, &error, &trace);
+  Py_XDECREF(type), Py_XDECREF(trace);
+  return py::reinterpret_steal<py::object>(error);
+#endif
+}
+
 // The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised, with
-// the first `done` outcomes as its attribute `outcomes`.
+// the first `done` outcomes as its attribute `outcomes`. If these have counted and there is no memory left, that is an
+// outcome, too: Python cannot raise an error with what it has then.
 py::object outcome_of_exception(py::list& outcomes, size_t done) {
   set_error_of_current_exception();
+  if (done > 0 && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return short_of_memory();
   py::error_already_set raised;
   if (raised.matches(py::module_::import("fastagg.errors").attr("FastaggError"))) return raised.value();
   PyList_SetSlice(outcomes.ptr(), static_cast<Py_ssize_t>(done), PyList_GET_SIZE(outcomes.ptr()), nullptr);

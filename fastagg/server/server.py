@@ -33,7 +33,7 @@ from fastagg.storage.pieces import Pieces
 
 Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
-Outcome = Receipt | FastaggError
+Outcome = Receipt | FastaggError | MemoryError
 Durability = Literal["none", "step", "arrival"]
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
 
@@ -525,7 +525,8 @@ class Server:
 
         Returns:
             For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
-            raised. Its attribute ``outcomes`` has those of the answers before it.
+            raised. Its attribute ``outcomes`` has those of the answers before it. A MemoryError after an answer that
+            counted is an outcome.
 
         Raises:
             ConfigError: an answer is not such a tuple. Nothing has changed.
@@ -548,16 +549,25 @@ class Server:
 
     def _all(self, answers: Sequence[Sent], updates: Sequence[Any]) -> list[Outcome]:
         """Take all answers. Each outcome is named by what was sent."""
-        outcomes: list[Outcome] = [None] * len(answers)  # type: ignore[list-item]
-        done, some = 0, outcomes[:0]  # what is taken is held, also if there is no memory for anything more
+        outcomes: list[Outcome] = []
+        some: list[Outcome] | None = None  # what is taken is held, also if there is no memory for anything more
         try:
-            while done < len(answers):
-                some = self._several(answers, done)
-                outcomes[done : done + len(some)] = some
-                done, some = done + len(some), outcomes[:0]
-            return self._named(outcomes, updates)
+            while len(outcomes) < len(answers):
+                some = self._several(answers, len(outcomes))
+                if outcomes:
+                    outcomes += some
+                else:
+                    outcomes = some
+                some = None
+            for outcome in outcomes:
+                if isinstance(outcome, FastaggError):
+                    return self._named(outcomes, updates)
+            return outcomes
         except BaseException as error:
-            error.outcomes = [*outcomes[:done], *some, *getattr(error, "outcomes", [])]  # type: ignore[attr-defined]
+            if isinstance(error, MemoryError) and outcomes and len(outcomes) == len(answers):
+                return outcomes  # Python could not raise an error with them now
+            outcomes += [*(some or ()), *getattr(error, "outcomes", ())]
+            error.outcomes = outcomes  # type: ignore[attr-defined]
             raise
 
     def _several(self, answers: Sequence[Sent], begin: int) -> list[Outcome]:
