@@ -169,9 +169,25 @@ bool read(Shared& server, PyObject* const* given, Arrays& arrays, Answer& answer
   return true;
 }
 
-// The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised.
-py::object outcome_of_exception() {
+// Clears Python's MemoryError, and returns it. It allocates nothing.
+py::object short_of_memory() {
+#if PY_VERSION_HEX >= 0x030C0000
+  return py::reinterpret_steal<py::object>(PyErr_GetRaisedException());
+#else
+  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &error, &trace);
+  PyErr_NormalizeException(&type, &error, &trace);
+  Py_XDECREF(type), Py_XDECREF(trace);
+  return py::reinterpret_steal<py::object>(error);
+#endif
+}
+
+// The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised. If
+// answers before it have counted and there is no memory left, that is an outcome, too: Python could not raise an error
+// that has theirs.
+py::object outcome_of_exception(bool counted) {
   set_error_of_current_exception();
+  if (counted && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return short_of_memory();
   py::error_already_set raised;
   if (raised.matches(py::module_::import("fastagg.errors").attr("FastaggError"))) return raised.value();
   throw raised;
@@ -224,14 +240,14 @@ void receive_all(Shared& server, Batch& batch) {
       if (result.failed) std::rethrow_exception(result.failed);
       throw *result.refused;
     } catch (...) {
-      batch.set(done, outcome_of_exception());
+      batch.set(done, outcome_of_exception(done > 0));
       ++done;
     }
   }
   try {
     wait_for_disk(server, answers.data(), count);
   } catch (...) {
-    const py::object error = outcome_of_exception();
+    const py::object error = outcome_of_exception(true);
     for (size_t i = 0; i < count; ++i) {
       const engine::Receipt& receipt = answers[i].receipt;
       if (receipt.sequence > 0 && server.log->waits(receipt.applied)) batch.set(i, error);
@@ -278,7 +294,7 @@ PyObject* take_many(Shared& server, PyObject* const* args) {
       }
       batch.receipts.push_back(made_for(server, fields_of(answer)[0], taken));
     } catch (...) {
-      refusal = outcome_of_exception();
+      refusal = outcome_of_exception(false);
       batch.receipts.push_back(refusal);
     }
     batch.refusals.push_back(refusal);

@@ -262,6 +262,25 @@ store::Vector vector_of(const py::object& tensor) {
   return {owner_of(tensor), data, ask(tensor.ptr(), torch.element_size) == 2 ? kBFloat16 : kFloat32};
 }
 
+bool is_fit_for_torch(py::handle capsule) {
+  const auto named = [&](const char* name) { return PyCapsule_IsValid(capsule.ptr(), name) != 0; };
+  const Tensor* tensor = nullptr;
+  if (named("dltensor")) tensor = &static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
+  if (named("dltensor_versioned")) {
+    auto* const versioned = static_cast<Versioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if (versioned->version.major == kMajor) tensor = &versioned->tensor;
+  }
+  if (tensor == nullptr) return true;
+  double reach = tensor->type.bits / 8.0 * tensor->type.lanes, size = reach;  // in bytes
+  for (int32_t i = 0; i < tensor->dims; ++i) {
+    const int64_t along = tensor->shape[i], stride = tensor->strides == nullptr ? 0 : tensor->strides[i];
+    if (along < 0 || (along > 1 && stride < 0)) return false;
+    reach += std::max(0.0, static_cast<double>(along) - 1.0) * static_cast<double>(stride) * tensor->type.bits;
+    size *= static_cast<double>(along);
+  }
+  return reach < 0x1p62 && size < 0x1p62;
+}
+
 bool look(py::handle given, Memory& found) {
   const PyTypeObject* const kind = Py_TYPE(given.ptr());
   if (kind != torch.tensor && kind != torch.parameter) return false;

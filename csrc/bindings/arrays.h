@@ -29,6 +29,10 @@ inline py::object tensor_of(const store::Vector& vector, int64_t count) {
 // A tensor of torch's, fp32 or bf16, as a vector of the engine's. None: no vector.
 store::Vector vector_of(const py::object& tensor);
 
+// Whether torch can take a capsule of DLPack, or refuses it. Of a negative stride or size, or of one beyond 2^63, torch
+// makes an exception that ends the process.
+bool is_fit_for_torch(py::handle capsule);
+
 // The pieces of an update as such tensors; of an encoded one, the Encoded. `stored`: or its bytes.
 py::list tensors_in(const store::Owner& owner, const Update& update, bool stored = false);
 

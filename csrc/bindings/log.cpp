@@ -1,6 +1,7 @@
 // Binds the log: the journal of a folder, its records, and the disk that tests put in place of the system's.
 #include "../log/journal.h"
 #include "../log/operation.h"
+#include "../store/process.h"
 #include "host.h"
 #include "ids.h"
 #include "structs.h"
@@ -228,6 +229,8 @@ void bind_log(py::module_& m) {
       .def_property_readonly("waiting", [](const Journal& one) { return one.waiting.load(); })
       .def_static("waited", &Journal::waited);
 
+  m.def("keep_from_children", &store::keep_from_children);
+  m.def("share", &store::share);
   py::class_<Operation>(m, "Operation")
       .def_property_readonly("kind", [](const Operation& one) { return name_of(one.kind); })
       .def_property_readonly("client", [](const Operation& one) { return to_python(one.client); })

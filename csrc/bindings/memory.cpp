@@ -41,6 +41,7 @@ void bind_memory(py::module_& to) {
   py::module_ m = to.def_submodule("memory", "Vectors in huge pages, used again when the last view of them is gone.");
   m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"), py::arg("ndarray"),
         py::arg("tensors"));
+  m.def("is_fit_for_torch", &is_fit_for_torch);
   // without pybind11, which takes longer than they do
   static std::array<PyMethodDef, 3> methods{
       PyMethodDef{"look", &plain, METH_O, nullptr},

@@ -102,18 +102,22 @@ void set_tuning(const std::map<std::string, int64_t>& given) {
 // pybind11 does not ask whether there was memory for an object of a class.
 PyObject* allocated(PyTypeObject* type, Py_ssize_t count) {
   if (PyObject* const made = PyType_GenericAlloc(type, count)) return made;
-  try {
-    store::use_reserve();
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
   PyErr_Clear();
-  return PyType_GenericAlloc(type, count);
+  store::use_reserve();
+  if (PyObject* const made = PyType_GenericAlloc(type, count)) return made;
+  PyErr_Clear();
+  throw std::bad_alloc();
+}
+
+PyObject* created(PyTypeObject* type, PyObject*, PyObject*) {
+  return bindings::guarded([type] { return py::detail::make_new_instance(type); });
 }
 
 void keep_allocating(const py::module_& of) {
   for (const auto& [name, one] : py::dict(of.attr("__dict__"))) {
-    if (PyType_Check(one.ptr())) reinterpret_cast<PyTypeObject*>(one.ptr())->tp_alloc = &allocated;
+    auto* const type = reinterpret_cast<PyTypeObject*>(one.ptr());
+    if (PyType_Check(one.ptr()) && py::detail::get_type_info(type) != nullptr)
+      type->tp_alloc = &allocated, type->tp_new = &created;
     if (PyModule_Check(one.ptr())) keep_allocating(py::reinterpret_borrow<py::module_>(one));
   }
 }

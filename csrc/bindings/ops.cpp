@@ -2,6 +2,8 @@
 // can be mixed up with another one. These are calls without pybind11: for small vectors its structs and keywords take
 // three times as long as all else.
 #include <array>
+#include <cfloat>
+#include <cmath>
 #include <optional>
 #include <string_view>
 #include <variant>
@@ -204,6 +206,13 @@ void combine(const std::vector<std::pair<const Update*, float>>& updates, const 
   if (held.empty()) throw Refused("combine: there is no update");
   Desks desks(held.size());
   const Released released;
+  for (size_t k = 0; k < held.size(); ++k) {
+    const double square = cpu::sum_squares(*held[k].update), by = held[k].by;
+    if (!std::isfinite(square))
+      throw Refusal(Why::kNotFinite, "combine: NaN or infinity in update " + std::to_string(k));
+    if (std::abs(by) > 1.0 && std::abs(by) * std::sqrt(square) > FLT_MAX)
+      throw Refusal(Why::kTooLarge, "combine: update " + std::to_string(k) + " times its weight may not be finite");
+  }
   engine::OnCpu runner;
   rule.weigh(held, held.front().update->size, runner, desks.weights());
   cpu::combine(held, rule, desks, at(out));

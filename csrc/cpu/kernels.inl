@@ -3,6 +3,8 @@
 // linkage. Nothing may come from the C++ library: the linker could keep one table's copy of a shared template for all
 // of them (see math/portable.h).
 
+#include <cfloat>
+
 #include "../math/distill.h"
 #include "../math/exponential.h"
 #include "../math/half.h"

@@ -47,16 +47,25 @@ void decode_topk_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64
 }
 
 // The sum of magnitudes in lanes of a fixed number, so that its bits do not depend on the vectors' width.
-FASTAGG_FN float mean_magnitude(const float* in, int64_t n) {
+FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
   constexpr int64_t kWidth = 32;
   float lanes[kWidth] = {};
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth)
-    for (int64_t k = 0; k < kWidth; ++k) lanes[k] += fabsf(in[i + k]);
-  for (int64_t k = 0; i + k < n; ++k) lanes[k] += fabsf(in[i + k]);
+    for (int64_t k = 0; k < kWidth; ++k) lanes[k] += fabsf(in[i + k]) * unit;
+  for (int64_t k = 0; i + k < n; ++k) lanes[k] += fabsf(in[i + k]) * unit;
   for (int64_t half = kWidth / 2; half > 0; half /= 2)
     for (int64_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
-  return lanes[0] / static_cast<float>(n);
+  return lanes[0];
+}
+
+// The mean of at most a scale block's. The sum of finite ones may be beyond fp32; their mean is not.
+FASTAGG_FN float mean_magnitude(const float* in, int64_t n) {
+  constexpr float kMost = static_cast<float>(kScaleBlock);
+  const float mean = sum_of_magnitudes(in, n, 1.0f) / static_cast<float>(n);
+  if (mean <= FLT_MAX) return mean;
+  const float smaller = sum_of_magnitudes(in, n, 1.0f / kMost) / static_cast<float>(n);
+  return smaller < FLT_MAX / kMost ? smaller * kMost : FLT_MAX;
 }
 
 // Of a block of whole scale blocks, but for the vector's end. Bits behind it are zeros.

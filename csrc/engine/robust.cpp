@@ -13,19 +13,19 @@ namespace {
 // A squared distance below this share of both squares has lost 20 bits of 53.
 constexpr double kLost = 0x1p-20;
 
-// The squares of how far each row is from a point: a mean of the rows, with these shares, which add up to 1. `apart`:
-// their squared distances from each other.
-std::vector<double> squares_from(const std::vector<double>& apart, const std::vector<double>& shares) {
+// How far each row is from the sum of all with these shares, from the products of all pairs of rows. A row that is far
+// away has a small share, so no term is much larger than a distance. Squared distances of pairs would cancel.
+std::vector<double> distances_from_point(const std::vector<double>& products, const std::vector<double>& shares) {
   const size_t count = shares.size();
-  std::vector<double> found(count);
-  double spread = 0.0;
+  std::vector<double> distances(count);
+  double square = 0.0;  // of the point's norm
   for (size_t i = 0; i < count; ++i) {
-    for (size_t k = 0; k < count; ++k)
-      if (k != i) found[i] += shares[k] * apart[i * count + k];
-    spread += shares[i] * found[i];
+    for (size_t k = 0; k < count; ++k) distances[i] += shares[k] * products[std::min(i, k) * count + std::max(i, k)];
+    square += shares[i] * distances[i];
   }
-  for (double& one : found) one = std::max(0.0, one - 0.5 * spread);
-  return found;
+  for (size_t i = 0; i < count; ++i)
+    distances[i] = std::sqrt(std::max(0.0, products[i * count + i] - 2.0 * distances[i] + square));
+  return distances;
 }
 
 }  // namespace
@@ -63,7 +63,8 @@ std::vector<double> Robust::weigh(const std::vector<Held>& held, int64_t size, R
                                      std::to_string(count));
   for (size_t k = 0; k < held.size(); ++k) weights[k] = held[k].by;
   if (sorts()) return {};
-  std::vector<double> found = shares(squared_distances(held, size, runner), held.size());
+  const std::vector<double> found = krum ? nearest_to_others(squared_distances(held, size, runner), held.size())
+                                         : moved_from_zero(runner.pair_sums(held, size, nullptr, false), held.size());
   for (size_t k = 0; k < held.size(); ++k) weights[k] = static_cast<float>(found[k] * static_cast<double>(weights[k]));
   return found;
 }
@@ -76,12 +77,7 @@ Combining Robust::how(int64_t count) const {
   return {place_in<Trimmed>(Combines{}), cut};
 }
 
-// What each update counts for. They add up to 1, or to less if updates are clipped.
-std::vector<double> Robust::shares(const std::vector<double>& apart, size_t count) const {
-  const bool krum = setting_.rule == kKrum || setting_.rule == kMultiKrum;
-  return krum ? nearest_to_others(apart, count) : moved_from_zero(apart, count);
-}
-
+// What each update counts for.
 std::vector<double> Robust::nearest_to_others(const std::vector<double>& apart, size_t count) const {
   const auto others = static_cast<std::ptrdiff_t>(count) - setting_.f - 2;
   std::vector<double> scores(count), near;
@@ -102,28 +98,19 @@ std::vector<double> Robust::nearest_to_others(const std::vector<double>& apart, 
   return shares;
 }
 
-// The rules that move a point, which begins at zero: one more row. So nothing large draws it away at the start.
-std::vector<double> Robust::moved_from_zero(const std::vector<double>& apart, size_t count) const {
-  const size_t all = count + 1;
-  std::vector<double> wider(all * all), shares(all), moves(all);
-  for (size_t i = 0; i < count; ++i) {
-    for (size_t k = 0; k < count; ++k) wider[i * all + k] = apart[i * count + k];
-    wider[i * all + count] = wider[count * all + i] = apart[i * count + i];
-  }
-  shares.back() = 1.0;
+// The same of rules that move a point from zero, so that nothing large draws it away at the start.
+std::vector<double> Robust::moved_from_zero(const std::vector<double>& products, size_t count) const {
+  std::vector<double> shares(count), moves(count);
   for (int64_t turn = 0; turn < setting_.iterations; ++turn) {
-    const std::vector<double> squares = squares_from(wider, shares);
+    const std::vector<double> distances = distances_from_point(products, shares);
     double moved = 0.0;
-    for (size_t i = 0; i < count; ++i) {
-      const double length = std::sqrt(squares[i]);
-      moved += moves[i] = setting_.rule == kGeometricMedian ? 1.0 / std::max(setting_.smoothing, length)
-                          : length > setting_.radius        ? setting_.radius / length
+    for (size_t i = 0; i < count; ++i)
+      moved += moves[i] = setting_.rule == kGeometricMedian ? 1.0 / std::max(setting_.smoothing, distances[i])
+                          : distances[i] > setting_.radius  ? setting_.radius / distances[i]
                                                             : 1.0;
-    }
     const double whole = setting_.rule == kGeometricMedian ? moved : static_cast<double>(count);
-    for (size_t i = 0; i < all; ++i) shares[i] = shares[i] * (1.0 - moved / whole) + moves[i] / whole;
+    for (size_t i = 0; i < count; ++i) shares[i] = shares[i] * (1.0 - moved / whole) + moves[i] / whole;
   }
-  shares.pop_back();
   return shares;
 }
 

@@ -45,9 +45,8 @@ class Robust : public Combine {
 
  private:
   bool sorts() const { return setting_.rule <= kMeanAroundMedian; }
-  std::vector<double> shares(const std::vector<double>& apart, size_t count) const;
   std::vector<double> nearest_to_others(const std::vector<double>& apart, size_t count) const;
-  std::vector<double> moved_from_zero(const std::vector<double>& apart, size_t count) const;
+  std::vector<double> moved_from_zero(const std::vector<double>& products, size_t count) const;
 
   Setting setting_;
 };

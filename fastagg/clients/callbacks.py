@@ -19,6 +19,7 @@ class _Periodic:
 
     def __init__(self, exchange: Exchange, every: int) -> None:
         self.exchange, self.every = exchange, _checks.whole("every", every, least=1)
+        self.rest: tuple[int, Tensor | None] = (0, None)  # the steps so far, and what they have changed
 
     def begin(self, model: nn.Module, step: int) -> None:
         """Take the server's model. ``step`` is the number of steps so far."""
@@ -34,17 +35,23 @@ class _Periodic:
         if step - self.last >= self.every:
             self.take(self.change(), step)
 
+    def epoch_ended(self, step: int) -> None:
+        """Keep the rest of what was trained. After the last epoch the trainer may load an earlier checkpoint or a mean
+        of weights."""
+        if step > max(self.last, self.rest[0]):
+            self.rest = (step, self.change())
+
     def end(self, step: int) -> None:
-        """Send the rest. The model stays as it was trained."""
+        """Send the rest. The model stays as it is."""
         if step > self.last:
-            self.take(self.change(), step, load=False)
+            self.take(self.rest[1] if self.rest[0] == step else self.change(), step, load=False)
 
     def change(self) -> Tensor:
         return self.flat() - self.start
 
     def take(self, change: Tensor | None, step: int, *, load: bool = True) -> None:
         new = self.exchange(change)
-        self.last = step
+        self.last, self.rest = step, (step, None)
         if load:
             size = sum(one.numel() for one in self.trained)
             if new.numel() != size:
@@ -62,8 +69,9 @@ def trainer_callback(exchange: Exchange, every: int) -> Any:
     """Return a ``TrainerCallback`` for Hugging Face's ``Trainer``: it sends a delta after every ``every`` steps.
 
     Training begins from the server's model and goes on from the one that comes back. The local optimizer keeps its
-    moments. At the end the rest is sent, if there is any. Only parameters with ``requires_grad`` take part, such as
-    peft's adapters, and the server's model must be these, in their order: ``fastagg.FedBuff(model)``.
+    moments. At the end the rest is sent, if there is any; a checkpoint that ``load_best_model_at_end`` loads is not.
+    Only parameters with ``requires_grad`` take part, such as peft's adapters, and the server's model must be these, in
+    their order: ``fastagg.FedBuff(model)``.
 
     Args:
         exchange: called with the delta ([d], fp32) since the model that it returned last, or None at first; returns the
@@ -91,6 +99,9 @@ def trainer_callback(exchange: Exchange, every: int) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             periodic.stepped(state.global_step)
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            periodic.epoch_ended(state.global_step)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             periodic.end(state.global_step)
@@ -124,6 +135,9 @@ def lightning_callback(exchange: Exchange, every: int) -> Any:
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
             periodic.stepped(trainer.global_step)
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            periodic.epoch_ended(trainer.global_step)
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             periodic.end(trainer.global_step)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
+from fastagg.storage.pieces import checked
 
 Inputs = Tensor | dict[str, Tensor]
 
@@ -80,7 +81,7 @@ def _read(source: object) -> Inputs:
     if isinstance(source, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(source))
     if isinstance(source, Mapping):
-        tensors = {str(name): torch.as_tensor(value, device="cpu") for name, value in source.items()}
+        tensors = {str(name): torch.as_tensor(checked(value), device="cpu") for name, value in source.items()}
         if len({len(tensor) for tensor in tensors.values()}) != 1:
             raise DataError("distill.unlabelled: expected a mapping of tensors with the same first dimension")
         return tensors

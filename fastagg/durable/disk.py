@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fastagg._build import native
 from fastagg.storage import files, memory
 from fastagg.storage.files import named as named
 
@@ -38,6 +39,7 @@ class Disk:
         if create:
             files.make_folder(path)
         self.descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        native.log.keep_from_children(self.descriptor)
 
     def __enter__(self) -> Disk:
         return self
@@ -50,6 +52,7 @@ class Disk:
         self.unlock()
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
+            native.log.share(descriptor)
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
@@ -175,10 +178,11 @@ class Disk:
                 os.rmdir(name, dir_fd=self._here())
 
     def lock(self, name: str) -> bool:
-        """Lock the folder, and a file in it, until :meth:`unlock`, or until this process ends. Return whether nobody
-        else has."""
+        """Lock the folder, and a file in it, until :meth:`unlock`, or until this process ends, whatever children it has
+        forked. Return whether nobody else has."""
         # An interrupt at any instruction finds an owner of what is open: the file object, and then this one.
         self._lock = io.FileIO(name, "r+", opener=lambda *_: self.open(name, create=True))
+        native.log.keep_from_children(self._lock.fileno())
         try:
             for file in (self._here(), self._lock.fileno()):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,11 +194,13 @@ class Disk:
         """Give the lock back, if there is one."""
         if self._lock is None:
             return
-        if os.getpid() == self._process:  # a lock is one with those that forked children hold, and ends with it
+        if os.getpid() == self._process:
             for file in (None if self._lock.closed else self._lock.fileno(), self.descriptor):
                 if file is not None:
                     with contextlib.suppress(OSError):
                         fcntl.flock(file, fcntl.LOCK_UN)
+        if not self._lock.closed:
+            native.log.share(self._lock.fileno())
         with contextlib.suppress(OSError):
             self._lock.close()
 

@@ -133,12 +133,12 @@ def _before(disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, 
     """Read the log from the oldest checkpoint on, which an opening needs if the newest is damaged. Report what is wrong
     up to the newest. Return the reader, or None."""
     only = f"only {checkpoint_name(oldest.sequence)} needs it"
-    reader = None
+    reader, walk = None, Replay(None, disk, held)
     try:
         reader = read_log(disk, held, oldest)
-        Replay(None, disk, held).all(reader)
+        walk.all(reader)
     except (FastaggError, OSError) as error:
-        if reader is None or reader.last < newest.sequence:  # the other way reports what comes behind
+        if walk.last < newest.sequence:  # the other way reports what comes behind
             problems.append(f"{error} ({only})")
         return reader
     return reader

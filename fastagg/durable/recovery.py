@@ -133,13 +133,14 @@ class Replay:
         counts: how many were executed, by kind.
         uploads: files that they refer to -> the record's number.
         streamed: the bytes of these files.
+        last: the number of the last record that was whole.
     """
 
     def __init__(self, server: Any, disk: Disk, found: Contents) -> None:
         self.server, self.disk, self.found = server, disk, found
         self.counts: dict[str, int] = {}
         self.uploads: dict[int, int] = {}
-        self.streamed = 0
+        self.streamed = self.last = 0
 
     def all(self, reader: Native) -> None:
         """Execute all operations that a reader gives.
@@ -169,6 +170,7 @@ class Replay:
                 f"{self.disk.path}: record {record.sequence} of the log cannot be executed: {error}"
             ) from error
         self.counts[operation.kind] = self.counts.get(operation.kind, 0) + 1
+        self.last = record.sequence
 
 
 # A log that is executed again needs the noise that there was, so a private server's key must outlive the process. It is

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -166,6 +166,7 @@ class Layout:
             ShapeMismatch: ``params`` has none of these forms, or no parameter that trains, or is lazy.
             ConfigError: ``buffers`` or ``tied`` do not fit the arrays.
         """
+        memory.without_parents_threads()
         if tied is not None and not _are_groups(tied):
             what = "groups of names (of a list: of places) such as [('embed.weight', 'head.weight')]"
             raise ConfigError(_checks.wrong("tied", what, tied))
@@ -423,7 +424,7 @@ class Layout:
                     f"unknown {_names(extra)}",
                 ]
                 raise ShapeMismatch(
-                    f"{what}: the names are not the model's: {'; '.join(parts)}{_prefix(missing, extra)}"
+                    f"{what}: the names are not the model's: {'; '.join(parts)}{_prefix(missing, extra, self._known)}"
                 )
             return params
         if isinstance(params, (list, tuple)):
@@ -710,11 +711,14 @@ def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
         raise
 
 
-def _prefix(missing: Sequence[str], extra: Sequence[str]) -> str:
-    """Return what to do about names that a wrapper (DataParallel, torch.compile) has put its own before."""
-    before = extra[0].removesuffix(missing[0]) if missing and extra and isinstance(extra[0], str) else ""
-    wrapped = before.endswith(".") and [before + name for name in missing] == list(extra)
-    return f"; remove {before!r} from the names: give the model inside the wrapper" if wrapped else ""
+def _prefix(missing: Sequence[str], extra: Sequence[str], known: Collection[str]) -> str:
+    """Return what to do about names that a wrapper (DataParallel, torch.compile) has put its own before. ``known``: the
+    model's names, of parameters, buffers and all else."""
+    for name in known if missing and extra else ():
+        before = str(extra[0]).removesuffix(name)
+        if before.endswith(".") and {before + own for own in missing} <= {*extra} <= {before + own for own in known}:
+            return f"; remove {before!r} from the names: give the model inside the wrapper"
+    return ""
 
 
 def _names(names: Sequence[str]) -> str:

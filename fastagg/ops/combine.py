@@ -107,6 +107,8 @@ def combine(
         ConfigError: a setting is out of range, or more than n updates bear.
         ShapeMismatch, DTypeMismatch: an update has another size than the first. Nothing was written.
         DeviceError: the updates are not on the CPU.
+        NonFiniteUpdate: an update has NaN or infinity. Nothing was written.
+        UpdateTooLarge: an update times a weight above 1 may leave the range of fp32. Nothing was written.
 
     Example:
         >>> rows = [torch.tensor([1.0, 5.0]), torch.tensor([2.0, 6.0]), torch.tensor([3.0, -1e9])]

@@ -35,13 +35,15 @@ class AdaptiveClip:
 
     After every step ``C <- C*exp(-rate*(b - quantile))``, where ``b = (count + N(0, s_b^2))/M`` is the noisy share of
     the step's updates whose norm was at most C, and ``s_b`` is ``count_noise``. So that both noises together are worth
-    ``noise_multiplier`` z, the updates' is ``(z^-2 - (2*s_b)^-2)^(-1/2)`` (Theorem 1), a little more than z.
+    ``noise_multiplier`` z, the updates' is ``(z^-2 - s_b^-2)^(-1/2)``, a little more than z. The paper's Theorem 1 has
+    2*s_b: there a client moves the count by 1/2. Zeros in its place count as not clipped, so here it is 1.
 
     Args:
         quantile: the share of updates that is not clipped, in (0, 1).
         initial: C of the first step, > 0.
         rate: how fast C follows, > 0. The paper's is 0.2.
-        count_noise: s_b, > ``noise_multiplier``/2. None: M/20, as in the paper, with the buffer's size for M.
+        count_noise: s_b, > ``noise_multiplier``. None: M/10 with the buffer's size for M, which is twice the paper's, so
+            that the updates' noise is the paper's.
 
     Example:
         >>> fastagg.Gaussian(1.0, fastagg.AdaptiveClip(0.5, initial=0.1)).clip_norm.quantile
@@ -164,9 +166,9 @@ class Gaussian:
         _checks.fields(self)
         if not isinstance(self.clip_norm, AdaptiveClip):
             _check_norm("clip_norm", self.clip_norm)
-        elif (noise := self.clip_norm.count_noise) is not None and not 2 * noise > self.noise_multiplier:
+        elif (noise := self.clip_norm.count_noise) is not None and not noise > self.noise_multiplier:
             do = "else the count alone spends more than noise_multiplier allows"
-            raise ConfigError(_checks.wrong("count_noise", f"more than {self.noise_multiplier / 2}", noise, do))
+            raise ConfigError(_checks.wrong("count_noise", f"more than {self.noise_multiplier}", noise, do))
         if self.correlation is None:
             return
         if not isinstance(self.correlation, BLT):
@@ -182,13 +184,13 @@ class Gaussian:
         clip, noise = self.clip_norm, self.noise_multiplier
         more: dict[str, float | tuple[float, ...]] = {}
         if isinstance(clip, AdaptiveClip):
-            counts = (size or 0) / 20 if clip.count_noise is None else clip.count_noise
-            if not 2 * counts > noise:
+            counts = (size or 0) / 10 if clip.count_noise is None else clip.count_noise
+            if not counts > noise:
                 raise ConfigError(
-                    f"count_noise: the buffer's size / 20 is {counts}, and more than {noise / 2} is needed; give it"
+                    f"count_noise: the buffer's size / 10 is {counts}, and more than {noise} is needed; give it"
                 )
             more = {"quantile": clip.quantile, "rate": clip.rate, "count_noise": counts}
-            noise = 0.0 if noise == 0 else (noise**-2 - (2 * counts) ** -2) ** -0.5
+            noise = 0.0 if noise == 0 else (noise**-2 - counts**-2) ** -0.5
         if self.correlation is not None and self.max_participations is not None:
             more |= {"omega": self.correlation.omega, "theta": self.correlation.theta}
             noise *= self.correlation.sensitivity(self.max_participations, self.min_separation)

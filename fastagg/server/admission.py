@@ -22,7 +22,7 @@ from fastagg.server.dispatch import Partial, Samples, check_task
 from fastagg.server.engine import Parts, Running, reported
 from fastagg.storage import staging
 from fastagg.storage.encoded import Encoded
-from fastagg.storage.pieces import Pieces
+from fastagg.storage.pieces import Pieces, checked
 
 _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
 _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names
@@ -255,7 +255,7 @@ def checked_extra(takes: Mapping[str, int], given: object) -> Tensor:
     found = []
     for name, size in takes.items():
         try:
-            one = torch.as_tensor(given[name], dtype=torch.float32, device="cpu").detach().reshape(-1)
+            one = torch.as_tensor(checked(given[name]), dtype=torch.float32, device="cpu").detach().reshape(-1)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(_checks.wrong(f"extra: {name}", "numbers", given[name])) from error
         if one.numel() != size:

@@ -179,8 +179,12 @@ class Dispatch(native.Task):
         return self._layout.restored(difference, self.model)
 
 
+_FASTEST = 10.0  # medians: a speed above counts as this
+
+
 class Pace:
-    """How many local steps clients take, by their speeds: ``H_i = floor(H*v_i/v_max)``.
+    """How many local steps clients take, by their speeds: ``H_i = floor(H*v_i/v_max)``, at least 1 and at most H.
+    ``v_max`` is at most ten times the median, so a speed that is none does not take the others' steps.
 
     Args:
         fastest: H, of the fastest.
@@ -208,8 +212,10 @@ class Pace:
         """Return how many steps a client of this speed is to take."""
         if not speed[0]:
             return self.fastest
-        others = [rate for one, (rate, _) in list(self.speeds.items()) if one != client]
-        return max(1, math.floor(self.fastest * speed[0] / max(speed[0], *others, 0.0)))
+        others = (rate for one, (rate, _) in list(self.speeds.items()) if one != client and rate)
+        rates = sorted([speed[0], *others])
+        most = min(rates[-1], _FASTEST * rates[(len(rates) - 1) // 2])
+        return max(1, math.floor(self.fastest * min(speed[0] / most, 1.0) + 1e-9))
 
 
 _OUTCOME = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight")

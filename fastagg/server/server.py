@@ -35,7 +35,7 @@ from fastagg.server.uploads import HeldUpload, Refusals, Refusing, Upload
 from fastagg.storage import devices
 from fastagg.storage.pieces import Pieces
 
-Outcome = Receipt | FastaggError
+Outcome = Receipt | FastaggError | MemoryError
 Durability = Literal["none", "step", "arrival"]
 _STOOD = 60.0  # seconds
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
@@ -464,7 +464,11 @@ class Server:
                     outcomes[place] = self._named(error, answer.update)
             return outcomes
         except BaseException as error:
-            error.outcomes = [outcome for outcome in outcomes if outcome is not None]  # type: ignore[attr-defined]
+            while outcomes and outcomes[-1] is None:
+                outcomes.pop()
+            if isinstance(error, MemoryError) and outcomes and len(outcomes) == len(answers):
+                return outcomes  # Python could not raise an error that has them
+            error.outcomes = outcomes  # type: ignore[attr-defined]
             raise
 
     def receiving(
@@ -540,7 +544,8 @@ class Server:
 
         Returns:
             For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
-            raised. Its attribute ``outcomes`` has those of the answers before it.
+            raised. Its attribute ``outcomes`` has those of the answers before it. A MemoryError after an answer that
+            counted is an outcome.
 
         Raises:
             ConfigError: an answer is neither. Nothing has changed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 
@@ -19,6 +20,14 @@ native.memory.use_torch(
 )  # fmt: skip
 
 _HOST = ("cpu", torch.device("cpu"))
+_process = os.getpid()
+
+
+def without_parents_threads() -> None:
+    """Let torch use one thread, if this process is a fork of the one that imported this. It has none of that one's
+    threads, and torch's operations on 32,768 elements or more would wait for them for ever."""
+    if os.getpid() != _process and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
@@ -26,6 +35,7 @@ def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = to
 
     All memory that native code writes to is made here. A type or device that a program has made torch's default is not
     native code's."""
+    without_parents_threads()
     if device in _HOST and dtype is torch.float32:
         made: Tensor = native.memory.vector(size)
         return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import addressof, c_char
+from typing import Any
 
 import numpy as np
 import torch
@@ -198,16 +199,42 @@ def as_array(value: Arrays) -> Tensor | np.ndarray:
     if isinstance(value, np.generic):  # the result of NumPy's arithmetic on 0-dimensional arrays
         return np.asarray(value)
     try:
-        found = torch.from_dlpack(value)
+        found = torch.from_dlpack(checked(value))
         if found.is_cuda:
             found._of_another_library = True  # type: ignore[attr-defined]
         return found
+    except DTypeMismatch:
+        raise
     except Exception as error:
         do = {list: "; convert it with torch.tensor", float: "; convert it with torch.tensor"}.get(kind, "")
         do = "; give the mapping in it alone" if isinstance(value, Mapping) else do
         raise DTypeMismatch(
             f"expected a torch tensor, a NumPy array or an array with DLPack, got {kind.__name__}{do}"
         ) from error
+
+
+class _Checked:
+    """An array of another library, whose strides are looked at before torch is: a negative one ends the process."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __dlpack_device__(self) -> Any:
+        return self.value.__dlpack_device__()
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return checked(self.value.__dlpack__(**how))
+
+
+def checked(value: Any) -> Any:
+    """Return what torch.from_dlpack or torch.as_tensor may be given for a user's object or capsule.
+
+    DTypeMismatch, at once or when torch takes it: it has a negative stride."""
+    if hasattr(value, "__dlpack__") and not isinstance(value, (Tensor, np.ndarray)):
+        return _Checked(value)
+    if not native.memory.is_fit_for_torch(value):
+        raise DTypeMismatch("expected an array with positive strides, got one with DLPack and others; give a copy")
+    return value
 
 
 def _plain_tensor(value: Tensor) -> Tensor:

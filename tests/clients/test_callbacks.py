@@ -62,15 +62,17 @@ def by_hand() -> tuple[list[Tensor], nn.Module]:
     return loop.sent, net
 
 
-def check(loop: Loop, net: nn.Module) -> None:
+def check(loop: Loop, net: nn.Module | None) -> None:
+    """``net``: the client's model at the end; None: the framework has loaded another one."""
     sent, expected = by_hand()
     assert len(loop.sent) == len(sent) == 3 and loop.server.version == 3
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(loop.sent, sent, strict=True))
-    for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):
+    for mine, theirs in zip(net.parameters() if net else (), expected.parameters(), strict=net is not None):
         assert torch.equal(mine, theirs)
 
 
-def test_hugging_face_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loads", [False, True], ids=["", "the best model is loaded at the end"])
+def test_hugging_face_trainer(loads: bool, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 
@@ -82,21 +84,27 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
         def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
             return {"loss": loss_of(self.net, x, labels)}
 
+    class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def evaluate(self, *given: Any, **more: Any) -> dict[str, float]:
+            return {"eval_loss": float(self.state.global_step)}  # the first checkpoint is the best
+
+    more = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2} if loads else {}
     loop, net = Loop(model(0)), Net()
-    trainer = transformers.Trainer(
+    trainer = Trainer(
         model=net,
         args=transformers.TrainingArguments(
             output_dir=str(tmp_path), max_steps=STEPS, per_device_train_batch_size=1, learning_rate=0.1,
             lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=0.0, use_cpu=True, report_to=[],
-            save_strategy="no", disable_tqdm=True,
+            save_strategy="steps" if loads else "no", disable_tqdm=True, **more,
         ),
-        train_dataset=[{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)],
+        train_dataset=[{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)], eval_dataset=[],
         optimizers=(torch.optim.Adam([one for one in net.parameters() if one.requires_grad], lr=0.1), None),
         callbacks=[fastagg.clients.trainer_callback(loop.exchange, every=EVERY)],
     )  # fmt: skip
     trainer._get_train_sampler = lambda *given: torch.utils.data.SequentialSampler(X)
     trainer.train()
-    check(loop, net.net)
+    check(loop, None if loads else net.net)
+    assert not loads or trainer.state.best_model_checkpoint.endswith("checkpoint-2")
 
 
 def test_lightning(tmp_path: Path) -> None:

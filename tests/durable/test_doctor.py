@@ -89,6 +89,27 @@ def test_it_reads_what_only_the_older_checkpoint_needs(tmp_path: Path) -> None:
     )
 
 
+def test_it_reads_every_upload_that_a_record_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the last record before the newest checkpoint, too."""
+    monkeypatch.setattr("fastagg.durable.log.SMALL", 0)
+    with fastagg.open(tmp_path / "a", make) as server:
+        for _ in range(3):
+            for client in range(3):
+                server.dispatch(client)
+            for client in range(3):
+                with server.receiving(client) as upload:
+                    upload.write(bytes(200))
+            server.checkpoint()
+    files = sorted((tmp_path / "a").glob("upload-*"))
+    assert len(files) == 3 and examine(tmp_path / "a")["healthy"]
+    for path in files:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        told = examine(tmp_path / "a")
+        path.write_bytes(whole)
+        assert len(told["problems"]) == 1 and "needs it" in told["problems"][0], path
+
+
 def test_it_can_be_what_a_process_imports_first(tmp_path: Path) -> None:
     fastagg.open(tmp_path / "a", make).close()
     code = (

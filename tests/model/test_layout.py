@@ -224,3 +224,25 @@ def test_models_without_numbers_are_refused_by_name() -> None:
     task = fastagg.FedBuff(Residual()).dispatch(0)
     with pytest.raises(fastagg.DTypeMismatch, match=r"trained model 'head.bias': .*memory was freed"):
         task.delta(module)
+
+
+class Normalized(nn.Module):
+    """A buffer comes first, and there is state that is neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 2), nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), Normalized()])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_a_wrappers_prefix_is_named(model: nn.Module, prefix: str) -> None:
+    server = fastagg.FedBuff(model)
+    server.dispatch(0)
+    names = {prefix + name: value for name, value in model.state_dict().items()}
+    trained = {prefix + name: value for name, value in model.named_parameters()}
+    for update in (names, {**names, prefix + "num": torch.zeros(2)}, trained, dict(reversed(names.items()))):
+        with pytest.raises(fastagg.ShapeMismatch) as told:
+            server.receive(0, update)
+        assert (f"remove '{prefix}'" in str(told.value)) == (prefix + "num" not in update)

@@ -94,6 +94,40 @@ def test_of_order_and_scale(rule: str, count: int, seed: int, data: st.DataObjec
     assert same_bits(ops.combine([4 * row for row in rows], rule, **wider), 4 * first)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("rule", ["geometric_median", "centered_clip"])
+@given(
+    count=st.integers(7, 30),
+    liars=st.lists(st.floats(0.0, 36.0), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+    common=st.sampled_from([0.0, 1.0, 1e4]),
+)
+def test_a_liar_counts_for_its_formula_however_far_it_is(
+    rule: str, count: int, liars: list[float], seed: int, common: float
+) -> None:
+    honest = [vector(40, 1000 + seed, common) + vector(40, seed + k) for k in range(count)]
+    rows = honest + [vector(40, 500 + k, 10.0**exponent) for k, exponent in enumerate(liars)]
+    want = reference.combine(rows, rule, **RULES[rule])
+    torch.testing.assert_close(
+        ops.combine(rows, rule, **RULES[rule]).double(), want, rtol=1e-5, atol=1e-5 * (1.0 + common)
+    )
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_refused_and_nothing_is_written(rule: str, wrong: float) -> None:
+    rows, out = updates(9, 3000), torch.zeros(3000)
+    rows[4][2999] = wrong
+    with pytest.raises(fastagg.NonFiniteUpdate, match="update 4"):
+        ops.combine(rows, rule, out=out)  # type: ignore[arg-type]
+    with pytest.raises(fastagg.NonFiniteUpdate, match="update 4"):
+        ops.combine([row.bfloat16() for row in rows], rule, out=out)  # type: ignore[arg-type]
+    rows[4][2999] = 3e38
+    with pytest.raises(fastagg.UpdateTooLarge, match="update 4"):
+        ops.combine(rows, rule, weights=[-2.0] * 9, out=out)  # type: ignore[arg-type]
+    assert not out.any()
+    assert ops.combine(rows, rule).isfinite().all()  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "centered_clip"])
 @given(count=st.integers(7, 30), liars=st.integers(0, 6), seed=st.integers(0, 99))
 def test_liars_do_not_move_it_far(rule: str, count: int, liars: int, seed: int) -> None:

@@ -223,6 +223,22 @@ def test_local_steps_follow_the_speeds_that_were_told() -> None:
     assert server.dispatch("b").local_steps == 15
 
 
+@pytest.mark.parametrize("wrong", [1e30, 3e38, 1e-38])
+@pytest.mark.parametrize("first", [True, False])
+def test_one_wrong_speed_leaves_the_others_at_least_a_tenth_of_the_steps(wrong: float, first: bool) -> None:
+    server = fastagg.AsyncDiLoCo(torch.zeros(2), fastest_steps=1000)
+    if first:
+        server.dispatch("wrong", speed=wrong)
+    speeds = {"a": 2.0, "b": 4.0, "c": 8.0, "d": 4.0, "e": 2.5}
+    for client, speed in speeds.items():
+        server.dispatch(client, speed=speed)
+    assert 1 <= server.dispatch("wrong", speed=wrong).local_steps <= 1000
+    for client, speed in speeds.items():
+        steps = server.dispatch(client).local_steps
+        # a median of others' speeds stays between theirs; without the wrong one it would be speed/8
+        assert 1000 * speed / 40 - 1 <= steps <= 1000 * speed / 8
+
+
 def test_speeds_take_no_memory_when_their_lease_is_over() -> None:
     server = fastagg.AsyncDiLoCo(torch.zeros(2), fastest_steps=50, lease=1e-9)
     for client in range(100):

@@ -215,7 +215,7 @@ def test_the_clipping_norm_follows_the_quantile_as_the_paper_says() -> None:
     size, clip = 1500, fastagg.AdaptiveClip(0.6, initial=0.3, rate=0.4, count_noise=2.0)
     server, given = made(size, fastagg.Gaussian(1.0, clip), buffer=4), updates(24, size)
     give(server, given)
-    norm, spent = 0.3, (1.0**-2 - 4.0**-2) ** -0.5
+    norm, spent = 0.3, (1.0**-2 - 2.0**-2) ** -0.5
     expected = torch.zeros(size, dtype=torch.float64)
     for version in range(1, 7):
         mine, key = given[4 * version - 4 : 4 * version], key_of(server, version)
@@ -375,6 +375,85 @@ def test_what_is_spent_is_the_accountants_own_figure() -> None:
     assert fastagg.Gaussian(0.0, 1.0).epsilon(3, 1e-6) == math.inf
 
 
+# What is charged must bound every test between two neighbours: a client's clipped updates, and zeros in their place.
+CHARGED = {
+    "alone": (fastagg.Gaussian(0.9, 1.0), 10, (0,)),
+    "several steps": (fastagg.Gaussian(2.0, 0.5), 3, (0, 1, 2)),
+    "adaptive": (fastagg.Gaussian(0.9, fastagg.AdaptiveClip(initial=1.0)), 10, (0,)),
+    "adaptive, its own count": (fastagg.Gaussian(2.0, fastagg.AdaptiveClip(count_noise=2.5)), 5, (0, 1, 2)),
+    "adaptive, apart": (fastagg.Gaussian(1.0, fastagg.AdaptiveClip(), min_separation=2), 40, (0, 2)),
+    "correlated": (
+        fastagg.Gaussian(1.5, 1.0, correlation=PAIR, max_participations=3, min_separation=2), 2, (0, 2, 4),
+    ),
+}  # fmt: skip
+
+
+def released(server: fastagg.Server, answers: list[Tensor], client: int | None = 0) -> tuple[Tensor, float]:
+    """What a step tells: its sum by the clipping norm, and how many more than all were not clipped. ``client``: who
+    gives the first answer; None: somebody else."""
+    direction, native = server.direction, server._running.extension.state.native
+    clip, before, first = native.clip, server.flat.double(), 1000 * server.version + 1
+    if client is not None:
+        give(server, answers[:1], client)
+        answers = answers[1:]
+    give(server, answers, first)
+    moved, adaptive = math.log(native.clip / clip), direction.privacy.clip_norm
+    count = -moved / adaptive.rate + adaptive.quantile - 1 if isinstance(adaptive, fastagg.AdaptiveClip) else 0.0
+    return (server.flat.double() - before) * direction.size / clip, direction.size * count
+
+
+def likelihood_ratio(privacy: fastagg.Gaussian, size: int, when: tuple[int, ...], steps: int) -> tuple[Any, float]:
+    """The weights of sums (by the clipping norm) and of counts in the best linear test of whether the client took part
+    in the steps `when`, and how many standard deviations apart its means are."""
+    server = made(1024, privacy, size)
+    drawn = spec.normals(key_of(server, 1), 1024)
+    seen, count = released(server, [torch.zeros(1024)] * size)
+    noise, count_noise = float(seen @ drawn / (drawn @ drawn)), count / spec.count_normal(key_of(server, 1))
+    eye = torch.eye(steps, dtype=torch.float64)
+    pair = privacy.correlation
+    mixing = eye if pair is None else spec.correlated(eye, pair.omega, pair.theta)
+    shift = eye[list(when)].sum(0)
+    sums = torch.linalg.solve(noise**2 * mixing @ mixing.T, shift)
+    counts = -shift / count_noise**2 if count_noise else 0 * shift
+    return torch.stack([sums, counts]), math.sqrt(float(sums @ shift - counts @ shift))
+
+
+def above(x: float) -> float:
+    return 0.5 * math.erfc(x / math.sqrt(2))
+
+
+@pytest.mark.parametrize("name", CHARGED)
+def test_no_linear_test_between_neighbours_has_more_power_than_was_charged(name: str) -> None:
+    pytest.importorskip("dp_accounting")
+    privacy, size, when = CHARGED[name]
+    steps = 400 if privacy.correlation is not None else when[-1] + 1
+    _, apart = likelihood_ratio(privacy, size, when, steps)
+    for delta in (1e-9, 1e-6, 1e-3, 0.1):
+        epsilon = privacy.epsilon(steps, delta)
+        # power(t) <= e^epsilon * size(t) + delta for every threshold t
+        spent = max(above(t - apart) - math.exp(epsilon) * above(t) for t in np.linspace(-9, 9 + apart, 20_001))
+        assert 0.98 * delta < spent < 1.001 * delta  # and no more noise than that takes
+
+
+@pytest.mark.parametrize("name", CHARGED)
+def test_a_server_tells_neighbours_apart_as_often_as_its_noise_says(name: str) -> None:
+    privacy, size, when = CHARGED[name]
+    steps, runs, level = when[-1] + 1, 600, 1.0
+    weights, apart = likelihood_ratio(privacy, size, when, steps)
+
+    def statistic(answer: float) -> float:
+        server, total = made(1, privacy, size), 0.0
+        for step in range(steps):
+            looked_for = torch.tensor([answer if step in when else 0.0])
+            seen, count = released(server, [looked_for] + [torch.zeros(1)] * (size - 1), 0 if step in when else None)
+            total += float(weights[0, step] * seen[0] + weights[1, step] * count)
+        return total / apart
+
+    for answer, expected in ((0.0, above(level)), (1e6, above(level - apart))):
+        share = sum(statistic(answer) > level for _ in range(runs)) / runs
+        assert abs(share - expected) < 4.5 * math.sqrt(expected * (1 - expected) / runs)
+
+
 def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
     with pytest.raises(fastagg.MissingDependency, match=r"fastagg\[privacy\]"):
@@ -421,7 +500,7 @@ class Own(fastagg.Optimizer):
             lambda: fastagg.Gaussian(1.0, fastagg.AdaptiveClip(), correlation=PAIR, max_participations=2),
             "correlation: past noise",
         ),
-        (lambda: fastagg.Gaussian(1.0, fastagg.AdaptiveClip(count_noise=0.5)), "count_noise"),
+        (lambda: fastagg.Gaussian(1.0, fastagg.AdaptiveClip(count_noise=1.0)), "count_noise"),
         (lambda: private(privacy=fastagg.Gaussian(1.0, fastagg.AdaptiveClip())), "count_noise: the buffer's size"),
         (lambda: fastagg.AdaptiveClip(1.0), "quantile"),
         (lambda: fastagg.BLT((0.5,), (1.0,)), "theta"),

@@ -8,7 +8,9 @@ import torch
 from support.liars import Lying, LyingArray, freed
 from torch import Tensor, nn
 
+import fastagg
 from fastagg import DTypeMismatch, ops
+from fastagg.distill.unlabelled import _read as unlabelled
 from fastagg.storage.pieces import Pieces, as_pieces, as_tensor
 
 pytestmark = pytest.mark.kernel
@@ -59,3 +61,70 @@ def test_transforms_of_functions_have_no_memory() -> None:
 def test_nothing_may_be_left_of_nothing(left: int) -> None:
     assert as_pieces(freed(torch.zeros(0), left)).size == 0
     assert as_pieces(freed(torch.zeros(6)[6:], left)).size == 0
+
+
+class Exported:
+    """Another library's array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+ENTRIES: dict[str, Any] = {
+    "a server's model": lambda given: fastagg.FedBuff(given),
+    "a mapping": lambda given: fastagg.FedBuff({"w": given}),
+    "a list": lambda given: fastagg.FedBuff([given]),
+    "parts": lambda given: fastagg.parts({"w": given, "v": given}, 2),
+    "receive": lambda given: server_of().receive(0, given),
+    "receive, by name": lambda given: fastagg_of_names().receive(0, {"w": given}),
+    "receive_many": lambda given: raised(server_of().receive_many([(0, given)])[0]),
+    "receive_model": lambda given: (on := server_of()).receive_model(on.dispatch(1), given),
+    "receive_partial": lambda given: server_of().receive_partial(0, fastagg.Partial(given, 1, 1.0)),
+    "extra": lambda given: server_of().receive(0, torch.zeros(6), extra={"loss": given}),
+    "control": lambda given: server_of().receive(0, torch.zeros(6), control=given),
+    "encode": lambda given: fastagg.encode(given, "int8", seed=0),
+    "ops": ops.inspect,
+    "unlabelled": lambda given: unlabelled({"x": given}),
+    "a leaf": lambda given: fastagg.Leaf(given),
+    "a capsule": lambda given: as_tensor(given.__dlpack__()),
+}
+
+
+def server_of() -> fastagg.Server:
+    server = fastagg.FedBuff(torch.zeros(6))
+    server.dispatch(0)
+    return server
+
+
+def fastagg_of_names() -> fastagg.Server:
+    server = fastagg.FedBuff({"w": torch.zeros(3, 2)})
+    server.dispatch(0)
+    return server
+
+
+def raised(outcome: Any) -> None:
+    raise outcome
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("flip", [np.s_[::-1], np.s_[:, ::-1], np.s_[::-2, ::-1]])
+def test_another_librarys_array_with_negative_strides_is_refused_by_name(entry: str, flip: Any) -> None:
+    """Torch would end the process."""
+    given = Exported(np.arange(6, dtype=np.float32).reshape(3, 2)[flip])
+    with pytest.raises(fastagg.FastaggError):
+        ENTRIES[entry](given)
+    with pytest.raises(DTypeMismatch, match="positive strides"):
+        as_pieces([given])
+
+
+def test_other_strides_of_another_librarys_array_are_read() -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for part in (whole[::2, ::3], whole.T, whole[:1][::-1], whole[:, :0], np.broadcast_to(np.float32(2), (3, 2))):
+        assert torch.equal(as_tensor(Exported(part)), torch.tensor(part.tolist()).reshape(part.shape))
+    assert torch.equal(as_tensor(Exported(whole).__dlpack__()), torch.from_numpy(whole))
