@@ -29,8 +29,8 @@ class BaseSettings(TypedDict, total=False):
     buffers: Annotated[Buffers | Mapping[str, ByName], Rule(
         "what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names. "
         "``mean``: the mean of the clients in a step. ``weighted``: it is weighted as their updates are by "
-        "``weighting``. ``latest``: the latest client's. ``keep``: no change. By names: a mapping from patterns of names to "
-        "what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or "
+        "``weighting``. ``latest``: the latest client's. ``keep``: no change. By names: a mapping from patterns of "
+        "names to what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or "
         "``keep``; for a state_dict it says which arrays are buffers: ``{\"*.cluster_size\": \"mean\"}``. Others "
         "are averaged.", "mean",
     )]  # fmt: skip
