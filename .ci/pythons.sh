@@ -15,7 +15,7 @@ fi
 printf '%s: %ss\n' "${wheel##*/}" "$SECONDS"
 
 cd "$work"
-pip install -q --no-deps torch
+pip install -qq --no-deps torch
 torch=$(echo lib/python3.*/site-packages/torch)
 if test -f "$torch/lib/libtorch_cuda.so"; then
   sed -i -E '/^Requires-Dist: (nvidia|cuda|triton)/d' "$torch"-*.dist-info/METADATA
@@ -26,7 +26,7 @@ if test -f "$torch/lib/libtorch_cuda.so"; then
   cc -shared -fPIC -w -o cuda.so cuda.c -Wl,--version-script=cuda.map
   while read -r name; do cp cuda.so "$torch/lib/$name"; done <libraries
 fi
-pip install -q "$wheel[test,serve]"
+pip install -qq "$wheel[test,serve]"
 printf 'installed: %ss\n' "$SECONDS"
 
 python -P "$here/.ci/one_step.py"
