@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; tests of Ctrl-C would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,6 +90,39 @@ def built() -> Path:
     return path
 
 
+def copy_checkout(folder: Path) -> None:
+    """Copy the files of git into a new folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], text=True)
+    for name in filter(os.path.exists, listed.rstrip("\0").split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(name, folder / name)
+
+
+# What a Python prints that can make environments and compile an extension: its version and its path.
+PROBE = """
+import ensurepip, os, sys, sysconfig
+assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+print("%d.%d" % sys.version_info[:2], sys._base_executable)
+"""
+
+
+def interpreters() -> tuple[dict[str, str], list[str]]:
+    """Return the Pythons of pyproject.toml that are here, with their paths, and those that are not."""
+    classifiers = "\n".join(nox.project.load_toml("pyproject.toml")["project"]["classifiers"])
+    versions = re.findall(r"(?m)^Programming Language :: Python :: (3\.\d+)$", classifiers)
+    folders = [Path(folder) for folder in os.get_exec_path()]
+    if shutil.which("pyenv"):
+        folders += Path(subprocess.check_output(["pyenv", "root"], text=True).strip()).glob("versions/*/bin")
+    here: dict[str, str] = {}
+    for version in versions:
+        for path in filter(Path.exists, (folder / f"python{version}" for folder in folders)):
+            said = subprocess.run([path, "-c", PROBE], capture_output=True, text=True, check=False).stdout.split()
+            if said[:1] == [version]:
+                here.setdefault(version, said[1])
+    return here, [version for version in versions if version not in here]
+
+
 def debian(session: nox.Session, command: str, *packages: str) -> None:
     """Install Debian's ``packages`` unless ``command`` is here. Without root, the target says what it leaves out."""
     if shutil.which(command) or not shutil.which("apt-get"):
@@ -119,12 +153,8 @@ def compiled_since(begun: float) -> list[str]:
 def wheel(session: nox.Session) -> None:
     """Compile the wheel that other targets test, in a copy of the checkout, as anybody's pip would."""
     session.env.update(ENVIRONMENT)
-    for folder in (COPY, FOLDER / "wheel"):
-        shutil.rmtree(folder, ignore_errors=True)
-    listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], text=True)
-    for name in filter(os.path.exists, listed.rstrip("\0").split("\0")):
-        (COPY / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(name, COPY / name)
+    copy_checkout(COPY)
+    shutil.rmtree(FOLDER / "wheel", ignore_errors=True)
     traced = "cmake.define.FASTAGG_TRACE=ON"  # tests/native/trace.cpp beside it, of the same objects
     session.run("pip", "wheel", "-q", "--no-deps", "-C", traced, "-w", str(FOLDER / "wheel"), str(COPY))
 
@@ -175,6 +205,25 @@ def package(session: nox.Session) -> None:
 
 
 @target("commit", "wheel")
+@nox.parametrize("age", ["oldest", "newest"])
+def pythons(session: nox.Session, age: str) -> None:
+    """Test what a user installs, with the newest packages, on the oldest and the newest Python that is here."""
+    session.env.update(ENVIRONMENT)
+    here, missing = interpreters()
+    session.log(f"Python {', '.join(here)}; not on this machine: {', '.join(missing) or 'none'}")
+    if age == "newest" and len(here) == 1:
+        session.skip(f"no other Python; missing: {', '.join(missing)}")
+    version = [*here][0 if age == "oldest" else -1]
+    folder = FOLDER / f"python{version}"
+    shutil.rmtree(folder, ignore_errors=True)
+    wheel = built()
+    if f"-cp{version.replace('.', '')}-" not in wheel.name:
+        wheel = folder.with_suffix(".sources")
+        copy_checkout(wheel)
+    session.run("bash", ".ci/pythons.sh", str(folder), here[version], str(wheel), external=True)
+
+
+@target("commit", "wheel")
 def docs(session: nox.Session) -> None:
     """Build the documentation with warnings as errors, and check that figures name their commands."""
     install(session, wheel="docs,sim")
@@ -221,6 +270,45 @@ def theirs(session: nox.Session, framework: str) -> None:
     folder = FOLDER / f"theirs-{framework}"
     shutil.rmtree(folder, ignore_errors=True)
     session.run("python", ".ci/theirs.py", framework, str(folder))
+
+
+# Extras that can be installed together, further packages, and their tests.
+NEWEST = {
+    "core": (
+        "test,serve,queue,search,privacy,lightning,tensorboard,mlflow,wandb",
+        ["httpx"],
+        ["tests", "--ignore=tests/integrations"],
+    ),
+    "nlp": ("test,nlp", [], ["tests/sim/test_data_text.py"]),
+    "flower": (FLOWER_EXTRAS, ["flwr[simulation]", "peft"], FLOWER),
+    "nvflare": ("nvflare,test", ["torch"], FLARE),
+    "appfl": ("appfl,pfl,test,tensorboard", ["torch", "optax"], integrations("appfl", "pfl", "optax")),
+    "ray": ("ray,test", [], ["tests/integrations/test_ray.py"]),
+    "docs": ("docs,sim", [], []),
+}
+
+
+@target("nightly", "wheel")
+@nox.parametrize("group", [*NEWEST])
+def newest(session: nox.Session, group: str) -> None:
+    """Test with the newest version of every dependency and framework, and name what differs if something broke."""
+    session.env.update(ENVIRONMENT)
+    extras, packages, tests = NEWEST[group]
+    session.install("-q", f"{built()}[{extras}]", *packages)
+    frozen = str(session.run("pip", "list", "--format", "freeze", silent=True)).split()
+    tested = dict(line.split("==") for line in Path("constraints.txt").read_text().split() if "==" in line)
+    lines = (line.split("==") for line in frozen if "==" in line)
+    newer = [
+        f"{name} {version} ({tested.get(name, 'not pinned')})" for name, version in lines if version != tested.get(name)
+    ]
+    session.log(f"newest (tested): {', '.join(newer)}")
+    try:
+        if tests:
+            session.run(*PYTEST, *tests)
+        else:
+            script(session, "docs")
+    except CommandFailed:
+        session.error(f"{group} broke with one of: {', '.join(newer)}")
 
 
 @target("nightly", "wheel")

@@ -105,21 +105,36 @@ def _sentence(rows: Sequence[Row], name: str) -> str:
     """Say how whole updates of a large model compare on one processor."""
     here = [row for row in rows if row.processor == name]
     best = [row for rule in ARRIVALS if (row := best_peer(_near(here, f"arrival {rule}"))) is not None]
-    found = sorted(row.ratio[1] if row.ratio else 1.0 for row in best)
-    if not found:
+    ratios = sorted(row.ratio[1] for row in best if row.ratio)
+    if not ratios:
         return ""
+    least, size, rule = min((ratio, size, rule) for rule in ARRIVALS for size, ratio in _pictured(rows, name, rule))
     return (
-        f"At ten million parameters a whole update is {found[0]:.1f} to {found[-1]:.1f} times as fast as the best "
-        f"torch loop of its arithmetic, on {name}."
+        f"At ten million parameters a whole update is {ratios[0]:.2f} to {ratios[-1]:.2f} times as fast as the best "
+        f"torch loop of its arithmetic, on {name}. The picture's least is {least:.2f}: {rule}, with {_size(size)} "
+        "parameters."
     )
+
+
+def _pictured(rows: Iterable[Row], name: str, rule: str) -> list[tuple[int, float]]:
+    """Return a rule's points in the picture of a processor: sizes, and the best peer's time over fastagg's."""
+    case = [row for row in rows if (row.processor, row.case) == (name, f"arrival {rule}")]
+    points = []
+    for size in sorted({row.size for row in case}):
+        here = [row for row in case if row.size == size]
+        most = max(row.threads for row in here)
+        if (best := best_peer(row for row in here if row.threads == most)) and best.ratio:
+            points.append((size, best.ratio[1]))
+    return points
+
+
+def _size(value: float) -> str:
+    return f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k"
 
 
 def _servers(rows: Sequence[Row]) -> str:
     """Return the table of whole servers: updates a second, and memory at the peak, in models."""
-    lines = [
-        "| | fastagg: updates a second | theirs | fastagg: memory, models | theirs | processor |",
-        "|---|---:|---:|---:|---:|---|",
-    ]
+    lines: dict[str, list[str]] = {}  # by processor
     both = [row for row in rows if row.threads == 2]
     for case in dict.fromkeys(row.case for row in both if row.case.startswith("server, ")):
         found = [row for row in both if (row.case, row.candidate) == (case, OURS)]
@@ -127,11 +142,15 @@ def _servers(rows: Sequence[Row]) -> str:
         for peer in (row for row in both if (row.case, row.processor) == (case, ours.processor)):
             if not is_peer(peer.candidate):
                 continue
-            rate = f"{1 / peer.median:.0f}"
+            rate, memory = f"{1 / peer.median:.0f}", [row.info.get("memory") for row in (ours, peer)]
             cells = [f"{1 / ours.median:.0f}", f"**{rate}**" if peer.lost else rate]
-            cells += [f"{row.info['memory']:.1f}" if "memory" in row.info else "" for row in (ours, peer)]
-            lines.append(f"| {case.removeprefix('server, ')}{_old(ours)} | {' | '.join([*cells, ours.processor])} |")
-    return "\n".join(lines)
+            cells += ["" if models is None else f"{models:.1f}" for models in memory]
+            if None not in memory and float(cells[3]) < float(cells[2]):
+                cells[3] = f"**{cells[3]}**"
+            line = f"| {case.removeprefix('server, ')}{_old(ours)} | {' | '.join(cells)} |"
+            lines.setdefault(ours.processor, []).append(line)
+    head = ["| | updates/s | theirs | memory | theirs |", "|---|---:|---:|---:|---:|"]
+    return "\n\n".join("\n".join([f"On {name}:", "", *head, *lines[name]]) for name in sorted(lines))
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -262,12 +281,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     grid = figure.subplots(1, max(1, len(names)), squeeze=False, sharey=True)[0]
     for axes, name in zip(grid, names, strict=False):
         for number, rule in enumerate(ARRIVALS):
-            points = []
-            for size in sorted({row.size for row in rows}):
-                here = [row for row in rows if (row.processor, row.case, row.size) == (name, f"arrival {rule}", size)]
-                most = max((row.threads for row in here), default=0)
-                if best := best_peer(row for row in here if row.threads == most):
-                    points.append((size, best.ratio[1] if best.ratio else 1.0))
+            points = _pictured(rows, name, rule)
             axes.plot(*zip(*points, strict=True) if points else ([], []), label=rule, **style.look(number))
         axes.axhspan(0.3, 1, color="0.93", zorder=0)
         style.logarithmic(axes, "x")
@@ -275,7 +289,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set_ylim(0.5, 4)
         axes.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
         axes.minorticks_off()
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k")
+        axes.xaxis.set_major_formatter(lambda value, _: _size(value))
         axes.set_xlabel("parameters")
         axes.set_title(name, fontsize=style.TEXT)
         style.tidy(axes)

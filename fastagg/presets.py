@@ -10,10 +10,8 @@ the client was sent. ``x`` is the model, ``s`` the version that an update starte
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from textwrap import fill
 from typing import Annotated, Any, ParamSpec, Unpack, cast
 
 from fastagg import _checks, _keywords
@@ -70,62 +68,20 @@ __all__ = [
 
 
 P = ParamSpec("P")
-# What the presets' own arguments mean, where a preset does not say it.
-MEANINGS = {
-    "params": "the model, in any form that :class:`fastagg.Server` takes.",
-    "lr": "the server's learning rate eta, >= 0.",
-    "betas": "decay rates of the moments, in [0, 1).",
-    "beta": "decay rate of the moment, in [0, 1).",
-    "momentum": "mu, in [0, 1).",
-    "eps": "> 0, added outside the square root.",
-    "bias_correction": "Adam's.",
-    "moments": "``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.",
-    "buffer_size": "M, the number of updates in a step, >= 1.",
-    "num_clients": "n. Client ids are then 0..n-1.",
-    "cache": "format of the update that the server keeps of each client: ``fp32``, ``bf16``, ``int8`` or ``int4``. "
-    "ConfigError if they do not fit into memory.",
-    "clients_per_round": "the number of updates in a synchronous round. Each of them must start from the current "
-    "version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.",
-    "staleness": "a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.",
+_ROUNDS, _STEPS = directions.RoundSettings.__annotations__, names.SecondSettings.__annotations__
+# What presets pass on to their parts and to the server, with its defaults.
+_PASSED_ON: dict[str, object] = {
+    **{name: getattr(directions.Buffer, name) for name in _ROUNDS},
+    **{name: getattr(AMSGrad, name) for name in _STEPS},
+    **{name: rule.default for name, rule in RULES.items()},
 }
 
 
-def explained(doc: str) -> dict[str, str]:
-    """Return the arguments of a docstring: name to line. Names of one line share it."""
-    parts = "".join(re.findall(r"^    (?:Args|Attributes):\n((?: {8}.*\n)+)", doc, re.MULTILINE))
-    lines = re.findall(r"^ {8}(\w+(?:, \w+)*)(: .*(?:\n {9,}.*)*)", parts, re.MULTILINE)
-    return {name: names + " ".join(text.split()) for names, text in lines for name in names.split(", ")}
-
-
-def _passed_on() -> dict[str, tuple[str, object]]:
-    """Return what presets pass on to their parts and to the server: name to line and default."""
-    found: dict[str, tuple[str, object]] = {}
-    for settings, part, base in ((_ROUNDS, directions.Buffer, directions.Buffer), (_STEPS, AMSGrad, Optimizer)):
-        lines = explained(base.__doc__ or "")
-        found |= {name: (lines.get(name, ""), getattr(part, name)) for name in settings}
-    return found | {name: (f"{name}: {rule.meaning}", rule.default) for name, rule in RULES.items()}
-
-
-_ROUNDS, _STEPS = directions.RoundSettings.__annotations__, names.SecondSettings.__annotations__
-_PASSED_ON = _passed_on()
-
-
 def preset(function: Callable[P, Server]) -> Callable[P, Server]:
-    """Register a preset. Its signature and its documentation get what it passes on."""
+    """Register a preset. Its signature gets what it passes on; tools/document.py writes that into its documentation."""
     checked, known = registered(function), _keywords.of(function)
-    taken = (*known.positional, *known.named)
-    more = [name for name in _PASSED_ON if name in known.settings and name not in taken]
-    _keywords.passes_on(checked, {name: _PASSED_ON[name][1] for name in more})
-    if (doc := function.__doc__) is None:  # python -OO
-        return checked
-    said = {name: line for name, (line, _) in _PASSED_ON.items()}
-    said |= {name: f"{name}: {text}" for name, text in MEANINGS.items()} | explained(doc)
-    lines = dict.fromkeys([*(said[name] for name in taken), *(_PASSED_ON[name][0] for name in more)])
-    block = "\n".join(
-        fill(line, 100, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False) for line in lines
-    )
-    start, _, end = re.sub(r"    Args:\n(?: {8}.*\n)+\n", "", doc).partition("    Example:")
-    checked.__doc__ = f"{start}    Args:\n{block}\n\n    Example:{end}"
+    more = [name for name in _PASSED_ON if name in known.settings and name not in known.named]
+    _keywords.passes_on(checked, {name: _PASSED_ON[name] for name in more})
     return checked
 
 
@@ -166,6 +122,40 @@ def FedBuff(
     Nguyen et al. 2022, without differential privacy; the ACE paper, Algorithm a.2. ``staleness`` is s: 1 by default;
     FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` is another divisor than M. Updates count ``uniform``.
 
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
+        buffer_size: M, the number of updates in a step, >= 1.
+        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+
     Example:
         >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
         >>> for client, number in (("ann", 1.0), ("bob", 3.0)):
@@ -199,11 +189,45 @@ def FADAS(
     ``uniform``.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
+        buffer_size: M, the number of updates in a step, >= 1.
+        betas, eps: the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
         delay_threshold: tau_c. If the largest delay in the buffer exceeds it, the step shrinks. None: never.
         delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is
             ``min(lr, 1/tau_max)`` (Eq. 4): with the default rate nothing below a delay of 1,000.
-        betas, eps: the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
         bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
+        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> server = fastagg.FADAS(torch.zeros(2), lr=0.1, buffer_size=1, betas=(0.0, 0.0))
@@ -236,15 +260,36 @@ def FedAsync(
     client may still answer it.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
         alpha: mixing weight of a fresh update, in (0, 1].
-        policy: ``constant``; ``hinge``, ``s = 1 if tau <= b else 1/(a*(tau-b)+1)``; ``polynomial``,
-            ``s = (tau+1)^-a``.
+        policy: ``constant``; ``hinge``, ``s = 1 if tau <= b else 1/(a*(tau-b)+1)``; ``polynomial``, ``s = (tau+1)^-a``.
         a: setting of the hinge (default 10) or the polynomial (0.5), > 0. Other policies refuse it.
         b: setting of the hinge (default 4), >= 0. Other policies refuse it.
         normalize: a_t is also multiplied by a client's samples, with ``weighting="samples"``, and divided by this
             number, > 0: the samples of all clients (APPFL), or a client's average. With ``uniform`` it is divided only.
             An answer whose a_t would be above 1 is refused; ``max_samples`` prevents that. None: samples have no
             effect. See :class:`fastagg.Mixing`.
+
+    Keyword Args:
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAsync(torch.zeros(2), alpha=0.5)
@@ -265,6 +310,31 @@ def FedAsync(
 @preset
 def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Server:
     """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` at every update.
+
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
+
+    Keyword Args:
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
@@ -289,10 +359,33 @@ def DelayAdaptiveASGD(
     """Asynchronous SGD with a smaller rate for old gradients: ``x <- x - lr(tau)*g_i``. The ACE paper, Algorithm a.4.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
         delay_threshold: tau_C, >= 0. The paper's default is the concurrency.
-        stale: the rate of an update beyond the threshold. ``lipschitz``: ``min(lr, 1/(4*L*tau))`` (the paper; needs
-            L). ``drop``: 0. ``scaled``: ``lr*tau_C/tau`` (the ACE authors' program; needs no L).
+        stale: the rate of an update beyond the threshold. ``lipschitz``: ``min(lr, 1/(4*L*tau))`` (the paper; needs L).
+            ``drop``: 0. ``scaled``: ``lr*tau_C/tau`` (the ACE authors' program; needs no L).
         lipschitz: L, > 0, for ``stale="lipschitz"``.
+
+    Keyword Args:
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.DelayAdaptiveASGD(torch.zeros(2), lr=0.1, delay_threshold=1)
@@ -329,10 +422,33 @@ def ACE(
     count ``uniform``.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
+        num_clients: n. Client ids are then 0..n-1.
         cache: format of the cached gradients U_i. With ``mode="client"`` the server keeps none.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
+
+    Keyword Args:
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=2, cache="int8")
@@ -369,10 +485,32 @@ def ACED(
     (docs/algorithms.md). Clients count ``uniform``.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
+        num_clients: n. Client ids are then 0..n-1.
         max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
         cache: format of the cached gradients U_i.
         freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
+
+    Keyword Args:
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ACED(torch.zeros(2), lr=0.1, num_clients=2, max_delay=5)
@@ -403,8 +541,33 @@ def CA2FL(
     clients. Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3. Updates count ``uniform``.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        num_clients: n. Client ids are then 0..n-1.
+        buffer_size: M, the number of updates in a step, >= 1.
+        lr: the server's learning rate eta, >= 0.
         cache: format of the cached updates h_i.
         repeat: ``start`` (the paper) or ``latest`` (public programs), see :class:`fastagg.Calibrated`.
+        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
+    Keyword Args:
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.CA2FL(torch.zeros(2), num_clients=2, buffer_size=2)
@@ -436,7 +599,29 @@ def AsyncFedED(
     keeps only versions that a client may still answer.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
         lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max: see :class:`fastagg.Euclidean`.
+
+    Keyword Args:
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0)
@@ -469,9 +654,34 @@ def FedEcho(
     count ``uniform``.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
         distill: the unlabelled data, the model's code, and the settings. ConfigError if its model differs from
             ``params`` or returns no logits.
+        num_clients: n. Client ids are then 0..n-1.
+        lr: the server's learning rate eta, >= 0.
+        buffer_size: M, the number of updates in a step, >= 1.
         cache: format of the clients' logits.
+        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
+    Keyword Args:
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Raises:
         DataError: there is no unlabelled data, or it cannot be read.
@@ -506,6 +716,36 @@ def FedAC(
     samples are ``uniform``. Their mean D goes into Adam's moments, and
     ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
     :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
+
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
+        buffer_size: M, the number of updates in a step, >= 1.
+        betas: decay rates of the moments, in [0, 1).
+        eps: > 0, added outside the square root.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
+    Keyword Args:
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAC(torch.zeros(2), lr=0.01, buffer_size=1)
@@ -547,8 +787,38 @@ def FedAvg(
     For FedProx (Eq. 39) use this server with :func:`fastagg.clients.add_proximal_gradient_` on the clients.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
         lr: 1 for plain averaging.
         weighting: ``samples`` or ``uniform``.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=2)
@@ -572,6 +842,40 @@ def FedProx(
 ) -> Server:
     """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`).
 
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        lr: the server's learning rate eta, >= 0.
+        weighting: ``samples`` or ``uniform``.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+
     Example:
         >>> fastagg.FedProx(torch.zeros(2), clients_per_round=10).version
         0
@@ -593,6 +897,42 @@ def FedAvgM(
 
     The heavy ball; FL-bench's FedAvgM is Nesterov's. Updates count ``uniform``, as in APPFL's default; in Flower, FLARE
     and FL-bench by samples.
+
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        lr: the server's learning rate eta, >= 0.
+        beta: decay rate of the moment, in [0, 1).
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> server = fastagg.FedAvgM(torch.zeros(2), lr=0.5, beta=0.9, clients_per_round=1)
@@ -622,6 +962,46 @@ def FedAdam(
     in Flower and FL-bench. ``betas`` and no bias correction are theirs. Updates count ``uniform``, as in their
     Algorithm 1 and in APPFL's default; in Flower, FLARE and FL-bench by samples.
 
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        lr: the server's learning rate eta, >= 0.
+        betas: decay rates of the moments, in [0, 1).
+        eps: > 0, added outside the square root.
+        bias_correction: Adam's.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
+        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+
     Example:
         >>> type(fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
         'Adam'
@@ -646,6 +1026,46 @@ def FedYogi(
     Reddi et al. 2021. Defaults, the ``uniform`` weighting and the start of v as in :func:`FedAdam`; FedScale's Yogi
     starts at tau, optax's at 1e-6.
 
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        lr: the server's learning rate eta, >= 0.
+        betas: decay rates of the moments, in [0, 1).
+        eps: > 0, added outside the square root.
+        bias_correction: Adam's.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
+        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+
     Example:
         >>> type(fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
         'Yogi'
@@ -667,6 +1087,45 @@ def FedAdagrad(
     """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021).
 
     Defaults, the ``uniform`` weighting and the start of v as in :func:`FedAdam`; ``beta`` is 0, so that ``m = D``.
+
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        lr: the server's learning rate eta, >= 0.
+        beta: decay rate of the moment, in [0, 1).
+        eps: > 0, added outside the square root.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
+        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> type(fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
@@ -690,6 +1149,46 @@ def FedAMS(
     """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
 
     The maximum is of v, also with a bias correction (torch's). Updates count ``uniform``.
+
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        lr: the server's learning rate eta, >= 0.
+        betas: decay rates of the moments, in [0, 1).
+        eps: > 0, added outside the square root.
+        bias_correction: Adam's.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
+        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> type(fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer).__name__
@@ -717,6 +1216,35 @@ def FedMedian(
 
     Updates count ``uniform``. :class:`fastagg.Robust` has the other rules, and the asynchronous form.
 
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        lr: the server's learning rate eta, >= 0.
+
+    Keyword Args:
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+
     Example:
         >>> server = fastagg.FedMedian(torch.zeros(1), clients_per_round=3)
         >>> tasks = [server.dispatch(client) for client in "abc"]
@@ -736,7 +1264,34 @@ def FedTrimmedAvg(
     element (Yin et al. 2018; Flower). Updates count ``uniform``.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
         beta: the share that is cut at each end, in [0, 0.5).
+        lr: the server's learning rate eta, >= 0.
+
+    Keyword Args:
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> fastagg.FedTrimmedAvg(torch.zeros(2), clients_per_round=10, beta=0.3).direction.trim
@@ -759,7 +1314,34 @@ def Krum(
     Updates count ``uniform``.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
         num_malicious_nodes: f, of which M must be at least 2f + 3.
+        lr: the server's learning rate eta, >= 0.
+
+    Keyword Args:
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> fastagg.Krum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2).direction.f
@@ -784,8 +1366,35 @@ def MultiKrum(
     Blanchard et al. 2017. Updates count ``uniform`` in the mean; in Flower by samples.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
         num_malicious_nodes: f, of which M must be at least 2f + 3.
         num_nodes_to_select: M - f by default.
+        lr: the server's learning rate eta, >= 0.
+
+    Keyword Args:
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> server = fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_nodes_to_select=3)
@@ -811,6 +1420,42 @@ def DiLoCo(
     Douillard et al. 2023 (arXiv 2311.08105), Algorithm 1; its outer optimizer is torch's SGD with Nesterov's momentum,
     0.7 and 0.9. Workers train hundreds of steps with an optimizer of their own, such as AdamW. Updates count
     ``uniform``.
+
+    Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
+            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        lr: the server's learning rate eta, >= 0.
+        momentum: mu, in [0, 1).
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> server = fastagg.DiLoCo(torch.zeros(2), clients_per_round=2, lr=1.0, momentum=0.5)
@@ -838,7 +1483,34 @@ def AsyncDiLoCo(
     dynamic local updates are ``fastest_steps`` of the server.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
+        momentum: mu, in [0, 1).
         period: N, at least the number of workers.
+        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
+    Keyword Args:
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`.
 
     Example:
         >>> server = fastagg.AsyncDiLoCo(torch.zeros(2), lr=1.0, period=2, fastest_steps=100)
@@ -873,8 +1545,35 @@ def HeLoCo(
     ``x + lr*mu*m``. arXiv 2606.00271: Algorithms 1 and 2, Eqs. 5, 7 to 15, 18, 19.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
+        momentum: mu, in [0, 1).
         rho: the weight of an arrival; the paper recommends ``1/sqrt(K)`` for K workers.
         c_ok, k_s, k_d, kappa, beta_max, eps: see :class:`fastagg.Aligned`.
+        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
+    Keyword Args:
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`.
 
     Example:
         >>> server = fastagg.HeLoCo(torch.zeros(2), lr=1.0, momentum=0.5)
@@ -906,9 +1605,41 @@ def DecoupledDiLoCo(
     tokens*tokens/steps`` since the learner last sent this fragment; ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
         buffer_size: the number of learners; the step comes when all have answered, or ``grace`` seconds after the
             ``at_least``-th (the quorum). None: by the quorum alone.
+        lr: the server's learning rate eta, >= 0.
+        momentum: mu, in [0, 1).
         weighting: ``tokens``: answers come with ``num_samples=(tokens, steps)``. Or ``samples``, or ``uniform``.
+        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
+    Keyword Args:
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
+        exact: the largest Euclidean norm of an update, after clipping and times its weight.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
 
     Example:
         >>> cut = fastagg.parts(torch.nn.Linear(2, 2), 2)
@@ -932,7 +1663,30 @@ def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server:
     version; its client is sent the current one.
 
     Args:
+        params: the model, in any form that :class:`fastagg.Server` takes.
+        lr: the server's learning rate eta, >= 0.
         delay_threshold: R, >= 1.
+
+    Keyword Args:
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+        device: where the state is and steps run.
+        lease: seconds after which an unanswered task ends.
+        max_open_per_client: the most open tasks of one client.
+        max_clients: the most clients that are known at a time.
+        max_waiting: the most threads that may wait in ``receive`` for other threads.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
+        max_delay: versions after which a task ends as with ``lease``.
+
+    More about them: :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.RingmasterASGD(torch.zeros(2), lr=0.1, delay_threshold=1)

@@ -39,16 +39,24 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command with plain help, and with advice for those who look for something else among the options."""
+    """A command with plain help, and with advice for those who look for something else among the options.
+
+    How arguments are shown is set here, because it changes from one release of typer and of click to the next.
+    """
 
     def __init__(self, *args: Foreign, **settings: Foreign) -> None:
         super().__init__(*args, **settings)
         assert self.callback is not None
         hints = get_type_hints(unwrap(self.callback), include_extras=True)
-        for argument in (one for one in self.params if one.param_type_name == "argument"):
-            # click 8.4 and later overwrite the help that typer 0.20 has set
+        self.arguments: dict[str, str] = {}  # what each is called in the help, by its name
+        for argument in (param for param in self.params if param.param_type_name == "argument"):
             (info,) = hints[str(argument.name)].__metadata__
-            argument.help = info.help
+            shown = info.metavar or str(argument.name).upper() + "..." * (argument.nargs != 1)
+            self.arguments[str(argument.name)] = shown if argument.required else f"[{shown}]"
+            argument.get_help_record = partial(_record, shown, info.help)
+
+    def collect_usage_pieces(self, ctx: Foreign) -> list[str]:
+        return ["[OPTIONS]", *self.arguments.values()]
 
     def format_arguments(self, ctx: Foreign, formatter: Foreign) -> None:
         """Write nothing: click's section of arguments would repeat typer's."""
@@ -60,21 +68,24 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:
-            named = [one.make_metavar(ctx) for one in self.params if f"--{one.name}" == error.option_name]
-            if named:
+            message = f"{error.message.rstrip('.')}."  # of some releases without a stop
+            if shown := self.arguments.get(error.option_name.removeprefix("--")):
                 raise _errors.UsageError(
-                    f"{error.message} It is given without a name: {ctx.command_path} {named[0]}", ctx
+                    f"{message} It is given without a name: {ctx.command_path} {shown}", ctx
                 ) from None
             for other in ctx.parent.command.commands.values():
                 akin = unwrap(other.callback).__module__ == unwrap(self.callback or fail).__module__
                 if akin and any(error.option_name in one.opts for one in other.params):
-                    say = f"{error.message} It is an option of `{ctx.parent.command_path} {other.name}`."
+                    say = f"{message} It is an option of `{ctx.parent.command_path} {other.name}`."
                     raise _errors.UsageError(say, ctx) from None
             if any("--set" in option.opts for option in self.params) and set(error.possibilities or ()) <= {"--help"}:
-                raise _errors.UsageError(
-                    f"{error.message} A recipe's keys are set so: --set client.lr=0.1", ctx
-                ) from None
+                raise _errors.UsageError(f"{message} A recipe's keys are set so: --set client.lr=0.1", ctx) from None
             raise
+
+
+def _record(shown: str, text: str, ctx: Foreign) -> tuple[str, str]:
+    """Return an argument's row in the help."""
+    return shown, text
 
 
 app = typer.Typer(

@@ -1,5 +1,5 @@
 """The client's side: what a client stores or adds to its local training, callbacks for frameworks that train, and a
-client of the HTTP server in ``examples/http``."""
+client of ``fastagg serve``."""
 
 from fastagg.clients.callbacks import lightning_callback, trainer_callback
 from fastagg.clients.http import HttpClient

@@ -73,6 +73,8 @@ def told(outcome: Outcome) -> Outcome:
     """Return what the server says of an adapter's own task. That it does not have it any more is an event."""
     if isinstance(outcome, Receipt):
         return outcome
+    if isinstance(outcome, MemoryError):
+        raise outcome
     gone = isinstance(outcome, (UnknownClient, UnknownVersion)) and not isinstance(outcome, AlreadyCounted)
     return Over(f"its task is over: {outcome}") if gone else bare(outcome)
 

@@ -43,12 +43,12 @@ class Optimizer(Part):
         moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte for each value, and 0.03 to 0.05
             for scales, with unbiased stochastic rounding (csrc/math/moments.h). The step is computed in fp32 from the
             decoded values. SGD has no moments.
-        weight_decay: lambda, >= 0, of the package's optimizers. They are given ``D - lambda*x`` for D, an L2 term, as
-            in ``torch.optim.SGD``, ``Adam`` and ``Adagrad``.
-        decoupled_weight_decay: they are given ``(1 - lr*lambda)*x`` for x instead, with the ``lr`` of the step, as in
+        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D. It is an L2 term, as in
+            ``torch.optim.SGD``, ``Adam`` and ``Adagrad``.
+        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead. ``lr`` is the step's, as in
             ``torch.optim.AdamW``.
-        eps_root: in place of ``sqrt(v)``, ``sqrt(v + eps_root)`` (optax); after a bias correction, of the corrected v.
-            >= 0. ``eps`` may be 0 if it is at least 1e-24.
+        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax). After a bias correction v is the
+            corrected one. ``eps`` may be 0 if this is at least 1e-24.
         initial: the value of ``v`` and ``vhat`` before the first step, >= 0. In Reddi et al. 2021, Algorithm 2, and in
             APPFL it is tau^2, where tau is ``eps``; in FedScale's Yogi tau; in optax 1e-6 for Yogi (for its m, too),
             0.1 for Adagrad; in Flower, FL-bench and torch 0, as here. 8-bit moments start at the nearest code, at most

@@ -35,7 +35,7 @@ from fastagg.server.uploads import HeldUpload, Refusals, Refusing, Upload
 from fastagg.storage import devices
 from fastagg.storage.pieces import Pieces
 
-Outcome = Receipt | FastaggError | MemoryError
+Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
 _STOOD = 60.0  # seconds
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
@@ -71,12 +71,8 @@ class Server:
     call of the same thread (from a rule of your own, a finalizer or a signal handler) raises
     :class:`fastagg.Reentered`, if it would change the server.
 
-    :func:`fastagg.open` makes a server that keeps itself in a folder: it has a log.
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(2), fastagg.Buffer(2), fastagg.Yogi(lr=0.01), fastagg.Polynomial(a=0.5))
-        >>> server.version, server.optimizer.lr, server.staleness
-        (0, 0.01, Polynomial(a=0.5))
+    :func:`fastagg.open` makes a server that keeps itself in a folder: it has a log. What comes from a file may describe
+    a part as plain data: ``staleness={"name": "Polynomial", "a": 0.5}``.
 
     Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array, or one of
@@ -84,8 +80,56 @@ class Server:
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how delays change a step. By default they change nothing.
+        settings: the keywords below. Each is also an attribute to read.
 
-    What comes from a file may describe a part as plain data: ``staleness={"name": "Polynomial", "a": 0.5}``.
+    Keyword Args:
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused. Otherwise an id
+            is a 64-bit integer or text of at most 256 characters.
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm. None: never.
+        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean. ``samples``:
+            ``num_samples``. ``tokens``: ``num_samples`` is a pair ``(tokens, steps)``, and counts for
+            tokens*tokens/steps (Decoupled DiLoCo, arXiv 2604.21428).
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many. None:
+            it counts for what it states.
+        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
+            ``mean``: the mean of the clients in a step. ``weighted``: it is weighted as their updates are by
+            ``weighting``. ``latest``: the latest client's. ``keep``: no change. By names: a mapping from patterns of
+            names to what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or
+            ``keep``; for a state_dict it says which arrays are buffers: ``{"*.cluster_size": "mean"}``. Others are
+            averaged.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once. Such as
+            ``[("embed.weight", "head.weight")]``. None: a module says it; else arrays that are the same memory.
+        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates. The
+            server keeps a round's updates, in their own type, until the round is complete. Then it adds them in the
+            order of the clients' ids. This takes memory for all updates of a round.
+        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite. ``deferred``, for
+            a CUDA device: ``receive`` does not wait for the device. An update that is not finite then counts as zero,
+            and its receipt reports this. On the CPU ``deferred`` is the same as ``sync``.
+        seed: the seed of all random numbers of the server.
+        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
+            Steps are computed in fp32, with the moments as they are, and the new model is rounded without bias, so that
+            small steps count on average. On the CPU, for rules that do not compare an update with a version. None:
+            fp32.
+        device: where the state is and steps run. The default is the CPU, or the CUDA device of the model.
+        lease: seconds after which an unanswered task ends. From then on its answer is refused, and versions that only
+            ended tasks hold are freed. A client without open tasks that was sent nothing for this time is forgotten
+            (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
+        max_open_per_client: the most open tasks of one client. ``dispatch`` raises Busy beyond it.
+        max_clients: the most clients that are known at a time. ``dispatch`` to another one raises Busy.
+        max_waiting: the most threads that may wait in ``receive`` for other threads. One more raises Busy at once.
+        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed. They
+            are ``max(1, floor(H*v/v_max))`` for a client that takes v steps a second, as it told with
+            ``dispatch(client, speed=v)``, where v_max is the largest that was told. Without a speed, H. (Async
+            Local-SGD's dynamic local updates, arXiv 2401.09135. Speeds are not in checkpoints.)
+        max_delay: versions after which a task ends as with ``lease``. (ACED has another setting of this name.)
+
+    Raises:
+        ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused.
+
+    Example:
+        >>> server = fastagg.Server(torch.zeros(2), fastagg.Buffer(2), fastagg.Yogi(lr=0.01), fastagg.Polynomial(a=0.5))
+        >>> server.version, server.optimizer.lr, server.staleness
+        (0, 0.01, Polynomial(a=0.5))
     """
 
     @_keywords.checked

@@ -1,7 +1,8 @@
 """A server's settings: each is declared once, with its type, default, range and meaning.
 
 The keyword arguments of :class:`fastagg.Server` and of the presets, the checks, the documentation and the settings in a
-checkpoint all come from these declarations.
+checkpoint all come from these declarations. After a change to one, ``python tools/document.py`` writes its meaning into
+the docstrings of ``Server`` and of the presets.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ class BaseSettings(TypedDict, total=False):
         "an update with a larger Euclidean norm is scaled down to this norm. None: never.", above=0,
     )]  # fmt: skip
     buffers: Annotated[Buffers | Mapping[str, ByName], Rule(
-        "the new BatchNorm statistics: the ``mean`` of the clients in a step, their mean ``weighted`` as their updates "
-        "are by ``weighting``, the ``latest`` client's, or ``keep`` for no change. Or a mapping from patterns of names "
-        "to what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or "
+        "what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names. "
+        "``mean``: the mean of the clients in a step. ``weighted``: it is weighted as their updates are by "
+        "``weighting``. ``latest``: the latest client's. ``keep``: no change. By names: a mapping from patterns of "
+        "names to what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or "
         "``keep``; for a state_dict it says which arrays are buffers: ``{\"*.cluster_size\": \"mean\"}``. Others "
         "are averaged. With ``Robust`` they follow its rule, or stay.", "mean",
     )]  # fmt: skip
     tied: Annotated[Sequence[Sequence[str | int]] | None, Rule(
-        "the names (in a list: the places) of arrays that are one parameter, stored and stepped once: "
+        "the names (in a list: the places) of arrays that are one parameter, stored and stepped once. Such as "
         "``[(\"embed.weight\", \"head.weight\")]``. None: a module says it; else arrays that are the same memory.",
     )]  # fmt: skip
     deterministic: Annotated[bool, Rule(
-        "for synchronous rules only. If True, the bits of a round's result do not depend on the order in which updates "
-        "come. The server keeps a round's updates, in their own type, until the round is complete. Then it adds them "
-        "in the order of the clients' ids. This takes memory for all updates of a round.", False,
+        "for synchronous rules: if True, a round's bits do not depend on the order of its updates. The server keeps "
+        "a round's updates, in their own type, until the round is complete. Then it adds them in the order of the "
+        "clients' ids. This takes memory for all updates of a round.", False,
     )]  # fmt: skip
     answers_per_step: Annotated[Literal["rule"] | int | None, Rule(
         "how many answers of one client count in a step; another one raises TooSoon, and so does ``dispatch``. "
@@ -50,7 +52,7 @@ class BaseSettings(TypedDict, total=False):
         "the seed of all random numbers of the server.", 0, least=0, most=2**64 - 1,
     )]  # fmt: skip
     model_dtype: Annotated[ModelDtype | None, Rule(
-        "``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter in place of 4. Steps "
+        "``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4. Steps "
         "are computed in fp32, with the moments as they are, and the new model is rounded without bias, so that small "
         "steps count on average. On the CPU, for rules that do not compare an update with a version. None: fp32.",
     )]  # fmt: skip
@@ -78,9 +80,10 @@ class BaseSettings(TypedDict, total=False):
     )]  # fmt: skip
 
     fastest_steps: Annotated[int | None, Rule(
-        "H: tasks tell how many local steps to take, ``max(1, floor(H*v/v_max))`` for a client that takes v steps a "
-        "second, as it told with ``dispatch(client, speed=v)``, where v_max is the largest that was told. Without a "
-        "speed, H. (Async Local-SGD's dynamic local updates, arXiv 2401.09135. Speeds are not in checkpoints.)",
+        "H: tasks tell how many local steps to take, at most H, in proportion to the client's speed. They are "
+        "``max(1, floor(H*v/v_max))`` for a client that takes v steps a second, as it told with "
+        "``dispatch(client, speed=v)``, where v_max is the largest that was told. Without a speed, H. (Async "
+        "Local-SGD's dynamic local updates, arXiv 2401.09135. Speeds are not in checkpoints.)",
         least=1, most=2**31 - 1, free=True,
     )]  # fmt: skip
 
@@ -107,8 +110,9 @@ class ActiveSettings(BaseSettings, total=False):
     """ACED's arguments. Its ``max_delay`` is how long a client's cached update counts."""
 
     weighting: Annotated[Weighting, Rule(
-        "``uniform``, or ``samples`` for means weighted by ``num_samples``; ``tokens``: ``num_samples`` is a pair "
-        "``(tokens, steps)``, and counts for tokens*tokens/steps (Decoupled DiLoCo, arXiv 2604.21428).", "uniform",
+        "``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean. ``samples``: ``num_samples``. "
+        "``tokens``: ``num_samples`` is a pair ``(tokens, steps)``, and counts for tokens*tokens/steps (Decoupled "
+        "DiLoCo, arXiv 2604.21428).", "uniform",
     )]  # fmt: skip
 
 
@@ -140,14 +144,11 @@ def complete(given: Mapping[str, object]) -> ServerSettings:
 
 
 def declare(server: type) -> None:
-    """Add the settings to the class of servers: to its documentation, its signature, and as attributes to read."""
-    lines = [f"        {name}: {rule.meaning}" for name, rule in RULES.items()]
-    refusals = "ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused."
-    server.__doc__ = "\n".join([str(server.__doc__).rstrip(), *lines, "", "    Raises:", f"        {refusals}", "    "])
+    """Add the settings to the class of servers: to its signature, and as attributes to read."""
     _keywords.passes_on(server.__init__, {name: rule.default for name, rule in RULES.items()})  # type: ignore[misc]
-    for name, rule in RULES.items():
+    for name in RULES:
         if name not in vars(server):
-            setattr(server, name, property(partial(_setting, name=name), doc=rule.meaning))
+            setattr(server, name, property(partial(_setting, name=name), doc=""))
 
 
 def _setting(server: Any, *, name: str) -> Any:

@@ -41,18 +41,19 @@ class Buffer(Direction):
 
     Args:
         size: M, updates per step, >= 1. None: all that arrive until :meth:`fastagg.Server.close_round`.
-        overflow: what a sum of several clients (:meth:`fastagg.Server.receive_partial`) does that is larger than what
-            is left of M. ``take``: the step is along the mean of all, so of more than M. ``close``: first a step
-            along what has come, then the sum begins the next round. It is one version older by then. A sum larger than
-            M is a round of its own.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not (the quorum
-            and the grace window of Decoupled DiLoCo, arXiv 2604.21428). The next ``dispatch`` or ``receive`` after
+        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M. (Sums
+            come with :meth:`fastagg.Server.receive_partial`.) ``take``: the step is along the mean of all, so of more
+            than M. ``close``: first a step along what has come, then the sum begins the next round. It is one version
+            older by then. A sum larger than M is a round of its own.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not. (The quorum
+            and the grace window of Decoupled DiLoCo, arXiv 2604.21428.) The next ``dispatch`` or ``receive`` after
             that time takes the step first; so does ``close_round(if_due=True)``. Time is this process' monotonic clock;
             after a restart the window begins again. The step is an operation of the log, so no clock affects a replay.
-        normalize: what the sum is divided by. ``buffer``: the number of its updates (of their samples with
-            ``weighting="samples"``), so staleness makes the step shorter (FedBuff's paper, FLARE). ``weights``: the sum
-            of the weights, samples times staleness (FLSim). A number: itself, > 0. Then every update counts for its
-            share among all clients: the number of clients, or of all clients' samples (APPFL); 1 leaves the sum.
+        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by. ``buffer``: the number of its
+            updates (of their samples with ``weighting="samples"``), so staleness makes the step shorter (FedBuff's
+            paper, FLARE). ``weights``: the sum of the weights, samples times staleness (FLSim). A number: itself, > 0.
+            Then every update counts for its share among all clients: the number of clients, or of all clients' samples
+            (APPFL); 1 leaves the sum.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client. On the
             CPU.
 
