@@ -57,11 +57,24 @@ def _compares(a: Values) -> bool:
     return a["direction"] in COMPARES or a["staleness"] == "Euclidean"
 
 
-def _routes(a: Values) -> tuple[str, ...]:
-    models = ("model", "models", "differences") if a["kind"] == "delta" else ()
+def routes_of(a: Values) -> tuple[str, ...]:
+    models = ("model", "models") if a["kind"] == "delta" else ()
     leaf = ("leaf",) if _adds_up(a) else ()
     http = ("http",) if a["home"] != "memory" and a["form"] == "names" and a["clients"] != "any" else ()
-    return ("flat", "form", *HALVES, *FORMATS, "chunks", "encoded chunks", "many", *models, *leaf, *http)
+    return (
+        "flat",
+        "form",
+        *HALVES,
+        *FORMATS,
+        "chunks",
+        "encoded chunks",
+        "many",
+        "difference",
+        "differences",
+        *models,
+        *leaf,
+        *http,
+    )
 
 
 def _events(a: Values) -> tuple[str, ...]:
@@ -118,11 +131,18 @@ SETTINGS: dict[str, Callable[[Values], tuple[Any, ...]]] = {
     "home": _one_of("memory", "arrival", "step", "none"),
     "download": _one_of(None, "bf16", "int8", where=lambda a: not _compares(a)),
     "elements": _one_of("few", "many"),
-    "routes": _routes,
+    "routes": routes_of,
     "events": _events,
 }  # fmt: skip
 
 
+# Robust has most values of its own. What is rounded, or large, leaves the float64 model little to say, or is slow.
+OFTEN = {
+    ("direction", "Robust"): 6.0,
+    ("elements", "many"): 0.2,
+    ("moments", "8bit"): 0.2,
+    ("model_dtype", "bf16"): 0.2,
+}
 Item = tuple[str, Any]  # a setting's name and one of its values
 Seen = defaultdict[Item, set[Item]]  # which other items an item has stood beside
 
@@ -140,10 +160,10 @@ def complete(draw: random.Random, seen: Seen) -> dict[str, Any]:
             order = sorted(range(len(choice)), key=lambda k: -new[k])
             values[name] = tuple(choice[k] for k in order[: SEVERAL[name]])
             continue
-        # what leaves the float64 model little to say is drawn less often, and so is what makes a server slow
-        rare = ("elements", "many"), ("moments", "8bit"), ("model_dtype", "bf16")
         most = max(new) if draw.random() < 0.9 else -1
-        weights = [(most in (-1, count)) * (0.2 if (name, value) in rare else 1.0) for count, value in zip(new, choice, strict=True)]
+        weights = [
+            (most in (-1, count)) * OFTEN.get((name, value), 1.0) for count, value in zip(new, choice, strict=True)
+        ]
         values[name] = draw.choices(choice, weights)[0]
         held.add((name, values[name]))
     return values

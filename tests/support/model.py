@@ -12,17 +12,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Vector = npt.NDArray[np.float64]
+from support.book import Book, Refused, Task, Vector
+
 Part = Mapping[str, Any]
 Buffers = tuple[Vector, int] | None  # running statistics, and a counter
-MEANS = "Buffer", "Cohort", "CosineBuffer", "Robust"  # directions with rounds
+ROUNDS = "Buffer", "Cohort", "CosineBuffer", "Robust"
 IMMEDIATE = "Single", "Aligned", "Mixing", "Trail"  # a step is made of one update, and its size has that one's weight
-
-
-class Refused(Exception):
-    """The name of the error that a server raises. Nothing has changed."""
 
 
 class Receipt(NamedTuple):
@@ -32,16 +28,6 @@ class Receipt(NamedTuple):
     step_size: float | None
     norm: float
     weight: float
-
-
-@dataclass(eq=False)
-class Task:
-    client: Any
-    version: int
-    sent: Vector  # the model that went out
-    local_steps: int | None
-    ends: float
-    end: str = ""  # the error of a later answer
 
 
 @dataclass
@@ -54,16 +40,39 @@ class Answer:
     delay: int
     share: float
     count: int = 1
-    weight: float = 1.0
     control: Vector | None = None
+    weight: float = 1.0
+
+
+WEIGHTS: dict[str, Callable[[Part, int, int], float | None]] = {  # s(tau), after so many updates of this client
+    "Hinge": lambda p, tau, _: 1.0 if tau <= p["b"] else 1 / (p["a"] * (tau - p["b"]) + 1),
+    "Polynomial": lambda p, tau, _: (tau + 1.0) ** -p["a"],
+    "CosineGate": lambda p, tau, _: (
+        math.exp(-p["alpha"] * tau) * (1 + math.cos(math.pi * min(tau / p["cutoff"], 1.0))) / 2),
+    "Cutoff": lambda p, tau, _: 1.0 if tau < p["delay"] else None,
+    "HalfLife": lambda p, tau, _: 0.5 ** (tau / p["versions"]),
+    "Rare": lambda p, _, times: (1 + times) ** -0.5,
+}  # fmt: skip
+RATES: dict[str, Callable[[Part, float, int], float]] = {  # beyond the threshold
+    "scaled": lambda p, lr, tau: min(lr, lr / tau),
+    "reciprocal": lambda p, lr, tau: min(lr, 1 / tau),
+    "threshold": lambda p, lr, tau: lr * p["threshold"] / tau,
+    "lipschitz": lambda p, lr, tau: min(lr, 1 / (4 * p["lipschitz"] * tau)),
+    "drop": lambda p, lr, tau: 0.0,
+}
+
+
+def rate_of(p: Part, lr: float, delays: Sequence[int]) -> float:
+    longest = max(delays)
+    if p["name"] == "HalfLife":
+        return lr / 10 if longest > p["most"] else lr
+    return lr if p["name"] != "DelayAdaptive" or longest <= p["threshold"] else RATES[p["rule"]](p, lr, longest)
 
 
 class Optimizer:
     def __init__(self, part: Part, size: int) -> None:
-        self.part, self.steps = part, 0
-        self.m: Vector = np.zeros(size)
-        self.v: Vector = np.full(size, float(part.get("initial", 0.0)))
-        self.vhat = self.v
+        self.part, self.steps, self.m = part, 0, np.zeros(size)
+        self.v = self.vhat = np.full(size, float(part.get("initial", 0.0)))
 
     @property
     def ahead(self) -> Vector:
@@ -73,10 +82,8 @@ class Optimizer:
     def step(self, x: Vector, d: Vector, lr: float) -> Vector:
         p, self.steps = self.part, self.steps + 1
         if p.get("decoupled_weight_decay"):
-            x = (1 - lr * p["weight_decay"]) * x
-        else:
-            d = d - p.get("weight_decay", 0.0) * x
-        return x + lr * self.towards(p, d)
+            return (1 - lr * p["weight_decay"]) * x + lr * self.towards(p, d)
+        return x + lr * self.towards(p, d - p.get("weight_decay", 0.0) * x)
 
     def towards(self, p: Part, d: Vector) -> Vector:
         name, mu = p["name"], p.get("momentum", p.get("beta", 0.0))
@@ -89,15 +96,14 @@ class Optimizer:
             self.m = mu * self.m + (1 - p["dampening"]) * d
             return d + mu * self.m
         if name == "DelayedNesterov":
-            along, self.v = d / p["period"], self.v + d
-            if self.steps % p["period"] == 0:
-                self.m, self.v = mu * self.m + self.v / p["period"], np.zeros_like(d)
-                along = along + mu * self.m
-            return along
+            self.v = self.v + d
+            if self.steps % p["period"]:
+                return d / p["period"]
+            self.m, self.v = mu * self.m + self.v / p["period"], 0.0 * d
+            return d / p["period"] + mu * self.m
         if name == "Lion":
-            along = np.sign(p["beta1"] * self.m + (1 - p["beta1"]) * d)
-            self.m = p["beta2"] * self.m + (1 - p["beta2"]) * d
-            return along
+            before, self.m = self.m, p["beta2"] * self.m + (1 - p["beta2"]) * d
+            return np.sign(p["beta1"] * before + (1 - p["beta1"]) * d)
         b1, b2 = p.get("betas", (mu, 0.0))
         self.m = b1 * self.m + (1 - b1) * d
         if name == "Adagrad":
@@ -113,57 +119,24 @@ class Optimizer:
         return first / r1 / (np.sqrt(second + p.get("eps_root", 0.0)) + p["eps"])
 
 
-def weight_of(p: Part, delay: int, taken_part: int) -> float | None:
-    """s(tau); None: the update is dropped."""
-    name = p["name"]
-    if name == "Hinge":
-        return 1.0 if delay <= p["b"] else 1 / (p["a"] * (delay - p["b"]) + 1)
-    if name == "Polynomial":
-        return float((delay + 1) ** -p["a"])
-    if name == "CosineGate":
-        along = min(delay / p["cutoff"], 1.0)
-        return math.exp(-p["alpha"] * delay) * (1 + math.cos(math.pi * along)) / 2
-    if name == "Cutoff":
-        return 1.0 if delay < p["delay"] else None
-    if name == "HalfLife":
-        return float(0.5 ** (delay / p["versions"]))
-    return float((1 + taken_part) ** -0.5) if name == "Rare" else 1.0
-
-
-def rate_of(p: Part, lr: float, delays: Sequence[int]) -> float:
-    """The learning rate of a step with updates of these delays."""
-    longest = max(delays)
-    if p["name"] == "HalfLife":
-        return lr / 10 if longest > p["most"] else lr
-    if p["name"] != "DelayAdaptive" or longest <= p["threshold"]:
-        return lr
-    return float({
-        "scaled": min(lr, lr / longest), "reciprocal": min(lr, 1 / longest), "threshold": lr * p["threshold"] / longest,
-        "lipschitz": min(lr, 1 / (4 * (p.get("lipschitz") or 1) * longest)), "drop": 0.0,
-    }[p["rule"]])  # fmt: skip
-
-
 def robust(p: Part, u: Vector) -> Vector:
     """What a robust rule makes of the rows of u."""
-    rule, n, f = p["rule"], len(u), p.get("f", 0)
+    rule, n, f, point = p["rule"], len(u), p.get("f", 0), np.zeros(u.shape[1])
+    least = {"mean_around_median": 2 * f + 1, "krum": 2 * f + 3, "multi_krum": 2 * f + 3}.get(rule, 1)
+    if n < max(least, p.get("keep") or 1):
+        raise Refused("ConfigError")
     if rule == "median":
         return np.median(u, axis=0)
     if rule == "trimmed":
         cut = int(p["trim"] * n)
         return np.sort(u, axis=0)[cut : n - cut].mean(axis=0)
-    if n < {"mean_around_median": 2 * f + 1, "krum": 2 * f + 3, "multi_krum": 2 * f + 3}.get(rule, 0):
-        raise Refused("ConfigError")
     if rule == "mean_around_median":
         nearest = np.argsort(np.abs(u - np.median(u, axis=0)), axis=0, kind="stable")
         return np.take_along_axis(u, nearest, axis=0)[: n - f].mean(axis=0)
     if rule in ("krum", "multi_krum"):
         apart = ((u[:, None] - u[None]) ** 2).sum(axis=2)
         scores = [np.sort(np.delete(apart[i], i))[: n - f - 2].sum() for i in range(n)]
-        keep = 1 if rule == "krum" else p.get("keep") or n - f
-        if n < keep:
-            raise Refused("ConfigError")
-        return u[np.argsort(scores, kind="stable")[:keep]].mean(axis=0)
-    point: Vector = np.zeros(u.shape[1])
+        return u[np.argsort(scores, kind="stable")[: 1 if rule == "krum" else p.get("keep") or n - f]].mean(axis=0)
     for _ in range(p["iterations"]):
         lengths = np.linalg.norm(u - point, axis=1)
         if rule == "geometric_median":
@@ -175,98 +148,54 @@ def robust(p: Part, u: Vector) -> Vector:
     return point
 
 
-class Model:
+class Model(Book):
     """The server. ``store`` is what a client's row becomes when it is kept; ``sizes`` are those of the tensors."""
 
     def __init__(
         self, x: Vector, direction: Part, optimizer: Part, staleness: Part, *, sizes: Sequence[int] = (),
         statistics: Buffers = None, **settings: Any,
     ) -> None:  # fmt: skip
-        self.x, self.direction, self.staleness, self.settings = x.astype(float), direction, staleness, settings
+        super().__init__(settings)
+        self.x, self.direction, self.name, self.staleness = x.astype(float), direction, direction["name"], staleness
         self.optimizer, self.lr, self.sizes = Optimizer(optimizer, len(x)), optimizer["lr"], sizes
         self.sign = -1.0 if direction["kind"] == "gradient" else 1.0
-        self.version, self.time, self.since = 0, 0.0, math.inf
-        self.history, self.tasks, self.last = [self.x], list[Task](), dict[Any, Task]()
-        self.steps_of, self.taken_part = dict[Any, int](), dict[Any, int]()
+        self.history, self.since = [self.x], math.inf  # since when a round has enough
+        self.local_steps, self.taken_part = dict[Any, int](), dict[Any, int]()
         self.held, self.statistics, self.reported = list[Answer](), statistics, list[tuple[Vector, int, float]]()
         self.rows, self.shares, self.start = dict[Any, Vector](), dict[Any, float](), dict[Any, int]()
-        self.before: dict[Any, Vector] = {}  # Calibrated: the rows at the start of the round
-        self.sum, self.control, self.change = np.zeros(len(x)), np.zeros(len(x)), np.zeros(len(x))
+        self.before = self.rows  # at the start of the round
+        self.sum, self.control, self.change = 0 * self.x, 0 * self.x, 0 * self.x
         self.store: Callable[[Any, Vector], Vector] = lambda client, row: row
         self.fragile = False  # whether the last answer was near a jump of its rule
 
-    # -- tasks
-
     def dispatch(self, client: Any, version: int | None = None) -> Task:
-        """The current version, or an open one that is handed on."""
+        """Send the current version, or hand on an open one."""
         self.close_round(if_due=True)
-        n = self.settings.get("num_clients")
-        if n is not None and not (isinstance(client, int) and 0 <= client < n):
-            raise Refused("UnknownClient")
         version = self.version if version is None else version
-        task = next((task for task in self.owed(client) if task.version == version), None)
-        if task is None and not self.room(client):
-            raise Refused("Busy")
-        steps = self.steps_of.get(client, self.staleness.get("local_steps"))
-        ends = self.time + (self.settings.get("lease") or math.inf)
-        if task is None:
-            self.tasks.append(task := Task(client, version, self.x, steps, ends))
-        task.sent, task.ends, task.local_steps = self.x + self.lr * self.optimizer.ahead, ends, steps
-        self.last[client] = task
+        steps = self.local_steps.get(client, self.staleness.get("local_steps"))
+        task = self.send(client, version, self.x + self.lr * self.optimizer.ahead, steps)
         if self.direction.get("freshness") != "gradient":
             self.start[client] = version
         return task
 
-    def owed(self, client: Any) -> list[Task]:
-        return [task for task in self.tasks if task.client == client]
-
-    def room(self, client: Any) -> bool:
-        return len(self.owed(client)) < (self.settings.get("max_open_per_client") or math.inf)
-
-    def is_over(self, version: int, ends: float) -> bool:
-        most = self.settings.get("max_delay")
-        return ends <= self.time or (most is not None and self.version - version > most)
-
-    def find(self, client: Any, version: int | None, task: Task | None = None) -> Task:
-        if task is None:
-            if client not in self.last:
-                raise Refused("UnknownClient")
-            version = self.last[client].version if version is None else version
-            task = next((task for task in self.owed(client) if task.version == version), None)
-        if task is None or (not task.end and self.is_over(task.version, task.ends)):
-            raise Refused("UnknownVersion")
-        if task.end:
-            raise Refused(task.end)
-        return task
-
-    def end(self, task: Task, end: str = "UnknownVersion") -> None:
-        task.end, self.tasks = end, [other for other in self.tasks if other is not task]
-
     def forget(self, client: Any, version: int | None = None) -> None:
-        if client not in self.last:
-            raise Refused("UnknownClient")
-        for task in self.owed(client) if version is None else [self.find(client, version)]:
-            self.end(task)
+        super().forget(client, version)
         if version is None:
-            del self.last[client]
-            self.steps_of.pop(client, None)
-
-    def expire(self, before: int = 0) -> int:
-        over = [task for task in self.tasks if task.version < before or self.is_over(task.version, task.ends)]
-        for task in over:
-            self.end(task)
-        for client, task in list(self.last.items()):  # it may never come back
-            if self.settings.get("num_clients") is None and not self.owed(client) and self.is_over(task.version, task.ends):
-                self.forget(client)
-        return len(over)
+            self.local_steps.pop(client, None)
 
     def restart(self) -> None:
         """Leases and the time of a round begin anew."""
-        for task in [*self.tasks, *self.last.values()]:
-            task.ends = self.time + (self.settings.get("lease") or math.inf)
+        self.renew()
         self.since = self.time if math.isfinite(self.since) else math.inf
 
     # -- answers
+
+    def answered(self, client: Any, version: int | None, task: Task | None = None) -> Task:
+        """The task of an answer, which in a synchronous rule is of this round."""
+        task = self.find(client, version, task)
+        if (self.name == "Cohort" or self.direction.get("synchronous")) and task.version != self.version:
+            raise Refused("UnknownVersion")
+        return task
 
     def receive(
         self, client: Any, updates: Sequence[tuple[Vector, Any]], version: int | None = None, *,
@@ -274,157 +203,145 @@ class Model:
     ) -> Receipt:  # fmt: skip
         """One update with its samples, or those of a leaf's sum."""
         self.close_round(if_due=True)
-        task, name, self.fragile = self.find(client, version, task), self.direction["name"], False
-        if (name == "Cohort" or self.direction.get("synchronous")) and task.version != self.version:
-            raise Refused("UnknownVersion")
+        task, p, self.fragile = self.answered(client, version, task), self.direction, False
         clipped, shares = np.array([self.clipped(u) for u, _ in updates]), [self.share(n) for _, n in updates]
-        total = shares @ clipped
-        size, overflow = self.direction.get("size"), self.direction.get("overflow") == "close"
-        if is_sum and overflow and self.held and size and sum(a.count for a in self.held) + len(updates) > size:
+        total, share, count = shares @ clipped, sum(shares), len(updates)
+        if is_sum and p.get("overflow") == "close" and p["size"] and self.held and self.count() + count > p["size"]:
             self.close_round()
-        answer = Answer(client, total / (sum(shares) or 1.0) if is_sum else clipped[0], task.version,
-                        self.version - task.version, sum(shares), len(updates), control=control)  # fmt: skip
-        counts = answer.share > 0 or name in MEANS  # without samples it only takes a place in a round
-        weight = self.weigh(answer, task) if counts else None
+        u, delay = total / (share or 1.0) if is_sum else clipped[0], self.version - task.version
+        answer = Answer(client, u, task.version, delay, share, count, control)
         norm = float(np.linalg.norm(total if is_sum else updates[0][0]))
+        # without samples it only takes a place in a round
+        weight = self.weigh(answer, task) if share > 0 or self.name in ROUNDS else None
         self.end(task, "AlreadyCounted")
         if weight is None:
-            return Receipt(False, self.version, answer.delay, None, norm, 0.0)
+            return Receipt(False, self.version, delay, None, norm, 0.0)
         self.taken_part[client] = self.taken_part.get(client, 0) + 1
         answer.weight = weight
-        u = self.add(answer)
+        along = self.add(answer, weight)
         if buffers is not None and self.settings.get("buffers") != "keep" and answer.share:
             self.reported.append((*buffers, answer.share))
-        if isinstance(u, str):
-            if u == "idle":
+        if isinstance(along, str):
+            if along == "idle":
                 self.advance(False)
-            elif math.isinf(self.since) and sum(a.count for a in self.held) >= (self.direction.get("at_least") or math.inf):
+            elif math.isinf(self.since) and self.count() >= (p.get("at_least") or math.inf):
                 self.since = self.time
-            return Receipt(False, self.version, answer.delay, None, norm, weight)
-        rate, applied = self.step(u, [answer.delay] if name not in (*MEANS, "Calibrated") else None)
-        share = answer.share / self.direction["normalize"] if name == "Mixing" and self.direction.get("normalize") else 1.0
-        scaled = rate * weight * share if name in IMMEDIATE else rate
-        return Receipt(applied, self.version, answer.delay, scaled, norm, weight)
+            return Receipt(False, self.version, delay, None, norm, weight)
+        rate, applied = self.step(along, None if self.name in (*ROUNDS, "Calibrated") else [delay])
+        scale = weight * (share / p["normalize"] if self.name == "Mixing" and p.get("normalize") else 1.0)
+        return Receipt(applied, self.version, delay, rate * (scale if self.name in IMMEDIATE else 1.0), norm, weight)
+
+    def count(self) -> int:
+        return sum(a.count for a in self.held)
 
     def clipped(self, u: Vector) -> Vector:
-        most, norm = self.settings.get("clip_norm") or math.inf, float(np.linalg.norm(u))
-        return u * (most / norm) if norm > most else u
+        return u * min(1.0, (self.settings.get("clip_norm") or math.inf) / (float(np.linalg.norm(u)) or 1.0))
 
     def share(self, samples: Any) -> float:
         if self.settings["weighting"] == "uniform":
             return 1.0
-        if samples is None:
-            raise Refused("ConfigError")
         number = samples[0] * samples[0] / samples[1] if isinstance(samples, tuple) else samples
         return float(min(number, self.settings.get("max_samples") or math.inf))
 
-    def weigh(self, answer: Answer, task: Task) -> float | None:
-        p, norm = self.staleness, float(np.linalg.norm(answer.update))
+    def weigh(self, a: Answer, task: Task) -> float | None:
+        p, norm = self.staleness, float(np.linalg.norm(a.update))
         if p["name"] != "Euclidean":
-            return weight_of(p, answer.delay, self.taken_part.get(answer.client, 0))
+            return WEIGHTS.get(p["name"], lambda *_: 1.0)(p, a.delay, self.taken_part.get(a.client, 0))
         if norm == 0:
             return None
-        gamma = float(np.linalg.norm(self.x - self.history[answer.version])) / norm
-        steps = (p["gamma_bar"] - gamma) * p["kappa"]
-        self.fragile = abs(steps - round(steps)) < 1e-4 and gamma > 0
-        most = p.get("max_local_steps") or math.inf
-        self.steps_of[answer.client] = int(min(max((task.local_steps or 0) + math.floor(steps), 1), most))
-        too_old = p.get("gamma_max") is not None and gamma > p["gamma_max"]
-        return None if too_old else float(p["lam"] / (gamma + p["eps"]))
+        gamma = float(np.linalg.norm(self.x - self.history[a.version])) / norm
+        more = (p["gamma_bar"] - gamma) * p["kappa"]
+        self.fragile = abs(more - round(more)) < 1e-4 and gamma > 0
+        steps = max(1, (task.local_steps or 0) + math.floor(more))
+        self.local_steps[a.client] = min(steps, p.get("max_local_steps") or steps)
+        return None if gamma > (p.get("gamma_max") or math.inf) else p["lam"] / (gamma + p["eps"])
 
     # -- directions: the vector u, in the sign of the updates, or "wait", or "idle": a version without a step
 
-    def add(self, a: Answer) -> Vector | str:
-        p, name = self.direction, self.direction["name"]
+    def add(self, a: Answer, s: float) -> Vector | str:
+        p, name = self.direction, self.name
         if name == "Single":
-            return a.weight * a.update
+            return s * a.update
         if name == "Mixing":
-            share = a.share / p["normalize"] if p.get("normalize") else 1.0
-            return a.weight * share * (self.history[a.version] + a.update - self.x)
+            return s * (a.share / (p.get("normalize") or a.share)) * (self.history[a.version] + a.update - self.x)
         if name == "Aligned":
-            return a.weight * p["rho"] * self.aligned(p, a.update)
+            ends = np.cumsum(self.sizes)[:-1]
+            parts = zip(np.split(a.update, ends), np.split(self.sign * self.optimizer.m, ends), strict=True)
+            return s * p["rho"] * np.concatenate([self.aligned(p, d, m) for d, m in parts])
         if name == "Trail":
-            self.sum, self.held = self.sum + a.weight * a.update, [*self.held, a]
+            self.sum, self.held = self.sum + s * a.update, [*self.held, a]
             if len(self.held) < p["size"]:
                 return "wait"
-            u, self.sum, self.held = self.sum / p["size"], 0.25 * a.weight * a.update, []
+            u, self.sum, self.held = self.sum / p["size"], 0.25 * s * a.update, []
             return u
-        if name in MEANS:
+        if name in ROUNDS:
             return self.buffered(a)
         if name == "Calibrated":
             return self.calibrated(p, a)
+        warm = p["warmup"] == "partial" or len(self.shares) == p["num_clients"]
+        self.shares[a.client] = a.share
         if name == "Differences":
-            self.sum, self.shares[a.client] = self.sum + a.update, 1.0
-            return "wait" if self.waits() else self.sum / len(self.shares)
-        warm = p["warmup"] == "partial" or len(self.rows) == p["num_clients"]
-        self.rows[a.client], self.shares[a.client] = self.store(a.client, a.weight * a.update), a.share
+            self.sum = self.sum + a.update
+        else:
+            self.rows[a.client] = self.store(a.client, s * a.update)
         if p.get("freshness") == "gradient":
             self.start[a.client] = a.version
+        if p["warmup"] == "full" and len(self.shares) < p["num_clients"]:
+            return "wait"
+        if name == "Differences":
+            return self.sum / len(self.shares)
         fresh = [i for i in self.rows if not warm or self.version - self.start[i] <= p.get("max_delay", math.inf)]
-        if self.waits() or not fresh:
-            return "wait" if self.waits() else "idle"
-        return sum(self.shares[i] * self.rows[i] for i in fresh) / sum(self.shares[i] for i in fresh)  # type: ignore[return-value]
+        total = np.sum([self.shares[i] * self.rows[i] for i in fresh], axis=0)
+        return total / sum(self.shares[i] for i in fresh) if fresh else "idle"  # type: ignore[no-any-return]
 
-    def waits(self) -> bool:
-        return self.direction["warmup"] == "full" and len(self.shares) < self.direction["num_clients"]
-
-    def aligned(self, p: Part, u: Vector) -> Vector:
-        turned, ends = u.copy(), np.cumsum(self.sizes)
-        for begin, end in zip(ends - self.sizes, ends, strict=True):
-            d, m = u[begin:end], self.sign * self.optimizer.m[begin:end]
-            length, of_m = float(np.linalg.norm(d)), float(np.linalg.norm(m))
-            if length < p["eps"] or of_m < p["eps"]:
-                continue
-            c, conf = float(d @ m) / (length * of_m), length / (length + p["kappa"] * of_m + p["eps"])
-            self.fragile |= min(abs(c), abs(c - p["c_ok"])) < 1e-5
-            if c < 0:
-                turned[begin:end] = d - min(-p["k_s"] * c * conf, p["beta_max"]) * c * length * m / of_m
-            elif c < p["c_ok"]:
-                l = min(p["k_d"] * (1 - c) * conf, 1.0)  # noqa: E741
-                mixed = (1 - l) * d / length + l * m / of_m
-                turned[begin:end] = length * mixed / np.linalg.norm(mixed)
-        return turned
+    def aligned(self, p: Part, d: Vector, m: Vector) -> Vector:
+        length, of_m = float(np.linalg.norm(d)), float(np.linalg.norm(m))
+        if min(length, of_m) < p["eps"]:
+            return d
+        c, conf = float(d @ m) / (length * of_m), length / (length + p["kappa"] * of_m + p["eps"])
+        self.fragile |= min(abs(c), abs(c - p["c_ok"])) < 1e-5
+        if c >= p["c_ok"]:
+            return d
+        if c < 0:
+            return d - min(-p["k_s"] * c * conf, p["beta_max"]) * c * length * m / of_m
+        turn = min(p["k_d"] * (1 - c) * conf, 1.0)
+        u = (1 - turn) * d / length + turn * m / of_m
+        return length * u / np.linalg.norm(u)  # type: ignore[no-any-return]
 
     def buffered(self, a: Answer) -> Vector | str:
-        if self.direction["name"] == "CosineBuffer":
+        if self.name == "CosineBuffer":
             moved = self.x - self.history[a.version]
-            product = float(np.linalg.norm(moved) * np.linalg.norm(a.update))
-            cosine = float(moved @ a.update) / product if product else 0.0
-            a.share *= max(cosine, 0.1) if a.delay else 1.0
+            lengths = float(np.linalg.norm(moved) * np.linalg.norm(a.update)) or 1.0
+            a.share *= max(float(moved @ a.update) / lengths, 0.1) if a.delay else 1.0
             self.change = self.change + (0.0 if a.control is None else a.share * a.control)
         self.held = [*self.held, a]
-        size = self.direction["size"]
-        if size is None or sum(a.count for a in self.held) < size:
-            return "wait"
-        return self.mean()
+        return "wait" if self.count() < (self.direction["size"] or math.inf) else self.mean()
 
     def mean(self) -> Vector | str:
         """What the buffer becomes."""
-        p, held = self.direction, self.held
+        held = self.held
         if self.settings.get("deterministic"):
             held = sorted(held, key=lambda a: (isinstance(a.client, str), a.client))
-        if p["name"] == "Robust":
-            return robust(p, np.array([a.weight * a.update for a in held]))
-        by, shares = p.get("normalize", "buffer"), sum(a.share for a in held)
-        self.control, self.change = self.control + self.change / (shares or 1.0), 0.0 * self.change
+        if self.name == "Robust":
+            return robust(self.direction, np.array([a.weight * a.update for a in held]))
+        by, shares = self.direction.get("normalize", "buffer"), sum(a.share for a in held)
         weights = sum(a.share * a.weight for a in held)
-        if (weights if by == "weights" else shares) == 0:
-            return "idle"
-        divisor = {"buffer": shares, "weights": weights}.get(by, by)
-        return np.sum([a.share * a.weight * a.update for a in held], axis=0) / divisor  # type: ignore[no-any-return]
+        self.control, self.change = self.control + self.change / (shares or 1.0), 0.0 * self.change
+        total = np.sum([a.share * a.weight * a.update for a in held], axis=0)
+        idle = (weights if by == "weights" else shares) == 0
+        return "idle" if idle else total / {"buffer": shares, "weights": weights}.get(by, by)
 
     def calibrated(self, p: Part, a: Answer) -> Vector | str:
-        zero, n = np.zeros(len(self.x)), p["num_clients"]
-        old = self.before if p["repeat"] == "start" else self.rows
-        self.sum = self.sum + a.share * (a.weight * a.update - old.get(a.client, zero))
-        row = self.store(a.client, a.weight * a.update)
-        self.rows, self.held = {**self.rows, a.client: row}, [*self.held, a]
+        old = (self.before if p["repeat"] == "start" else self.rows).get(a.client, 0.0)
+        self.sum = self.sum + a.share * (a.weight * a.update - old)
+        self.rows = {**self.rows, a.client: self.store(a.client, a.weight * a.update)}
+        self.held = [*self.held, a]
         if len(self.held) < p["size"]:
             return "wait"
-        distinct = {a.client: a.share for a in self.held}.values()
-        divisor = sum(distinct) if p["repeat"] == "start" else sum(a.share for a in self.held)
-        u = sum(self.before.values(), zero) / n + self.sum / divisor
-        self.before, self.sum = self.rows, zero
+        shares = [*{a.client: a.share for a in self.held}.values()]
+        divisor = sum(shares if p["repeat"] == "start" else [a.share for a in self.held])
+        u = sum(self.before.values(), 0 * self.x) / p["num_clients"] + self.sum / divisor
+        self.before, self.sum = self.rows, 0 * self.x
         return u
 
     # -- steps
@@ -432,28 +349,24 @@ class Model:
     def step(self, u: Vector, delays: list[int] | None = None) -> tuple[float, bool]:
         rate = rate_of(self.staleness, self.lr, delays or [self.version - a.version for a in self.held])
         self.x = self.optimizer.step(self.x, self.sign * u, rate)
-        applied = rate != 0 or self.lr == 0
-        self.advance(applied)
-        return rate, applied
+        self.advance(rate != 0 or self.lr == 0)
+        return rate, rate != 0 or self.lr == 0
 
     def advance(self, applied: bool) -> None:
         """The next version. Running statistics follow a step; those that came with none are dropped."""
         if applied and self.reported:
             values, counters, shares = zip(*self.reported, strict=True)
-            how = self.settings["buffers"]
-            weights = shares if how == "weighted" else [float(how == "mean")] * (len(shares) - 1) + [1.0]
+            last = [0.0] * (len(shares) - 1) + [1.0]
+            weights = {"weighted": shares, "latest": last}.get(self.settings["buffers"])
             self.statistics = np.average(values, axis=0, weights=weights), max(counters)
         self.reported, self.version, self.since = [], self.version + 1, math.inf
-        self.held = [] if self.direction["name"] != "Trail" else self.held
+        self.held = self.held if self.name == "Trail" else []
         self.history.append(self.x)
 
     def close_round(self, *, if_due: bool = False) -> float | None:
         """The learning rate of the step; None if there was none."""
-        name = self.direction["name"]
-        due = self.time - self.since >= (self.direction.get("grace") or 0.0)
-        if name not in MEANS or name == "CosineBuffer" or not self.held or (if_due and not due):
+        is_due = self.time - self.since >= (self.direction.get("grace") or 0.0)
+        if self.name not in ROUNDS or self.name == "CosineBuffer" or not self.held or (if_due and not is_due):
             return None
         u = self.mean()
-        if isinstance(u, str):
-            return self.advance(False)
-        return self.step(u)[0]
+        return self.advance(False) if isinstance(u, str) else self.step(u)[0]
