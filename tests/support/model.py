@@ -161,7 +161,7 @@ class Model(Book):
         self.sign = -1.0 if direction["kind"] == "gradient" else 1.0
         self.history, self.since = [self.x], math.inf  # since when a round has enough
         self.local_steps, self.taken_part = dict[Any, int](), dict[Any, int]()
-        self.held, self.statistics, self.reported = list[Answer](), statistics, list[tuple[Vector, int, float]]()
+        self.held, self.statistics, self.reported = list[Answer](), statistics, list[tuple[Any, Vector, int, float]]()
         self.rows, self.shares, self.start = dict[Any, Vector](), dict[Any, float](), dict[Any, int]()
         self.before = self.rows  # at the start of the round
         self.sum, self.control, self.change = 0 * self.x, 0 * self.x, 0 * self.x
@@ -220,7 +220,7 @@ class Model(Book):
         answer.weight = weight
         along = self.add(answer, weight)
         if buffers is not None and self.settings.get("buffers") != "keep" and answer.share:
-            self.reported.append((*buffers, answer.share))
+            self.reported.append((client, *buffers, answer.share))
         if isinstance(along, str):
             if along == "idle":
                 self.advance(False)
@@ -233,6 +233,11 @@ class Model(Book):
 
     def count(self) -> int:
         return sum(a.count for a in self.held)
+
+    def ordered(self, held: list[Any], client: Callable[[Any], Any]) -> list[Any]:
+        """As they came, or by the ids of their clients."""
+        by_id = self.settings.get("deterministic")
+        return sorted(held, key=lambda one: (isinstance(client(one), str), client(one))) if by_id else held
 
     def clipped(self, u: Vector) -> Vector:
         return u * min(1.0, (self.settings.get("clip_norm") or math.inf) / (float(np.linalg.norm(u)) or 1.0))
@@ -319,9 +324,7 @@ class Model(Book):
 
     def mean(self) -> Vector | str:
         """What the buffer becomes."""
-        held = self.held
-        if self.settings.get("deterministic"):
-            held = sorted(held, key=lambda a: (isinstance(a.client, str), a.client))
+        held = self.ordered(self.held, lambda a: a.client)
         if self.name == "Robust":
             return robust(self.direction, np.array([a.weight * a.update for a in held]))
         by, shares = self.direction.get("normalize", "buffer"), sum(a.share for a in held)
@@ -355,7 +358,7 @@ class Model(Book):
     def advance(self, applied: bool) -> None:
         """The next version. Running statistics follow a step; those that came with none are dropped."""
         if applied and self.reported:
-            values, counters, shares = zip(*self.reported, strict=True)
+            _, values, counters, shares = zip(*self.ordered(self.reported, lambda one: one[0]), strict=True)
             last = [0.0] * (len(shares) - 1) + [1.0]
             weights = {"weighted": shares, "latest": last}.get(self.settings["buffers"])
             self.statistics = np.average(values, axis=0, weights=weights), max(counters)
