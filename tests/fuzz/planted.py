@@ -23,16 +23,14 @@ def defect(plant: Callable[[Patch], None]) -> None:
 def _made_with(patch: Patch, change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]) -> None:
     """Make servers of other parts than their models: a direction, an optimizer and settings are changed."""
 
-    class Other(fastagg.Server):
-        def __init__(
-            self, params: Any, direction: Any = None, optimizer: Any = None, staleness: Any = None, **settings: Any
-        ):
-            if isinstance(direction, dict):
-                direction, optimizer = dict(direction), dict(optimizer)
-                change(direction, optimizer, settings)
-            super().__init__(params, direction, optimizer, staleness, **settings)
+    whole = beside.server_of
 
-    patch(beside.fastagg, "Server", Other)
+    def server_of(params: Any, direction: Any, optimizer: Any, staleness: Any, settings: Any) -> fastagg.Server:
+        parts = dict(direction), dict(optimizer), dict(settings)
+        change(*parts)
+        return whole(params, parts[0], parts[1], staleness, parts[2])
+
+    patch(beside, "server_of", server_of)
 
 
 # -- in the server

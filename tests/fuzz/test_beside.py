@@ -62,7 +62,8 @@ def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -
     for number, values in enumerate(drawn.servers(SEED, COUNT)):
         try:
             run(SEED, number, values)
-        except Wrong:
+        except Wrong as error:
+            assert isinstance(error.__cause__, Wrong), error
             print(f"{name}: server {number}")
             return
     raise AssertionError("it was not found")

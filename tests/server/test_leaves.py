@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import oracle
 
 import fastagg
 from fastagg.rules.directions.buffer import Cohort
@@ -62,39 +61,6 @@ def test_every_update_of_a_partial_has_the_delay_of_its_version() -> None:
     assert root.state_dict()["direction"]["versions"] == [0, 0]
     root.dispatch(1)
     assert root.receive(1, updates(1)[0]).step_size == pytest.approx(0.5 / 4)
-
-
-@pytest.mark.parametrize("overflow", ["take", "close"])
-@pytest.mark.parametrize("size", [100, 8, 12, 20, 3, 1])
-def test_sums_that_do_not_divide_a_buffer_are_all_taken(size: int, overflow: Any) -> None:
-    """Sums of 1 to 5 updates, at random versions, against the oracle; also after a restart, and with a smaller M."""
-    draw = random.Random(size)
-    server = fastagg.Server(torch.zeros(50), fastagg.Buffer(size, overflow=overflow), fastagg.AMSGrad(0.01))
-    direction = oracle.Buffer(size, overflow)
-    same = oracle.Composed(np.zeros(50), direction, oracle.AMSGrad(0.01))
-    generator, taken = torch.Generator().manual_seed(1), 0
-    sent: dict[int, int] = {}
-    for _ in range(200):
-        leaf = draw.randrange(6)
-        if leaf not in sent:
-            sent[leaf] = server.dispatch(leaf).version
-            assert sent[leaf] == same.dispatch(leaf)
-            continue
-        version = sent.pop(leaf)
-        count = draw.choice([1, 2, 3, 4, 5])
-        total = torch.randn(50, generator=generator)
-        receipt = server.receive_partial(leaf, fastagg.Partial(total, count, float(count)), version)
-        expected = same.receive(leaf, total.double().numpy() / count, version, num_samples=count, count=count)
-        assert (receipt.applied, receipt.version, receipt.delay) == (
-            expected["applied"], expected["version"], expected["delay"],
-        )  # fmt: skip
-        taken += count
-        if taken % 7 == 0:  # a restart
-            fresh = fastagg.Server(torch.zeros(50), fastagg.Buffer(size, overflow=overflow), fastagg.AMSGrad(0.01))
-            fresh.load_state_dict(server.state_dict())
-            server = fresh
-        np.testing.assert_allclose(server.flat.numpy(), same.x, rtol=0, atol=1e-5)
-    assert server.version > 0 and taken > 200
 
 
 def test_a_sum_that_is_refused_does_not_close_the_buffer() -> None:
