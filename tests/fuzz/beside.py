@@ -1,4 +1,5 @@
-"""A server beside its float64 model: the same events, and after each of them the same version, model and receipt.
+"""A server beside its float64 model: the same events, and after each of them the same version, model and receipt. And
+beside a plain server in memory, which gets every answer by `receive`, one at a time: that one has the same bits.
 
 What a server rounds at random (rows, moments in 8 bits, a model in bf16) is read back, compared with what was to be
 rounded, and goes on in the model.
@@ -8,13 +9,15 @@ import copy
 import math
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from support import inside
+from support.bits import digest
 from support.book import Refused, Task, Vector
 from support.lossy import LossyDisk
 from support.model import Buffers, Model, Receipt
@@ -23,10 +26,10 @@ from support.reference import moments
 
 import fastagg
 from fastagg.durable.opening import open_on
-from fuzz.drawn import EIGHT_BIT, FORMATS, HALVES, ROWS, Values, routes_of
+from fuzz.drawn import EIGHT_BIT, FORMATS, HALVES, ROWS, Values, is_own, routes_of
 
 LEASE, GRACE, CLIENTS = 1e6, 1e5, 4
-SHAPES = {"few": {"a": (3, 4), "b": (5,), "c": ()}, "many": {"a": (90, 91), "b": (9,), "c": ()}}
+SIZES = {"few": (1, 2, 3, 7, 17, 18, 18, 41, 255, 257), "many": (1025, 4097, 8200)}  # around the widths of loops
 IDS = {"numbers": list(range(CLIENTS)), "any": [7, -3, 2**62, "ann"], "text": ["ann", "bob", "c/ü", "d" * 200]}
 ROUNDING = {"bf16": 2.0**-7, "int8": 1.02 / 127, "int4": 1.02 / 7}  # relative to the largest of a block
 STATISTICS = "bn.running_mean", "bn.num_batches_tracked"
@@ -41,10 +44,11 @@ class Ended(Exception):
 
 
 class Sent(NamedTuple):
-    """A task, as the server's and as the model's."""
+    """A task, as the server's, the model's and the plain server's."""
 
     task: fastagg.Dispatch
     model: Task
+    plain: fastagg.Dispatch
 
 
 def parts_of(
@@ -83,10 +87,11 @@ def parts_of(
         optimizer |= {"weight_decay": 0.125, "decoupled_weight_decay": values["decay"] == "decoupled"}
     policy = values["staleness"]
     staleness = {
-        "Hinge": {"a": 0.7, "b": draw.choice((0.0, 1.0))}, "Polynomial": {"a": 0.5}, "CosineGate": {"alpha": 0.1, "cutoff": 3.0},
+        "Hinge": {"a": 0.7, "b": draw.choice((0.0, 1.0))}, "Polynomial": {"a": 0.5},
+        "CosineGate": {"alpha": 0.1, "cutoff": 3.0},
         "Cutoff": {"delay": 2}, "HalfLife": {"versions": 2.0, "most": 1},
-        "Euclidean": {"lam": 0.8, "eps": 1.0, "gamma_bar": 1.3, "kappa": 1.7, "local_steps": 5, "gamma_max": draw.choice((None, 0.8)),
-                      "max_local_steps": draw.choice((None, 6))},
+        "Euclidean": {"lam": 0.8, "eps": 1.0, "gamma_bar": 1.3, "kappa": 1.7, "local_steps": 5,
+                      "gamma_max": draw.choice((None, 0.8)), "max_local_steps": draw.choice((None, 6))},
     }.get(policy, {"rule": policy, "threshold": draw.choice((0, 1))} if policy.islower() else {})  # fmt: skip
     staleness |= {"lipschitz": 1.7} if policy == "lipschitz" else {}
     settings: dict[str, Any] = {
@@ -132,15 +137,16 @@ class Beside:
     def __init__(self, values: Values, seed: object) -> None:
         self.values, self.draw = values, random.Random(f"{seed}")
         self.rng = np.random.default_rng(self.draw.getrandbits(63))
-        self.shapes = SHAPES[values["elements"]]
-        self.size = sum(math.prod(shape) for shape in self.shapes.values())
+        self.size = self.draw.choice(SIZES[values["elements"]])
+        last = self.size // 3
+        self.shapes: dict[str, Any] = {"a": (self.size - last,), **({"b": (last, 1)} if last else {})}
         self.ids = IDS[values["clients"]]
         direction, optimizer, staleness, settings = self.described = parts_of(values, self.draw)
         x = torch.from_numpy(self.numbers())
         self.params = self.formed(x, (np.zeros(3), 2))
         self.make = lambda: server_of(self.params, direction, optimizer, staleness, settings)
         self.disk: LossyDisk | None = None
-        self.server = self.opened()
+        self.server, self.plain = self.opened(), self.make()
         statistics = (np.zeros(3), 2) if values["form"] == "names" else None
         sizes = [self.size] if values["form"] == "flat" else [math.prod(shape) for shape in self.shapes.values()]
         self.model = Model(
@@ -158,6 +164,7 @@ class Beside:
         each = ("chunks", "encoded chunks", "many", "models", "differences", "http")
         self.all_routes = [route for route in routes_of(values) if route not in each]
         self.app: tuple[fastagg.Server, Any] | None = None
+        self.held: list[tuple[Any, str]] = []  # what was handed out, and its digest then
 
     # -- what is sent
 
@@ -220,6 +227,8 @@ class Beside:
             if self.values["direction"] == "Calibrated":
                 native = state.native.state()
                 slots = {**dict(native["slots"]), **{one: at for one, at, _ in native["fresh"]}}
+                if client not in slots:
+                    raise Wrong(f"client {client} has no row")
                 slot = slots[client]
             kept = inside.row_in(state.cache, slot).double().numpy()
             most = np.abs(row) if self.values["cache"] == "bf16" else np.abs(row).max()
@@ -264,6 +273,8 @@ class Beside:
             self.near("the control variate", server.control.double().numpy(), model.control, 0 * before)
         if self.values["form"] == "names":
             state = server.parameters()
+            if not torch.equal(torch.cat([state[name].reshape(-1) for name in self.shapes]), server.flat.float()):
+                raise Wrong("parameters() is not the version that flat is")
             values, counter = model.statistics or (np.zeros(3), 0)
             if (
                 self.values["direction"] == "Trail" and self.values["buffers"] == "weighted"
@@ -295,16 +306,20 @@ class Beside:
         if not agrees or any(not abs(one - other) <= 2e-6 * abs(other) + 1e-9 for one, other in pairs):
             raise Wrong(f"the receipt is {told}, and the model's {wanted}")
 
-    def both(self, call: Callable[[], Any], on_model: Callable[[], Any], careful: bool = False) -> tuple[Any, Any]:
-        """Call the server, then the model. They refuse the same, and a refusal changes nothing."""
+    def both(
+        self, call: Callable[[], Any], on_model: Callable[[], Any], on_plain: Callable[[], Any], careful: bool = False
+    ) -> tuple[Any, Any]:
+        """Call the server, the plain one, then the model. They refuse the same, and a refusal changes nothing."""
         careful, x = careful or self.draw.random() < 0.2, self.model.x
         before = self.server.state_dict() if careful else None
         try:
-            found, error = call(), ""
+            with self.other_defaults():
+                found, error = call(), ""
         except fastagg.FastaggError as refused:
             found, error = None, type(refused).__name__
             if before is not None and not same(before, self.server.state_dict()):
                 raise Wrong(f"refused ({refused}), and something has changed") from refused
+        self.is_plain(found, error, on_plain)
         try:
             wanted, refusal = on_model(), ""
         except Refused as refused:
@@ -318,22 +333,65 @@ class Beside:
         self.compare(x)
         return found, wanted
 
+    def is_plain(self, found: Any, error: str, call: Callable[[], Any]) -> None:
+        """The plain server has the same outcome and the same bits."""
+        try:
+            plain, refusal = call(), ""
+        except fastagg.FastaggError as refused:
+            plain, refusal = None, type(refused).__name__
+        for one, other in zip(found, plain, strict=True) if isinstance(found, list) else [(found, plain)]:
+            told = [
+                repr((r.applied, r.version, r.delay, r.step_size, r.weight)) if isinstance(r, fastagg.Receipt)
+                else type(r).__name__ for r in (one, other)
+            ]  # fmt: skip
+            if told[0] != told[1]:
+                raise Wrong(f"the outcome is {told[0]}, and without routes and restarts {told[1]}")
+        if error != refusal or self.server.version != self.plain.version:
+            raise Wrong(f"{error or found!r}, and without routes and restarts {refusal or plain!r}")
+        if not torch.equal(self.server.flat, self.plain.flat):
+            raise Wrong(f"{self.server.flat}, and without routes and restarts {self.plain.flat}")
+
+    @contextmanager
+    def other_defaults(self) -> Iterator[None]:
+        """Another process's, if no Python of a user's own relies on them."""
+        kept, threads = torch.get_default_dtype(), fastagg.get_num_threads()
+        if self.draw.random() < 0.3 and not is_own(self.values):
+            torch.set_default_dtype(self.draw.choice([torch.float64, torch.bfloat16]))
+            fastagg.set_num_threads(self.draw.choice([1, 2, 3]))
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(kept)
+            fastagg.set_num_threads(threads)
+
+    def hold(self, *values: Any) -> None:
+        """What is handed out never changes."""
+        self.held += [(value, digest(value)) for value in values]
+
     # -- events
+
+    def everywhere(self, act: Callable[[Any], Any], careful: bool = False) -> tuple[Any, Any]:
+        """The same call of both servers and the model."""
+        return self.both(lambda: act(self.server), lambda: act(self.model), lambda: act(self.plain), careful)
 
     def due(self) -> None:
         """A round that is due ends now: what is refused later then changes nothing."""
-        self.both(lambda: self.server.close_round(if_due=True), lambda: self.model.close_round(if_due=True))
+        self.everywhere(lambda server: server.close_round(if_due=True))
 
     def dispatch(self, client: Any = None) -> Sent | None:
         client = self.draw.choice(self.ids) if client is None else client
         self.due()
         if self.values["lease"] or self.values.get("max_delay") is not None:
-            self.server.expire(), self.model.expire()
+            self.everywhere(lambda server: server.expire())
         how: Any = {"format": self.draw.choice((None, self.values.get("download")))}
         if "http" in self.values["routes"] and self.model.has_room(client) and self.draw.random() < 0.5:
             how = {}
             self.http("GET", f"/task/{client}?part=0")
-        task, model = self.both(lambda: self.server.dispatch(client, **how), lambda: self.model.dispatch(client))
+        plain: list[fastagg.Dispatch] = []
+        task, model = self.both(
+            lambda: self.server.dispatch(client, **how), lambda: self.model.dispatch(client),
+            lambda: plain.append(self.plain.dispatch(client, **how)) or plain[0],  # type: ignore[func-returns-value]
+        )  # fmt: skip
         if task is None:
             return None
         flat, most = task.flat.double().numpy(), np.abs(model.sent).max()
@@ -343,7 +401,9 @@ class Beside:
         model.sent = flat
         if task.local_steps != model.local_steps:
             raise Wrong(f"{task.local_steps} local steps, and the model's {model.local_steps}")
-        self.sent = [*self.sent[-7:], Sent(task, model)]
+        self.sent = [*self.sent[-7:], Sent(task, model, plain[0])]
+        if self.draw.random() < 0.1:
+            self.hold(task.params, self.server.flat, self.server.parameters())
         return self.sent[-1]
 
     def http(self, method: str, path: str, **more: Any) -> Any:
@@ -366,12 +426,13 @@ class Beside:
             return self.dispatch()
         return self.draw.choice(open_ones)
 
-    def named(self, one: Sent) -> tuple[dict[str, Any], dict[str, Any]]:
-        """How an answer says which task it is of."""
+    def named(self, one: Sent) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """How an answer says which task it is of: to the server, the model and the plain server."""
         how = self.draw.randrange(3)
         if how == 0:
-            return {"task": one.task.id}, {"task": one.model}
-        return ({}, {}) if how == 1 else ({"version": one.task.version}, {"version": one.task.version})
+            return {"task": one.task.id}, {"task": one.model}, {"task": one.plain.id}
+        version = {} if how == 1 else {"version": one.task.version}
+        return version, version, version
 
     def made(self, one: Sent, route: str) -> Made:
         """An answer to a task, and what the model is to receive."""
@@ -418,7 +479,7 @@ class Beside:
                 route, route
             ),
         )
-        client, (named, by), server = one.task.client, self.named(one), self.server
+        client, (named, by, plainly), server = one.task.client, self.named(one), self.server
         self.did.append(
             f"answer by {route}, client {client!r}, version {one.task.version}, samples {made.samples}, {named}"
         )
@@ -436,14 +497,23 @@ class Beside:
                 return server.receive_model(one.task, made.update, made.samples, difference=route == "difference")
             return server.receive(client, made.update, num_samples=made.samples, **named, **more)
 
-        by = {"task": one.model} if route in ("model", "difference") else by
+        if route in ("model", "difference"):
+            by, plainly = {"task": one.model}, {"task": one.plain.id}
         found, wanted = self.both(
             call,
             lambda: self.model.receive(
                 client, made.updates, control=control, buffers=made.statistics, is_sum=made.is_sum, **by),
+            lambda: self.received(one, made, **plainly, **more),
         )  # fmt: skip
         if found is not None:
             self.same_receipt(found, wanted, made.is_measured)
+
+    def received(self, one: Sent, made: Made, **how: Any) -> fastagg.Receipt:
+        """The answer as the plain server gets it."""
+        if made.is_sum:
+            return self.plain.receive_partial(one.task.client, made.update, **how)
+        update = one.plain.delta(made.update) if made.kind == "model" else made.update
+        return self.plain.receive(one.task.client, update, num_samples=made.samples, **how)
 
     def many(self, route: str) -> None:
         """Several answers in a call: each has the outcome that it has in the model."""
@@ -455,9 +525,8 @@ class Beside:
             if (one := self.chosen()) is not None and not one.model.end:
                 kind = self.draw.choice(among or (*self.all_routes, "bad"))
                 sent.setdefault(one.task.client, (one, self.made(one, kind)))
-        self.did.append(
-            f"{route}: {[(one.task.client, one.task.version, made.kind, made.samples, made.error) for one, made in sent.values()]}"
-        )
+        told = [(one.task.client, one.task.version, made.kind, made.samples, made.error) for one, made in sent.values()]
+        self.did.append(f"{route}: {told}")
         answers = [
             fastagg.Answer(one.task.client, made.update, one.task.version, made.samples, kind=made.kind,
                            sent=one.task if made.kind == "model" else None, measures=self.draw.random() < 0.5)
@@ -467,7 +536,16 @@ class Beside:
         def on_model() -> list[Any]:
             return [self.outcome(one, made) for one, made in sent.values()]
 
-        found, wanted = self.both(lambda: self.server.receive_many(answers), on_model)
+        def plainly() -> list[Any]:
+            outcomes: list[Any] = []
+            for one, made in sent.values():
+                try:
+                    outcomes.append(self.received(one, made, version=one.task.version))
+                except fastagg.FastaggError as error:
+                    outcomes.append(error)
+            return outcomes
+
+        found, wanted = self.both(lambda: self.server.receive_many(answers), on_model, plainly)
         for outcome, other in zip(found, wanted, strict=True):
             if isinstance(other, Receipt) and isinstance(outcome, fastagg.Receipt):
                 self.same_receipt(outcome, other, False)
@@ -492,6 +570,8 @@ class Beside:
             step = max(7, len(data) // 3)
             for at in range(0, len(data), step):
                 upload.write(data[at : at + step])
+                if self.disk is not None and self.draw.random() < 0.1:
+                    self.server.checkpoint()
         receipt: fastagg.Receipt = upload.receipt
         return receipt
 
@@ -514,7 +594,10 @@ class Beside:
         was = one.model.end
         if was == "AlreadyCounted":
             return
-        _, wanted = self.both(post, lambda: self.model.receive(one.task.client, [(u, samples)], task=one.model))
+        _, wanted = self.both(
+            post, lambda: self.model.receive(one.task.client, [(u, samples)], task=one.model),
+            lambda: self.plain.receive(one.task.client, sent, num_samples=samples, task=one.plain.id) and None,
+        )  # fmt: skip
         if wanted is not None and answers[0].json() != {"version": wanted.version, "applied": wanted.applied}:
             raise Wrong(f"{answers[0].json()}, and the model's {wanted}")
 
@@ -533,12 +616,14 @@ class Beside:
         samples = self.samples()
 
         def on_model() -> None:
-            self.model.answered(one.task.client, one.task.version)
+            if error == "NonFiniteUpdate":  # what an update is, is seen before whose it is
+                self.model.answered(one.task.client, one.task.version)
             raise Refused(error)
 
-        early = {"ShapeMismatch", "DTypeMismatch"}  # what an update is, is seen before whose it is
-        on_model = on_model if error not in early else lambda: (_ for _ in ()).throw(Refused(error))  # type: ignore[assignment]
-        self.both(lambda: self.server.receive(one.task.client, what, one.task.version, samples), on_model, True)
+        def of(server: fastagg.Server) -> Callable[[], Any]:
+            return lambda: server.receive(one.task.client, what, one.task.version, samples)
+
+        self.both(of(self.server), on_model, of(self.plain), True)
 
     def again(self) -> None:
         """An answer that came already, or whose task is over, or of a client that is not there."""
@@ -547,16 +632,15 @@ class Beside:
             one = self.draw.choice(ended)
             self.due()
             sent, u, _ = self.update("flat")
-            samples, (named, by) = self.samples(), self.named(one)
-            if not named:
-                named, by = {"task": one.task.id}, {"task": one.model}
+            client, samples, (named, by, plainly) = one.task.client, self.samples(), self.named(one)
             self.both(
-                lambda: self.server.receive(one.task.client, sent, num_samples=samples, **named),
-                lambda: self.model.receive(one.task.client, [(u, samples)], **by), True,
+                lambda: self.server.receive(client, sent, num_samples=samples, **named),
+                lambda: self.model.receive(client, [(u, samples)], **by),
+                lambda: self.plain.receive(client, sent, num_samples=samples, **plainly), True,
             )  # fmt: skip
 
     def close(self) -> None:
-        found, wanted = self.both(self.server.close_round, self.model.close_round)
+        found, wanted = self.everywhere(lambda server: server.close_round())
         if (found is None) != (wanted is None) or (found and abs(found - wanted) > 1e-6 * wanted):
             raise Wrong(f"close_round() is {found}, and the model's {wanted}")
 
@@ -564,25 +648,25 @@ class Beside:
         client = self.draw.choice(self.ids)
         owed = [task.version for task in self.model.owed(client)]
         version = self.draw.choice((None, None, *owed, 99))
-        self.both(lambda: self.server.forget(client, version), lambda: self.model.forget(client, version))
+        self.everywhere(lambda server: server.forget(client, version), True)
 
     def expire(self) -> None:
         before = self.draw.choice((0, self.model.version, max(0, self.model.version - 1)))
-        found, wanted = self.both(lambda: self.server.expire(before), lambda: self.model.expire(before))
+        found, wanted = self.everywhere(lambda server: server.expire(before))
         if found != wanted:
             raise Wrong(f"{found} tasks ended, and the model's {wanted}")
 
     def rate(self) -> None:
         rate = self.draw.choice((0.05, 0.3, 0.8, 0.0))
-        self.server.lr = self.model.lr = rate
-        self.both(lambda: None, lambda: None)
+        self.everywhere(lambda server: setattr(server, "lr", rate))
 
     def time(self) -> None:
         seconds = self.draw.choice((2 * GRACE, 2 * LEASE))
         inside.pass_time(self.server, seconds)
+        inside.pass_time(self.plain, seconds)
         self.model.time += seconds
         self.due()
-        self.server.expire(), self.model.expire()
+        self.everywhere(lambda server: server.expire())
 
     def hand_on(self) -> None:
         if (one := self.chosen()) is None:
@@ -594,10 +678,14 @@ class Beside:
             self.model.find(one.task.client, one.task.version)
             return self.model.dispatch(client, one.task.version)
 
-        task, model = self.both(lambda: self.server.hand_on(one.task, client), on_model)
+        plain: list[fastagg.Dispatch] = []
+        task, model = self.both(
+            lambda: self.server.hand_on(one.task, client), on_model,
+            lambda: plain.append(self.plain.hand_on(one.plain, client)) or plain[0],  # type: ignore[func-returns-value]
+        )  # fmt: skip
         if task is not None:
             model.sent = one.model.sent
-            self.sent.append(Sent(task, model))
+            self.sent.append(Sent(task, model, plain[0]))
 
     # -- states
 
@@ -618,6 +706,8 @@ class Beside:
         if self.disk is None or server.__dict__.get("_log") is not None:
             self.server, self.seen = server, server.version
             self.model.restart()
+            if self.values["lease"] or self.values.get("grace"):  # their time begins anew with a state that is loaded
+                self.plain.load_state_dict(self.plain.state_dict())
 
     def save(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -650,7 +740,8 @@ class Beside:
         models = [one.model for one in self.sent]
         self.model.store = lambda client, row: row
         model, tasks = copy.deepcopy((self.model, models))
-        sent = [Sent(one.task, task) for one, task in zip(self.sent, tasks, strict=True)]
+        sent = [one._replace(model=task) for one, task in zip(self.sent, tasks, strict=True)]
+        plain, rate = self.plain.state_dict(), self.plain.lr
         self.kept_store()
         lost: list[Sent] = []
         for _ in range(self.draw.randrange(3)):
@@ -658,6 +749,8 @@ class Beside:
         lost = [one for one in self.sent if one.model.version > model.version]
         self.server.close()
         self.disk, self.model, self.sent = left, model, sent
+        self.plain.load_state_dict(plain)
+        self.plain.lr = rate
         self.kept_store()
         self.replaced(self.opened())
         for one in lost[:1]:
@@ -686,6 +779,9 @@ class Beside:
                 self.act(self.draw.choices(list(often), list(often.values()))[0])
         except Ended:
             pass
+        else:
+            if any(digest(value) != then for value, then in self.held):
+                raise Wrong("what was handed out has changed")
         finally:
             if self.disk is not None:
                 self.server.close()

@@ -45,7 +45,7 @@ def _policies(a: Values) -> tuple[str, ...]:
     return tuple(p for p in ("Constant", *ADAPTIVE, *weighs) if not (ahead and p == "Euclidean"))
 
 
-def _is_own(a: Values) -> bool:
+def is_own(a: Values) -> bool:
     return a["optimizer"] == "Lion" or a["direction"] == "Trail" or a["staleness"] == "Rare"
 
 
@@ -102,7 +102,8 @@ SETTINGS: dict[str, Callable[[Values], tuple[Any, ...]]] = {
     "size": _sizes,
     "grace": _one_of(False, True, where=lambda a: a["direction"] in ROUNDS and a["size"] != 1),
     "overflow": _one_of("take", "close", where=_is("direction", "Buffer")),
-    "normalize": lambda a: {"Buffer": DIVISORS, "Cohort": DIVISORS, "Mixing": ("buffer", "number")}.get(a["direction"], ()),
+    "normalize": lambda a: (
+        DIVISORS if a["direction"] in ("Buffer", "Cohort") else ("buffer", "number") if a["direction"] == "Mixing" else ()),
     "warmup": _one_of("full", "partial", where=_is("direction", "AllClients", "ActiveSet", "Differences")),
     "cache": _one_of("fp32", "bf16", "int8", "int4", where=_is("direction", *ROWS)),
     "mode": _one_of("incremental", "direct", where=_is("direction", "AllClients")),
@@ -118,10 +119,10 @@ SETTINGS: dict[str, Callable[[Values], tuple[Any, ...]]] = {
                           else "optimizer"] in ("fp32", "Nesterov") and a["direction"] not in COMPARES),
     "staleness": _policies,
     "clip_norm": _one_of(None, 2.0, where=lambda a: a["direction"] != "Differences"),
-    "weighting": lambda a: ("uniform",) if a["direction"] in ("Differences", "Robust") else ("uniform", "samples", "tokens"),
+    "weighting": lambda a: ("uniform", *(() if a["direction"] in ("Differences", "Robust") else ("samples", "tokens"))),
     "max_samples": _one_of(None, 3.0, where=_is("weighting", "samples")),
     "deterministic": _one_of(False, True, where=lambda a: a["direction"] == "Cohort" or a.get("synchronous")),
-    "model_dtype": _one_of(None, "bf16", where=lambda a: not _is_own(a) and not _compares(a)),
+    "model_dtype": _one_of(None, "bf16", where=lambda a: not is_own(a) and not _compares(a)),
     "form": _one_of("flat", "list", "names"),
     "buffers": _one_of("mean", "weighted", "latest", "keep", where=_is("form", "names")),
     "clients": lambda a: ("numbers",) if a["direction"] in (*ROWS, "Differences") else ("numbers", "any", "text"),
@@ -148,7 +149,7 @@ Seen = defaultdict[Item, set[Item]]  # which other items an item has stood besid
 
 
 def complete(draw: random.Random, seen: Seen) -> dict[str, Any]:
-    """Values for all settings that apply. Each is one with the most pairs that were not seen yet, of those before it."""
+    """Values for all settings that apply. Each is one that makes most new pairs with those before it."""
     values: dict[str, Any] = {}
     held = set[Item]()
     for name, among in SETTINGS.items():

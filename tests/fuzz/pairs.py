@@ -1,4 +1,4 @@
-"""How often the servers of a commit have each pair of settings' values: ``python -m tests.fuzz.pairs [seed] [servers]``.
+"""How often servers have each pair of settings' values: ``python -m tests.fuzz.pairs [seed] [servers]``.
 
 A cell is of two settings: in how many servers that pair of their values is which is there least often.
 """

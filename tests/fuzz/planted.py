@@ -5,11 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from support import model
 from support.model import Model, Optimizer
 
 import fastagg
+from fastagg.durable.uploads import Uploads
 from fastagg.server import engine
+from fastagg.storage import memory
 from fuzz import beside
 
 Patch = Callable[..., None]
@@ -90,6 +93,89 @@ def a_leafs_sum_counts_as_one_update(patch: Patch) -> None:
         return total._replace(updates=1, weight=1.0 if self.weighting == "uniform" else total.weight)
 
     patch(fastagg.Leaf, "take", take)
+
+
+@defect
+def what_is_handed_out_follows_the_model(patch: Patch) -> None:
+    one = torch.empty(0)
+
+    def flat(self: fastagg.Server) -> torch.Tensor:
+        return one.resize_(self.layout.size).copy_(self._engine.flat)
+
+    patch(fastagg.Server, "flat", property(flat))
+
+
+@defect
+def half_of_the_model_is_read_later(patch: Patch) -> None:
+    whole = fastagg.Server.parameters
+
+    def parameters(self: fastagg.Server) -> Any:
+        first, second = whole(self), whole(self)
+        if not isinstance(first, dict):
+            return first
+        return {name: (first if k % 2 else second)[name] for k, name in enumerate(first)}
+
+    patch(fastagg.Server, "parameters", parameters)
+
+
+@defect
+def memory_of_torchs_own_type_and_device(patch: Patch) -> None:
+    def empty(size: int, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if dtype is not torch.float32:
+            return whole(size, device, dtype)
+        return whole(2 * size).view(torch.get_default_dtype())[:size]  # room for all: this process is to live
+
+    whole = memory.empty
+    patch(memory, "empty", empty)
+
+
+@defect
+def a_checkpoint_removes_an_open_upload(patch: Patch) -> None:
+    patch(Uploads, "needed", lambda self, *_: set())
+
+
+@defect
+def several_answers_end_at_the_first_error(patch: Patch) -> None:
+    def receive_many(self: fastagg.Server, answers: Any) -> list[Any]:
+        found: list[Any] = []
+        for answer in answers:
+            found += whole(self, [answer])
+            if isinstance(found[-1], Exception):
+                return found + found[-1:] * (len(answers) - len(found))
+        return found
+
+    whole = fastagg.Server.receive_many
+    patch(fastagg.Server, "receive_many", receive_many)
+
+
+@defect
+def a_refusal_is_felt_later(patch: Patch) -> None:
+    def refused(self: fastagg.Server, error: Exception) -> None:
+        if isinstance(error, fastagg.NonFiniteUpdate) and self._log is not None:
+            self.lr = self.lr * 2
+
+    patch(fastagg.Server, "_refused", refused)
+
+
+@defect
+def what_waits_in_a_buffer_is_not_saved(patch: Patch) -> None:
+    def without(*given: Any) -> Any:
+        state = whole(*given)
+        if isinstance(state["direction"].get("acc"), torch.Tensor):
+            state["direction"]["acc"] = torch.zeros_like(state["direction"]["acc"])
+        return state
+
+    whole = engine.whole
+    patch(engine, "whole", without)
+
+
+@defect
+def samples_stay_those_of_the_answer_before(patch: Patch) -> None:
+    def receive_many(self: fastagg.Server, answers: Any) -> list[Any]:
+        return whole(self, [(*answer[:3], answers[0][3], *answer[4:]) for answer in answers])
+
+    whole = fastagg.Server.receive_many
+    patch(fastagg.Server, "receive_many", receive_many)
 
 
 # -- in the model

@@ -1,4 +1,4 @@
-"""The float64 model against numbers worked out by hand, of what no listing has; and it shares no code with the package."""
+"""The float64 model against numbers worked out by hand, which no listing has. It shares no code with the package."""
 
 import ast
 import sys

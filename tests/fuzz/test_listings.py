@@ -1,4 +1,4 @@
-"""The float64 model on random traces against line-by-line loops of the papers' pseudo-code that keep their own books."""
+"""The float64 model on random traces against line-by-line loops of the papers' pseudo-code."""
 
 from collections.abc import Callable
 from dataclasses import replace
