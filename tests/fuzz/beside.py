@@ -19,6 +19,7 @@ import torch
 from support import inside
 from support.bits import digest
 from support.book import Refused, Task, Vector
+from support.forms import FORMS, TYPES, overwrite
 from support.lossy import LossyDisk
 from support.model import Buffers, Model, Receipt
 from support.models import same
@@ -202,13 +203,19 @@ class Beside:
         flat = torch.from_numpy(self.numbers() * (self.draw.random() > 0.03))
         if route == "form" and self.values["form"] == "names" and self.draw.random() < 0.8:
             told = self.rng.standard_normal(3).astype(np.float32).astype(float), self.draw.randrange(9)
-            return self.formed(flat, told), flat.double().numpy(), told
+            return self.any_form(self.formed(flat, told), flat, told)
         if route in HALVES:
             flat = flat.half() if route == HALVES[0] else flat.bfloat16()
         if route in FORMATS:
             made = self.encoded(flat, route)
             return made, made.decode().double().numpy(), None
         return self.formed(flat) if route == "form" else flat, flat.double().numpy(), None
+
+    def any_form(self, arrays: Any, flat: torch.Tensor, told: Buffers) -> tuple[Any, Vector, Buffers]:
+        name = self.draw.choice(sorted(FORMS))
+        make, _, statistics = FORMS[name]
+        u = flat.to(TYPES.get(name, torch.float32))
+        return make(arrays), u.double().numpy(), told if statistics else None
 
     def samples(self) -> Any:
         number = self.draw.choice((0, 1, 2.5, 7, 7))
@@ -507,12 +514,15 @@ class Beside:
         )  # fmt: skip
         if found is not None:
             self.same_receipt(found, wanted, made.is_measured)
+        overwrite(made.update)
 
     def received(self, one: Sent, made: Made, **how: Any) -> fastagg.Receipt:
         """The answer as the plain server gets it."""
         if made.is_sum:
             return self.plain.receive_partial(one.task.client, made.update, **how)
         update = one.plain.delta(made.update) if made.kind == "model" else made.update
+        if isinstance(update, fastagg.Encoded) and not self.quantised:  # else it may be the row, as it is
+            update = update.decode()
         return self.plain.receive(one.task.client, update, num_samples=made.samples, **how)
 
     def many(self, route: str) -> None:
@@ -551,6 +561,8 @@ class Beside:
                 self.same_receipt(outcome, other, False)
             elif type(outcome).__name__ != other:
                 raise Wrong(f"the outcome is {outcome!r}, and the model's {other}")
+        for _, made in sent.values():
+            overwrite(made.update)
 
     def outcome(self, one: Sent, made: Made) -> Any:
         model, client, version = self.model, one.task.client, one.task.version

@@ -20,7 +20,11 @@ WEIGHS = "Hinge", "Polynomial", "CosineGate", "Cutoff", "Euclidean", "HalfLife",
 RULES = "median", "trimmed", "mean_around_median", "krum", "multi_krum", "geometric_median", "centered_clip"
 HALVES = "halves in fp16", "halves in bf16"
 SEVERAL = {"routes": 3, "events": 4}  # settings of which a server has several values at once
-DIVISORS = "buffer", "weights", "number"
+DIVISORS = {
+    "Buffer": ("buffer", "weights", "number"),
+    "Cohort": ("buffer", "weights", "number"),
+    "Mixing": ("buffer", "number"),
+}
 FORMATS = "int8", "int4", "int8-tensor", "sign", "bf16", "topk"
 
 
@@ -102,8 +106,7 @@ SETTINGS: dict[str, Callable[[Values], tuple[Any, ...]]] = {
     "size": _sizes,
     "grace": _one_of(False, True, where=lambda a: a["direction"] in ROUNDS and a["size"] != 1),
     "overflow": _one_of("take", "close", where=_is("direction", "Buffer")),
-    "normalize": lambda a: (
-        DIVISORS if a["direction"] in ("Buffer", "Cohort") else ("buffer", "number") if a["direction"] == "Mixing" else ()),
+    "normalize": lambda a: DIVISORS.get(a["direction"], ()),
     "warmup": _one_of("full", "partial", where=_is("direction", "AllClients", "ActiveSet", "Differences")),
     "cache": _one_of("fp32", "bf16", "int8", "int4", where=_is("direction", *ROWS)),
     "mode": _one_of("incremental", "direct", where=_is("direction", "AllClients")),

@@ -1,9 +1,7 @@
 """Leaves that fold for a root: the bits of one server, what counts for how much, and what is refused."""
 
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
