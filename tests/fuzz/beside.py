@@ -582,7 +582,7 @@ class Beside:
             step = max(7, len(data) // 3)
             for at in range(0, len(data), step):
                 upload.write(data[at : at + step])
-                if self.disk is not None and self.draw.random() < 0.1:
+                if self.disk is not None and self.draw.random() < 0.3:
                     self.server.checkpoint()
         receipt: fastagg.Receipt = upload.receipt
         return receipt
@@ -799,7 +799,7 @@ class Beside:
                 self.server.close()
 
 
-def run(seed: int, number: int, values: Values, events: int = 24) -> None:
+def run(seed: int, number: int, values: Values, events: int = 20) -> None:
     """Live the life of a server. AssertionError: it is not its model's."""
     beside = None
     try:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from support import model
-from support.model import Model, Optimizer
+from support.formulas import Optimizer
+from support.model import Model
 
 import fastagg
 from fastagg.durable.uploads import Uploads
@@ -106,19 +107,6 @@ def what_is_handed_out_follows_the_model(patch: Patch) -> None:
 
 
 @defect
-def half_of_the_model_is_read_later(patch: Patch) -> None:
-    whole = fastagg.Server.parameters
-
-    def parameters(self: fastagg.Server) -> Any:
-        first, second = whole(self), whole(self)
-        if not isinstance(first, dict):
-            return first
-        return {name: (first if k % 2 else second)[name] for k, name in enumerate(first)}
-
-    patch(fastagg.Server, "parameters", parameters)
-
-
-@defect
 def memory_of_torchs_own_type_and_device(patch: Patch) -> None:
     def empty(size: int, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if dtype is not torch.float32:
@@ -159,8 +147,8 @@ def a_refusal_is_felt_later(patch: Patch) -> None:
 
 @defect
 def what_waits_in_a_buffer_is_not_saved(patch: Patch) -> None:
-    def without(*given: Any) -> Any:
-        state = whole(*given)
+    def without(*given: Any, **how: Any) -> Any:
+        state = whole(*given, **how)
         if isinstance(state["direction"].get("acc"), torch.Tensor):
             state["direction"]["acc"] = torch.zeros_like(state["direction"]["acc"])
         return state

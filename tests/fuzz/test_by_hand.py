@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import book, model
-from support.model import rate_of
+from support import book, formulas, model
+from support.formulas import rate_of
 from support.traces import Driven
 
 SGD = {"name": "SGD", "lr": 1.0}
+OWN = "support.book", "support.formulas"
 
 
 def test_shares_no_code_with_the_package() -> None:
-    for path in (book.__file__, model.__file__):
+    for path in (book.__file__, formulas.__file__, model.__file__):
         for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert {name.split(".")[0] for name in names} <= {*sys.stdlib_module_names, "numpy", "support"}, path
-            assert not any(name.startswith("support.") and name != "support.book" for name in names), path
+            assert not any(name.startswith("support.") and name not in OWN for name in names), path
 
 
 def test_clipping_and_sample_weights() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from support.book import Vector
-from support.model import Answer, Model, Optimizer
+from support.formulas import Optimizer
+from support.model import Answer, Model
 
 
 class TanhNetwork:
