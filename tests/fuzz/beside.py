@@ -27,11 +27,14 @@ from support.reference import moments
 
 import fastagg
 from fastagg.durable.opening import open_on
-from fuzz.drawn import EIGHT_BIT, FORMATS, HALVES, ROWS, Values, is_own, routes_of
+from fuzz.drawn import EIGHT_BIT, FORMATS, HALVES, ROWS, Values, compares, is_own, routes_of
 
 LEASE, GRACE, CLIENTS = 1e6, 1e5, 4
 SIZES = {"few": (1, 2, 3, 7, 17, 18, 18, 41, 255, 257), "many": (1025, 4097, 8200)}  # around the widths of loops
-IDS = {"numbers": list(range(CLIENTS)), "any": [7, -3, 2**62, "ann"], "text": ["ann", "bob", "c/ü", "d" * 200]}
+IDS: dict[str, list[Any]] = {
+    "numbers": list(range(CLIENTS)), "any": [7, -1, 2**64 - 1, 2**63 - 1, -(2**63), "", "ann", "1", "é" * 256, "\0"],
+    "text": ["ann", "bob", "c/ü", "d" * 200],
+}  # fmt: skip
 ROUNDING = {"bf16": 2.0**-7, "int8": 1.02 / 127, "int4": 1.02 / 7}  # relative to the largest of a block
 STATISTICS = "bn.running_mean", "bn.num_batches_tracked"
 
@@ -141,7 +144,7 @@ class Beside:
         self.size = self.draw.choice(SIZES[values["elements"]])
         last = self.size // 3
         self.shapes: dict[str, Any] = {"a": (self.size - last,), **({"b": (last, 1)} if last else {})}
-        self.ids = IDS[values["clients"]]
+        self.ids = self.draw.sample(IDS[values["clients"]], CLIENTS)
         direction, optimizer, staleness, settings = self.described = parts_of(values, self.draw)
         x = torch.from_numpy(self.numbers())
         self.params = self.formed(x, (np.zeros(3), 2))
@@ -276,6 +279,8 @@ class Beside:
             self.seen, model.x = server.version, found
             model.history[-1] = found
             self.adopt_moments(model.optimizer.m, model.optimizer.v, model.optimizer.vhat)
+        if not (self.values["lease"] or self.values.get("max_delay") is not None):  # else tasks end when somebody looks
+            self.compare_tasks()
         if server.control is not None:
             self.near("the control variate", server.control.double().numpy(), model.control, 0 * before)
         if self.values["form"] == "names":
@@ -290,6 +295,16 @@ class Beside:
             self.near("running statistics", state[STATISTICS[0]].double().numpy(), values, values + 1)
             if int(state[STATISTICS[1]]) != counter:
                 raise Wrong(f"the counter is {state[STATISTICS[1]]}, and the model's {counter}")
+
+    def compare_tasks(self) -> None:
+        """The server knows the same clients and tasks, and keeps the versions that its rule needs for them."""
+        ledger, model = inside.engine(self.server), self.model
+        owed = {client: sorted(task.version for task in model.owed(client)) for client in model.last}
+        if ledger.known != len(model.last) or {client: sorted(ledger.owed(client)) for client in owed} != owed:
+            raise Wrong(f"it knows {ledger.known} clients; the model's owe {owed}")
+        kept = {task.version for task in model.tasks} if compares(self.values) else set()
+        if set(ledger.tasks()["versions"]) != kept:
+            raise Wrong(f"it keeps {set(ledger.tasks()['versions'])}, and needs {kept}")
 
     def near(self, what: str, found: Vector, wanted: Vector, before: Vector) -> None:
         """Nine of ten elements agree to 5 digits of the step, all to 2: a quotient of sums that cancel has no more, and
@@ -310,7 +325,7 @@ class Beside:
             told = told._replace(weight=wanted.weight, step_size=wanted.step_size)
         agrees = told[:3] == wanted[:3] and (told.step_size is None) == (wanted.step_size is None)
         pairs = (told.step_size or 0.0, wanted.step_size or 0.0), (told.weight, wanted.weight), (told.norm, wanted.norm)
-        if not agrees or any(not abs(one - other) <= 2e-6 * abs(other) + 1e-9 for one, other in pairs):
+        if not agrees or any(not abs(one - other) <= 2e-6 * (abs(other) + 1) for one, other in pairs):
             raise Wrong(f"the receipt is {told}, and the model's {wanted}")
 
     def both(
@@ -673,7 +688,7 @@ class Beside:
         self.everywhere(lambda server: setattr(server, "lr", rate))
 
     def time(self) -> None:
-        seconds = self.draw.choice((2 * GRACE, 2 * LEASE))
+        seconds = self.draw.choice((0.6 * GRACE, 2 * GRACE, 2 * LEASE))
         inside.pass_time(self.server, seconds)
         inside.pass_time(self.plain, seconds)
         self.model.time += seconds

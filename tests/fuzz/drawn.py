@@ -57,7 +57,7 @@ def _adds_up(a: Values) -> bool:
     return a["direction"] in ("Buffer", "Cohort") and not a.get("deterministic") and a["staleness"] != "Euclidean"
 
 
-def _compares(a: Values) -> bool:
+def compares(a: Values) -> bool:
     return a["direction"] in COMPARES or a["staleness"] == "Euclidean"
 
 
@@ -125,7 +125,7 @@ SETTINGS: dict[str, Callable[[Values], tuple[Any, ...]]] = {
     "weighting": lambda a: ("uniform", *(() if a["direction"] in ("Differences", "Robust") else ("samples", "tokens"))),
     "max_samples": _one_of(None, 3.0, where=_is("weighting", "samples")),
     "deterministic": _one_of(False, True, where=lambda a: a["direction"] == "Cohort" or a.get("synchronous")),
-    "model_dtype": _one_of(None, "bf16", where=lambda a: not is_own(a) and not _compares(a)),
+    "model_dtype": _one_of(None, "bf16", where=lambda a: not is_own(a) and not compares(a)),
     "form": _one_of("flat", "list", "names"),
     "buffers": _one_of("mean", "weighted", "latest", "keep", where=_is("form", "names")),
     "clients": lambda a: ("numbers",) if a["direction"] in (*ROWS, "Differences") else ("numbers", "any", "text"),
@@ -133,7 +133,7 @@ SETTINGS: dict[str, Callable[[Values], tuple[Any, ...]]] = {
     "lease": _one_of(None, 1e6),
     "max_delay": _one_of(None, 3, where=lambda a: a["direction"] != "ActiveSet"),
     "home": _one_of("memory", "arrival", "step", "none"),
-    "download": _one_of(None, "bf16", "int8", where=lambda a: not _compares(a)),
+    "download": _one_of(None, "bf16", "int8", where=lambda a: not compares(a)),
     "elements": _one_of("few", "many"),
     "routes": routes_of,
     "events": _events,
