@@ -186,8 +186,8 @@ def pairs_of(values: Values) -> Iterator[Pair]:
 def servers(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """So many servers. Each is, of some that are drawn, the one with the most pairs that were not there before."""
     draw, seen = random.Random(seed), Seen(set)
-    for _ in range(count):
-        drawn = [complete(draw, seen) for _ in range(8)]
+    for number in range(count):
+        drawn = [complete(draw, seen) for _ in range(8 if number < 240 else 30 if number < 300 else 2)]
         best = max(drawn, key=lambda values: sum(other not in seen[one] for one, other in pairs_of(values)))
         for one, other in pairs_of(best):
             seen[one].add(other), seen[other].add(one)

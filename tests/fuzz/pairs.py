@@ -25,5 +25,5 @@ def table(seed: int, count: int) -> str:
 
 
 if __name__ == "__main__":
-    seed, count = (*map(int, sys.argv[1:]), *(1, 300)[len(sys.argv) - 1 :])
+    seed, count = (*map(int, sys.argv[1:]), *(6, 300)[len(sys.argv) - 1 :])
     print(table(seed, count))

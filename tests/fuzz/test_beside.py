@@ -16,7 +16,7 @@ from fuzz import drawn, planted
 from fuzz.beside import Wrong, run
 from fuzz.own import OWN
 
-SEED, COUNT = 1, 300  # at every commit: with this seed they have all pairs
+SEED, COUNT = 6, 300  # at every commit: with this seed they have all pairs
 NIGHTLY = int(os.environ.get("FASTAGG_FUZZ_SERVERS", "20000"))
 
 
