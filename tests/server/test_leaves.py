@@ -43,24 +43,6 @@ def test_one_leaf_with_a_whole_buffer_gives_the_bits_of_a_server_without_leaves(
     assert root.version == 3
 
 
-def test_every_update_of_a_partial_has_the_delay_of_its_version() -> None:
-    root = fastagg.FADAS(torch.zeros(SIZE), lr=0.5, buffer_size=3, delay_threshold=1)
-    root.dispatch("slow")
-    leaf = fastagg.Leaf(torch.zeros(SIZE))
-    for turn in range(4):
-        root.dispatch("fast")
-        for update in updates(3, turn):
-            leaf.fold(update)
-        root.receive_partial("fast", leaf.take())
-    for update in updates(2):
-        leaf.fold(update)
-    receipt = root.receive_partial("slow", leaf.take())
-    assert receipt.delay == 4 and not receipt.applied
-    assert root.state_dict()["direction"]["versions"] == [0, 0]
-    root.dispatch(1)
-    assert root.receive(1, updates(1)[0]).step_size == pytest.approx(0.5 / 4)
-
-
 def test_a_sum_that_is_refused_does_not_close_the_buffer() -> None:
     root = fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(6, overflow="close"))
     root.dispatch("leaf")
