@@ -491,6 +491,8 @@ class Beside:
             return
         self.due()
         route = self.draw.choice((*self.values["routes"], "flat"))
+        if route == "flat" and self.values["form"] == "names" and self.draw.random() < 0.6:
+            route = "form"  # which may come with running statistics
         if route == "http":
             return self.posted(one)
         if route in ("many", "models", "differences"):
