@@ -2,7 +2,7 @@
 
 It changes the checkout that it runs in, so it runs in a copy (.ci/incremental.sh), whose build folder it takes. The
 numbers of files are those that CONTRIBUTING.md promises. Then the toys are compiled, and the
-comparisons that the tests have anyway must find and pass them: with the reference, to the bit, and with the oracle.
+comparisons that the tests have anyway must find and pass them: with the reference, to the bit, and with the float64 model.
 Nearly every file depends on the row formats, so the toy of those is only counted.
 
     python .ci/contribute.py BUILD
@@ -74,26 +74,17 @@ OPTIMIZER_TESTS: Edits = {
 """,
         )
     ],
-    "tests/support/oracle/optimizers.py": [
+    "tests/support/formulas.py": [
         (
-            "class Adam(",
-            '''class Toy(Momentum):
-    """m <- b1*m + D ; x <- x + eta*(D + b1*m)."""
-
-    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
-        self.m = self.b1 * self.m + d
-        return x + lr * (d + self.b1 * self.m)
-
-
-''',
+            '        if name == "Nesterov":',
+            """        if name == "Toy":
+            self.m = mu * self.m + d
+            return d + mu * self.m
+""",
         )
     ],
-    "tests/rules/test_traces.py": [
-        (
-            '    "adam": (lambda: fastagg.Adam(',
-            '    "toy": (lambda: fastagg.Toy(0.3, 0.8), lambda: oracle.optimizers.Toy(0.3, 0.8)),\n',
-        )
-    ],
+    "tests/fuzz/drawn.py": [('"Momentum", "Nesterov", "DelayedNesterov"', '"Toy", ')],
+    "tests/fuzz/beside.py": [('"Momentum": {"beta": 0.9}', '"Toy": {"beta": 0.8}, ')],
 }
 FORMAT: Edits = {
     "csrc/math/rows.h": [
@@ -141,7 +132,13 @@ def FedNesterov(params: object, *, lr: float = 1.0, buffer_size: int = 10, **ser
 PRESET_TESTS: Edits = {
     "tests/support/presets.py": [
         ('    "ASGD": _of(', '    "FedNesterov": _of("FedNesterov", buffer_size=3, lr=0.1),\n'),
-    ]
+    ],
+    "tests/rules/test_presets.py": [
+        (
+            '    ("ASGD",',
+            '    ("FedNesterov", {"lr": 0.2}, Buffer(10), Nesterov(0.2), Constant(), "uniform"),\n',
+        )
+    ],
 }
 TOYS = {
     "an optimizer": (OPTIMIZER, OPTIMIZER_TESTS),
@@ -189,7 +186,8 @@ def main(build: str) -> None:
     check(
         build,
         ("tests/ops/test_step.py", "toy"),
-        ("tests/rules/test_traces.py", "toy"),
+        ("tests/rules/test_presets.py", "Nesterov"),
+        ("tests/fuzz/test_beside.py", "test_servers"),
         ("tests/test_registry.py", ""),
         ("tests/docs/test_snippets.py", "Toy"),
         ("tests/docs/test_api_pages.py", ""),

@@ -9,17 +9,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import inside, oracle
+from support import inside
+from support.distilled import Echo, TanhNetwork, loss_and_gradient
 from support.models import Residual, same
 from support.properties import examples
-from support.traces import Case, Updates, cases, drive
+from support.traces import Case, Driven, Updates, cases, drive
 from torch import Tensor, nn
 
 import fastagg
 from fastagg.errors import CheckpointError, ConfigError, DataError, NonFiniteUpdate, ShapeMismatch
 
 INPUTS, HIDDEN, CLASSES, SAMPLES = 4, 5, 3, 9
-NETWORK = oracle.TanhNetwork(INPUTS, HIDDEN, CLASSES)
+NETWORK = TanhNetwork(INPUTS, HIDDEN, CLASSES)
 U = torch.randn(SAMPLES, INPUTS, generator=torch.Generator().manual_seed(0))
 HOW: dict[str, Any] = {"lr": 0.01, "eps": 1e-3}  # a large eps: Adam's first step is a sign otherwise, all or nothing
 
@@ -63,9 +64,10 @@ def test_traces(case: Case, buffer_size: int, steps: int, clip: float | None, al
     # grow from step to step, in both of the two and differently.
     distill = distillation(steps=steps, clip_norm=clip, alpha=alpha, eps=0.05)
     ours = fastagg.FedEcho(case.x0, distill=distill, num_clients=case.num_clients, buffer_size=buffer_size, lr=0.5)
-    theirs = oracle.FedEcho(
-        case.x0, NETWORK, U.double().numpy(), lr=0.5, buffer_size=buffer_size, steps=steps, alpha=alpha, clip=clip,
-        distill_lr=0.01, eps=0.05,
+    theirs = Driven(case.x0, {"name": "Single"}, {"name": "SGD", "lr": 0.5})
+    theirs.model = Echo(
+        theirs.x, NETWORK, U.double().numpy(), buffer_size, 0.5, steps=steps, alpha=alpha, clip=clip, distill_lr=0.01,
+        eps=0.05,
     )  # fmt: skip
     updates = Updates(case.size, ("normal", "sparse", "zero"))
     got = drive(ours, case.trace, updates, snapshot=lambda s: s.flat.double().numpy().copy())
@@ -96,7 +98,7 @@ def test_it_moves_towards_the_teachers() -> None:
 
     def distance(s: fastagg.Server) -> float:
         z = NETWORK.logits(s.flat.double().numpy(), U.double().numpy())
-        return oracle.loss_and_gradient(y, z, 1.0, 1.0)[0]
+        return loss_and_gradient(y, z, 1.0, 1.0)[0]
 
     assert distance(server) < 0.2 * distance(plain)
     record = server.distillation

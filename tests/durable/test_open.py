@@ -81,28 +81,6 @@ def play(server: fastagg.Server, name: str, arrivals: int, each: Callable[[int],
         each(k)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_comes_back_to_the_bit_and_goes_on(name: str, tmp_path: Path) -> None:
-    make = maker(name)
-    server = opened(tmp_path / "a", make)
-
-    def each(k: int) -> None:
-        if k == 11:
-            server.checkpoint()
-
-    play(server, name, 12, each)
-    found = again(server, tmp_path / "b", make)
-    assert equal(without_lives(server), without_lives(found))
-    other = maker(name)()
-    play(other, name, 12)
-    assert torch.equal(other.flat, server.flat)  # as if there were no journal
-    for one in (server, found):
-        play(one, name, 6)
-    assert equal(without_lives(server), without_lives(found))
-    server.close()
-    found.close()
-
-
 def test_a_fresh_server_begins_from_what_was_made_the_first_time(tmp_path: Path) -> None:
     def make() -> fastagg.Server:
         return fastagg.FedBuff(torch.nn.Linear(3, 2), buffer_size=1)

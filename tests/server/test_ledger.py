@@ -1,4 +1,5 @@
-"""The ledger, exact sums, the active set and the scrub, each against a model that does it the slow way."""
+"""A crowd in the ledger, exact sums and the scrub, each against a model that does it the slow way. Tasks and the active
+set: tests/fuzz."""
 
 import random
 from fractions import Fraction
@@ -9,142 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support import inside
 from support.models import same
 from support.presets import update
 from support.properties import examples
 
 import fastagg
-from fastagg.errors import UnknownClient, UnknownVersion
-from fastagg.model import ModelState
+from fastagg.errors import UnknownVersion
 
 pytestmark = pytest.mark.kernel
 
 D = 5
-IDS = st.sampled_from([0, 1, 2, -1, 2**64 - 1, 2**63 - 1, -(2**63), "", "a", "b", "1", "é" * 256, "\0"])
-NUMBERS = st.integers(0, 3)
-
-
-class Clients(RuleBasedStateMachine):
-    """Servers that step at every arrival, and who owes them what."""
-
-    @initialize(numbered=st.booleans(), keeps=st.booleans())
-    def start(self, numbered: bool, keeps: bool) -> None:
-        how: dict[str, Any] = {"num_clients": 4} if numbered else {}
-        self.keeps, self.numbered = keeps, numbered
-        make = fastagg.FedAsync if keeps else fastagg.ASGD
-        self.server = make(torch.zeros(D), **how) if keeps else make(torch.zeros(D), lr=1.0, **how)
-        self.owed: dict[Any, list[int]] = {}
-        self.last: dict[Any, int] = {}
-        self.how: dict[tuple[Any, int], str] = {}  # how the task of a client and a version ended last
-        self.models = {0: torch.zeros(D)}
-        self.tasks: list[fastagg.Dispatch] = []
-
-    def client(self, data: Any) -> Any:
-        return data.draw(NUMBERS if self.numbered else IDS)
-
-    @rule(data=st.data())
-    def dispatch(self, data: Any) -> None:
-        client = self.client(data)
-        task = self.server.dispatch(client)
-        assert (task.client, task.version) == (client, self.server.version) and type(task.client) is type(client)
-        assert torch.equal(task.flat, self.models[task.version])
-        self.tasks.append(task)
-        self._sent(client, task.version)
-
-    def _sent(self, client: Any, version: int) -> None:
-        if version not in self.owed.setdefault(client, []):
-            self.owed[client].append(version)
-        self.last[client] = version
-
-    @rule(data=st.data())
-    def hand_on(self, data: Any) -> None:
-        if not self.tasks:
-            return
-        task, client = data.draw(st.sampled_from(self.tasks)), self.client(data)
-        if task.client not in self.last:
-            with pytest.raises(UnknownClient):
-                self.server.hand_on(task, client)
-        elif task.version not in self.owed[task.client]:
-            with pytest.raises(UnknownVersion):
-                self.server.hand_on(task, client)
-        else:
-            given = self.server.hand_on(task, client)
-            assert (given.client, given.version) == (client, task.version) and torch.equal(given.flat, task.flat)
-            self._sent(client, task.version)
-
-    @rule(data=st.data(), last=st.booleans())
-    def receive(self, data: Any, last: bool) -> None:
-        client = self.client(data)
-        version = None if last else data.draw(st.integers(0, self.server.version + 1))
-        wanted = self.last.get(client) if last else version
-        given = torch.ones(D)
-        if client not in self.last:
-            ended = [how for (one, _), how in self.how.items() if one == client and type(one) is type(client)]
-            words = "never sent"  # or it was long ago, or before a restart
-            words += rf"|not known any more: its last task.* was ({'|'.join(set(ended))})" if ended else ""
-            with pytest.raises(UnknownClient, match=words):
-                self.server.receive(client, given, version)
-        elif wanted not in self.owed[client]:
-            held = sorted(self.owed[client])
-            words = rf"owes versions \[{', '.join(map(str, held))}\]" if held else "answered everything"
-            if (client, wanted) in self.how:  # the server remembers it for a while
-                words += rf"|its task of version {wanted} was {self.how[client, wanted]}"
-            with pytest.raises(UnknownVersion, match=words):
-                self.server.receive(client, given, version)
-        else:
-            before = self.server.version
-            receipt = self.server.receive(client, given, version)
-            assert (receipt.client, receipt.version, receipt.delay) == (client, before + 1, before - wanted)
-            self.owed[client].remove(wanted)
-            self.how[client, wanted] = "answered"
-            self.models[receipt.version] = self.server.flat.clone()
-
-    @rule(data=st.data(), whole=st.booleans())
-    def forget(self, data: Any, whole: bool) -> None:
-        client = self.client(data)
-        version = None if whole else data.draw(st.integers(0, self.server.version))
-        if client not in self.last:
-            with pytest.raises(UnknownClient):
-                self.server.forget(client, version)
-        elif whole:
-            self.server.forget(client)
-            self.how |= {(client, one): "forgotten" for one in self.owed[client]}
-            del self.owed[client], self.last[client]
-        elif version not in self.owed[client]:
-            with pytest.raises(UnknownVersion):
-                self.server.forget(client, version)
-        else:
-            self.server.forget(client, version)
-            self.how[client, version] = "forgotten"
-            self.owed[client].remove(version)
-
-    @rule()
-    def save_and_load(self) -> None:
-        before = self.server.state_dict()
-        self.server = fastagg.server.loading.server_from(before)
-        assert same(self.server.state_dict(), before)
-
-    @invariant()
-    def agrees(self) -> None:
-        if not hasattr(self, "server"):
-            return
-        ledger = inside.engine(self.server)
-        assert ledger.known == len(self.last)
-        state = ledger.tasks()
-        ids = [int(c) for c in state["clients"]] if self.numbered else list(state["clients"])
-        assert dict(zip(ids, state["last_sent"].tolist(), strict=True)) == self.last
-        for client, versions in self.owed.items():
-            assert sorted(ledger.owed(client)) == sorted(versions)
-        in_flight = {version for versions in self.owed.values() for version in versions}
-        kept = state["versions"]
-        assert set(kept) == (in_flight if self.keeps else set())
-        for version, kept_model in kept.items():
-            assert torch.equal(kept_model, self.models[version])
-
-
-Clients.TestCase.settings = examples(60, stateful_step_count=40)
 
 
 def test_an_answer_after_a_task_was_given_up_is_what_is_remembered() -> None:
@@ -155,9 +31,6 @@ def test_an_answer_after_a_task_was_given_up_is_what_is_remembered() -> None:
     server.receive("a", torch.ones(D))
     with pytest.raises(UnknownVersion, match="answered everything"):
         server.receive("a", torch.ones(D))
-
-
-TestClients = Clients.TestCase
 
 
 @pytest.mark.parametrize("expires", [False, True])
@@ -229,80 +102,6 @@ def test_the_mean_by_weights_of_every_size(arrivals: list[tuple[int, float, int]
         size = max(float(np.abs(row).max()) for _, row in rows.values())
         after = server.flat.double().numpy()
         np.testing.assert_allclose(after - before, -mean, rtol=0, atol=4e-7 * (size + float(np.abs(after).max())))
-
-
-# -- the active set ----------------------------------------------------------------------------------------------
-
-
-class Active(RuleBasedStateMachine):
-    """ACED's mean over whoever is fresh enough, with tasks that go out at any time."""
-
-    N = 4
-
-    @initialize(
-        max_delay=st.integers(0, 4), freshness=st.sampled_from(["dispatch", "gradient"]),
-        warmup=st.sampled_from(["full", "partial"]),
-    )  # fmt: skip
-    def start(self, max_delay: int, freshness: Any, warmup: Any) -> None:
-        self.server = fastagg.ACED(
-            torch.zeros(D), lr=1.0, num_clients=self.N, max_delay=max_delay, freshness=freshness, warmup=warmup
-        )
-        self.max_delay, self.freshness, self.full = max_delay, freshness, warmup == "full"
-        self.owed: dict[int, list[int]] = {}
-        self.sent: dict[int, int] = {}
-        self.begun: dict[int, int] = {}
-        self.rows: dict[int, np.ndarray[Any, Any]] = {}
-        self.number = 0
-
-    @rule(client=st.integers(0, N - 1))
-    def dispatch(self, client: int) -> None:
-        version = self.server.dispatch(client).version
-        if version not in self.owed.setdefault(client, []):
-            self.owed[client].append(version)
-        self.sent[client] = version
-
-    @rule(client=st.integers(0, N - 1), other=st.integers(0, N - 1), data=st.data())
-    def hand_on(self, client: int, other: int, data: Any) -> None:
-        """A relay gives a task to somebody else later: what that client was last sent is an old version."""
-        if not self.owed.get(client):
-            return
-        version = data.draw(st.sampled_from(self.owed[client]))
-        server = self.server
-        task = fastagg.Dispatch(client, version, None, None, server.layout, ModelState(server.flat, torch.empty(0), []))
-        server.hand_on(task, other)
-        if version not in self.owed.setdefault(other, []):
-            self.owed[other].append(version)
-        self.sent[other] = version
-
-    @rule(client=st.integers(0, N - 1), data=st.data())
-    def receive(self, client: int, data: Any) -> None:
-        if not self.owed.get(client):
-            return
-        version = data.draw(st.sampled_from(self.owed[client]))
-        self.owed[client].remove(version)
-        row = update(self.number, D).float()
-        self.number += 1
-        now, before = self.server.version, self.server.flat.double().numpy().copy()
-        warm = not self.full or len(self.rows) == self.N
-        receipt = self.server.receive(client, row, version)
-        self.rows[client], self.begun[client] = row.double().numpy(), version
-        since = self.sent if self.freshness == "dispatch" else self.begun
-        active = [c for c in self.rows if not warm or now - since[c] <= self.max_delay]
-        waits = self.full and len(self.rows) < self.N
-        assert receipt.version == now + (not waits) and receipt.applied == (not waits and bool(active))
-        mean = np.mean([self.rows[c] for c in active], axis=0) if receipt.applied else np.zeros(D)
-        after = self.server.flat.double().numpy()
-        np.testing.assert_allclose(after - before, -mean, rtol=0, atol=2e-6 * (1 + np.abs(after).max()))
-
-    @rule()
-    def save_and_load(self) -> None:
-        before = self.server.state_dict()
-        self.server = fastagg.server.loading.server_from(before)
-        assert same(self.server.state_dict(), before)
-
-
-Active.TestCase.settings = examples(120, stateful_step_count=50)
-TestActive = Active.TestCase
 
 
 # -- the scrub ---------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -151,37 +150,6 @@ def test_early_updates_are_copied_in_the_type_they_came_in() -> None:
     assert held[0] in (2 * D, 6 * D)  # the sum's memory may be taken ahead
     assert held[1] - held[0] == 2 * D
     assert torch.equal(server.flat, torch.ones(D))
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_closed_round_is_a_full_one_of_those_who_came(name: str, deterministic: bool) -> None:
-    """Running statistics, too: as a plain mean, or weighted by samples."""
-    for came in (1, 3):
-        params = {"w": torch.zeros(D), "bn.running_mean": torch.zeros(3), "bn.num_batches_tracked": torch.tensor(1)}
-        how = {"weighting": "samples", "clip_norm": 30.0, "buffers": "mean" if came == 1 else "weighted"}
-        make = partial(getattr(fastagg, name), params, **how)
-        server = make(clients_per_round=None if came == 3 else 9, deterministic=deterministic)
-        full, own = make(clients_per_round=came), 0.0
-        for turn in range(2):
-            updates = {
-                c: {"w": normals(10 * turn + c), "bn.running_mean": torch.full((3,), 1.0 + c),
-                    "bn.num_batches_tracked": torch.tensor(5 + c)} for c in range(came)
-            }  # fmt: skip
-            samples = {0: 4.0, 1: 1.0, 2: 2.0}
-            server.dispatch("never answers")
-            round_of(server, updates, samples)
-            assert server.version == turn and server.close_round() == server.lr and server.version == turn + 1
-            round_of(full, updates, samples)
-            for mine, theirs in zip(server.parameters().values(), full.parameters().values(), strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
-            gains = {c: min(1.0, 30.0 / float(updates[c]["w"].double().norm())) for c in updates}
-            moves = [samples[c] * gains[c] * (1.0 + c - own) for c in updates]
-            own += sum(moves) / sum(samples[c] for c in updates)
-            torch.testing.assert_close(server.parameters()["bn.running_mean"], torch.full((3,), own))
-        assert server.close_round() is None and server.version == 2  # nothing has come since
-        with pytest.raises(fastagg.UnknownVersion, match="is from round 1, this is round 2"):
-            server.receive("never answers", {**updates[0]}, num_samples=1)
 
 
 def test_samples_that_make_statistics_infinite_are_refused() -> None:

@@ -1,1 +1,1 @@
-"""What tests share: models, presets, oracles, and what stands in for disks, clients and frameworks."""
+"""What tests share: models, presets, and what stands in for disks, clients and frameworks."""

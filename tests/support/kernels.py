@@ -1,7 +1,7 @@
 """Shared by the kernel tests: sizes, vectors, and the kernels' specification in float32.
 
 `spec_step` does the operations of csrc/math/optimizers.h in the same order in IEEE float32, so a kernel must equal it
-bit for bit. `tests/support/oracle` has the papers' formulas, in float64, which servers are compared with.
+bit for bit. `tests/support/model.py` has the rules' formulas, in float64, which servers are compared with.
 """
 
 import numpy as np

@@ -6,7 +6,7 @@ how fast the version grows depends on the rule. The driver knows the versions th
 the same rule therefore see the same calls.
 
 Update vectors are drawn from the event's seed, as float32 values, so that the package (float32) and the
-oracle (float64) work on exactly the same numbers.
+model (float64) work on exactly the same numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
+
+from support.model import Model
 
 SIZES = (1, 2, 3, 7, 16, 17, 41, 401, 1023, 1024, 1025, 4097)
 SHAPES = ("normal", "wide", "tiny", "large", "sparse", "zero")  # what `update_vector` can draw
@@ -220,6 +222,36 @@ def synchronous_cases(
 # ── the driver ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Driven:
+    """The float64 model as a server of one update at a time."""
+
+    def __init__(
+        self, x0: npt.ArrayLike, direction: Any, optimizer: Any, staleness: Any = None, **settings: Any
+    ) -> None:
+        parts = {"kind": "delta", **direction}, optimizer, staleness or {"name": "Constant"}
+        self.model = Model(np.asarray(x0, dtype=np.float64), *parts, **{"weighting": "uniform", **settings})
+
+    @property
+    def x(self) -> npt.NDArray[np.float64]:
+        return self.model.x
+
+    def dispatch(self, client: int) -> int:
+        return self.model.dispatch(client).version
+
+    def local_steps(self, client: int) -> int | None:
+        return self.model.last[client].local_steps
+
+    def receive(self, client: int, update: Any, version: int | None = None, **how: Any) -> Mapping[str, Any]:
+        samples = how.pop("num_samples", None)
+        sent = [(np.asarray(update, dtype=np.float64), samples)]
+        return self.model.receive(client, sent, version, **how)._asdict()
+
+    def turn(self, client: int, update: Any, **how: Any) -> Mapping[str, Any]:
+        """Dispatch to the client and receive its update at once."""
+        self.dispatch(client)
+        return self.receive(client, update, **how)
+
+
 def field(thing: Any, name: str) -> Any:
     """`name` of a receipt or task, be it a mapping or an object; None where it has no such field."""
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
@@ -234,13 +266,13 @@ def drive(
     make_buffers: Callable[[Return], Any] | None = None,
     send_samples: bool = True,
 ) -> list[Record]:
-    """Play `trace` on `server` (the package's or the oracle's); one record per event that took place.
+    """Play `trace` on `server` (the package's or a model); one record per event that took place.
 
     A `Return` of a client that owes nothing is left out (a client sent the same version twice owes it once).
 
     snapshot      read the model after every event into `Record.x` as float64, e.g. `lambda s: s.x.copy()` or
                   `lambda s: s.flat.double().numpy().copy()`
-    make_buffers  model buffers to hand in as `buffers=` (the oracle's way; the package's are in the update)
+    make_buffers  model buffers to hand in as `buffers=` (the model's way; the package's are in the update)
     send_samples  pass num_samples
     """
     owed: dict[int, list[int]] = {}

@@ -1,5 +1,6 @@
-"""The oracle on random traces against line-by-line loops of the pseudo-code that keep their own books."""
+"""The float64 model on random traces against line-by-line loops of the papers' pseudo-code."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -8,9 +9,55 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from support.oracle import ACE, ACED, ASGD, CA2FL, FADAS, AsyncFedED, DelayAdaptiveASGD, FedAsync, FedAvg, FedBuff
-from support.oracle.helpers import SMALL, Loop, Vector, quick, same
-from support.traces import Case, Return, Send, Updates, cases, drive, synchronous_cases
+from support.book import Vector
+from support.properties import examples
+from support.traces import Case, Driven, Return, Send, Updates, cases, drive, synchronous_cases
+
+SMALL = st.sampled_from((1, 2, 3, 7))
+quick = examples(60)
+GRADIENT = {"kind": "gradient"}
+
+
+SGD = {"name": "SGD", "lr": 0.5}
+
+
+def ace(case: Case, name: str, **how: Any) -> Driven:
+    """ACE or ACED with a rate of 0.5."""
+    return Driven(case.x0, {"name": name, "num_clients": case.num_clients, "warmup": "full", **GRADIENT, **how}, SGD)
+
+
+def same(model: Driven, loop: Any, case: Case) -> None:
+    """Both end every event with the same model, version and decision."""
+    updates = Updates(case.size, ("normal", "sparse", "zero"))
+    ra, rb = (drive(one, case.trace, updates, snapshot=lambda s: s.x.copy()) for one in (model, loop))
+    np.testing.assert_allclose([r.x for r in ra], [r.x for r in rb], rtol=1e-11, atol=1e-11)
+    assert [(r.applied, r.version, r.delay) for r in ra] == [(r.applied, r.version, r.delay) for r in rb]
+
+
+class Loop:
+    """A literal server loop: knows x, t and the models sent; `arrive(self, client, u, s)` is the rule."""
+
+    def __init__(self, case: Case, arrive: Callable[[Any, int, Vector, int], bool]) -> None:
+        self.x = case.x0.astype(np.float64)
+        self.n = case.num_clients
+        self.t = 0
+        self.models = {0: self.x}
+        self.sent: dict[int, int] = {}
+        self.arrive = arrive
+
+    def dispatch(self, client: int) -> int:
+        self.models[self.t] = self.x
+        self.sent[client] = self.t
+        return self.t
+
+    def local_steps(self, client: int) -> None:
+        return None
+
+    def receive(self, client: int, update: Any, version: int | None = None, **_: Any) -> dict[str, Any]:
+        s = self.sent[client] if version is None else version
+        t = self.t
+        applied = self.arrive(self, client, np.asarray(update, dtype=np.float64), s)
+        return {"applied": applied, "version": self.t, "delay": t - s, "step_size": None}
 
 
 @pytest.mark.parametrize("rule", ["scaled", "reciprocal"])
@@ -37,8 +84,11 @@ def test_fadas_against_its_listing(case: Case, m_size: int, rule: Any) -> None:
         acc, taus, server.t = np.zeros(case.size), [], server.t + 1
         return True
 
-    oracle = FADAS(case.x0, lr=0.3, buffer_size=m_size, delay_threshold=2, delay_rule=rule)
-    same(oracle, Loop(case, arrive), case)
+    model = Driven(
+        case.x0, {"name": "Buffer", "size": m_size}, {"name": "AMSGrad", "lr": 0.3, "betas": (0.9, 0.99), "eps": 1e-8},
+        {"name": "DelayAdaptive", "threshold": 2, "rule": rule},
+    )  # fmt: skip
+    same(model, Loop(case, arrive), case)
 
 
 @pytest.mark.parametrize("warmup", ["full", "partial"])
@@ -55,7 +105,7 @@ def test_ace_against_its_listing(case: Case, warmup: Any) -> None:
         server.t += 1
         return True
 
-    same(ACE(case.x0, 0.5, case.num_clients, warmup), Loop(case, arrive), case)
+    same(ace(case, "AllClients", warmup=warmup), Loop(case, arrive), case)
 
 
 def sent_as_listed(case: Case) -> Case:
@@ -93,7 +143,7 @@ def test_aced_against_its_listing(case: Case, tau: int) -> None:
         server.t += 1
         return True
 
-    same(ACED(case.x0, 0.5, case.num_clients, max_delay=tau), Loop(case, arrive), case)
+    same(ace(case, "ActiveSet", max_delay=tau, freshness="dispatch"), Loop(case, arrive), case)
 
 
 @quick
@@ -114,7 +164,7 @@ def test_aced_by_the_text_of_eq_7(case: Case, tau: int) -> None:
         server.t += 1  # also without a step
         return bool(active.any())
 
-    same(ACED(case.x0, 0.5, case.num_clients, max_delay=tau, freshness="gradient"), Loop(case, arrive), case)
+    same(ace(case, "ActiveSet", max_delay=tau, freshness="gradient"), Loop(case, arrive), case)
 
 
 @pytest.mark.parametrize("stale", ["drop", "scaled", "lipschitz"])
@@ -129,7 +179,9 @@ def test_delay_adaptive_asgd_against_its_listing(case: Case, stale: Any) -> None
         server.t += 1
         return eta > 0.0
 
-    same(DelayAdaptiveASGD(case.x0, 0.5, 2, stale, 0.25), Loop(case, arrive), case)
+    policy = {"name": "DelayAdaptive", "threshold": 2, "rule": "threshold" if stale == "scaled" else stale}
+    model = Driven(case.x0, {"name": "Single", **GRADIENT}, SGD, {**policy, "lipschitz": 0.25})
+    same(model, Loop(case, arrive), case)
 
 
 @pytest.mark.parametrize("repeat", ["start", "latest"])
@@ -155,7 +207,8 @@ def test_ca2fl_against_its_listing(case: Case, m_size: int, repeat: Any) -> None
         server.t += 1
         return True
 
-    same(CA2FL(case.x0, n, m_size, 0.7, repeat), Loop(case, arrive), case)
+    direction = {"name": "Calibrated", "num_clients": n, "size": m_size, "repeat": repeat}
+    same(Driven(case.x0, direction, {"name": "SGD", "lr": 0.7}), Loop(case, arrive), case)
 
 
 @pytest.mark.parametrize("policy", ["constant", "hinge", "polynomial"])
@@ -170,7 +223,8 @@ def test_fedasync_against_its_equations(case: Case, policy: Any) -> None:
         server.t += 1
         return True
 
-    same(FedAsync(case.x0, 0.6, policy, a=0.5, b=2), Loop(case, arrive), case)
+    named = {"name": policy.capitalize(), "a": 0.5, "b": 2}
+    same(Driven(case.x0, {"name": "Mixing"}, {"name": "SGD", "lr": 0.6}, named), Loop(case, arrive), case)
 
 
 @quick
@@ -184,7 +238,8 @@ def test_asyncfeded_against_its_equations(case: Case) -> None:
         server.t += 1
         return True
 
-    same(AsyncFedED(case.x0, lam=2.0, eps=0.5), Loop(case, arrive), case)
+    policy = {"name": "Euclidean", "lam": 2.0, "eps": 0.5, "gamma_bar": 3.0, "kappa": 1.0, "local_steps": 10}
+    same(Driven(case.x0, {"name": "Single"}, {"name": "SGD", "lr": 1.0}, policy), Loop(case, arrive), case)
 
 
 @quick
@@ -204,19 +259,24 @@ def test_fedavg_is_eq_38(drawn: tuple[Case, int]) -> None:
         return True
 
     counts = iter([e.num_samples for e in case.trace if isinstance(e, Return)])
-    same(FedAvg(case.x0, m), Loop(case, arrive), case)
+    same(
+        Driven(case.x0, {"name": "Cohort", "size": m}, {"name": "SGD", "lr": 1.0}, weighting="samples"),
+        Loop(case, arrive),
+        case,
+    )
 
 
 @pytest.mark.parametrize("want", ["stale", "repeat in a buffer", "two versions owed", "half full at the end"])
 def test_interesting_traces_are_found(want: str) -> None:
     def interesting(case: Case) -> bool:
-        server = ASGD(case.x0, 1.0) if want in ("stale", "two versions owed") else FedBuff(case.x0, 1.0, 3)
+        rule = {"name": "Single"} if want in ("stale", "two versions owed") else {"name": "Buffer", "size": 3}
+        server = Driven(case.x0, rule, {"name": "SGD", "lr": 1.0})
         records = drive(server, case.trace, Updates(1))
         arrivals = [r for r in records if isinstance(r.event, Return)]
         if want == "stale":
             return any((r.delay or 0) >= 3 for r in arrivals)
         if want == "two versions owed":
-            return len({v for c, v in server.outstanding if c == 0}) >= 2
+            return len(server.model.owed(0)) >= 2
         if want == "half full at the end":
             return len(arrivals) > 3 and len(arrivals) % 3 == 2
         return any(a.event.client == b.event.client and not a.applied for a, b in pairwise(arrivals))

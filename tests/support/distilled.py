@@ -3,14 +3,13 @@
 The classifier is a tanh network with one hidden layer, its gradient written out; batches are the whole set.
 """
 
-from typing import Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .buffered import Buffer
-from .core import Arrival, Composed, Vector
-from .optimizers import Optimizer
+from support.book import Vector
+from support.formulas import Optimizer
+from support.model import Answer, Model
 
 
 class TanhNetwork:
@@ -54,73 +53,40 @@ def loss_and_gradient(y: Vector, z: Vector, alpha_min: float, alpha_max: float) 
     return float((alpha * kl + (1 - alpha) * ce).mean()), (q - alpha * p - (1 - alpha) * onehot) / len(y)
 
 
-class EchoBuffer(Buffer):
+class Echo(Model):
     """A buffer that keeps every client's latest logits (lines 4 and 5)."""
 
-    def __init__(self, size: int, network: TanhNetwork, unlabelled: Vector) -> None:
-        super().__init__(size)
+    def __init__(self, x: Vector, network: TanhNetwork, unlabelled: Vector, size: int, lr: float, **how: Any) -> None:
+        direction = {"name": "Buffer", "kind": "delta", "size": size}
+        super().__init__(x, direction, {"name": "SGD", "lr": lr}, {"name": "Constant"}, weighting="uniform")
         self.network, self.unlabelled = network, unlabelled
         self.logits: dict[int, Vector] = {}
+        self.optimizer = Distilled(self, lr, **how)
 
-    def add(self, server: Composed, arrival: Arrival) -> Vector | Literal["wait", "empty"]:
-        model = server.history[arrival.version] + arrival.update
-        self.logits[arrival.client] = self.network.logits(model, self.unlabelled)
-        return super().add(server, arrival)
+    def add(self, a: Answer, s: float) -> Vector | str:
+        self.logits[a.client] = self.network.logits(self.history[a.version] + a.update, self.unlabelled)
+        return super().add(a, s)
 
 
 class Distilled(Optimizer):
     """x + eta*D, then Q steps of bias-corrected Adam on the clipped gradient of f_d (lines 10 to 15, Eq. 2)."""
 
     def __init__(
-        self,
-        lr: float,
-        direction: EchoBuffer,
-        *,
-        steps: int,
-        alpha: tuple[float, float],
-        clip: float | None,
-        distill_lr: float,
-        betas: tuple[float, float],
+        self, echo: Echo, lr: float, *, steps: int, alpha: tuple[float, float], clip: float | None, distill_lr: float,
         eps: float,
-    ) -> None:
-        super().__init__(lr)
-        self.direction, self.distill_steps, self.alpha, self.clip = direction, steps, alpha, clip
-        self.distill_lr, self.betas, self.eps = distill_lr, betas, eps
+    ) -> None:  # fmt: skip
+        super().__init__({"name": "SGD", "lr": lr}, len(echo.x))
+        self.echo, self.count, self.alpha, self.clip = echo, steps, alpha, clip
+        self.adam = {"name": "Adam", "betas": (0.9, 0.999), "eps": eps, "bias_correction": True}
+        self.distill_lr = distill_lr
 
-    def move(self, x: Vector, d: Vector, lr: float) -> Vector:
-        network, u = self.direction.network, self.direction.unlabelled
-        student = x + lr * d
-        y = np.mean(list(self.direction.logits.values()), axis=0)
-        m, v = np.zeros_like(student), np.zeros_like(student)
-        b1, b2 = self.betas
-        for q in range(1, self.distill_steps + 1):
-            _, dz = loss_and_gradient(y, network.logits(student, u), *self.alpha)
-            g = network.gradient(student, u, dz)
+    def step(self, x: Vector, d: Vector, lr: float) -> Vector:
+        network, u = self.echo.network, self.echo.unlabelled
+        student, adam = super().step(x, d, lr), Optimizer(self.adam, len(x))
+        y = np.mean(list(self.echo.logits.values()), axis=0)
+        for _ in range(self.count):
+            g = network.gradient(student, u, loss_and_gradient(y, network.logits(student, u), *self.alpha)[1])
             norm = float(np.linalg.norm(g))
-            if self.clip is not None and norm > self.clip:
-                g = g * (self.clip / norm)
-            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
-            student = student - self.distill_lr * (m / (1 - b1**q)) / (np.sqrt(v / (1 - b2**q)) + self.eps)
+            g = g * (self.clip / norm) if self.clip is not None and norm > self.clip else g
+            student = adam.step(student, -g, self.distill_lr)
         return student
-
-
-def FedEcho(
-    x0: npt.ArrayLike,
-    network: TanhNetwork,
-    unlabelled: Vector,
-    *,
-    lr: float = 1.0,
-    buffer_size: int = 5,
-    steps: int = 1,
-    alpha: tuple[float, float] = (0.2, 0.8),
-    clip: float | None = 5.0,
-    distill_lr: float = 3e-6,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> Composed:
-    direction = EchoBuffer(buffer_size, network, unlabelled)
-    how = {"steps": steps, "alpha": alpha, "clip": clip, "distill_lr": distill_lr, "betas": betas, "eps": eps}
-    return Composed(x0, direction, Distilled(lr, direction, **how))  # type: ignore[arg-type]
-
-
-__all__ = ["FedEcho", "TanhNetwork", "loss_and_gradient", "softmax"]
