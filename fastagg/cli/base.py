@@ -53,7 +53,7 @@ class Command(TyperCommand):
             (info,) = hints[str(argument.name)].__metadata__
             shown = info.metavar or str(argument.name).upper() + "..." * (argument.nargs != 1)
             self.arguments[str(argument.name)] = shown if argument.required else f"[{shown}]"
-            argument.get_help_record = partial(_record, shown, info.help)
+            argument.get_help_record = partial(_record, shown, info.help)  # type: ignore[method-assign]
 
     def collect_usage_pieces(self, ctx: Foreign) -> list[str]:
         return ["[OPTIONS]", *self.arguments.values()]
