@@ -142,15 +142,17 @@ def _servers(rows: Sequence[Row]) -> str:
         for peer in (row for row in both if (row.case, row.processor) == (case, ours.processor)):
             if not is_peer(peer.candidate):
                 continue
-            rate, memory = f"{1 / peer.median:.0f}", [row.info.get("memory") for row in (ours, peer)]
-            cells = [f"{1 / ours.median:.0f}", f"**{rate}**" if peer.lost else rate]
-            cells += ["" if models is None else f"{models:.1f}" for models in memory]
-            if None not in memory and float(cells[3]) < float(cells[2]):
-                cells[3] = f"**{cells[3]}**"
+            speeds = f"{1 / ours.median:.0f}", f"{1 / peer.median:.0f}"
+            models = [f"{row.info['memory']:.1f}" for row in (ours, peer) if "memory" in row.info]
+            cells = [_pair(*speeds, peer.lost), _pair(*models, float(models[1]) < float(models[0])) if models else ""]
             line = f"| {case.removeprefix('server, ')}{_old(ours)} | {' | '.join(cells)} |"
             lines.setdefault(ours.processor, []).append(line)
-    head = ["| | updates/s | theirs | memory | theirs |", "|---|---:|---:|---:|---:|"]
+    head = ["| fastagg / theirs | updates a second | memory |", "|---|---:|---:|"]
     return "\n\n".join("\n".join([f"On {name}:", "", *head, *lines[name]]) for name in sorted(lines))
+
+
+def _pair(ours: str, theirs: str, is_lost: bool) -> str:
+    return f"{ours} / {f'**{theirs}**' if is_lost else theirs}"
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> str:

@@ -88,13 +88,13 @@ def test_without_a_loss_nothing_is_bold_and_every_processor_has_a_column(made):
 
 def test_whole_servers_come_first(made):
     page, _ = made(*SERVERS)
-    assert line(page, "| Flower FedAvg†") == "| Flower FedAvg† | 200 | 50 | 1.0 | 2.5 |" and "On A Processor:" in page
+    assert line(page, "| Flower FedAvg†") == "| Flower FedAvg† | 200 / 50 | 1.0 / 2.5 |" and "On A Processor:" in page
 
 
 def test_a_framework_that_takes_less_memory_is_bold(made):
     case = "server, FLARE"
     page, _ = made(benchmark(case=case, memory=2.1), benchmark("FLARE", 4.0, case=case, median=0.04, memory=1.0))
-    assert line(page, "| FLARE").endswith("| 2.1 | **1.0** |")
+    assert line(page, "| FLARE").endswith("| 2.1 / **1.0** |")
 
 
 def test_the_first_sentence_agrees_with_the_table_and_the_picture(made):
