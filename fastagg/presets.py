@@ -131,7 +131,6 @@ def FedBuff(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -143,7 +142,8 @@ def FedBuff(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -202,7 +202,6 @@ def FADAS(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -216,7 +215,8 @@ def FADAS(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -278,7 +278,8 @@ def FedAsync(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -323,7 +324,8 @@ def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Serv
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -374,7 +376,8 @@ def DelayAdaptiveASGD(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -437,7 +440,8 @@ def ACE(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -500,7 +504,8 @@ def ACED(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -556,7 +561,8 @@ def CA2FL(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -610,7 +616,8 @@ def AsyncFedED(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -670,7 +677,8 @@ def FedEcho(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -734,7 +742,8 @@ def FedAC(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -796,7 +805,6 @@ def FedAvg(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -807,7 +815,8 @@ def FedAvg(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -852,7 +861,6 @@ def FedProx(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -863,7 +871,8 @@ def FedProx(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -909,7 +918,6 @@ def FedAvgM(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -921,7 +929,8 @@ def FedAvgM(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -975,7 +984,6 @@ def FedAdam(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -989,7 +997,8 @@ def FedAdam(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1039,7 +1048,6 @@ def FedYogi(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -1053,7 +1061,8 @@ def FedYogi(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1100,7 +1109,6 @@ def FedAdagrad(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -1114,7 +1122,8 @@ def FedAdagrad(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1163,7 +1172,6 @@ def FedAMS(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -1177,7 +1185,8 @@ def FedAMS(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1232,7 +1241,8 @@ def FedMedian(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1280,7 +1290,8 @@ def FedTrimmedAvg(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1330,7 +1341,8 @@ def Krum(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1383,7 +1395,8 @@ def MultiKrum(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1432,7 +1445,6 @@ def DiLoCo(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -1444,7 +1456,8 @@ def DiLoCo(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1499,7 +1512,8 @@ def AsyncDiLoCo(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1562,7 +1576,8 @@ def HeLoCo(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1617,7 +1632,6 @@ def DecoupledDiLoCo(
     Keyword Args:
         overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        exact: the largest Euclidean norm of an update, after clipping and times its weight.
         normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
         privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
         weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
@@ -1628,7 +1642,8 @@ def DecoupledDiLoCo(
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.
@@ -1675,7 +1690,8 @@ def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server:
         buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
         device: where the state is and steps run.

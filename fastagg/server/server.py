@@ -96,15 +96,15 @@ class Server:
             ``weighting``. ``latest``: the latest client's. ``keep``: no change. By names: a mapping from patterns of
             names to what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or
             ``keep``; for a state_dict it says which arrays are buffers: ``{"*.cluster_size": "mean"}``. Others are
-            averaged.
+            averaged. With ``Robust`` they follow its rule, or stay.
         tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once. Such as
             ``[("embed.weight", "head.weight")]``. None: a module says it; else arrays that are the same memory.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates. The
             server keeps a round's updates, in their own type, until the round is complete. Then it adds them in the
             order of the clients' ids. This takes memory for all updates of a round.
-        validate: ``sync``: ``receive`` waits for the check and refuses an update that is not finite. ``deferred``, for
-            a CUDA device: ``receive`` does not wait for the device. An update that is not finite then counts as zero,
-            and its receipt reports this. On the CPU ``deferred`` is the same as ``sync``.
+        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
+            ``dispatch``. ``rule``: 1 where a rule's words are of clients (rounds, robust rules, ``at_least``), else any
+            number. None: any number.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
             Steps are computed in fp32, with the moments as they are, and the new model is rounded without bias, so that
