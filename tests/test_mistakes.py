@@ -131,7 +131,6 @@ MISTAKES = [
     ("$ run fadas-digits-mild --set client.lrr=1", "unknown key", "client.lrr", "did you mean 'lr'?"),
     ("$ run fadas-digits-mild --set algorithm.name=FedBuf", "algorithm", "'FedBuf'", "did you mean 'FedBuff'?"),
     ("$ run fadas-digits-mild --set data.name=digit", "data", "'digit'", "did you mean 'digits'?"),
-    ("$ recipes --data digits", "recipes --data", "is gone", "words do the same"),
     ("$ run fadas-digits-mild --set model.name=cn", "model.name", "got 'cn'", "did you mean 'cnn'?"),
     ("$ run fadas-digits-mild --set run.device=gpu", "run.device", "'gpu'", "did you mean 'cuda'?"),
     ("$ run fadas-digits-mild --set run.target=90", "run.target", "got 90", "less than or equal to 1"),

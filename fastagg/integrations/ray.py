@@ -230,9 +230,7 @@ class Leaves:
                 del self._resting[leaf]
                 self._send(leaf)
             if not self._working:
-                raise fastagg.RunFailed(
-                    "the clients of all leaves have taken part, and the step waits for more"
-                )
+                raise fastagg.RunFailed("the clients of all leaves have taken part, and the step waits for more")
             (ready,), _ = ray.wait(list(self._working))
             leaf, task = self._working.pop(ready)
             ((total, *rest), refused) = _all([ready])[0]
