@@ -49,6 +49,7 @@ class Statistics:
         count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
         places: elements, begin and end, of which the largest (True) or the first that came is taken.
         counts: of the integers of all counters, which are numbers of batches, on their device.
+        held: the counters in one vector, if a step has made them: joining many takes time.
         rule: a robust rule.
         rows: with it, what the clients sent since the last step.
     """
@@ -61,6 +62,7 @@ class Statistics:
     count: float = 0
     places: tuple[tuple[int, int, bool], ...] = ()
     counts: Tensor | None = None
+    held: Tensor | None = None
     rule: Robust | None = None
     rows: tuple[Row, ...] = ()
 
@@ -174,12 +176,13 @@ class Statistics:
             values = self.sum / (1 if self.mode == "latest" else self.count)
             for begin, end, _ in self.places:
                 values[begin:end] = self.sum[begin:end]
-        counters = self.counters
         if self.most is not None:
+            counters = self.counters
             assert self.counts is not None
-            most, held = torch.as_tensor(self.most), joined(counters, counters)
-            counters = divided(torch.where(self.counts, most.minimum(held + _MOST_BATCHES), most), counters)
-        return replace(fresh, values=values, counters=counters)
+            most, held = torch.as_tensor(self.most), joined(counters, counters) if self.held is None else self.held
+            most = torch.where(self.counts, most.minimum(held + _MOST_BATCHES), most)
+            return replace(fresh, values=values, counters=divided(most, counters), held=most)
+        return replace(fresh, values=values)
 
     def _combined(self, rule: Robust, shares: Sequence[float]) -> dict[str, Any]:
         values, counters = self.values, self.counters
@@ -229,8 +232,9 @@ class Statistics:
                 raise ValueError(f"counters of a client: expected {size} numbers, got {len(numbers)}")
             rows.append((None if row is None else _like(own, row), [int(number) for number in numbers]))
         return replace(
-            self, values=values, counters=counters, sum=total, most=most, count=state["count"], rows=tuple(rows)
-        )
+            self, values=values, counters=counters, sum=total, most=most, count=state["count"], held=None,
+            rows=tuple(rows),
+        )  # fmt: skip
 
     def _own(self, counters: list[Tensor]) -> list[Tensor]:
         return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]
