@@ -2,7 +2,8 @@
 
 It changes the checkout that it runs in, so it runs in a copy (.ci/incremental.sh), whose build folder it takes. The
 numbers of files are those that CONTRIBUTING.md promises. Then the toys are compiled, and the
-comparisons that the tests have anyway must find and pass them: with the reference, to the bit, and with the float64 model.
+comparisons that the tests have anyway must find and pass them: with the reference, to the bit, and with the float64
+model.
 Nearly every file depends on the row formats, so the toy of those is only counted.
 
     python .ci/contribute.py BUILD

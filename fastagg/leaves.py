@@ -43,7 +43,7 @@ class Leaf:
 
     Args:
         params: the model, in any form that :class:`fastagg.Server` takes. Only its shapes are used.
-        clip_norm, weighting: the same as for the root's :class:`fastagg.Server`.
+        clip_norm, weighting, max_samples: the same as for the root's :class:`fastagg.Server`.
 
     Attributes:
         count: the number of updates so far, those in sums of other leaves included.
@@ -66,10 +66,13 @@ class Leaf:
         *,
         clip_norm: float | None = None,
         weighting: Weighting = "uniform",
+        max_samples: float | None = None,
     ) -> None:
+        _checks.fits("max_samples", max_samples, _checks.Positive | None)
         _checks.fits("clip_norm", clip_norm, _checks.Positive | None)
         _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
+        self.max_samples = max_samples
         self._counted: dict[int | str, int] = {}  # tasks, the oldest first, and with which fold each counts
         self._clients: dict[Client, int] = {}  # whose updates are in the sum, and with which fold each counts
         self._sum = _Sum()
@@ -111,7 +114,10 @@ class Leaf:
             1
         """
         self._begin(task)
-        self._add(update, 1, admission.share(num_samples, self.weighting), () if client is None else (client,))
+        share = admission.share(num_samples, self.weighting)
+        if self.max_samples is not None and self.weighting != "uniform":
+            share = min(share, self.max_samples)
+        self._add(update, 1, share, () if client is None else (client,))
 
     def fold_partial(self, partial: Partial, *, task: int | str | None = None) -> None:
         """Add another leaf's sum: this leaf is then one of a second or further level.

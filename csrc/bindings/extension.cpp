@@ -259,6 +259,7 @@ void bind_extension(py::module_& m) {
       .def_readwrite("weight", &Found::weight)
       .def_readwrite("share", &Found::share)
       .def_readwrite("reported_norm", &Found::reported_norm)
+      .def_readwrite("reported_weight", &Found::reported_weight)
       .def_readwrite("drops", &Found::drops)
       .def_readwrite("waits", &Found::waits)
       .def_readwrite("gain", &Found::gain)

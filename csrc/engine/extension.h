@@ -36,7 +36,8 @@ class Change {
 // What was learned about an update before its step is planned. All of it is optional.
 struct Findings {
   std::optional<double> norm;  // of the update
-  std::optional<double> weight, share, reported_norm;
+  std::optional<double> weight, share;
+  std::optional<double> reported_norm, reported_weight;  // for the receipt, where the step uses others
   std::optional<double> gain;    // of its clipping, which is done already
   bool drops = false;            // the update is counted as answered and changes nothing
   bool waits = false;            // it changes only what `change` keeps

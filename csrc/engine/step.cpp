@@ -304,7 +304,7 @@ bool Transaction::applied() const { return steps() && (step_.lr != 0.0 || core_.
 void Transaction::write_receipt(Given& given, bool ends, double norm) {
   const DirectionState& direction = *core_.direction;
   Receipt& receipt = given.answer->receipt;
-  const double weight = given.counts ? given.brings.weight : 0.0;
+  const double weight = given.counts ? given.findings.reported_weight.value_or(given.brings.weight) : 0.0;
   receipt = {};
   receipt.applied = ends && applied();
   receipt.version = core_.ledger.now + ends;

@@ -207,7 +207,7 @@ class Leaves:
         self._counts_clients = answers_per_step(server.direction, server.config()) is not None
         self._resting: dict[Client, int] = {}  # leaves whose clients are in the step of this version
         self._stored: tuple[int, Foreign] = -1, None  # the newest version, which all leaves read in Ray's store
-        settings = {"clip_norm": server.clip_norm, "weighting": server.weighting}
+        settings = {name: getattr(server, name) for name in ("clip_norm", "weighting", "max_samples")}
         actor: Foreign = ray.remote(_Leaf).options(**{**_ACTOR, "max_task_retries": 3, **options})
         whole = Part(server.layout, None, True)
         self._actors = {leaf: actor.remote(whole, settings, [*own], train) for leaf, own in clients.items()}

@@ -288,10 +288,6 @@ class Beside:
             if not torch.equal(torch.cat([state[name].reshape(-1) for name in self.shapes]), server.flat.float()):
                 raise Wrong("parameters() is not the version that flat is")
             values, counter = model.statistics or (np.zeros(3), 0)
-            if (
-                self.values["direction"] == "Trail" and self.values["buffers"] == "weighted"
-            ):  # a defect: the last counts 1
-                values = state[STATISTICS[0]].double().numpy()
             self.near("running statistics", state[STATISTICS[0]].double().numpy(), values, values + 1)
             if int(state[STATISTICS[1]]) != counter:
                 raise Wrong(f"the counter is {state[STATISTICS[1]]}, and the model's {counter}")
@@ -321,8 +317,6 @@ class Beside:
         told = Receipt(found.applied, found.version, found.delay, found.step_size, found.update_norm, found.weight)
         if not measured and math.isnan(told.norm):
             told = told._replace(norm=wanted.norm)
-        if told.applied and self.values["direction"] == "Trail":  # a defect: it says a weight of 1
-            told = told._replace(weight=wanted.weight, step_size=wanted.step_size)
         agrees = told[:3] == wanted[:3] and (told.step_size is None) == (wanted.step_size is None)
         pairs = (told.step_size or 0.0, wanted.step_size or 0.0), (told.weight, wanted.weight), (told.norm, wanted.norm)
         if not agrees or any(not abs(one - other) <= 2e-6 * (abs(other) + 1) for one, other in pairs):
@@ -461,13 +455,12 @@ class Beside:
         if route == "leaf" and (self.coded or self.rounds_model) and self.values.get("overflow") == "close":
             route = "flat"  # it may be two steps
         if route == "leaf":
-            leaf = fastagg.Leaf(self.params, clip_norm=self.values["clip_norm"], weighting=self.values["weighting"])
+            names = ("clip_norm", "weighting", "max_samples")
+            leaf = fastagg.Leaf(self.params, **{name: self.values.get(name) for name in names})
             updates: list[tuple[Vector, Any]] = []
             for _ in range(self.draw.randint(1, 3)):
                 sent, u, _ = self.update(self.draw.choice(("flat", "form", HALVES[0], "int8")))
                 samples = self.samples()
-                if self.values.get("max_samples") and samples:
-                    samples = 2.5  # a leaf does not know max_samples
                 leaf.fold(sent, samples)
                 updates.append((u, samples))
             return Made(leaf.take(), "partial", None, updates, is_sum=True)

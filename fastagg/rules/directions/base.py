@@ -69,6 +69,7 @@ class Findings(Protocol):
     update: Pieces | None  # to step along, in place of the one that came
     norm: float | None
     weight: float | None
+    reported_weight: float | None  # for the receipt, if the step uses another one
     share: float | None
     waits: bool  # the model does not step
     gain: float | None  # of its clipping, which is done already
@@ -282,7 +283,7 @@ class OwnState(DirectionState):
             raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
         # The update is already clipped and weighted.
         found.update, found.norm = pieces, seen.norm
-        found.weight = found.share = 1.0
+        found.weight, found.reported_weight = 1.0, arrival.weight
         found.gain = clipped
 
     def sent(self, client: int | str) -> dict[str, Tensor]:
