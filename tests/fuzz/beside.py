@@ -29,11 +29,11 @@ import fastagg
 from fastagg.durable.opening import open_on
 from fuzz.drawn import EIGHT_BIT, FORMATS, HALVES, ROWS, Values, compares, is_own, routes_of
 
-LEASE, GRACE, CLIENTS = 1e6, 1e5, 4
+LEASE, GRACE, CLIENTS = 1e6, 1e5, 6
 SIZES = {"few": (1, 2, 3, 7, 17, 18, 18, 41, 255, 257), "many": (1025, 4097, 8200)}  # around the widths of loops
 IDS: dict[str, list[Any]] = {
     "numbers": list(range(CLIENTS)), "any": [7, -1, 2**64 - 1, 2**63 - 1, -(2**63), "", "ann", "1", "é" * 256, "\0"],
-    "text": ["ann", "bob", "c/ü", "d" * 200],
+    "text": ["ann", "bob", "c/ü", "d" * 200, "e e", "f%"],
 }  # fmt: skip
 ROUNDING = {"bf16": 2.0**-7, "int8": 1.02 / 127, "int4": 1.02 / 7}  # relative to the largest of a block
 STATISTICS = "bn.running_mean", "bn.num_batches_tracked"
@@ -112,7 +112,7 @@ def parts_of(
         )
         if key in values
     }
-    settings["max_open_per_client"] = values["max_open"]
+    settings |= {"max_open_per_client": values["max_open"], "answers_per_step": values["answers"]}
     if values["clients"] == "numbers":
         settings["num_clients"] = CLIENTS
     return direction, optimizer, {"name": "DelayAdaptive" if policy.islower() else policy, **staleness}, settings
@@ -132,6 +132,7 @@ class Made(NamedTuple):
     statistics: Buffers = None
     is_sum: bool = False
     is_measured: bool = True
+    clients: tuple[Any, ...] = ()  # that a sum names
     error: str = ""
 
 
@@ -153,14 +154,17 @@ class Beside:
         self.server, self.plain = self.opened(), self.make()
         statistics = (np.zeros(3), 2) if values["form"] == "names" else None
         sizes = [self.size] if values["form"] == "flat" else [math.prod(shape) for shape in self.shapes.values()]
+        counts = direction["name"] in ("Cohort", "Robust") or "at_least" in direction
+        per_step = {"rule": 1 if counts else None}.get(values["answers"], values["answers"])
         self.model = Model(
             self.server.flat.double().numpy(), direction, optimizer, staleness, sizes=sizes, statistics=statistics,
-            **settings,
+            **{**settings, "answers_per_step": per_step},
         )  # fmt: skip
         self.quantised = values.get("cache", "fp32") != "fp32"
         self.coded = values.get("moments") == "8bit" and values["optimizer"] in EIGHT_BIT
         self.rounds_model = values.get("model_dtype") is not None
         self.sent: list[Sent] = []
+        self.left = 1e-6 if values["direction"] in ROWS else 1e-30  # of a sum when all its rows have left it again
         self.kept_store()
         self.adopt_moments(self.model.optimizer.m, self.model.optimizer.v, self.model.optimizer.vhat)
         self.seen = 0  # the version of the last comparison
@@ -261,7 +265,7 @@ class Beside:
                 continue
             unit = found["units"][0 if name == "m" else -1]
             kept = moments.decode(found[name], unit, name == "m")[: self.size].double().numpy()
-            least = np.abs(wanted).max() * (2.0**-16 if name == "m" else 2.0**-32) + 1e-30
+            least = np.abs(wanted).max() * (2.0**-16 if name == "m" else 2.0**-32) + self.left
             if not (np.abs(kept - wanted) <= 0.13 * np.abs(wanted) + least).all():
                 raise Wrong(f"{name} is {kept}, and the model's {wanted}")
             setattr(held, name, kept)
@@ -287,6 +291,8 @@ class Beside:
             state = server.parameters()
             if not torch.equal(torch.cat([state[name].reshape(-1) for name in self.shapes]), server.flat.float()):
                 raise Wrong("parameters() is not the version that flat is")
+            if self.values["direction"] == "Robust":  # server/test_robust_statistics.py has a model of them
+                model.statistics = state[STATISTICS[0]].double().numpy(), int(state[STATISTICS[1]])
             values, counter = model.statistics or (np.zeros(3), 0)
             self.near("running statistics", state[STATISTICS[0]].double().numpy(), values, values + 1)
             if int(state[STATISTICS[1]]) != counter:
@@ -395,8 +401,10 @@ class Beside:
         self.everywhere(lambda server: server.close_round(if_due=True))
 
     def dispatch(self, client: Any = None) -> Sent | None:
-        client = self.draw.choice(self.ids) if client is None else client
         self.due()
+        if client is None:
+            welcome = [one for one in self.ids if self.model.may_take_part(one)]
+            client = self.draw.choice(welcome if welcome and self.draw.random() < 0.9 else self.ids)
         if self.values["lease"] or self.values.get("max_delay") is not None:
             self.everywhere(lambda server: server.expire())
         how: Any = {"format": self.draw.choice((None, self.values.get("download")))}
@@ -458,12 +466,14 @@ class Beside:
             names = ("clip_norm", "weighting", "max_samples")
             leaf = fastagg.Leaf(self.params, **{name: self.values.get(name) for name in names})
             updates: list[tuple[Vector, Any]] = []
-            for _ in range(self.draw.randint(1, 3)):
+            names = self.draw.sample(self.ids, 3) if self.draw.random() < 0.5 else [None] * 3
+            for who in names[: self.draw.randint(1, 3)]:
                 sent, u, _ = self.update(self.draw.choice(("flat", "form", HALVES[0], "int8")))
                 samples = self.samples()
-                leaf.fold(sent, samples)
+                leaf.fold(sent, samples, client=who)
                 updates.append((u, samples))
-            return Made(leaf.take(), "partial", None, updates, is_sum=True)
+            total = leaf.take()
+            return Made(total, "partial", None, updates, is_sum=True, clients=total.clients)
         samples = self.samples()
         if route == "bad":
             sent, u, _ = self.update("flat")
@@ -519,7 +529,8 @@ class Beside:
         found, wanted = self.both(
             call,
             lambda: self.model.receive(
-                client, made.updates, control=control, buffers=made.statistics, is_sum=made.is_sum, **by),
+                client, made.updates, control=control, buffers=made.statistics, is_sum=made.is_sum,
+                clients=made.clients, **by),
             lambda: self.received(one, made, **plainly, **more),
         )  # fmt: skip
         if found is not None:
@@ -580,7 +591,9 @@ class Beside:
             if made.error:
                 model.answered(client, version)
                 return made.error
-            return model.receive(client, made.updates, version, buffers=made.statistics, is_sum=made.is_sum)
+            return model.receive(
+                client, made.updates, version, buffers=made.statistics, is_sum=made.is_sum, clients=made.clients
+            )
         except Refused as refused:
             return str(refused)
 

@@ -130,6 +130,7 @@ SETTINGS: dict[str, Callable[[Values], tuple[Any, ...]]] = {
     "buffers": _one_of("mean", "weighted", "latest", "keep", where=_is("form", "names")),
     "clients": lambda a: ("numbers",) if a["direction"] in (*ROWS, "Differences") else ("numbers", "any", "text"),
     "max_open": _one_of(None, 2),
+    "answers": _one_of("rule", None, 2),
     "lease": _one_of(None, 1e6),
     "max_delay": _one_of(None, 3, where=lambda a: a["direction"] != "ActiveSet"),
     "home": _one_of("memory", "arrival", "step", "none"),

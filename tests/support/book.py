@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +34,26 @@ class Book:
         self.settings, self.version, self.time = settings, 0, 0.0
         self.tasks: list[Task] = []
         self.last: dict[Any, Task] = {}  # what each client was sent last; others are unknown
+        self.parts: dict[Any, tuple[int, int]] = {}  # the version at which each client took part last, and how often
 
     def owed(self, client: Any) -> list[Task]:
         return [task for task in self.tasks if task.client == client]
 
     def has_room(self, client: Any) -> bool:
         return len(self.owed(client)) < (self.settings.get("max_open_per_client") or math.inf)
+
+    def may_take_part(self, client: Any) -> bool:
+        version, times = self.parts.get(client, (-1, 0))
+        return version != self.version or times < (self.settings.get("answers_per_step") or math.inf)
+
+    def check_part(self, clients: Iterable[Any]) -> None:
+        if not all(map(self.may_take_part, clients)):
+            raise Refused("TooSoon")
+
+    def take_part(self, clients: Iterable[Any]) -> None:
+        for client in clients:
+            version, times = self.parts.get(client, (-1, 0))
+            self.parts[client] = self.version, times + 1 if version == self.version else 1
 
     def is_over(self, task: Task) -> bool:
         most = self.settings.get("max_delay")
@@ -49,6 +64,7 @@ class Book:
         n = self.settings.get("num_clients")
         if n is not None and not (isinstance(client, int) and 0 <= client < n):
             raise Refused("UnknownClient")
+        self.check_part([client])
         ends = self.time + (self.settings.get("lease") or math.inf)
         task = next((task for task in self.owed(client) if task.version == version), None)
         if task is None:

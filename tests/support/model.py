@@ -86,37 +86,45 @@ class Model(Book):
 
     # -- answers
 
-    def answered(self, client: Any, version: int | None, task: Task | None = None) -> Task:
-        """The task of an answer, which in a synchronous rule is of this round."""
+    def answered(
+        self, client: Any, version: int | None, task: Task | None = None, whose: Sequence[Any] | None = None
+    ) -> Task:
+        """The task of an answer, which in a synchronous rule is of this round. ``whose``: a leaf's clients."""
         task = self.find(client, version, task)
         if (self.name == "Cohort" or self.direction.get("synchronous")) and task.version != self.version:
             raise Refused("UnknownVersion")
+        self.check_part([client] if whose is None else whose)
         return task
 
     def receive(
         self, client: Any, updates: Sequence[tuple[Vector, Any]], version: int | None = None, *,
         task: Task | None = None, control: Vector | None = None, buffers: Buffers = None, is_sum: bool = False,
+        clients: Sequence[Any] = (),
     ) -> Receipt:  # fmt: skip
-        """One update with its samples, or those of a leaf's sum."""
+        """One update with its samples, or those of a leaf's sum, which may name its clients."""
         self.close_round(if_due=True)
-        task, p, self.fragile = self.answered(client, version, task), self.direction, False
+        task, p, self.fragile = self.answered(client, version, task, clients if is_sum else None), self.direction, False
         clipped, shares = np.array([self.clipped(u) for u, _ in updates]), [self.share(n) for _, n in updates]
         total, share, count = shares @ clipped, sum(shares), len(updates)
         if is_sum and p.get("overflow") == "close" and p["size"] and self.held and self.count() + count > p["size"]:
             self.close_round()
         u, delay = total / (share or 1.0) if is_sum else clipped[0], self.version - task.version
-        answer = Answer(client, u, task.version, delay, share, count, control)
         norm = float(np.linalg.norm(total if is_sum else updates[0][0]))
+        gain = min(1.0, (self.settings.get("clip_norm") or math.inf) / (norm or 1.0))  # what comes along moves as far
+        answer = Answer(client, u, task.version, delay, share, count, None if control is None else gain * control)
         # without samples it only takes a place in a round
         weight = self.weigh(answer, task) if share > 0 or self.name in ROUNDS else None
         self.end(task, "AlreadyCounted")
         if weight is None:
             return Receipt(False, self.version, delay, None, norm, 0.0)
         self.taken_part[client] = self.taken_part.get(client, 0) + 1
+        self.take_part(clients if is_sum else [client])
         answer.weight = weight
         along = self.add(answer, weight)
         if buffers is not None and self.settings.get("buffers") != "keep" and answer.share:
-            self.reported.append((client, *buffers, answer.share))
+            assert self.statistics is not None
+            own, theirs = self.statistics[0], np.asarray(buffers[0])
+            self.reported.append((client, own + gain * (theirs - own), buffers[1], answer.share))
         if isinstance(along, str):
             if along == "idle":
                 self.advance(False)
