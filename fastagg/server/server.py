@@ -550,24 +550,19 @@ class Server:
     def _all(self, answers: Sequence[Sent], updates: Sequence[Any]) -> list[Outcome]:
         """Take all answers. Each outcome is named by what was sent."""
         outcomes: list[Outcome] = []
-        some: list[Outcome] | None = None  # what is taken is held, also if there is no memory for anything more
+        some: list[Outcome] = outcomes  # what is taken is held, also if there is no memory for anything more
         try:
             while len(outcomes) < len(answers):
                 some = self._several(answers, len(outcomes))
-                if outcomes:
-                    outcomes += some
-                else:
-                    outcomes = some
-                some = None
-            for outcome in outcomes:
-                if isinstance(outcome, FastaggError):
-                    return self._named(outcomes, updates)
-            return outcomes
+                outcomes = outcomes + some if outcomes else some
+                some = outcomes
+            return self._named(outcomes, updates)
         except BaseException as error:
-            if isinstance(error, MemoryError) and outcomes and len(outcomes) == len(answers):
+            if type(error) is MemoryError and outcomes and len(outcomes) == len(answers):
                 return outcomes  # Python could not raise an error with them now
-            outcomes += [*(some or ()), *getattr(error, "outcomes", ())]
-            error.outcomes = outcomes  # type: ignore[attr-defined]
+            error.outcomes = [  # type: ignore[attr-defined]
+                *outcomes, *(() if some is outcomes else some), *getattr(error, "outcomes", ())
+            ]  # fmt: skip
             raise
 
     def _several(self, answers: Sequence[Sent], begin: int) -> list[Outcome]:
@@ -721,8 +716,13 @@ class Server:
             found: float | None = self._engine.close_round(if_due)
             return found
 
-    def _named(self, outcomes: Sequence[Outcome], updates: Sequence[Any]) -> list[Outcome]:
+    def _named(self, outcomes: list[Outcome], updates: Sequence[Any]) -> list[Outcome]:
         """Return the outcomes; a refused update's error names the array that is not finite."""
+        for outcome in outcomes:
+            if isinstance(outcome, FastaggError):
+                break
+        else:
+            return outcomes
         found: list[Outcome] = []
         for outcome, update in zip(outcomes, updates, strict=True):
             if isinstance(outcome, FastaggError):
