@@ -152,25 +152,15 @@ bool read(Shared& server, py::handle const* given, Arrays& arrays, Answer& answe
   return true;
 }
 
-// Clears Python's MemoryError, and returns it. It allocates nothing.
-py::object short_of_memory() {
-#if PY_VERSION_HEX >= 0x030C0000
-  return py::reinterpret_steal<py::object>(PyErr_GetRaisedException());
-#else
-  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &error, &trace);
-  PyErr_NormalizeException(&type, &error, &trace);
-  Py_XDECREF(type), Py_XDECREF(trace);
-  return py::reinterpret_steal<py::object>(error);
-#endif
-}
-
 // The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised, with
-// the first `done` outcomes as its attribute `outcomes`. If these have counted and there is no memory left, that is an
-// outcome, too: Python cannot raise an error with what it has then.
-py::object outcome_of_exception(py::list& outcomes, size_t done) {
+// the first `done` outcomes as its attribute `outcomes`. If these have counted and there is no memory left, the outcome
+// is `no_memory`: Python cannot raise an error with what it has then.
+py::object outcome_of_exception(py::list& outcomes, size_t done, const py::object& no_memory) {
   set_error_of_current_exception();
-  if (done > 0 && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return short_of_memory();
+  if (done > 0 && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) {
+    PyErr_Clear();
+    return no_memory;
+  }
   py::error_already_set raised;
   if (raised.matches(py::module_::import("fastagg.errors").attr("FastaggError"))) return raised.value();
   PyList_SetSlice(outcomes.ptr(), static_cast<Py_ssize_t>(done), PyList_GET_SIZE(outcomes.ptr()), nullptr);
@@ -185,6 +175,7 @@ py::list receive_all(Shared& server, std::vector<Answer>& answers, const std::ve
   std::vector<py::object> receipts;
   for (size_t i = 0; i < count; ++i) receipts.push_back(made_for(server, clients[i], answers[i]));
   py::list outcomes(count);  // all memory is there before the first answer counts
+  const py::object no_memory = py::module_::import("fastagg.errors").attr("NO_MEMORY");
   Watched watched(server, count);
   for (size_t done = 0; done < count;) {
     Engine::Result result;
@@ -203,14 +194,14 @@ py::list receive_all(Shared& server, std::vector<Answer>& answers, const std::ve
       if (result.failed) std::rethrow_exception(result.failed);
       throw *result.refused;
     } catch (...) {
-      outcomes[done] = outcome_of_exception(outcomes, done);
+      outcomes[done] = outcome_of_exception(outcomes, done, no_memory);
       ++done;
     }
   }
   try {
     wait_for_disk(server, answers.data(), count);
   } catch (...) {
-    const py::object error = outcome_of_exception(outcomes, count);
+    const py::object error = outcome_of_exception(outcomes, count, no_memory);
     for (size_t i = 0; i < count; ++i) {
       const engine::Receipt& receipt = answers[i].receipt;
       if (receipt.sequence > 0 && server.log->waits(receipt.applied)) outcomes[i] = error;

@@ -189,8 +189,10 @@ void set_error(const Refusal& refused) {
   raised.restore();
 }
 
-void set_error_of_current_exception() noexcept {
-  if (has_no_memory()) return;
+namespace {
+
+// May throw, because an error takes memory.
+void translate_current_exception() {
   try {
     throw;
   } catch (py::error_already_set& error) {
@@ -219,6 +221,19 @@ void set_error_of_current_exception() noexcept {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   } catch (...) {
     PyErr_SetString(PyExc_SystemError, "an unknown error");
+  }
+}
+
+}  // namespace
+
+void set_error_of_current_exception() noexcept {
+  if (has_no_memory()) return;
+  try {
+    translate_current_exception();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (...) {
+    if (PyErr_Occurred() == nullptr) PyErr_NoMemory();
   }
 }
 

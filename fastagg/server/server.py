@@ -33,7 +33,7 @@ from fastagg.storage.pieces import Pieces
 
 Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
 Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
-Outcome = Receipt | FastaggError | MemoryError
+Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
 
@@ -525,8 +525,8 @@ class Server:
 
         Returns:
             For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
-            raised. Its attribute ``outcomes`` has those of the answers before it. A MemoryError after an answer that
-            counted is an outcome.
+            raised. Its attribute ``outcomes`` has those of the answers before it. A MemoryError behind an answer that
+            counted is an outcome, too.
 
         Raises:
             ConfigError: an answer is not such a tuple. Nothing has changed.
