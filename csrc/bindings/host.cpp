@@ -200,7 +200,7 @@ void translate_current_exception() {
   } catch (const py::builtin_exception& error) {
     error.set_error();
   } catch (const Refusal& refused) {
-    set_error(refused);
+    bindings::set_error(refused);
   } catch (const store::RowsFailed& error) {
     raise_as("CacheError", error.what());
   } catch (const Refused& error) {

@@ -42,7 +42,7 @@ class AdaptiveClip:
         quantile: the share of updates that is not clipped, in (0, 1).
         initial: C of the first step, > 0.
         rate: how fast C follows, > 0. The paper's is 0.2.
-        count_noise: s_b, > ``noise_multiplier``. None: M/10 with the buffer's size for M; that is twice the paper's, and
+        count_noise: s_b, > ``noise_multiplier``. None: M/10 with the buffer's size for M; twice the paper's, and so
             the updates' noise is the paper's.
 
     Example:
