@@ -141,3 +141,10 @@ class DeviceError(FastaggError, RuntimeError):
 class RunFailed(FastaggError, RuntimeError):
     """A run cannot continue: its clients fail, or every answer is refused, and this would repeat. Has the last
     cause."""
+
+
+class NoMemory(FastaggError, MemoryError):
+    """There is no memory left to take an answer, or to say why it is refused."""
+
+
+NO_MEMORY = NoMemory("there is no memory left for this answer")  # made while there is some

@@ -156,3 +156,26 @@ def test_which_architectures_are_compiled(
     )
     chosen, skipped = re.fullmatch(r"architectures: (.*); skipped: (.*)\n", found.stderr).groups()  # type: ignore[union-attr]
     assert architectures == (chosen or skipped)
+
+
+@pytest.mark.parametrize("name", ["a b", "a(b", "a&b", "a'b", "a$b", "a)b", "a;b", "a#b", 'a"b'])
+def test_a_checkout_may_have_any_path_or_it_is_named(name: str, tmp_path: Path) -> None:
+    if shutil.which("cmake") is None or shutil.which("ninja") is None or shutil.which("c++") is None:
+        pytest.skip("needs cmake, ninja and a compiler")
+    pybind = pytest.importorskip("pybind11")
+    here = tmp_path / name
+    for folder in ("cmake", "csrc", "tests/native", "tests/emulation"):
+        shutil.copytree(ROOT / folder, here / folder)
+    shutil.copy(ROOT / "CMakeLists.txt", here)
+    configure = ["cmake", "-G", "Ninja", "-S", here, "-B", here / "build", "-DFASTAGG_CUDA=OFF"]
+    done = subprocess.run(
+        [*configure, f"-Dpybind11_DIR={pybind.get_cmake_dir()}"], capture_output=True, text=True, check=False
+    )
+    if set(name) & set(';#"'):
+        assert done.returncode != 0 and "Move it to another folder" in " ".join(done.stderr.split())
+        return
+    assert done.returncode == 0, done.stderr
+    subprocess.run(["cmake", "--build", here / "build", "--target", "fastagg_digest"], check=True, capture_output=True)
+    from fastagg._checkout import _sources
+
+    assert _sources() in (here / "build" / "digest.cpp").read_text()

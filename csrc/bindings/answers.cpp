@@ -169,25 +169,15 @@ bool read(Shared& server, PyObject* const* given, Arrays& arrays, Answer& answer
   return true;
 }
 
-// Clears Python's MemoryError, and returns it. It allocates nothing.
-py::object short_of_memory() {
-#if PY_VERSION_HEX >= 0x030C0000
-  return py::reinterpret_steal<py::object>(PyErr_GetRaisedException());
-#else
-  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &error, &trace);
-  PyErr_NormalizeException(&type, &error, &trace);
-  Py_XDECREF(type), Py_XDECREF(trace);
-  return py::reinterpret_steal<py::object>(error);
-#endif
-}
-
 // The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised. If
-// answers before it have counted and there is no memory left, that is an outcome, too: Python could not raise an error
-// that has theirs.
-py::object outcome_of_exception(bool counted) {
+// answers before it have counted and there is no memory left, the outcome is `no_memory`: Python could not raise an
+// error that has theirs.
+py::object outcome_of_exception(bool counted = false, const py::object& no_memory = {}) {
   set_error_of_current_exception();
-  if (counted && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return short_of_memory();
+  if (counted && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) {
+    PyErr_Clear();
+    return no_memory;
+  }
   py::error_already_set raised;
   if (raised.matches(py::module_::import("fastagg.errors").attr("FastaggError"))) return raised.value();
   throw raised;
@@ -216,6 +206,7 @@ size_t readable(const Batch& batch, size_t begin) {
 void receive_all(Shared& server, Batch& batch) {
   const size_t count = batch.size();
   std::vector<Answer>& answers = batch.answers;
+  const py::object no_memory = py::module_::import("fastagg.errors").attr("NO_MEMORY");
   Watched watched(server, count);
   for (size_t done = 0; done < count;) {
     if (batch.refusals[done]) {
@@ -240,14 +231,14 @@ void receive_all(Shared& server, Batch& batch) {
       if (result.failed) std::rethrow_exception(result.failed);
       throw *result.refused;
     } catch (...) {
-      batch.set(done, outcome_of_exception(done > 0));
+      batch.set(done, outcome_of_exception(done > 0, no_memory));
       ++done;
     }
   }
   try {
     wait_for_disk(server, answers.data(), count);
   } catch (...) {
-    const py::object error = outcome_of_exception(true);
+    const py::object error = outcome_of_exception(true, no_memory);
     for (size_t i = 0; i < count; ++i) {
       const engine::Receipt& receipt = answers[i].receipt;
       if (receipt.sequence > 0 && server.log->waits(receipt.applied)) batch.set(i, error);
@@ -294,7 +285,7 @@ PyObject* take_many(Shared& server, PyObject* const* args) {
       }
       batch.receipts.push_back(made_for(server, fields_of(answer)[0], taken));
     } catch (...) {
-      refusal = outcome_of_exception(false);
+      refusal = outcome_of_exception();
       batch.receipts.push_back(refusal);
     }
     batch.refusals.push_back(refusal);

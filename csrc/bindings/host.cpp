@@ -189,8 +189,10 @@ void set_error(const Refusal& refused) {
   raised.restore();
 }
 
-void set_error_of_current_exception() noexcept {
-  if (has_no_memory()) return;
+namespace {
+
+// May throw, because an error takes memory.
+void translate_current_exception() {
   try {
     throw;
   } catch (py::error_already_set& error) {
@@ -198,7 +200,7 @@ void set_error_of_current_exception() noexcept {
   } catch (const py::builtin_exception& error) {
     error.set_error();
   } catch (const Refusal& refused) {
-    set_error(refused);
+    bindings::set_error(refused);
   } catch (const Refused& error) {
     raise_as("ConfigError", error.what());
   } catch (const std::bad_alloc&) {
@@ -217,6 +219,19 @@ void set_error_of_current_exception() noexcept {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   } catch (...) {
     PyErr_SetString(PyExc_SystemError, "an unknown error");
+  }
+}
+
+}  // namespace
+
+void set_error_of_current_exception() noexcept {
+  if (has_no_memory()) return;
+  try {
+    translate_current_exception();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (...) {
+    if (PyErr_Occurred() == nullptr) PyErr_NoMemory();
   }
 }
 

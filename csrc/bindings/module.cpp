@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "../cpu/cpu.h"
 #include "../cpu/pool.h"
@@ -113,11 +114,22 @@ PyObject* created(PyTypeObject* type, PyObject*, PyObject*) {
   return bindings::guarded([type] { return py::detail::make_new_instance(type); });
 }
 
+// And if there is none for its own list of objects, it frees what the object was to take over and does not own yet.
+std::map<const py::detail::type_info*, void (*)(py::detail::value_and_holder&)> deallocs;
+
+void deallocate(py::detail::value_and_holder& object) {
+  if (object.holder_constructed()) deallocs.at(object.type)(object);
+}
+
 void keep_allocating(const py::module_& of) {
   for (const auto& [name, one] : py::dict(of.attr("__dict__"))) {
-    auto* const type = reinterpret_cast<PyTypeObject*>(one.ptr());
-    if (PyType_Check(one.ptr()) && py::detail::get_type_info(type) != nullptr)
-      type->tp_alloc = &allocated, type->tp_new = &created;
+    if (PyType_Check(one.ptr())) {
+      auto* const type = reinterpret_cast<PyTypeObject*>(one.ptr());
+      if (py::detail::type_info* const known = py::detail::get_type_info(type)) {
+        type->tp_alloc = &allocated, type->tp_new = &created;
+        deallocs[known] = std::exchange(known->dealloc, &deallocate);
+      }
+    }
     if (PyModule_Check(one.ptr())) keep_allocating(py::reinterpret_borrow<py::module_>(one));
   }
 }

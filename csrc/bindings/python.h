@@ -7,18 +7,27 @@
 
 namespace fastagg::bindings {
 
-// pybind11 (3.1) looks for a keyword with what this returned, and does not ask whether there was memory for it.
-inline PyObject* interned(const char* text) {
-  PyObject* const made = PyUnicode_InternFromString(text);
-  if (made != nullptr) return made;
+// pybind11 (3.1) does not ask whether there was memory for a name or a number, or makes an error of it that needs more.
+inline PyObject* made(PyObject* object) {
+  if (object != nullptr) return object;
   PyErr_Clear();
   throw std::bad_alloc();
 }
 
 }  // namespace fastagg::bindings
 
-#define PyUnicode_InternFromString(text) ::fastagg::bindings::interned(text)
+#define PyUnicode_InternFromString(text) ::fastagg::bindings::made(PyUnicode_InternFromString(text))
+#define PyFloat_FromDouble(number) ::fastagg::bindings::made(PyFloat_FromDouble(number))
+#define PyLong_FromSize_t(number) ::fastagg::bindings::made(PyLong_FromSize_t(number))
+#define PyLong_FromSsize_t(number) ::fastagg::bindings::made(PyLong_FromSsize_t(number))
+#define PyLong_FromLongLong(number) ::fastagg::bindings::made(PyLong_FromLongLong(number))
+#define PyLong_FromUnsignedLongLong(number) ::fastagg::bindings::made(PyLong_FromUnsignedLongLong(number))
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #undef PyUnicode_InternFromString
+#undef PyFloat_FromDouble
+#undef PyLong_FromSize_t
+#undef PyLong_FromSsize_t
+#undef PyLong_FromLongLong
+#undef PyLong_FromUnsignedLongLong

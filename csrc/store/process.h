@@ -13,7 +13,7 @@
 
 namespace fastagg::store {
 
-inline std::atomic<int> forks{0};                  // of this process and those before it
+inline std::atomic<int> forks{0};                           // of this process and those before it
 inline std::array<std::atomic<int>, 1024> parents_files{};  // descriptors plus 1; 0: none
 
 #if defined(__unix__) || defined(__APPLE__)

@@ -148,6 +148,40 @@ def test_a_folder_is_free_when_its_server_is_closed_whatever_forked_children_hol
         os.waitpid(child, 0)
 
 
+FORKS = """
+import ctypes, os, signal, sys
+import torch, fastagg
+server = fastagg.open(sys.argv[1], lambda: fastagg.FedBuff(torch.zeros(2)))
+child = os.fork() if sys.argv[2] == "Python" else ctypes.PyDLL(None).fork()
+if child == 0:
+    assert sys.argv[2] != "Python" or os.fork() or signal.pause()  # a grandchild, too
+    signal.pause()
+    os._exit(0)
+print(child, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks as on Linux")
+@pytest.mark.parametrize("who", ["Python", "C"])
+def test_a_folder_is_free_when_its_server_is_killed_whatever_forked_children_live(who: str, tmp_path: Path) -> None:
+    def make() -> fastagg.Server:
+        return fastagg.FedBuff(torch.zeros(2))
+
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", FORKS, tmp_path, who], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        try:
+            assert parent.stdout is not None and int(parent.stdout.readline()) > 0
+            with pytest.raises(fastagg.Busy):  # no child gives it away
+                fastagg.open(tmp_path, make)
+            parent.kill()
+            parent.wait()
+            fastagg.open(tmp_path, make).close()
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
 def test_another_server_than_the_folders_is_refused(tmp_path: Path) -> None:
     fastagg.open(tmp_path / "a", maker("ASGD")).close()
     for make, match in (

@@ -1,11 +1,18 @@
 """The machine refuses memory, a thread or a call for a file: the server is as before, or as after the call, and says
 what was refused. A small share of all points; ``.ci/power.py memory|threads|files SECONDS`` takes more."""
 
+import os
+import signal
 import sys
+import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import refusing
+
+import fastagg
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="calls are refused as on Linux")
 
@@ -56,3 +63,44 @@ os._exit(0)
 """
     found = {refusing.run(library, "-c", code, threads) for threads in (0, 1, 1 << 40)}
     assert len(found) == 1
+
+
+def call_without_memory(call: refusing.Call, on: refusing.Scene, after: int) -> tuple[Any, BaseException | None]:
+    """Make a call in which all allocations of Python's fail from one on."""
+    hooks = pytest.importorskip("_testcapi")
+    begin, end, got, error = hooks.set_nomemory, hooks.remove_mem_hooks, None, None
+    begin(after, 0)
+    try:
+        got = call(on)
+    except BaseException as raised:
+        error = raised
+    end()
+    return got, error
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("what", {**refusing.CALLS, **refusing.PLAIN, **refusing.STORED})
+def test_where_python_has_no_memory_left_a_call_ends_with_an_error(what: str) -> None:
+    """It ends the process nowhere, and says what counts."""
+    call = {**refusing.CALLS, **refusing.PLAIN, **refusing.STORED}[what]
+
+    def act(after: int, folder: Path) -> str:
+        on = refusing.Scene("FedBuff", folder, what in refusing.STORED)
+        before = on.seen()
+        # with no memory CPython 3.11 may try for ever to begin a handler that lies far behind its function's begin
+        signal.alarm(10)
+        got, error = call_without_memory(call, on, after)
+        signal.alarm(0)
+        if error is None:
+            outcomes = got if what == "receive_many" else []
+            return "the same" if all(isinstance(one, (fastagg.Receipt, MemoryError)) for one in outcomes) else f"{got}!"
+        if not isinstance(error, (MemoryError, OSError, fastagg.FastaggError)):
+            return f"{error!r}!"
+        if what != "close and open" and not refusing.equal(before, on.seen()):
+            return f"{error!r} changed it!"
+        return "raised"
+
+    for after in (0, 1, 2, 3, 4, 6, 9, 14, 22, 35):
+        with tempfile.TemporaryDirectory() as folder:
+            said = refusing.in_child(partial(act, after, Path(folder)))
+        assert not said.endswith("!") or said == "ended by SIGALRM!", (after, said)

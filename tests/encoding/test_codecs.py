@@ -104,6 +104,18 @@ def test_there_and_back(format: object) -> None:
             one[0] = 1
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize("size", [1, 300, 5000])
+def test_the_largest_finite_numbers_are_encoded(format: object, size: int) -> None:
+    most = torch.finfo(torch.float32).max * (1.0 if format == "sign" else 0.99)  # codes times a scale may round up
+    for x in (torch.full((size,), most), update(size).sign() * most, torch.full((size,), -0.9 * most)):
+        read = encode(x, format, seed=3).decode()  # type: ignore[arg-type]
+        assert read.isfinite().all()
+        if format == "sign" and bool((x != 0).all()):
+            torch.testing.assert_close(read, x, rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_bytes_are_kept_and_what_can_change_is_copied(format: object) -> None:
     """Its arrays live as long as somebody has one of them, and bytes as long as they are read."""

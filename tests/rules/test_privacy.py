@@ -541,5 +541,5 @@ def test_settings_go_through_a_checkpoint_and_a_recipes_table(tmp_path: Path) ->
         server = fastagg.FADAS(torch.zeros(4), privacy=privacy)
         server.save(tmp_path / "it.pt")
         assert fastagg.load(tmp_path / "it.pt").direction == server.direction
-    table = {"noise_multiplier": 1.0, "clip_norm": {"quantile": 0.5, "count_noise": 1.0}}
-    assert private(privacy=table).direction.privacy.clip_norm == fastagg.AdaptiveClip(0.5, count_noise=1.0)
+    table = {"noise_multiplier": 1.0, "clip_norm": {"quantile": 0.5, "count_noise": 2.0}}
+    assert private(privacy=table).direction.privacy.clip_norm == fastagg.AdaptiveClip(0.5, count_noise=2.0)

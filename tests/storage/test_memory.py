@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +103,44 @@ def test_a_forked_child_has_memory() -> None:
         fresh[0] = 1.0
         os._exit(0 if float(vector[0]) == 3.0 else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+FORKED = """
+import os, sys, tempfile
+import numpy as np, torch, fastagg
+fastagg.set_num_threads(2)
+torch.set_num_threads(2)
+(torch.ones(1 << 20) + 1).sum()  # torch's threads begin
+ones = np.ones((256, 1024), np.float32)
+parent = fastagg.FedBuff([ones], buffer_size=1)
+parent.dispatch(0)
+parent.receive(0, [ones])  # and fastagg's
+child = os.fork()
+if child != 0:
+    sys.exit(os.waitpid(child, 0)[1])
+for model in ([ones], ones.reshape(-1), {"w": ones}, torch.nn.Linear(1024, 256)):
+    server = fastagg.FADAS(model, buffer_size=1)
+    task = server.dispatch("ann")
+    server.receive("ann", np.ones(server.flat.numel(), np.float32))
+    task = server.dispatch("ann")
+    server.receive_model(task, task.params)
+    server.parameters(), server.memory()
+    server.load_state_dict(server.state_dict())
+    with tempfile.TemporaryDirectory() as folder:
+        server.save(folder + "/saved")
+        fastagg.load(folder + "/saved")
+        with fastagg.open(folder + "/state", lambda: fastagg.FADAS(model)) as stored:
+            stored.dispatch(0)
+            stored.checkpoint()
+    fastagg.Leaf(model)
+    fastagg.encode(ones, "int8", seed=0).decode()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_may_make_a_server_of_any_size() -> None:
+    subprocess.run([sys.executable, "-P", "-c", FORKED], check=True, timeout=100)
 
 
 def test_with_an_older_torch_vectors_come_through_a_capsule() -> None:
