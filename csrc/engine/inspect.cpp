@@ -57,7 +57,7 @@ Question question_of(const Core& of, const Given& given) {
 }  // namespace
 
 // Finds the task that an answer refers to, and what it counts for.
-void Transaction::find_task(Given& given) {
+void Stages::find_task(Given& given) {
   Answer& answer = *given.answer;
   given.task = core_.find(answer);
   core_.direction->check(answer.client, given.task.version, core_.ledger.now);
@@ -82,7 +82,7 @@ void Transaction::find_task(Given& given) {
 }
 
 // Finds where the answer's clients are counted. A leaf's sum counts for those that it names.
-void Transaction::find_participants(Given& given) {
+void Stages::find_participants(Given& given) {
   Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits()) return;
   const Answer& answer = *given.answer;
@@ -95,7 +95,7 @@ void Transaction::find_participants(Given& given) {
 }
 
 // Reads the update, once: into memory of the engine's own, which is the record's where there is one.
-void Transaction::inspect_update(Given& given) {
+void Stages::inspect_update(Given& given) {
   Answer& answer = *given.answer;
   const Inspector& inspector = *core_.inspector;
   if (cpu::Tensors* const tensors = core_.direction->is.tensors) tensors->m = core_.optimizer.m();
@@ -104,7 +104,7 @@ void Transaction::inspect_update(Given& given) {
 }
 
 // What the extension finds out about an update, its weight and its clipping.
-void Transaction::ask_extension(Given& given) {
+void Stages::ask_extension(Given& given) {
   Answer& answer = *given.answer;
   Contribution& brings = given.brings;
   if (core_.prepares(answer) && given.counts) {

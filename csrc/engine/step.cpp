@@ -39,7 +39,7 @@ double rate_of(const Core& of) {
 
 }  // namespace
 
-Transaction::Transaction(Core& core) : core_(core), order_(core.place), given_(core.scratch.given) {
+Stages::Stages(Core& core) : core_(core), order_(core.place), given_(core.scratch.given) {
   core_.records.check();
   step_.bounds = {core_.model.bound, core_.optimizer.bounds};
 }
@@ -58,7 +58,7 @@ bool Transaction::execute() {
   return true;
 }
 
-Given& Transaction::add(Answer& answer) {
+Given& Stages::add(Answer& answer) {
   Given& pending = given_.emplace_back();
   pending.answer = pending.brings.answer = &answer;
   if (store::is_encoded(answer.update)) answer.is_private = true;
@@ -221,7 +221,7 @@ void RoundEndTransaction::decide() {
 // -- plan
 
 // What the answers make, and all that the step needs; nothing of it is visible yet.
-void Transaction::plan_direction(bool closes, ReadMode mode) {
+void Stages::plan_direction(bool closes, ReadMode mode) {
   Scratch& scratch = core_.scratch;
   scratch.contributions.clear();
   for (Given& one : given_) {
@@ -240,7 +240,7 @@ void Transaction::plan_direction(bool closes, ReadMode mode) {
 }
 
 // The vector of the next version, and the optimizer's struct.
-void Transaction::plan_step(ReadMode mode) {
+void Stages::plan_step(ReadMode mode) {
   const int64_t size = core_.settings.size;
   core_.model.make_room();
   if (core_.steps_in_python()) {  // only computes the direction, as a vector
@@ -267,7 +267,7 @@ void Transaction::plan_step(ReadMode mode) {
 
 // Computes upper bounds of all elements after this step, and refuses an update that might not stay finite. An update
 // that waits for others is checked as if the step were taken now.
-void Transaction::check_bounds() {
+void Stages::check_bounds() {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
   const OptimizerSettings& optimizer = core_.optimizer.settings;
@@ -298,10 +298,10 @@ void Transaction::check_bounds() {
 
 // -- conclude
 
-bool Transaction::applied() const { return steps() && (step_.lr != 0.0 || core_.optimizer.settings.lr == 0.0); }
+bool Stages::applied() const { return steps() && (step_.lr != 0.0 || core_.optimizer.settings.lr == 0.0); }
 
 // Writes an answer's receipt, and the outcome into its record. `ends`: it is the one that makes a version.
-void Transaction::write_receipt(Given& given, bool ends, double norm) {
+void Stages::write_receipt(Given& given, bool ends, double norm) {
   const DirectionState& direction = *core_.direction;
   Receipt& receipt = given.answer->receipt;
   const double weight = given.counts ? given.findings.reported_weight.value_or(given.brings.weight) : 0.0;

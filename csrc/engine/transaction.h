@@ -66,28 +66,17 @@ struct Scratch {
   std::vector<Statistics> statistics;
 };
 
-class Transaction {
+// What the stages of several kinds do.
+class Stages {
  public:
-  Transaction(const Transaction&) = delete;
-  Transaction& operator=(const Transaction&) = delete;
-
-  // Carries the change out. False: nothing has changed, because there is nothing to do, or because not all answers of
-  // a batch are fit. Throws Refusal, or what the extension threw, with nothing changed.
-  bool execute();
+  Stages(const Stages&) = delete;
+  Stages& operator=(const Stages&) = delete;
 
  protected:
   // Refuses if the log could not acknowledge it.
-  explicit Transaction(Core& core);
-  ~Transaction() { given_.clear(); }
+  explicit Stages(Core& core);
+  ~Stages() { given_.clear(); }
 
-  virtual bool find() = 0;
-  virtual void inspect() = 0;
-  virtual void prepare() = 0;
-  virtual bool plan() = 0;
-  virtual bool read() = 0;
-  virtual void decide() = 0;
-
-  // What the stages of several kinds do.
   Given& add(Answer& answer);
   void find_task(Given& given);
   void find_participants(Given& given);
@@ -106,6 +95,26 @@ class Transaction {
 
  private:
   void plan_step(ReadMode mode);
+};
+
+class Transaction : protected Stages {
+ public:
+  // Carries the change out. False: nothing has changed, because there is nothing to do, or because not all answers of
+  // a batch are fit. Throws Refusal, or what the extension threw, with nothing changed.
+  bool execute();
+
+ protected:
+  using Stages::Stages;
+  ~Transaction() = default;
+
+  virtual bool find() = 0;
+  virtual void inspect() = 0;
+  virtual void prepare() = 0;
+  virtual bool plan() = 0;
+  virtual bool read() = 0;
+  virtual void decide() = 0;
+
+ private:
   void finish();
   void conclude();
   void run();

@@ -35,11 +35,6 @@ from fastagg.server.uploads import HeldUpload, Refusals, Refusing, Upload
 from fastagg.storage import devices
 from fastagg.storage.pieces import Pieces
 
-<<<<<<< HEAD
-=======
-Answer = Sequence[Any]  # a trained model: receive_model's arguments, (task, trained, num_samples, offset)
-Sent = Sequence[Any]  # an update: receive's arguments, (client, update, version, num_samples, task, offset)
->>>>>>> edges
 Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
 _STOOD = 60.0  # seconds
@@ -593,8 +588,8 @@ class Server:
 
         Returns:
             For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
-            raised. Its attribute ``outcomes`` has those of the answers before it. A MemoryError behind an answer that
-            counted is an outcome, too.
+            raised. Its attribute ``outcomes`` has those of the answers before it. A MemoryError after an answer that
+            counted is an outcome.
 
         Raises:
             ConfigError: an answer is neither. Nothing has changed.
@@ -614,28 +609,8 @@ class Server:
                     raise ConfigError(_checks.wrong("receive_many", "a list of answers", answer, do))
         return self._take_all([answer if type(answer) is Answer else Answer(*answer) for answer in answers])
 
-<<<<<<< HEAD
     def check(self, answer: Answer) -> None:
         """Check an answer that will be received later, except the numbers of its parameters.
-=======
-    def _all(self, answers: Sequence[Sent], updates: Sequence[Any]) -> list[Outcome]:
-        """Take all answers. Each outcome is named by what was sent."""
-        outcomes: list[Outcome] = []
-        some: list[Outcome] = outcomes  # what is taken is held, also if there is no memory for anything more
-        try:
-            while len(outcomes) < len(answers):
-                some = self._several(answers, len(outcomes))
-                outcomes = outcomes + some if outcomes else some
-                some = outcomes
-            return self._named(outcomes, updates)
-        except BaseException as error:
-            if type(error) is MemoryError and outcomes and len(outcomes) == len(answers):
-                return outcomes  # Python could not raise an error with them now
-            error.outcomes = [  # type: ignore[attr-defined]
-                *outcomes, *(() if some is outcomes else some), *getattr(error, "outcomes", ())
-            ]  # fmt: skip
-            raise
->>>>>>> edges
 
         Raises:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as in :meth:`receive`. Nothing has changed.
@@ -721,28 +696,10 @@ class Server:
             found: float | None = self._engine.close_round(if_due)
             return found
 
-<<<<<<< HEAD
     def _named(self, error: FastaggError, update: object) -> FastaggError:
         """Tell who watches. Return the error, which names the array that is not finite."""
         self._refused(error)
         return admission.named(error, self.layout, update) if isinstance(error, NonFiniteUpdate) else error
-=======
-    def _named(self, outcomes: list[Outcome], updates: Sequence[Any]) -> list[Outcome]:
-        """Return the outcomes; a refused update's error names the array that is not finite."""
-        for outcome in outcomes:
-            if isinstance(outcome, FastaggError):
-                break
-        else:
-            return outcomes
-        found: list[Outcome] = []
-        for outcome, update in zip(outcomes, updates, strict=True):
-            if isinstance(outcome, FastaggError):
-                self._refused(outcome)
-                if isinstance(outcome, NonFiniteUpdate):
-                    outcome = admission.named(outcome, self.layout, update)
-            found.append(outcome)
-        return found
->>>>>>> edges
 
     def _refusing(self) -> Refusals:
         return Refusals(self._refused)
