@@ -153,7 +153,10 @@ def test_every_word_is_accepted_and_another_is_not() -> None:
     ("build", "words"),
     [
         (lambda x: fastagg.FADAS(x, learning_rate=0.1), r"^FADAS: unknown setting 'learning_rate'; .* 'lr'\?$"),
-        (lambda x: fastagg.ASGD(x, lr=1.0, zzz=1), "^ASGD: unknown setting 'zzz'; known: buffers, .*weighting$"),
+        (
+            lambda x: fastagg.ASGD(x, lr=1.0, zzz=1),
+            "^ASGD: unknown setting 'zzz'; known: answers_per_step, .*weighting$",
+        ),
         (lambda x: fastagg.Server(x, seeds=1), r"^Server: unknown setting 'seeds'; did you mean 'seed'\?$"),
     ],
 )

@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kLeastRound = 3;  // of so few updates nobody's are too many
 
 // What more than half of these are; -1: none.
-int64_t majority(const std::vector<int64_t>& clients) noexcept {
+int64_t majority_of(const std::vector<int64_t>& clients) noexcept {
   int64_t candidate = -1, votes = 0;
   for (const int64_t client : clients) {
     if (votes == 0) candidate = client;
@@ -118,7 +118,7 @@ void Buffered::commit() noexcept {
   for (const Contribution& one : given_)
     if (one.count == 1 && one.total < 0.0) round.clients.push_back(one.client);
   if (outcome_ != Outcome::kKept) {
-    majority_ = majority(round.clients);
+    majority = majority_of(round.clients);
     round.clients.clear();
     round.versions.clear();
     round.total = round.bound = 0.0;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "direction.h"
@@ -41,7 +40,6 @@ class Buffered : public DirectionState, public Sums {
   double total() const override { return round.total; }
   store::Vector along() const override { return sum.along.size > 0 ? sum.into() : store::Vector{}; }
   void hand_over() noexcept override { sum.acc = {}; }
-  int64_t take_majority() noexcept override { return std::exchange(majority_, -1); }
   void fields(Archive& archive) override;
   int64_t nbytes() const override { return privacy_ ? privacy_->nbytes() : 0; }
 
@@ -74,7 +72,6 @@ class Buffered : public DirectionState, public Sums {
   const Setting setting_;
   const std::shared_ptr<store::Memory> memory_;
   std::optional<Privacy> privacy_;
-  int64_t majority_ = -1;
   // Planned:
   Outcome outcome_ = Outcome::kKept;
   Contributions given_;

@@ -26,7 +26,8 @@ namespace fastagg::engine {
 // What only sums have: updates wait in them for others.
 class Sums {
  public:
-  bool folds = false;  // several are added in one pass
+  bool folds = false;     // several are added in one pass
+  int64_t majority = -1;  // the client whose updates were more than half of the last step; -1: none
   // What a rule that compares updates lets each one of the planned step count for, in the order in which they came.
   std::vector<double> shares;
 
@@ -46,8 +47,6 @@ class Sums {
   // Adds trained models, or updates, of which it finds the squares, to memory that nobody reads. Returns how many of
   // them, from the first on, are fit (largest element; finite). If all are, `run` and `commit` may follow.
   virtual size_t fold(std::vector<double>*) { return 0; }
-  // The client whose updates were more than half of the last step; -1: none. Asking for it forgets it.
-  virtual int64_t take_majority() noexcept { return -1; }
 
  protected:
   ~Sums() = default;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "../cpu/cpu.h"
 #include "../math/optimizers.h"
@@ -206,7 +207,8 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
       const size_t taken = take(next, count - result.done);
       result.done += taken;
       if (Sums* const sums = direction->is.sums; sums && !told_majority_)
-        if (const int64_t place = sums->take_majority(); place >= 0 && ledger.roster.tasks.is_known(place)) {
+        if (const int64_t place = std::exchange(sums->majority, -1);
+            place >= 0 && ledger.roster.tasks.is_known(place)) {
           result.majority = ledger.roster.clients.at(place);
           told_majority_ = true;
         }

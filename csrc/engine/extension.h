@@ -38,13 +38,13 @@ struct Findings {
   std::optional<double> norm;  // of the update
   std::optional<double> weight, share;
   std::optional<double> reported_norm, reported_weight;  // for the receipt, where the step uses others
-  std::optional<double> gain;    // of its clipping, which is done already
-  bool drops = false;            // the update is counted as answered and changes nothing
-  bool waits = false;            // it changes only what `change` keeps
-  bool finishes = false;         // `change` works on the next version
-  int32_t next_steps = 0;        // the client's next number of local steps; 0: unchanged
-  std::optional<Update> update;  // to step along in place of what came
-  store::Owner owner;            // of all that
+  std::optional<double> gain;                            // of its clipping, which is done already
+  bool drops = false;                                    // the update is counted as answered and changes nothing
+  bool waits = false;                                    // it changes only what `change` keeps
+  bool finishes = false;                                 // `change` works on the next version
+  int32_t next_steps = 0;                                // the client's next number of local steps; 0: unchanged
+  std::optional<Update> update;                          // to step along in place of what came
+  store::Owner owner;                                    // of all that
   std::unique_ptr<Change> change;
 };
 

@@ -74,7 +74,7 @@ class Statistics:
         """Return the statistics of a model, with the server's setting and rule."""
         rule = direction if isinstance(direction, Robust) else None
         named = [is_count(e.name) for e in layout.entries if e.role == "counter" for _ in range(e.size)]
-        counts = torch.tensor(named, device=counters[0].device) if counters else None
+        counts = torch.tensor(named, dtype=torch.bool, device=counters[0].device) if counters else None
         if isinstance(how, str):
             return cls(how, values, counters, counts=counts, rule=rule)
         modes = [(e, mode_of(how, e.name)) for e in layout.entries if e.role == "buffer"]
@@ -179,7 +179,8 @@ class Statistics:
         if self.most is not None:
             counters = self.counters
             assert self.counts is not None
-            most, held = torch.as_tensor(self.most), joined(counters, counters) if self.held is None else self.held
+            held = joined(counters, counters) if self.held is None else self.held
+            most = torch.as_tensor(self.most, device=held.device)
             most = torch.where(self.counts, most.minimum(held + _MOST_BATCHES), most)
             return replace(fresh, values=values, counters=divided(most, counters), held=most)
         return replace(fresh, values=values)
@@ -192,7 +193,7 @@ class Statistics:
             values = rule.statistics(rows, own, shares).to(values.device)
         if any(numbers for _, numbers in self.rows):
             held = joined(counters, counters).tolist()
-            counters = divided(torch.tensor([numbers or held for _, numbers in self.rows]).median(0).values, counters)
+            counters = divided(_median([numbers or held for _, numbers in self.rows]), counters)
         return {"values": values, "counters": counters}
 
     def has_all(self, direction: State) -> bool:
@@ -248,6 +249,10 @@ def _like(mine: Tensor, theirs: Tensor) -> Tensor:
     if theirs.shape != mine.shape:
         raise ValueError(f"a buffer: expected shape {list(mine.shape)}, got {list(theirs.shape)}")
     return theirs.to(mine.device, mine.dtype, copy=True)
+
+
+def _median(rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device="cpu").median(0).values
 
 
 def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:

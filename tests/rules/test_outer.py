@@ -210,9 +210,9 @@ def test_speeds_take_no_memory_when_their_lease_is_over() -> None:
 # -- fragments ---------------------------------------------------------------------------------------------------------
 
 
-def fragments(count: int) -> tuple[Any, list[fastagg.Server]]:
+def fragments(count: int, **how: Any) -> tuple[Any, list[fastagg.Server]]:
     cut = fastagg.parts(network(), count)
-    return cut, [fastagg.DecoupledDiLoCo(part, buffer_size=4, at_least=2, grace=5.0, lr=0.5) for part in cut]
+    return cut, [fastagg.DecoupledDiLoCo(part, buffer_size=4, at_least=2, grace=5.0, lr=0.5, **how) for part in cut]
 
 
 def learner(cut: Any, servers: list[fastagg.Server], number: int, turns: int, at: int) -> None:
@@ -241,7 +241,7 @@ def test_every_fragment_has_its_version_delay_quorum_and_window() -> None:
 
 def test_fragments_on_threads_are_each_a_server_of_its_own() -> None:
     """Learners on threads at once; each fragment is what one server makes of the answers in the order that it took."""
-    cut, servers = fragments(4)
+    cut, servers = fragments(4, answers_per_step=None)
     taken: list[list[tuple[int, torch.Tensor, Any]]] = [[] for _ in servers]
     locks = [threading.Lock() for _ in servers]
     start = threading.Barrier(4)
@@ -260,7 +260,7 @@ def test_fragments_on_threads_are_each_a_server_of_its_own() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     for place, part in enumerate(cut):
-        alone = fastagg.DecoupledDiLoCo(part, buffer_size=4, at_least=2, grace=5.0, lr=0.5)
+        alone = fastagg.DecoupledDiLoCo(part, buffer_size=4, at_least=2, grace=5.0, lr=0.5, answers_per_step=None)
         for number, delta, pair in taken[place]:
             alone.dispatch(number)
             alone.receive(number, delta, num_samples=pair)

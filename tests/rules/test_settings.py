@@ -87,7 +87,7 @@ WRONG: list[tuple[Callable[..., Any], str, tuple[Any, ...]]] = [
 # Settings each of which could be, but not together, or not there.
 SENSELESS: list[tuple[Callable[[], Any], str]] = [
     (lambda: FADAS(learning_rate=0.1), "unknown setting 'learning_rate'; did you mean 'lr'"),
-    (lambda: SERVER(learning_rate=0.1), "unknown setting 'learning_rate'; known: buffers"),
+    (lambda: SERVER(learning_rate=0.1), "unknown setting 'learning_rate'; known: answers_per_step"),
     (lambda: SERVER(fastagg.Mixing(kind="gradient")), "a gradient is no model"),
     (lambda: SERVER(fastagg.Differences(2), staleness=fastagg.Hinge()), "Differences takes no staleness weight"),
     (lambda: SERVER(fastagg.Differences(2), clip_norm=1.0), "Differences takes .* no clip_norm"),

@@ -16,6 +16,8 @@ import fastagg
 CLIENTS = 3
 ROUND = 3  # clients per round of the synchronous rules
 
+OFTEN: dict[str, Any] = {"answers_per_step": None}  # in the run of calls a client may answer twice in a step
+
 Make = Callable[..., fastagg.Server]
 
 
@@ -23,7 +25,7 @@ def _of(name: str, **settings: Any) -> Make:
     def make(params: Any, **more: Any) -> fastagg.Server:
         if twice := sorted(settings.keys() & more.keys()):
             raise TypeError(f"{name}: {', '.join(twice)} are given already")
-        return getattr(fastagg, name)(params, **settings, **more)  # type: ignore[no-any-return]
+        return getattr(fastagg, name)(params, **{**OFTEN, **settings, **more})  # type: ignore[no-any-return]
 
     return make
 
@@ -31,7 +33,7 @@ def _of(name: str, **settings: Any) -> Make:
 def _robust(rule: Any, **settings: Any) -> Make:
     def make(params: Any, **more: Any) -> fastagg.Server:
         along, steps = fastagg.Robust(rule, 3, **settings), fastagg.AMSGrad(0.01)
-        return fastagg.Server(params, along, steps, fastagg.Polynomial(0.5), **more)
+        return fastagg.Server(params, along, steps, fastagg.Polynomial(0.5), **{**OFTEN, **more})
 
     return make
 
