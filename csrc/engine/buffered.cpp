@@ -9,7 +9,7 @@ namespace fastagg::engine {
 
 namespace {
 
-constexpr size_t kLeastRound = 3;  // of so few updates nobody's are too many
+constexpr size_t kLeastRound = 5;  // of so few updates nobody's are too many
 
 // What more than half of these are; -1: none.
 int64_t majority_of(const std::vector<int64_t>& clients) noexcept {

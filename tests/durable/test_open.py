@@ -186,7 +186,7 @@ def test_another_server_than_the_folders_is_refused(tmp_path: Path) -> None:
     fastagg.open(tmp_path / "a", maker("ASGD")).close()
     for make, match in (
         (lambda: fastagg.ASGD(model(SIZE), lr=0.2), "optimizer"),
-        (lambda: fastagg.ASGD(model(SIZE + 1), lr=0.1), "size"),
+        (lambda: fastagg.ASGD(model(SIZE + 1), lr=0.1, answers_per_step=None), "size"),
         (maker("FedBuff"), "direction"),
         (lambda: 7, "returns a fastagg.Server"),
     ):

@@ -143,8 +143,9 @@ SIZE = 3000
 
 def make(size: int | None = 10, **more: Any) -> fastagg.Server:
     return fastagg.Server(
-        torch.zeros(SIZE), fastagg.Buffer(size, at_least=3, grace=5.0, **more), fastagg.Momentum(lr=1.0)
-    )
+        torch.zeros(SIZE), fastagg.Buffer(size, at_least=3, grace=5.0, **more), fastagg.Momentum(lr=1.0),
+        answers_per_step=None,
+    )  # fmt: skip
 
 
 def answer(server: fastagg.Server, client: int, number: float = 1.0) -> fastagg.Receipt:

@@ -112,7 +112,7 @@ def test_an_update_that_a_leaf_refuses_is_not_in_its_sum() -> None:
         with pytest.raises(fastagg.FastaggError):
             leaf.fold(bad)
     total, *rest = leaf.take()
-    assert torch.equal(total, torch.ones(SIZE)) and rest == [1, 1.0]
+    assert torch.equal(total, torch.ones(SIZE)) and rest == [1, 1.0, ()]
     assert leaf.count == 0
 
 
@@ -127,7 +127,7 @@ def test_a_leaf_folds_leaves_sums(weighting: Any) -> None:
         partial = low.take()
         inner += partial.total
         top.fold_partial(partial)
-        one._add(inner, partial.updates, partial.weight, is_sum=True)
+        one._add(inner, partial.updates, partial.weight, (), is_sum=True)
     top.fold(updates(1, 9)[0], 5)
     one.fold(updates(1, 9)[0], 5)
     for bad in (
