@@ -207,9 +207,9 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
       const size_t taken = take(next, count - result.done);
       result.done += taken;
       if (Sums* const sums = direction->is.sums; sums && !told_majority_)
-        if (const int64_t place = std::exchange(sums->majority, -1);
-            place >= 0 && ledger.roster.tasks.is_known(place)) {
-          result.majority = ledger.roster.clients.at(place);
+        if (const int64_t client = std::exchange(sums->majority, -1);
+            client >= 0 && ledger.roster.tasks.is_known(client)) {
+          result.majority = ledger.roster.clients.at(client);
           told_majority_ = true;
         }
       is_due();  // the round's time begins
