@@ -42,7 +42,7 @@ int SystemDisk::open(const std::string& name) {
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   const int file = retried([&] { return openat(folder_, name.c_str(), flags, 0600); });
   if (file < 0) fail();
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) {
     ::close(file);
     throw DiskFailed((name + ": it is there, and no regular file").c_str(), false);
@@ -59,7 +59,7 @@ void SystemDisk::close(int file) noexcept {
 }
 
 uint64_t SystemDisk::size(int file) {
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) != 0) fail();
   return static_cast<uint64_t>(found.st_size);
 }
@@ -127,7 +127,7 @@ void SystemDisk::sync(int file) {
   // After a failed sync the system may have dropped the data. A second sync could then falsely succeed, so the failure
   // is final.
   if (retried([&] { return store::sync_data(file); }) < 0) fail(true);
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) == 0 && found.st_nlink == 0)
     throw DiskFailed("the file was removed while it was written to", true);
 }

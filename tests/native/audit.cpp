@@ -76,12 +76,7 @@ Found audit(const std::string& folder, Rule rule) {
     files.push_back({"segment", files.size() + 1, one.size(), {one.begin(), one.begin() + log::kBlock}});
   log::Reader::After after;
   after.folder = kFolder;
-  log::Reader reader(
-      files,
-      [&](size_t i) {
-        return log::Bytes{bytes[i].data(), bytes[i].size(), nullptr};
-      },
-      after);
+  log::Reader reader(files, [&](size_t i) { return log::Bytes{bytes[i].data(), bytes[i].size(), nullptr}; }, after);
   Server server(rule, kSize);
   while (const auto record = reader.next())
     execute(*server.engine, log::read(record->head.kind, record->body, record->head.length));
