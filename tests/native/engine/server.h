@@ -25,8 +25,9 @@ constexpr double kRate = 0.25, kBeta1 = 0.9, kBeta2 = 0.99, kEps = 1e-3;
 // The mean, as what a round becomes: of updates that wait as they came.
 class Mean : public Combine {
  public:
-  void weigh(const std::vector<Held>& held, int64_t, Runner&, float* weights) const override {
+  std::vector<double> weigh(const std::vector<Held>& held, int64_t, Runner&, float* weights) const override {
     for (const Held& one : held) *weights++ = one.by / static_cast<float>(held.size());
+    return {};
   }
   Combining how(int64_t) const override { return {}; }
 };
