@@ -261,10 +261,6 @@ def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
     assert (tmp_path / "out" / "comparison.csv").is_file()
 
 
-def test_what_left_the_command_line_is_refused_by_name():
-    assert "recipes --kind is gone: words do the same" in refused("recipes", "--kind", "tables")
-
-
 def test_a_tracker_of_the_command_line(recipe, tmp_path):
     assert "expected NAME=SETTING" in refused("run", recipe, "--out", tmp_path / "out", "--tracker", "tensorboard")
     assert not (tmp_path / "out").exists()
