@@ -275,8 +275,8 @@ def theirs(session: nox.Session, framework: str) -> None:
 # Extras that can be installed together, further packages, and their tests.
 NEWEST = {
     "core": (
-        "test,serve,queue,search,privacy,lightning,tensorboard,mlflow,wandb",
-        ["httpx"],
+        "test,queue,search,privacy,lightning,tensorboard,mlflow,wandb",
+        [],
         ["tests", "--ignore=tests/integrations"],
     ),
     "nlp": ("test,nlp", [], ["tests/sim/test_data_text.py"]),
@@ -348,12 +348,11 @@ def cuda(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def extras(session: nox.Session) -> None:
-    """Test with real Flower, and what needs other extras: HTTP, queues, callbacks, trackers, Ray, searches."""
+    """Test with real Flower, and what needs other extras: queues, callbacks, trackers, Ray, searches."""
     debian(session, "nats-server", "nats-server")
-    install_flower(session, "httpx", wheel=f"{FLOWER_EXTRAS},serve,queue,lightning,ray,search,privacy")
-    servers = [f"tests/server/test_{name}.py" for name in ("queue_example", "watching")]
+    install_flower(session, wheel=f"{FLOWER_EXTRAS},queue,lightning,ray,search,privacy")
     session.run(*PYTEST, *FLOWER)
-    session.run(*PYTEST, *servers, "tests/clients", "tests/serve")
+    session.run(*PYTEST, "tests/server/test_queue_example.py", "tests/clients")
     session.run(*PYTEST, "tests/integrations/test_ray.py")
     session.run(*PYTEST, "tests/ops/test_combine.py", "-k", "flower")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
@@ -374,7 +373,7 @@ def container(session: nox.Session) -> None:
 @target("nightly", "wheel")
 def serve_kills(session: nox.Session) -> None:
     """Kill `fastagg serve` 1,000 times while clients push."""
-    install(session, wheel="test,serve")
+    install(session, wheel="test")
     session.run("python", ".ci/power.py", "serve", "1000")
 
 

@@ -26,18 +26,18 @@ if test -f "$torch/lib/libtorch_cuda.so"; then
   cc -shared -fPIC -w -o cuda.so cuda.c -Wl,--version-script=cuda.map
   while read -r name; do cp cuda.so "$torch/lib/$name"; done <libraries
 fi
-pip install -qq "$wheel[test,serve]"
+pip install -qq "$wheel[test]"
 printf 'installed: %ss\n' "$SECONDS"
 
 python -P "$here/.ci/one_step.py"
 pip list --format freeze | grep -iE '^(torch|numpy|typer|pydantic|rich|scipy|scikit-learn|matplotlib|starlette)=='
 commands=$(fastagg --help | sed -nE '/^Commands:/,$s/^  ([a-z]+) .*/\1/p')
 test "$(wc -w <<<"$commands")" -gt 5
-for command in $commands; do fastagg "$command" --help | grep -q "^Usage: fastagg $command "; done
+for command in $commands; do fastagg "$command" --help | grep "^Usage: fastagg $command " >/dev/null; done
 fastagg demo --out demo
 test -s demo/report.html
-python -c 'import fastagg; help(fastagg.FedBuff); help(fastagg.Server)' | grep -q 'clip_norm: an update with'
+python -c 'import fastagg; help(fastagg.FedBuff); help(fastagg.Server)' | grep 'clip_norm: an update with' >/dev/null
 cd "$here"
 pytest -q -p no:cacheprovider tests/cli tests/docs/test_api_pages.py
-pytest -q -p no:cacheprovider tests/test_mistakes.py -k '\$'
+pytest -q -p no:cacheprovider tests/test_mistakes.py
 printf 'done: %ss\n' "$SECONDS"

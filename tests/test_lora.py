@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.properties import examples
+from support.replay import taken
 
 import fastagg
 from fastagg import lora
-from fastagg.integrations.replies import Reply, take
 
 SHAPES = {"0.weight": (6, 5), "2.weight": (3, 6)}
 
@@ -50,9 +50,10 @@ def test_a_mixture_of_ranks_is_the_product_of_the_stacks() -> None:
     ranks, samples = {"a": 1, "b": 2, "c": 4}, {"a": 10, "b": 30, "c": 60}
     sent = {client: adapters(rank, seed=rank) for client, rank in ranks.items()}
     answers = [
-        (server.dispatch(client), Reply(sent[client], "lora", samples=samples[client], scale=0.5)) for client in ranks
+        (server.dispatch(client), sent[client], {"kind": "lora", "samples": samples[client], "stated": {"fastagg-scale": 0.5}})
+        for client in ranks
     ]
-    assert all(isinstance(outcome, fastagg.Receipt) for outcome in take(server, answers))
+    assert all(isinstance(outcome, fastagg.Receipt) for outcome in taken(server, *answers))
     for weight, model in server.parameters().items():
         layer = "base_model.model." + weight.removesuffix(".weight")
         tall = torch.cat([sent[c][f"{layer}.lora_A.weight"] for c in ranks])
@@ -72,7 +73,7 @@ def test_a_mixture_of_ranks_is_the_product_of_the_stacks() -> None:
 )
 def test_what_is_no_adapter_is_refused_and_changes_nothing(bad: dict, words: str) -> None:
     server = fastagg.FedBuff({name: torch.zeros(shape) for name, shape in SHAPES.items()}, buffer_size=1)
-    [outcome] = take(server, [(server.dispatch("a"), Reply(bad, "lora"))])
+    [outcome] = taken(server, (server.dispatch("a"), bad, {"kind": "lora"}))
     assert isinstance(outcome, fastagg.ShapeMismatch) and words in str(outcome)
     assert server.version == 0 and not server.flat.any()
 

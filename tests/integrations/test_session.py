@@ -78,7 +78,7 @@ def test_outcomes_stand_in_the_order_of_the_answers() -> None:
     server = fastagg.FedBuff(MODEL, buffer_size=10)
     tasks = [server.dispatch(name) for name in "abcde"]
     nan = {name: array * math.nan for name, array in MODEL.items()}
-    sent = ((MODEL,), (tasks[1].delta(MODEL), {"kind": "delta"}), (nan,), (MODEL, {"version": 3}),
+    sent = ((MODEL,), (tasks[1].delta(MODEL), {"kind": "delta"}), (nan,), (MODEL, {"stated": {"fastagg-version": 3}}),
             (MODEL, {"kind": "gradient"}))  # fmt: skip
     outcomes = taken(server, *((task, *reply) for task, reply in zip(tasks, sent, strict=True)))
     assert [type(outcome) for outcome in outcomes] == [

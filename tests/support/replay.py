@@ -17,14 +17,14 @@ Event = tuple[Any, int, Any, Any]  # client, version it trained from, update, we
 
 
 def listen(heard: Callable[[fastagg.Server, Event], object], patch: pytest.MonkeyPatch | None = None) -> None:
-    """Call ``heard`` with every trained model that a server takes in an integration, and with its server."""
+    """Call ``heard`` with every update that a server takes in an integration, and with its server."""
     plain = Book.take
 
     def take(self: Book[Any, Any], answers: Any) -> list[Outcome]:
         outcomes = plain(self, answers)
         for (one, answer), outcome in zip(answers, outcomes, strict=True):
-            if isinstance(outcome, fastagg.Receipt) and answer.kind in ("model", "delta") and answer.control is None:
-                update = answer.update if answer.kind == "delta" else one.task.delta(answer.update)
+            if isinstance(outcome, fastagg.Receipt) and answer.control is None:
+                update = one.task.delta(answer.update) if answer.kind == "model" else answer.update
                 heard(self.server, (answer.client, answer.version, update, answer.num_samples))
         return outcomes
 
@@ -36,8 +36,8 @@ def taken(server: fastagg.Server, *answers: tuple[Dispatch, Any] | tuple[Dispatc
 
     def answer(task: Dispatch, arrays: Any, told: Plain) -> fastagg.Answer | FastaggError:
         try:
-            version = {"fastagg-version": told.pop("version")} if "version" in told else {}
-            return replies.answer(server, task, arrays, version, **told)
+            stated = told.pop("stated", {})
+            return replies.answer(server, task, arrays, stated, **told)
         except FastaggError as error:
             return error
 
