@@ -6,7 +6,9 @@ import dataclasses
 import difflib
 import os
 import reprlib
+import sys
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -34,6 +36,17 @@ _ELSEWHERE = {
     "sample": ("dispatch",), "rounds": ("versions",), "f": ("num_malicious_nodes",), "keep": ("num_nodes_to_select",),
     "trim": ("beta",), "gpu": ("cuda",),
 }  # fmt: skip
+
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def warn(text: str) -> None:
+    """Warn at the line outside the package that has called it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, UserWarning, stacklevel=level)
 
 
 class Rule(NamedTuple):

@@ -79,13 +79,15 @@ class Watched {
   double waited_ = 0.0;
 };
 
-// Warns that one client outweighs the others. The answers count already, so a filter that makes errors of warnings
-// does not make one of this.
-void warn_of_majority(const ClientId& client) {
-  const std::string text = "client " + shown(client) +
-                           " made more than half of the updates of a step: the model follows it more than the "
-                           "others; answers_per_step=1 takes one of each client in a step";
-  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) < 0) py::error_already_set().discard_as_unraisable(text.c_str());
+// Warns of what a client did. The answers count already, so a filter that makes errors of warnings does not make one of
+// this.
+void warn(const ClientId& client, const char* what) {
+  const std::string text = "client " + shown(client) + what;
+  try {
+    py::module_::import("fastagg._checks").attr("warn")(text);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable(text.c_str());
+  }
 }
 
 Engine::Result receive(Shared& server, Answer* answers, size_t count) {
@@ -94,7 +96,15 @@ Engine::Result receive(Shared& server, Answer* answers, size_t count) {
     const Released released(server.is_long());
     result = with_engine(server, [&](Engine& engine) { return engine.receive(answers, count); });
   }
-  if (result.majority) warn_of_majority(*result.majority);
+  if (result.majority)
+    warn(*result.majority,
+         " made more than half of the updates of a step: the model follows it more than the others; "
+         "answers_per_step=1 takes one of each client in a step");
+  if (result.misformed)
+    warn(*result.misformed,
+         ": its update is nearly the model itself or its negative, or its trained model is nearly nothing: receive "
+         "takes a difference or a gradient; for a trained model use receive_model(task, trained), or "
+         "task.delta(trained)");
   return result;
 }
 
@@ -128,19 +138,15 @@ bool read_update(Shared& server, py::handle given, Arrays& arrays, Answer& answe
   const Reader::Found found = server.reader->read(given, arrays, answer);
   if (found == Reader::Found::kNo) return false;
   if (server.device >= 0) {
-    // Python looks for a model where a difference is expected, joins many pieces, sends much, and copies for a log.
+    // Python joins many pieces, sends much, and copies for a log.
     constexpr int64_t kMostSent = int64_t{1} << 18;
-    if ((found == Reader::Found::kArrays && server.checks_models) || answer.reported) return false;
+    if (answer.reported) return false;
     if (arrays.on_device() ? static_cast<bool>(server.log) || answer.update.pieces.size() > cuda::kMostPieces
                            : answer.update.size > kMostSent)
       return false;
     answer.in_host = !arrays.on_device();
     if (answer.in_host) answer.on_host = answer.update;
     answer.owner = arrays.owner(answer.update.size * static_cast<int64_t>(sizeof(float)));
-  } else if (found == Reader::Found::kArrays && server.checks_models) {
-    return !reading(server, [&](Engine& engine) {
-      return cpu::nearly(answer.update, store::update_of(engine.model.current, server.size));
-    });
   }
   return true;
 }

@@ -240,7 +240,6 @@ void bind_engine(py::module_& m) {
       .def("cut_rows", [](Shared& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut = std::move(cut); })
       .def("watch",
            [](Shared& server, double slow, py::object tell) { server.slow = slow, server.tell = std::move(tell); })
-      .def_readwrite("checks_models", &Shared::checks_models)
       .def("measure", [](Shared& server) { server.engine->measure(); })
       // what Python asks for on the current stream, to read what the server holds, comes after the server's work
       .def("follow", [](const Shared& server) { server.engine->follow(); })
@@ -266,6 +265,7 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("waiting", &waiting_of)
       .def("load_waiting", &load_waiting)
       .def_property_readonly("version", read_by([](Engine& engine) { return engine.ledger.now; }))
+      .def_property_readonly("misformed", read_by([](Engine& engine) { return engine.misformed; }))
       .def_property_readonly("steps", read_by([](Engine& engine) { return engine.ledger.steps; }))
       .def_property_readonly("offset", read_by([](Engine& engine) { return engine.ledger.offset; }))
       .def_property_readonly("incarnations", read_by([](Engine& engine) { return engine.ledger.incarnations.all; }))

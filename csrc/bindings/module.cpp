@@ -159,7 +159,6 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   bindings::bind_ops(m);
   bindings::bind_encoding(m);
 
-  m.def("nearly", &cpu::nearly, arg("update"), arg("x"));
   m.def("copy", &copy, arg("update"), by_name, arg("first"), arg("count"), arg("item"), arg("out"));
   m.def("crc32c", &crc32c, arg("update"), by_name, arg("bytes"), arg("before"), arg("in_software"));
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"));

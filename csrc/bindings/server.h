@@ -26,9 +26,8 @@ struct Shared {
   // are not among them, and the delays of the answers that counted.
   py::object tell = py::none();
   double slow = std::numeric_limits<double>::infinity();
-  bool by_time = false;       // whether calls end a round that is due
-  bool checks_models = true;  // whether an update that is nearly the model is left to Python, which warns
-  int32_t device = -1;        // the CUDA device that kernels run on; negative: the processor
+  bool by_time = false;  // whether calls end a round that is due
+  int32_t device = -1;   // the CUDA device that kernels run on; negative: the processor
 
   // A forked child may have inherited the lock behind the atomic from a thread that it does not have. It is alone.
   std::shared_ptr<engine::Engine> now() const {

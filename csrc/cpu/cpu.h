@@ -104,9 +104,10 @@ struct Distances {
 };
 Distances distances(const Update& update, const float* x, const float* base, bool wants_inner);
 
-// Whether the update is far nearer to x than to zero: |u - x| < 0.1*|u| on at most 1,024 evenly spaced elements. False
-// for an update that is zero there or not finite.
-bool nearly(const Update& update, const Update& x);
+// Whether an answer looks as if it had another form than its sender says, beside the model x that the client was sent.
+// An update u does if it is nearly the model or its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t does if
+// it is nearly nothing: |t| < 0.1*|t - x|. At most 1,024 elements are compared. Fewer than 16 elements say nothing.
+bool is_misformed(const Update& numbers, const Update& x, bool is_trained);
 
 // Encoded updates (math/wire.h). `encode` writes the arrays of one whose memory is there, from an update of as many
 // elements; of a top-k it chooses the largest, and of equals the first. `ends` is there already. The key is that of the

@@ -147,29 +147,48 @@ auto squares_and(Tensors* tensors) {
   };
 }
 
-// Whether |u - x| < share*|u| on evenly spaced elements, at most `most` of them.
-bool nearer_than(double share, const Update& update, const Update& x, int64_t most) {
-  const int64_t every = (update.size + most - 1) / most;
-  double apart = 0.0, length = 0.0;
-  int64_t at = 0;
-  for (const Piece& piece : update.pieces)
-    for (; at < piece.begin + piece.size; at += every) {
-      float value, own;
-      widen(kernels(), piece, at - piece.begin, &value, 1);
-      widen(kernels(), x.pieces.front(), at, &own, 1);
-      const double u = value, difference = u - static_cast<double>(own);
-      apart += difference * difference;
-      length += u * u;
+struct Products {
+  double own = 0.0, both = 0.0, model = 0.0;  // u.u, u.x, x.x
+
+  bool are_misformed(double share, bool is_trained) const {
+    const double apart = own - 2.0 * both + model, opposite = own + 2.0 * both + model;
+    return is_trained ? own < share * share * apart : std::min(apart, opposite) < share * share * own;
+  }
+};
+
+constexpr int64_t kMostCompared = 1024;
+
+// The products over evenly spaced runs of elements, kMostCompared at most. Of encoded numbers a run begins at a block.
+Products products_of(const Update& numbers, const Update& x, int64_t runs, int64_t length) {
+  Products sum;
+  float own[kMostCompared], model[kMostCompared];
+  const auto read = [&](const Update& from, int64_t begin, int64_t end, float* to) {
+    for_each_run(from, kernels(), begin, end, [&](const float* values, int64_t at, int64_t n) {
+      std::memcpy(to + (at - begin), values, static_cast<size_t>(n) * sizeof(float));
+    });
+  };
+  for (int64_t run = 0; run < runs; ++run) {
+    int64_t begin = run * (numbers.size / runs);
+    if (numbers.pieces.front().dtype == kEncoded) begin -= begin % kScaleBlock;
+    const int64_t end = std::min(begin + length, numbers.size);
+    read(numbers, begin, end, own), read(x, begin, end, model);
+    for (int64_t i = 0; i < end - begin; ++i) {
+      const double u = own[i], of_model = model[i];
+      sum.own += u * u, sum.both += u * of_model, sum.model += of_model * of_model;
     }
-  return apart < share * share * length;
+  }
+  return sum;
 }
 
 }  // namespace
 
-bool nearly(const Update& update, const Update& x) {
-  // A few elements come first. They are enough for an ordinary update.
-  constexpr int64_t kFew = 16, kMany = 1024;
-  return update.size > 0 && nearer_than(0.5, update, x, kFew) && nearer_than(0.1, update, x, kMany);
+bool is_misformed(const Update& numbers, const Update& x, bool is_trained) {
+  constexpr int64_t kFewest = 16, kRuns = 64;
+  if (numbers.size < kFewest) return false;
+  // A few elements come first. They are enough for an ordinary answer.
+  if (!products_of(numbers, x, kFewest, 1).are_misformed(0.5, is_trained)) return false;
+  const bool all = numbers.size <= kMostCompared;
+  return products_of(numbers, x, all ? 1 : kRuns, kMostCompared / (all ? 1 : kRuns)).are_misformed(0.1, is_trained);
 }
 
 Tensors::Tensors(std::vector<int64_t> ends) : ends_(std::move(ends)) {

@@ -56,6 +56,8 @@ class Core {
   Model model;
   double enough_since = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
   Scratch scratch;
+  int64_t misformed = 0;  // answers that counted and looked as if they had another form than their senders say
+  const Answer* last_misformed = nullptr;  // of the transaction that has just ended
 
   // What updates are clipped to; 0: nothing.
   double clip_norm() const { return direction->is.privacy ? direction->is.privacy->clip() : settings.clip_norm; }

@@ -212,6 +212,10 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
           result.majority = ledger.roster.clients.at(client);
           told_majority_ = true;
         }
+      if (const Answer* const answer = std::exchange(last_misformed, nullptr); answer && !told_misformed_) {
+        result.misformed = answer->client;
+        told_misformed_ = true;
+      }
       is_due();  // the round's time begins
       for (size_t i = 0; i < taken; ++i)
         next[i].copy.reset();  // so that the next one is copied to memory that is in a cache

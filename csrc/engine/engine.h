@@ -47,9 +47,10 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   // Takes answers one after the other, up to the first that does not count. Those before it count.
   struct Result {
     size_t done = 0;
-    std::optional<Refusal> refused;    // why the next one does not count,
-    std::exception_ptr failed;         // or what else went wrong
-    std::optional<ClientId> majority;  // whose updates were more than half of a step; it is told once
+    std::optional<Refusal> refused;     // why the next one does not count,
+    std::exception_ptr failed;          // or what else went wrong
+    std::optional<ClientId> majority;   // whose updates were more than half of a step; it is told once
+    std::optional<ClientId> misformed;  // whose answer looks as if it had another form; it is told once
   };
   Result receive(Answer* answers, size_t count);
   // Steps now along what has come; `if_due`: only if the round's time is over. False: it is not, nothing has come, or
@@ -75,7 +76,7 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   Model::Sent sent_now(int format);
   store::Vector ahead_now();
 
-  bool told_majority_ = false;
+  bool told_majority_ = false, told_misformed_ = false;
 };
 
 }  // namespace fastagg::engine

@@ -94,6 +94,17 @@ void Stages::find_participants(Given& given) {
   for (const ClientId& client : answer.participants) add(client);
 }
 
+// Looks at a few numbers of an answer of any kind, before they are read for the step. What they say is only told: a
+// recovery, and numbers on a device, which the host would have to wait for, are left out.
+void Stages::compare_form(Given& given) {
+  const Answer& answer = *given.answer;
+  if (core_.place.device || answer.decided || answer.kind == Answer::kSum) return;
+  const bool is_trained = answer.kind == Answer::kModel && answer.base;
+  const store::Vector sent = is_trained ? answer.base : core_.ledger.kept.of(given.task.version);
+  given.is_misformed = cpu::is_misformed(
+      answer.update, store::update_of(sent ? sent : core_.model.current, core_.settings.size), is_trained);
+}
+
 // Reads the update, once: into memory of the engine's own, which is the record's where there is one.
 void Stages::inspect_update(Given& given) {
   Answer& answer = *given.answer;

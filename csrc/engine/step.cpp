@@ -70,6 +70,7 @@ Given& Stages::add(Answer& answer) {
 bool AnswerTransaction::find() {
   find_task(add(answer_));
   find_participants(pending());
+  compare_form(pending());
   reads_once_ = may_read_once();
   return true;
 }
@@ -156,6 +157,7 @@ bool BatchTransaction::find() {
     try {
       find_task(pending);
       find_participants(pending);
+      compare_form(pending);
       if (!pending.counts) throw Refusal(Why::kSetting, "dropped");
     } catch (const Refusal&) {  // it comes again as the first answer, by itself
       given_.pop_back();
@@ -399,6 +401,7 @@ void Transaction::commit() noexcept {
     if (step_.statistics->state) std::swap(core_.model.state, step_.statistics->state);
   }
   for (Given& one : given_) {
+    if (one.is_misformed) ++core_.misformed, core_.last_misformed = one.answer;
     if (one.findings.change) one.findings.change->commit();
     if (one.findings.next_steps > 0) core_.ledger.roster.tell_next(one.task.client, one.findings.next_steps);
     const Answer& answer = *one.answer;

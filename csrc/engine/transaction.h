@@ -41,6 +41,7 @@ struct Given {
   double norm = 0.0;
   std::vector<int64_t> participants;  // where its clients' participations are counted; none: they are not
   bool counts = true;                 // no rule has dropped it
+  bool is_misformed = false;          // it looks as if it had another form than its sender says
 };
 
 // What is planned of a step.
@@ -80,6 +81,7 @@ class Stages {
   Given& add(Answer& answer);
   void find_task(Given& given);
   void find_participants(Given& given);
+  void compare_form(Given& given);
   void inspect_update(Given& given);
   void ask_extension(Given& given);
   void plan_direction(bool closes, ReadMode mode);

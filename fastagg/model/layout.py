@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -311,7 +310,7 @@ class Layout:
                 if piece.dtype is torch.float64 and piece.numel() and (most := float(piece.abs().max())) >= 2.0**24:
                     step = 2.0 ** (math.frexp(most)[1] - 24)
                     said = f"params {entry.name!r}: fp32 holds {most:g} in steps of {step:g}; smaller changes are lost"
-                    warnings.warn(said, UserWarning, stacklevel=5)
+                    _checks.warn(said)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
         may_leave = dtype is not torch.float32 and not self.all_fp32  # a number, when it is rounded, the range of fp16
         if may_leave or not ops.inspect(flat).finite:
@@ -585,14 +584,14 @@ class Found:
         if self.same:
             second, first = next(iter(self.same.items()))
             said = f"params: {second!r} is the same memory as {first!r}, so they are one parameter; if they are two, "
-            warnings.warn(f"{said}write tied=[], or else tied={[(first, second)]!r}", UserWarning, stacklevel=7)
+            _checks.warn(f"{said}write tied=[], or else tied={[(first, second)]!r}")
         if like := [name for name in parameters if _LIKE_BUFFERS.search(name)]:
             do = f"if they are buffers, write buffers={{{like[0]!r}: 'mean'}}, or 'max', 'keep' or 'first'"
-            warnings.warn(f"params: {_names(like)} are stepped like parameters; {do}", UserWarning, stacklevel=7)
+            _checks.warn(f"params: {_names(like)} are stepped like parameters; {do}")
         if kept:
             do = f"if clients change them, write buffers={{{kept[0]!r}: 'max'}} for a count, 'mean' for statistics"
             said = f"params: {_names(kept)} are kept, whatever clients send: no parameters, and no running statistics"
-            warnings.warn(f"{said}; {do}, or 'keep'", UserWarning, stacklevel=7)
+            _checks.warn(f"{said}; {do}, or 'keep'")
 
 
 def _are_groups(tied: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from fastagg._build import native
 from fastagg._types import Arrays, Native
 from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.model import Layout, Parsed
-from fastagg.ops.checks import update_of
 from fastagg.ops.place import on_device
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Partial, Samples, check_task
@@ -45,24 +43,15 @@ class Admission:
             )
 
     def parse(self, update: Arrays, kind: object) -> Parsed:
-        """Read an update. Warn if it is nearly the model itself."""
-        layout, engine, own = self.parts.layout, self.running.engine, self.parts.direction.kind
+        """Read an update."""
+        layout, own = self.parts.layout, self.parts.direction.kind
         if type(update) is torch.Tensor and kind is None:
             return layout.parse(update)
         if isinstance(update, torch.nn.Module):
             do = "give a trained model to server.receive_model(task, model)"
             raise ShapeMismatch(_checks.wrong("update", f"a {own}, in the form of params", update, do))
         self.refuse_other_kind(kind or getattr(update, "kind", None))
-        parsed = layout.parse(update)
-        looks = engine.checks_models and isinstance(update, (Mapping, list, tuple))
-        if looks and nearer_to_model(parsed.parameters, engine.flat):
-            engine.checks_models = False
-            said = (
-                f"receive takes {own}s, and this update is nearly the model itself: for a trained model "
-                "use receive_model(task, trained), or task.delta(trained)"
-            )
-            warnings.warn(said, UserWarning, stacklevel=6)
-        return parsed
+        return layout.parse(update)
 
     def of(self, parsed: Parsed, control: object = None, extra: object = None) -> Native:
         """Return an update as the numbers of an answer."""
@@ -151,26 +140,6 @@ class Admission:
                 "receive_partial: only for rules that add updates up (FedBuff, FADAS, FedAvg and its kin), not "
                 "deterministic, and without weights that follow distances"
             )
-
-
-def nearer_to_model(pieces: Pieces, flat: Tensor) -> bool:
-    """Return whether an update u is far nearer to the model x than to zero: ``|u - x| < 0.1*|u|``.
-
-    A difference, or a gradient, is about as far from the model as the model is from zero. It compares at most 1,024
-    evenly spaced elements. It begins with 16 of them, which are enough for an ordinary update.
-
-    Args:
-        pieces: u, d elements.
-        flat: x, [d], fp32 or bf16.
-
-    Returns:
-        False also for an update that is zero there or not finite, and if one of both is not on the CPU: a warning is
-        not worth waiting for a device.
-    """
-    if pieces.size != flat.numel() or pieces.device.type != "cpu" or not flat.is_cpu:
-        return False
-    found: bool = native.nearly(update_of(pieces), update_of(Pieces([flat])))
-    return found
 
 
 def check_partial(partial: Partial, weighting: str) -> None:

@@ -248,6 +248,7 @@ class Numbers:
                 "open_tasks": ("Open tasks", native.open_tasks),
                 "oldest_task_seconds": ("Age of the oldest task with a lease", native.oldest_task),
                 "expired_tasks": ("Tasks that ended without an answer", native.expired),
+                "misformed_updates": ("Updates that looked like models, or models like updates", native.misformed),
             }
             held, finite = server.memory(), engine.finite(server._running)
         if server._log is not None:

@@ -86,7 +86,9 @@ def test_what_is_recovered_is_what_was_there(name: str, size: str, library: Any,
         server.dispatch(k % 3)
         receipt, reads = sender.during(lambda k=k: server.receive(k % 3, given), k)  # type: ignore[misc]
         assert receipt.durable
-        assert sender.pages <= reads <= sender.pages + 8  # threads may share a page
+        assert (
+            sender.pages <= reads <= sender.pages + 8 + 16
+        )  # threads may share a page; a few numbers are compared with the model
         if k == 3:
             server.checkpoint()
     found = again(server, tmp_path / "b", make)
@@ -107,7 +109,7 @@ def test_without_a_folder_each_page_is_read_once(name: str, size: str, parts: in
         server.dispatch(k % 3)
         before = server.flat.clone()
         receipt, reads = sender.during(lambda k=k: server.receive(k % 3, given), k)  # type: ignore[misc]
-        looked = 16 * (parts > 1)  # whether it is nearly the model is asked of a few numbers
+        looked = 16  # a few numbers are compared with the model
         assert sender.pages <= reads <= sender.pages + 8 + looked
         if name == "ASGD":  # the norm is that of what has stepped
             moved = float((before.double() - server.flat.double()).norm())

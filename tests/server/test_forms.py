@@ -4,10 +4,16 @@ up to four of one base in one loop. That all forms have the same bits: tests/fuz
 
 import math
 import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support import inside
 from support.forms import FORMS, Arrays, cast
 from support.models import same
@@ -69,11 +75,92 @@ def test_names_whose_comparison_changes_the_update() -> None:
         server.receive(0, update)
 
 
-def test_a_model_in_place_of_a_difference_is_noticed() -> None:
-    server = fastagg.FedBuff({"w": torch.linspace(1, 2, 30)})
-    server.dispatch(0)
-    with pytest.warns(UserWarning, match="nearly the model"):
-        server.receive(0, {name: value * 1.01 for name, value in server.parameters().items()})
+# -- answers in another form than their sender says --------------------------------------------------------------------
+
+MODEL = {"w": torch.linspace(1, 2, 30), "b": torch.linspace(-1, 1, 2000)}
+DELTA = {name: torch.sin(value * 99) * 0.02 for name, value in MODEL.items()}
+TRAINED = {name: value + DELTA[name] for name, value in MODEL.items()}
+
+
+def flat(update: Arrays) -> torch.Tensor:
+    return torch.cat([value.reshape(-1) for value in update.values()])
+
+
+def over_http(server: fastagg.Server, update: Arrays, folder: Path) -> None:
+    from starlette.testclient import TestClient
+
+    from fastagg.serve.service import Service
+
+    with TestClient(Service([server], fastagg.parts(MODEL, 1), folder).app()) as client:
+        task = client.get("/task/ann?part=0").headers["x-task"]
+        body, kind = flat(update).numpy().tobytes(), {"Content-Type": "application/x-float32"}
+        assert client.post(f"/update/ann/{task}?part=0", content=body, headers=kind).status_code == 200
+
+
+# How an update, and how a trained model, comes to a server.
+ROADS: dict[str, Callable[[fastagg.Server, Arrays, Path], object]] = {
+    "arrays": lambda server, update, _: server.receive("ann", update),
+    "flat": lambda server, update, _: server.receive("ann", flat(update)),
+    "numpy": lambda server, update, _: server.receive("ann", flat(update).numpy()),
+    "half": lambda server, update, _: server.receive("ann", flat(update).bfloat16()),
+    "int8": lambda server, update, _: server.receive("ann", fastagg.encode(update, "int8", seed=0)),
+    "many": lambda server, update, _: server.receive_many([("ann", update), ("bob", DELTA)]),
+    "difference": lambda server, update, _: server.receive("ann", server.dispatch("ann").from_difference(update)),
+    "http": over_http,
+}
+TRAINED_ROADS: dict[str, Callable[[fastagg.Server, Arrays, Path], object]] = {
+    "model": lambda server, model, _: server.receive_model(server.dispatch("ann"), model),
+    "many models": lambda server, model, _: server.receive_many([fastagg.Answer.to(server.dispatch("ann"), model)]),
+    "delta": lambda server, model, _: server.receive("ann", server.dispatch("ann").delta(model)),
+}
+
+
+@pytest.mark.parametrize("road", [*ROADS, *TRAINED_ROADS])
+def test_an_answer_in_another_form_is_told_once_and_counted(road: str, tmp_path: Path) -> None:
+    server = fastagg.FedBuff(MODEL, buffer_size=50)
+    numbers = prometheus_client.CollectorRegistry()
+    if road != "http":  # which has one of its own
+        fastagg.watch(server, numbers)
+    right, wrong = (DELTA, TRAINED) if road in ROADS else (TRAINED, DELTA)
+    send = {**ROADS, **TRAINED_ROADS}[road]
+    for update, told, counted in ((right, 0, 0), (wrong, 1, 1), (wrong, 0, 2), (right, 0, 2)):
+        for client in ("ann", "bob"):
+            server.dispatch(client)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            send(server, update, tmp_path)
+        said = [warning for warning in caught if "'ann'" in str(warning.message)]
+        assert len(said) == told and all(warning.filename == __file__ for warning in said if road != "http")
+        assert numbers.get_sample_value("fastagg_misformed_updates") in (counted, None)
+        assert inside.engine(server).misformed == counted
+
+
+def is_misformed(update: torch.Tensor, model: torch.Tensor) -> bool:
+    """The definition, on all elements."""
+    update, model = update.double(), model.double()
+    return bool(min((update - model).norm(), (update + model).norm()) < 0.1 * update.norm())
+
+
+@given(
+    size=st.sampled_from([16, 30, 1024]),
+    scale=st.sampled_from([0.0, 0.05, 0.09, 0.11, 0.3, 1.0, 3.0]),
+    sign=st.sampled_from([1, -1]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    length=st.sampled_from([0.0, 1e-3, 1.0]),
+    seed=st.integers(0, 9),
+)
+def test_small_models_are_compared_whole(
+    size: int, scale: float, sign: int, dtype: torch.dtype, length: float, seed: int
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+    model, noise = (torch.sign(torch.randn(size, generator=g)) * length for _ in range(2))
+    update = (sign * model + scale * noise).to(dtype)
+    server = fastagg.ASGD(model, lr=0.0)
+    server.dispatch("ann")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        server.receive("ann", update)
+    assert inside.engine(server).misformed == is_misformed(update, model)
 
 
 # -- trained models ----------------------------------------------------------------------------------------------------
