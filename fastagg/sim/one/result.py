@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and a picture
 INPUTS = "inputs.json"  # the digests of what the run reads beside its config
+NONE = "none: "  # what a digest begins with that is none, before the object and the reason
 COMPARISON = "a comparison"
 
 Resume = Literal["never", "go on", "again"]
@@ -128,16 +129,19 @@ class Folder:
             raise ConfigError(f"{self.out} holds a run with other settings ({names}): choose another folder")
         return not changed
 
-    def same_inputs(self, resume: Resume, replace: bool) -> bool:
-        """Return whether its run read the same ``inputs``, as far as both are known. ConfigError as of ``same_config``,
-        unless runs of other inputs are run ``again``."""
+    def same_inputs(self, resume: Resume, replace: bool, unknown: Collection[str] = ()) -> bool:
+        """Return whether its run read the same ``inputs``, but for those that are ``unknown`` now. ConfigError as of
+        ``same_config``, unless runs of other inputs are run ``again``. An input without a digest is another one."""
         known = output.read_json(self.out / INPUTS) or {}
-        if not (changed := sorted(key for key in known.keys() & self.inputs.keys() if known[key] != self.inputs[key])):
+        keys = sorted((known.keys() | self.inputs.keys()).difference(unknown))
+        parts = [f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)]
+        lacking = [digest.removeprefix(NONE) for digest in self.inputs.values() if digest.startswith(NONE)]
+        if not (parts := [*parts, *(f"no digest of {what}" for what in lacking)]):
             return True
-        names = ", ".join(changed)
+        what = f"holds a run of {'other' if len(parts) > len(lacking) else 'perhaps other'} data or code"
         if resume == "go on" and not replace:
-            raise ConfigError(f"{self.out} holds a run of other data or code ({names} changed): choose another folder")
-        _log.warning("%s holds a run of other data or code (%s changed): it is run again", self.out, names)
+            raise ConfigError(f"{self.out} {what} ({'; '.join(parts)}): choose another folder")
+        _log.warning("%s %s (%s): it is run again", self.out, what, "; ".join(parts))
         return False
 
     def read(self) -> Result | None:
