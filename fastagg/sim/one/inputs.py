@@ -119,8 +119,10 @@ def _is_installed(path: Path) -> bool:
 
 def _is_others(module: str) -> bool:
     """Return whether a module is not the user's own."""
-    if module == "__main__" or (path := _file(module)) is not None:
-        return module != "__main__" and _is_installed(path)
+    if module == "__main__":
+        return False
+    if (path := _file(module)) is not None:
+        return _is_installed(path)
     above = module.rpartition(".")[0]
     return getattr(_spec(module), "origin", None) in ("built-in", "frozen") or (above != "" and _is_others(above))
 
@@ -226,11 +228,11 @@ class _Reader:
     def _pickled(self, thing: Any) -> Iterator[tuple[str, Any]]:
         """Yield what a pickle would hold. TypeError if there is no pickle of such objects."""
         reduce = copyreg.dispatch_table.get(type(thing))
-        made: Any = thing.__reduce_ex__(4) if reduce is None else reduce(thing)
+        made = thing.__reduce_ex__(4) if reduce is None else reduce(thing)
         if isinstance(made, str):
             yield "", f"{getattr(thing, '__module__', '')}.{made}".encode()
             return
-        function, arguments, state, items, pairs, *_ = (*made, None, None, None, None)
+        function, arguments, state, items, pairs = [*made, None, None, None][:5]
         yield "", function
         yield from (("", part) for part in arguments)
         for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # of a dict, and of slots

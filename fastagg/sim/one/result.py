@@ -10,8 +10,10 @@ run, except for the rows of metrics.csv.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import statistics
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -65,10 +67,18 @@ class Result:
     folder: Path | None = field(default=None, compare=False)
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
-    def at(self, target: float) -> Result:
-        """Return the run with its numbers for another ``target``."""
-        numbers = summarise(self.rows, target, self.summary["stopped"])
+    def at(self, target: float | None, every: int = 1) -> Result:
+        """Return the run with its numbers for another ``target``, tested every so many updates."""
+        target = self.config.run.target if target is None else target
+        numbers = summarise(self.rows, target, self.summary["stopped"], every) | {"target_updates": every}
         return replace(self, config=configured(self.config, {"run.target": target}), summary=self.summary | numbers)
+
+    @property
+    def updates_between_tests(self) -> int:
+        """The updates from one test to the next, beside those of the last versions and of ``run.evaluate_time``."""
+        ends = [row.uploads for row in self.rows if row.version % self.config.run.evaluate_every == 0]
+        gaps = [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
+        return max(1, int(statistics.median(gaps or [self.rows[-1].uploads])))
 
     @property
     def model(self) -> Mapping[str, Tensor]:
