@@ -125,8 +125,9 @@ def _beside(group: Group, most: int) -> str:
 def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
     """Return the table of what methods differ by in each setting, seed by seed, with tests; None if no two share two
     seeds."""
-    base, rows, several = name_of(groups, baseline), list[list[str]](), by_setting(groups)
+    rows, several = list[list[str]](), by_setting(groups)
     for members in several:
+        base = name_of(members, baseline)  # which may have no run here
         ends, times = contrasts(members, "last5_accuracy_mean", base), _times(members, base)
         found = [(f"accuracy: {one.more} - {one.fewer}", one, str(one.difference)) for one in ends]
         found += [(f"time: {one.more} / {one.fewer}", one, one.difference.ratio) for one in times]
