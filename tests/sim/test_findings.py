@@ -57,12 +57,12 @@ def test_times_in_different_units_are_not_compared(group):
 
 def test_the_end_is_compared_by_a_test_that_is_named(group):
     near = [group("A", FAST, [(0, 0.1), (10, 0.95)]), group("B", SLOW, SLOW)]
-    at = "Accuracy at the end, at the level of 5% (paired t-tests over seeds"
-    assert findings.sentences(near, "B")[-1] == f"{at}): no method is above another."
+    at = "(at the level of 5%, by paired t-tests over seeds"
+    assert findings.sentences(near, "B")[-1] == f"Accuracy at the end: no method is above another {at})."
     runs = [[(0, 0.1), (10, 0.9 + k / 100)] for k in (1, 2, 3, 2)]
     groups = [group("A", *runs), group("B", *[SLOW] * 4), group("C", *[SLOW] * 4)]
-    told = "with Holm's correction for 2 of them): A is above B, +22.0 [+20.7, +23.3]."
-    assert findings.sentences(groups, "B")[-1] == f"{at}, {told}"
+    told = f"A is above B, +22.0 [+20.7, +23.3] {at}, with Holm's correction for 2 of them)"
+    assert findings.sentences(groups, "B")[-1] == f"Accuracy at the end: {told}."
     sheet = findings.differences(groups, "B")
     assert [row[0] for row in sheet.rows] == ["accuracy: A - B", "accuracy: B - C", "time: B / A", "time: B / C"]
     assert sheet.rows[0][1:3] == ["+22.0 [+20.7, +23.3]", "4"]
@@ -81,7 +81,7 @@ def test_a_run_that_misses_or_diverges_is_in_the_tests_and_sentences_of_its_tabl
     said = findings.sentences(groups, "A")
     assert said == [
         "A misses the target with 4 of 4 seeds.", "C diverged with 4 of 4 seeds.",
-        "Accuracy at the end, at the level of 5% (paired t-tests over seeds): A is above C, +51.5 [+49.4, +53.6].",
+        "Accuracy at the end: A is above C, +51.5 [+49.4, +53.6] (at the level of 5%, by paired t-tests over seeds).",
     ]  # fmt: skip
 
 

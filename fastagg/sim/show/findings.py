@@ -159,7 +159,7 @@ def _times(groups: Sequence[Group], base: str | None, least: int = 2) -> list[Co
 
 def _test(found: Sequence[Contrast]) -> str:
     more = f", with Holm's correction for {len(found)} of them" if len(found) > 1 else ""
-    return f"paired t-tests over seeds{more}"
+    return f"at the level of {LEVEL:.0%}, by paired t-tests over seeds{more}"
 
 
 def _printed(group: Group) -> Spread:
@@ -290,13 +290,13 @@ def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
     short = [(group, count) for group, count in short if count]
     lines += [f"{group.method} misses the target with {count} of {_seeds(group)}." for group, count in short]
     if shown := [f"{one.fewer} is sooner than {one.more}, {one.difference.ratio}" for one in times if one.is_shown]:
-        lines.append(f"Time to the target, at the level of {LEVEL:.0%} ({_test(times)}): {'; '.join(shown)}.")
+        lines.append(f"Time to the target: {'; '.join(shown)} ({_test(times)}).")
     dead = [(group, sum(r.summary["stopped"] == "diverged" for r in group.results)) for group in groups]
     lines += [f"{group.method} diverged with {count} of {_seeds(group)}." for group, count in dead if count]
     if ends:
         shown = [f"{one.more} is above {one.fewer}, {one.difference}" for one in ends if one.is_shown]
         told = "; ".join(shown) or "no method is above another"
-        lines.append(f"Accuracy at the end, at the level of {LEVEL:.0%} ({_test(ends)}): {told}.")
+        lines.append(f"Accuracy at the end: {told} ({_test(ends)}).")
     elif len(groups) > 1:
         means = [f"{group.method} {_number(group.over('last5_accuracy_mean', 100))}" for group in groups]
         lines.append(f"Accuracy at the end: {', '.join(means)} (too few seeds for a test).")
