@@ -135,7 +135,7 @@ def test_the_demo_compares_the_methods_and_says_who_wins(tmp_path, monkeypatch):
     said = html.unescape((tmp_path / "demo" / "report.html").read_text())
     lines = [line.strip() for line in result.stdout.splitlines() if line.endswith(".")]
     found = [line for line in lines if "reaches 20%" in line or line.startswith("Accuracy")]
-    assert len(found) == 2 and all(sentence in said for sentence in found)  # the report carries what the terminal says
+    assert len(found) >= 2 and all(sentence in said for sentence in found)  # the report carries what the terminal says
     assert {p.name for p in (tmp_path / "demo").iterdir()} == {
         "accuracy.png", "comparison.csv", "delays.png", "report.html", "table.md", "target.png", *demo_module.RECIPES
     }  # fmt: skip

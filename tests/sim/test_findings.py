@@ -37,7 +37,8 @@ def test_who_never_arrives_is_named(group):
     assert said[0] == "Fast reaches 90%, Base does not (one seed)."
     assert verdict([group("A", NEVER), group("B", NEVER)], "A") == ""
     half = [group("A", FAST, NEVER), group("B", FAST, FAST)]  # one seed is enough to miss it
-    assert verdict(half, "A") == "B reaches 90%, A does not with every seed (not beyond chance)"
+    assert verdict(half, "A") == "B reaches 90% 2.24 times sooner than A (not beyond chance)"
+    assert "A misses the target with 1 of 2 seeds." in findings.sentences(half, "A")
 
 
 def test_a_baseline_that_wins_is_said_to_be_first(group):
@@ -47,7 +48,7 @@ def test_a_baseline_that_wins_is_said_to_be_first(group):
 
 def test_a_target_that_everybody_has_from_the_start_makes_no_ratio(group):
     groups = [group("Base", FAST, target=0.05), group("Other", SLOW, target=0.05)]
-    assert verdict(groups, "Base") == verdict(groups, "Other") == "Base reaches 5% first (one seed)"
+    assert verdict(groups, "Base") == verdict(groups, "Other") == ""
 
 
 def test_times_in_different_units_are_not_compared(group):
@@ -56,14 +57,12 @@ def test_times_in_different_units_are_not_compared(group):
 
 def test_the_end_is_compared_by_a_test_that_is_named(group):
     near = [group("A", FAST, [(0, 0.1), (10, 0.95)]), group("B", SLOW, SLOW)]
-    *_, end, chance = findings.sentences(near, "B")
-    assert end == "Accuracy at the end: A is first and B last, 22.5 points below."
-    assert chance == "At the level of 5% (paired t-tests over seeds) no method is above another in accuracy."
+    at = "(at the level of 5%, by paired t-tests over seeds"
+    assert findings.sentences(near, "B")[-1] == f"Accuracy at the end: no method is above another {at})."
     runs = [[(0, 0.1), (10, 0.9 + k / 100)] for k in (1, 2, 3, 2)]
     groups = [group("A", *runs), group("B", *[SLOW] * 4), group("C", *[SLOW] * 4)]
-    assert findings.sentences(groups, "B")[-1] == (
-        "At the level of 5% (paired t-tests over seeds, with Holm's correction for 2 of them) A is above B in accuracy."
-    )
+    told = f"A is above B, +22.0 [+20.7, +23.3] {at}, with Holm's correction for 2 of them)"
+    assert findings.sentences(groups, "B")[-1] == f"Accuracy at the end: {told}."
     sheet = findings.differences(groups, "B")
     assert [row[0] for row in sheet.rows] == ["accuracy: A - B", "accuracy: B - C", "time: B / A", "time: B / C"]
     assert sheet.rows[0][1:3] == ["+22.0 [+20.7, +23.3]", "4"]
@@ -71,7 +70,46 @@ def test_the_end_is_compared_by_a_test_that_is_named(group):
     assert findings.differences([group("A", FAST), group("B", SLOW)]) is None
 
 
-def test_a_grid_has_tables_and_no_sentences(group):
+def test_a_run_that_misses_or_diverges_is_in_the_tests_and_sentences_of_its_table(group):
+    """Who is sooner in the table of differences is sooner in words, also where it misses the target once."""
+    b, late = [[(0, 0.1), (200, 0.5), (410 + k, 0.9)] for k in range(6)], [(0, 0.1), (450, 0.5)]
+    c = [[(0, 0.1), (9 + k, 0.9)] for k in range(5)]
+    first, *_ = findings.sentences([group("B", *b), group("C", *c, late)], None)
+    assert first == "C reaches 90% first."
+    groups = [group("A", *[[(0, 0.1), (10, 0.5 + k / 100)] for k in range(4)])]
+    groups += [group("C", *[[(0, 0.1), (10, 0.9)]] * 4, stopped="diverged")]
+    said = findings.sentences(groups, "A")
+    assert said == [
+        "A misses the target with 4 of 4 seeds.", "C diverged with 4 of 4 seeds.",
+        "Accuracy at the end: A is above C, +51.5 [+49.4, +53.6] (at the level of 5%, by paired t-tests over seeds).",
+    ]  # fmt: skip
+
+
+def test_methods_are_compared_in_each_setting_of_a_grid(group):
+    runs = {"A": [[(0, 0.1), (10, 0.9 + k / 100)] for k in (1, 2, 3, 2)], "B": [SLOW, SLOWER, SLOW, SLOW]}
+    grid = [group(m, *(runs[m] if v == 1 else runs["B"]), choice=(("lr", v),)) for v in (1, 2) for m in runs]
+    found = find(grid, baseline="B")
+    assert [text.partition(":")[0] for text in found.sentences] == ["lr 1"] * 3 + ["lr 2"]
+    assert found.sentences[0] == "lr 1: A reaches 90% 41 times sooner than B."
+    sheet = next(sheet for sheet in found.sheets if sheet.title == "Differences")
+    assert [row[:2] for row in sheet.rows] == [
+        ["lr 1", "accuracy: A - B"], ["lr 1", "time: B / A"], ["lr 2", "accuracy: A - B"], ["lr 2", "time: A / B"],
+    ]  # fmt: skip
+    assert "of a setting" in sheet.caption
+
+
+def test_fewer_seeds_are_marked_and_a_method_without_any_has_its_line(group):
+    choice = [(("lr", v),) for v in (1, 2)]
+    groups = [group("A", FAST, FAST, FAST, choice=c) for c in choice] + [group("B", FAST, FAST, choice=choice[0])]
+    lost = [group("B", choice=choice[1])]
+    first, second, *_ = find(groups, lost=lost).sheets
+    assert first.rows == [["A", "90.0±0.0", "90.0±0.0"], ["B", "90.0±0.0 (n=2)", "– (n=0)"]]
+    assert "90.0$\\pm$0.0 (n=2)" in first.latex() and "-- (n=0)" in first.latex()
+    assert [row[0] for row in second.rows] == ["A, lr 1", "A, lr 2", "B, lr 1", "B, lr 2 (failed)"]
+    assert second.rows[2][second.headings.index("accuracy")] == "90.0±0.0 (n=2)"
+
+
+def test_a_grid_of_one_method_has_tables_and_no_sentences(group):
     one = [group("A", FAST, choice=(("lr", v),), notes=["the same note"]) for v in (1, 2)]
     found = find(one)
     assert found.sentences == [] and [sheet.title for sheet in found.sheets] == ["Methods by settings", "Test accuracy"]
@@ -98,9 +136,9 @@ def test_a_table_says_what_is_not_in_it(group):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "words"), [(41.3, "41 times"), (9.5, "10 times"), (9.4, "9.4 times"), (1, "1.0 times")]
+    ("ratio", "words"), [(41.34, "41.3 times"), (1.152, "1.15 times"), (123.4, "123 times"), (1, "1 times")]
 )
-def test_a_factor_has_two_digits_that_mean_something(ratio, words):
+def test_a_factor_has_the_digits_of_the_table(ratio, words):
     assert factor(ratio) == words
 
 

@@ -1,7 +1,10 @@
 """What a run is: its config and all that it reads. Another one is never taken for it, and nothing finished is lost."""
 
+import importlib
+import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -131,17 +134,21 @@ def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
     assert run(config, tmp_path, resume="go on", replace=True, **{**given, "data": other}).rows != first.rows
 
 
-def test_a_finished_run_is_read_where_its_data_is_no_more_and_one_of_before_has_no_digests(folder, tmp_path):
+def test_a_finished_run_is_read_without_its_data_but_not_with_other_code_or_without_digests(folder, tmp_path):
     config = load(folder / "recipe.toml")
     first = run(config, tmp_path / "out")
     (folder / "data.npz").rename(tmp_path / "data.npz")
     assert run(config, tmp_path / "out", resume="go on") == first
     with pytest.raises(ConfigError, match="resume: expected one of"):
         run(config, tmp_path / "out", resume="gone")  # type: ignore[arg-type]
+    (folder / "helper_.py").write_text("def scaled(array):\n    return 2.0 * array\n")
+    forget()
+    with pytest.raises(ConfigError, match=r"\(own.change changed\)"):
+        run(config, tmp_path / "out", resume="go on")
     (tmp_path / "out" / "inputs.json").unlink()
     (tmp_path / "data.npz").rename(folder / "data.npz")
-    scale_data(folder)
-    assert run(config, tmp_path / "out", resume="go on") == first
+    with pytest.raises(ConfigError, match=r"data changed; delay.file changed; model changed"):
+        run(config, tmp_path / "out", resume="go on")
 
 
 def contents(folder):
@@ -186,6 +193,126 @@ def test_keys_of_the_first_level_are_settings_and_mean_the_same(tiny):
     passed = build_data(tiny().data, 0)
     del values["data"]
     assert fastagg.sim.run(values, data=passed).rows == run(tiny(SHORT)).rows
+
+
+BUFF = "fastagg.FedBuff(model, lr={}, buffer_size=3)".format
+RULE = f"def rule(model):\n    return {BUFF('X')}\n"
+CHANGING = f"import forms_\ndef rule(model):\n    return {BUFF('forms_.LR')}\n"
+# What a script has as its algorithm in each form, where X is what changes, and the files beside it.
+FORMS: dict[str, tuple[str, dict[str, str]]] = {
+    "a partial": ("rule = functools.partial(fastagg.FedBuff, lr=X, buffer_size=3)", {}),
+    "a preset in a partial of a function": (
+        f"def at(model, lr):\n    return {BUFF('lr')}\nrule = functools.partial(functools.partial(at), lr=X)", {}),
+    "a preset in a function": (RULE, {}),
+    "a preset in a lambda": (f"rule = lambda model: {BUFF('X')}", {}),
+    "a preset in a function that a function calls": (
+        f"def inner(model):\n    return {BUFF('X')}\ndef rule(model):\n    return inner(model)", {}),
+    "a closure": (f"def at(lr):\n    return lambda model: {BUFF('lr')}\nrule = at(X)", {}),
+    "a closure over a tensor": (
+        f"def at(lr):\n    return lambda model: {BUFF('float(lr)')}\nrule = at(torch.tensor([X]))", {}),
+    "a bound method": (
+        f"class A:\n    def __init__(self, lr): self.lr = lr\n    def by(self, model): return {BUFF('self.lr')}\n"
+        "rule = A(X).by", {}),
+    "a callable object": (
+        f"@dataclasses.dataclass\nclass A:\n    lr: float\n    def __call__(self, model): return {BUFF('self.lr')}\n"
+        "rule = A(X)", {}),
+    "a callable object's class": (
+        f"class A:\n    __slots__ = ()\n    def __call__(self, model): return {BUFF('X')}\nrule = A()", {}),
+    "a class": (f"class A:\n    lr = X\n    def __new__(cls, model): return {BUFF('cls.lr')}\nrule = A", {}),
+    "a static method": (
+        f"class A:\n    @staticmethod\n    def by(model): return {BUFF('X')}\nrule = A.by", {}),
+    "a decorated function": (
+        "def at(lr):\n    def wrap(f):\n        @functools.wraps(f)\n        def g(model): return f(model, lr)\n"
+        f"        return g\n    return wrap\n@at(X)\ndef rule(model, lr):\n    return {BUFF('lr')}\n"
+        "del rule.__wrapped__", {}),
+    "a function with a cache": ("@functools.cache\n" + RULE, {}),
+    "a registered part by its name": (
+        "@fastagg.register\n@dataclasses.dataclass(frozen=True)\nclass Forms(fastagg.Staleness):\n    weighs = True\n"
+        "    def weight(self, delay): return X\n"
+        'rule = {"name": "FedBuff", "lr": 1.0, "buffer_size": 3, "staleness": {"name": "Forms"}}', {}),
+    "a default of an argument": (f"def rule(model, *, lr=X):\n    return {BUFF('lr')}", {}),
+    "a global of the script": (f"LR = X\ndef rule(model):\n    return {BUFF('LR')}", {}),
+    "a global that the script sets in a module": (
+        "import forms_\nforms_.LR = X\nrule = forms_.rule",
+        {"forms_.py": f"import fastagg\nLR = 0.2\ndef rule(model):\n    return {BUFF('LR')}\n"}),
+    "a module": ("import forms_\nrule = forms_.rule", {"forms_.py": "import fastagg\n" + RULE}),
+    "a module imported inside a function": (
+        f"def rule(model):\n    import forms_\n    return {BUFF('forms_.LR')}", {"forms_.py": "LR = X"}),
+    "a module of a package that a module imports inside a function": (
+        "from forms_ import inner\nrule = inner.rule",
+        {"forms_/__init__.py": "", "forms_/deep.py": "LR = X",
+         "forms_/inner.py": f"import fastagg\ndef rule(model):\n    from .deep import LR\n    return {BUFF('LR')}\n"}),
+    "a file that a module reads when it is imported": (
+        CHANGING, {"forms_.py": "from pathlib import Path\nLR = float((Path(__file__).parent / 'lr.txt').read_text())",
+                   "lr.txt": "X"}),
+    "a file that a function reads": (
+        f"def rule(model):\n    return {BUFF('float(open(FILE).read())')}\nFILE = 'lr.txt'", {"lr.txt": "X"}),
+    "a file that a partial names": (
+        f"def at(model, file):\n    return {BUFF('float(file.read_text())')}\n"
+        "rule = functools.partial(at, file=pathlib.Path('lr.txt'))", {"lr.txt": "X"}),
+}  # fmt: skip
+
+
+@pytest.fixture
+def form(tmp_path, monkeypatch):
+    """A script's algorithm in one of FORMS, with a value of X, as if the script was started anew."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def forget():
+        for name in [name for name in sys.modules if name.partition(".")[0] == "forms_"]:
+            del sys.modules[name]
+
+    def build(what, value):
+        forget()
+        script, files = FORMS[what]
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text.replace("X", value))
+        for folder in tmp_path.rglob("__pycache__"):
+            shutil.rmtree(folder)
+        importlib.invalidate_caches()
+        modules = {name: importlib.import_module(name) for name in ("dataclasses", "functools", "pathlib", "torch")}
+        names = {"__name__": "__main__", "fastagg": fastagg, **modules}
+        exec(script.replace("X", value), names)
+        return names["rule"]
+
+    yield build
+    forget()
+
+
+@pytest.mark.parametrize("what", FORMS)
+def test_a_change_is_noticed_in_every_form_and_what_did_not_change_is_read(what, form, tiny, tmp_path, caplog):
+    def once(value, resume="again"):
+        values = {key: part for key, part in tiny(SHORT).model_dump(exclude_none=True).items() if key != "algorithm"}
+        return fastagg.sim.run({**values, "algorithm": form(what, value)}, out=tmp_path / "out", resume=resume)
+
+    first = once("0.9")
+    assert once("0.9") == first and not caplog.records
+    with pytest.raises(ConfigError, match=r"other data or code \(algorithm.* changed\)"):
+        once("0.1", "go on")
+    other = once("0.1")
+    assert "it is run again" in caplog.text and other.rows != first.rows
+    (name,) = first.summary["inputs"]
+    assert first.summary["inputs"][name] != other.summary["inputs"][name]
+
+
+def test_what_has_no_digest_runs_again_and_is_named(tiny, tmp_path, caplog):
+    lock = threading.Lock()
+
+    def change(update, task):
+        with lock:
+            return update
+
+    first = run(tiny(SHORT), tmp_path, own=Own(change=change))
+    why = "own.change.lock, a lock: cannot pickle '_thread.lock' object"
+    assert first.summary["inputs"] == {"own.change": f"none: {why}"}
+    with pytest.raises(ConfigError, match=r"perhaps other data or code \(no digest of own.change.lock, a lock: cannot"):
+        run(tiny(SHORT), tmp_path, own=Own(change=change), resume="go on")
+    before = (tmp_path / "summary.json").stat().st_mtime_ns
+    assert run(tiny(SHORT), tmp_path, own=Own(change=change), resume="again").rows == first.rows
+    assert f"no digest of {why}" in caplog.text and "it is run again" in caplog.text
+    assert (tmp_path / "summary.json").stat().st_mtime_ns > before
 
 
 SCRIPT = """

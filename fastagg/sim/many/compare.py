@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fastagg import _checks
 from fastagg._types import Foreign
-from fastagg.errors import ConfigError, DataError, MissingDependency
+from fastagg.errors import ConfigError, DataError, MissingDependency, RunFailed
 from fastagg.sim.many.cells import check_cells, check_folders, file_name, run_cells
 from fastagg.sim.many.groups import Group, grouped, judged
 from fastagg.sim.one import output
@@ -20,6 +21,8 @@ from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show import findings, plots, series, style
 from fastagg.sim.show.findings import RUN_NUMBERS
 from fastagg.sim.show.progress import Watcher
+
+_log = logging.getLogger("fastagg")
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,14 @@ class Comparison:
         )
 
     def to_latex(self, caption: str = "", label: str = "") -> str:
-        """Return the table of results, methods by settings if there are several, for LaTeX with booktabs."""
-        return "" if self.findings is None else self.findings.sheets[0].latex(caption, label)
+        """Return the table of results, methods by settings if there are several, for LaTeX with booktabs.
+
+        Raises:
+            RunFailed: no run ended.
+        """
+        if self.findings is None:
+            raise RunFailed("no run ended, there is nothing to put into a table: " + "; ".join(self.failed.values()))
+        return self.findings.sheets[0].latex(caption, label)
 
     def figure(
         self,
@@ -134,14 +143,20 @@ def compare(
     outcomes = run_cells(cells, out, jobs, watcher, replace)
     failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     ran = [(cell, result) for cell in cells if isinstance(result := outcomes.get(cell.name), Result)]
+    done = {cell.name for cell, _ in ran}
+    absent = {cell.name: failed.get(cell.name, "not begun") for cell in cells if cell.name not in done}
+    if absent:
+        what = "; ".join(f"{name} ({why})" for name, why in absent.items())
+        _log.warning("%s: %d of %d runs are in no table: %s", out, len(absent), len(cells), what)
     if not ran:
         return Comparison([], failed, [], None)
-    ran = [(cell, result if target is None else result.at(target)) for cell, result in ran]
-    groups = grouped(ran)
+    every = max(result.updates_between_tests for _, result in ran)
+    ran = [(cell, result.at(target, every)) for cell, result in ran]
+    results = {cell.name: result for cell, result in ran}
+    every_group = grouped([(cell, results.get(cell.name)) for cell in cells])
+    groups, lost = ([group for group in every_group if bool(group.results) is any_ran] for any_ran in (True, False))
     claims = judged(names, groups)
-    done = [cell.name for cell, _ in ran]
-    absent = {cell.name: failed.get(cell.name, "not begun") for cell in cells if cell.name not in done}
-    shown = findings.find(groups, claims, baseline, absent)
+    shown = findings.find(groups, claims, baseline, absent, lost)
     with output.writing(out):
         output.write_text(out / "comparison.csv", findings.comparison_csv(ran))
         output.write_text(out / "table.md", "\n".join(sheet.markdown() for sheet in shown.sheets))

@@ -80,27 +80,29 @@ class Group:
             if value is not None
         ]
         deviation = statistics.stdev(values) if len(values) > 1 and not least else None
-        return Spread(statistics.fmean(values) if values else None, deviation, missing, least)
+        return Spread(statistics.fmean(values) if values else None, deviation, missing, least, len(values))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample deviation (n - 1; None for fewer than two). ``missing`` seeds had no value; with ``least`` the
-    mean is a lower bound."""
+    """Mean and sample deviation (n - 1; None for fewer than two) of ``count`` seeds. ``missing`` seeds had no value;
+    with ``least`` the mean is a lower bound."""
 
     mean: float | None
     deviation: float | None = None
     missing: int = 0
     least: bool = False
+    count: int = 0
 
     @property
     def of_all(self) -> float | None:
         return None if self.missing else self.mean
 
 
-def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
-    """Group the seeds of each method and grid point, in the order in which they first occur."""
-    found: dict[tuple[str, str], list[tuple[Cell, Result]]] = {}
+def grouped(runs: Sequence[tuple[Cell, Result | None]]) -> list[Group]:
+    """Group the seeds of each method and grid point, in the order in which they first occur. A run without a result is
+    left out, but its group is there."""
+    found: dict[tuple[str, str], list[tuple[Cell, Result | None]]] = {}
     for cell, result in runs:
         found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
     names = {c.config.name: c.config.label or c.config.name for c, _ in runs if not c.method}
@@ -110,8 +112,17 @@ def grouped(runs: Sequence[tuple[Cell, Result]]) -> list[Group]:
         cell = members[0][0]
         method = cell.method or names[name]
         method = name if twice[method] > 1 else method
-        groups.append(Group(name, method, cell.choice, [result for _, result in members], cell.paper))
+        results = [result for _, result in members if result is not None]
+        groups.append(Group(name, method, cell.choice, results, cell.paper))
     return groups
+
+
+def by_setting(groups: Sequence[Group]) -> list[list[Group]]:
+    """Return the groups of each setting."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(repr(group.choice), []).append(group)
+    return list(found.values())
 
 
 def choice_keys(choices: Iterable[Choice]) -> dict[str, str]:
@@ -136,16 +147,17 @@ def name_of(groups: Sequence[Group], baseline: str | None) -> str | None:
 def speedups(groups: Sequence[Group], baseline: str | None) -> list[float | None]:
     """Return how many times sooner than ``baseline`` (a method, or a recipe's name) each group reaches the target.
 
-    This is the baseline's mean virtual time divided by the group's, at the same grid point, as in FADAS' Table 7. It is
-    None if one of the two missed the target with some seed, or if their units of virtual time differ.
+    This is the geometric mean over seeds of the baseline's virtual time divided by the group's, at the same grid point:
+    the number that is tested. It is None if one of the two missed the target with some seed, or if their units differ.
     """
     bases = {repr(group.choice): group for group in reversed(groups) if baseline in (group.method, group.name)}
     ratios: list[float | None] = []
     for group in groups:
-        base, own = bases.get(repr(group.choice)), group.over("time_to_target").of_all
-        alike = base is not None and base.results[0].unit == group.results[0].unit
-        theirs = base.over("time_to_target").of_all if base is not None and alike else None
-        ratios.append(theirs / own if theirs is not None and own else None)
+        base = bases.get(repr(group.choice), group)
+        alike = base.results[0].unit == group.results[0].unit and repr(group.choice) in bases
+        reached = all(side.over("time_to_target").of_all for side in (base, group))
+        pair = _paired_scores((base, group), "time_to_target") if alike and reached else None
+        ratios.append(None if pair is None else math.exp(paired(*pair).mean))
     return ratios
 
 
@@ -218,31 +230,43 @@ def holm(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two methods, the one with the larger mean first, and their difference; ``p`` is Holm's."""
+    """Two methods, the one with the larger mean first, and their difference; ``p`` is Holm's, 1 with a single pair."""
 
     more: str
     fewer: str
     difference: Difference
     p: float = 1.0
 
+    @property
+    def is_shown(self) -> bool:
+        return self.difference.mean > 0 and self.p <= LEVEL
 
-def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None) -> list[Contrast]:
-    """Return the differences of all methods, or of all from ``baseline``, with Holm's correction for their number.
+
+def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None, least: int = 2) -> list[Contrast]:
+    """Return the differences of all methods of one setting, or of all from ``baseline``, with Holm's correction for
+    their number.
 
     Accuracies are in percent. Times and uploads are compared as ratios: the difference is that of their logarithms.
-    Methods that share fewer than two seeds are left out.
+    Methods that share fewer than ``least`` seeds are left out.
     """
     found = []
     for pair in itertools.combinations(groups, 2):
-        own = scores(pair, measure, 100.0)
-        if measure in ENDS:
-            own = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in own]
-        if baseline in (None, *(g.method for g in pair)) and len(own[0].keys() & own[1].keys()) > 1:
+        own = _paired_scores(pair, measure)
+        if own is not None and baseline in (None, *(g.method for g in pair)) and len(own[0]) >= least:
             there, back = paired(*own), paired(*reversed(own))
             first, second = (group.method for group in pair)
             found.append(Contrast(first, second, there) if there.mean >= 0 else Contrast(second, first, back))
-    ps = holm([one.difference.p or 0.0 for one in found])
+    ps = holm([1.0 if one.difference.p is None else one.difference.p for one in found])
     return [replace(one, p=p) for one, p in zip(found, ps, strict=True)]
+
+
+def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]] | None:
+    """Return the scores of the seeds that both have, of times and uploads their logarithms; None without such seeds."""
+    sides = scores(pair, measure, 100.0)
+    if measure in ENDS:
+        sides = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in sides]
+    shared = sides[0].keys() & sides[1].keys()
+    return [{seed: side[seed] for seed in sorted(shared)} for side in sides] if shared else None
 
 
 def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:

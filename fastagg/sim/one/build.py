@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,9 +64,13 @@ def build_data(data: DataSection, seed: int) -> FederatedData:
     return LOADERS[data.name](seed=seed, **data.model_dump(exclude={"name"}))
 
 
+def model_function(config: Config) -> Callable[..., object]:
+    """Return the user's own function that makes the network."""
+    given = config.model.name == "given"
+    return config.passed("model.name") if given else functions.find(config.model.call, "model.name")
+
+
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
-    if model.name == "function":
-        return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
     if data.text is not None:
         raise ConfigError(f"model {model.name!r} cannot read text, expected a function of your own")
     return models.build(model.name, data.shape, data.classes, model.widths, seed, model.norm)
@@ -99,8 +103,9 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
 
 
 def build_module(config: Config, data: FederatedData, device: torch.device) -> nn.Module:
-    if config.model.name == "given":
-        module = own_model(config.passed("model.name"), "model", data, config.seed, {})
+    if config.model.name in ("function", "given"):
+        key = "model" if config.model.name == "given" else "model.name"
+        module = own_model(model_function(config), key, data, config.seed, config.model.keywords)
     else:
         module = build_model(config.model, data, config.seed)
     if config.run.channels_last:
@@ -177,7 +182,8 @@ def find_preset(config: Config) -> Callable[..., Server]:
     """Return a preset by its name, or a function "module:function" that makes a server as presets do. ConfigError."""
     name, known = config.algorithm.name, registry.presets()
     if name == "given":
-        return config.passed("algorithm.name")
+        preset: Callable[..., Server] = config.passed("algorithm.name")
+        return preset if isinstance(preset, Hashable) else preset.__call__  # a dataclass may not be
     if ":" in name:
         return functions.find(name, "algorithm.name")  # type: ignore[return-value]  # checked when it is called
     if name not in known:
@@ -190,7 +196,7 @@ def algorithm_name(config: Config) -> str:
     """Return the preset's name, or that of the function that a program passes."""
     if config.algorithm.name != "given":
         return config.algorithm.name
-    preset = find_preset(config)
+    preset = config.passed("algorithm.name")
     bare = getattr(preset, "func", preset)  # of a functools.partial
     return getattr(bare, "__name__", type(bare).__name__)
 

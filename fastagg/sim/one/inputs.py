@@ -1,131 +1,328 @@
-"""What a run reads beside its config, as digests: data, files of delays, and code of the user's own.
+"""What a run reads beside its config, as digests: data, files, and code of the user's own.
 
 They are part of a run's identity. Data counts as what is loaded, so other files of the same samples change nothing. A
-function counts as the files of its module and of the user's modules that this one imports, one of a script or notebook
-as its own source, and both as the values that they hold.
+function counts as its code, the values that it holds, and all that it reaches: functions, classes, modules and global
+values by the names in its code; of a module also the file, and files of the user's modules that it imports; and a file
+whose name stands in the code or in a value. What cannot be read, such as a lock, has no digest, and its run is taken
+for no other one.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
-import pickle
+import copyreg
+import dis
+import functools
 import sys
 import sysconfig
-from contextlib import suppress
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
+from importlib.machinery import ModuleSpec, PathFinder
 from itertools import accumulate
-from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from pathlib import Path, PurePath
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg import registry
 from fastagg.sim.clients.own import NAMES, chosen
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import read_bytes
 from fastagg.sim.data.sections import Digits, Synthetic
 from fastagg.sim.one import build
+from fastagg.sim.one.result import NONE
 from fastagg.sim.recipes.config import Config
+
+OF_DATA = ("data", "unlabelled", "model")  # what is known only where the data is
 
 # Whose code is not the user's own: Python's, this package's, and that of installed packages, by their folders' names.
 _OTHERS = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
 _INSTALLED = {"site-packages", "dist-packages"}
+_ATOMS = (type(None), bool, int, float, complex, type(...), type(NotImplemented), bytes, bytearray)
+# What a wrapper of another function or object holds.
+_HELD: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"), functools.partialmethod: ("func", "args", "keywords"),
+    functools.cached_property: ("func",), property: ("fget", "fset", "fdel"), staticmethod: ("__func__",),
+    classmethod: ("__func__",), types.MethodType: ("__func__", "__self__"),
+}  # fmt: skip
+# What a class has beside its code and its values.
+_NO_MEMBERS = {
+    "__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__", "__static_attributes__",
+    "__annotate_func__", "__annotations_cache__", "_abc_impl",
+}  # fmt: skip
 
 
-def digests(config: Config, data: FederatedData) -> dict[str, str]:
-    """Return the digest of each input by its key in a recipe."""
-    own = chosen(config)
-    found: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
-    known = ":" not in (name := config.algorithm.name) and name != "given"
-    found["algorithm.name"] = None if known else build.find_preset(config)
+def digests(config: Config, load: Callable[[], FederatedData] | None) -> dict[str, str]:
+    """Return the digest of each input by its key in a recipe; of what has none, NONE, the object and the reason.
+
+    ``load`` returns the data, and is called only if data is an input. None: the data is not there, nor what is OF_DATA.
+    """
+    own, algorithm = chosen(config), config.algorithm
+    things: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
+    known = ":" not in algorithm.name and algorithm.name != "given"
+    things["algorithm.name"] = None if known else build.find_preset(config)
+    things |= {f"algorithm.{key}": part for key, value in algorithm.keywords.items() if (part := _part(key, value))}
     for key, section in (("delay", config.delay), ("participation", config.participation)):
         path = build.file_of(getattr(section, "file", None) or "", config)
-        found[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
-    if not isinstance(config.data, Digits | Synthetic):
-        found["data"] = data
-    if config.unlabelled.path is not None or config.unlabelled.data is not None:
-        found["unlabelled"] = build.split_unlabelled(config, data)[1]
-    if data.text is not None or config.model.name in ("function", "given"):
-        module = build.build_module(config, data, torch.device("cpu"))
-        kinds = sorted({type(part) for part in module.modules()}, key=lambda kind: kind.__qualname__)
-        found["model"] = repr(module), module.state_dict(), kinds
-    return {key: digest for key, value in found.items() if value is not None and (digest := _digest(value))}
+        things[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
+    if load is not None:
+        if not isinstance(config.data, Digits | Synthetic):
+            things["data"] = load()
+        if config.unlabelled.path is not None or config.unlabelled.data is not None:
+            things["unlabelled"] = build.split_unlabelled(config, load())[1]
+        if config.model.name in ("function", "given"):
+            module = build.build_module(config, load(), torch.device("cpu"))
+            things["model"] = build.model_function(config), config.model.keywords, module.state_dict(), repr(module)
+    return {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
 
 
-def _digest(thing: object) -> str:
-    """Return a digest of an object and of all that it holds; "" if it holds what cannot be read, such as a lock."""
-    hashed = blake2b(digest_size=16)
-    with suppress(pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError):
-        _Teller(SimpleNamespace(write=hashed.update)).dump(thing)
-        return hashed.hexdigest()
-    return ""
+def _part(kind: str, settings: object) -> type | None:
+    """Return the user's own part that an algorithm's keyword names."""
+    name = settings.get("name") if isinstance(settings, Mapping) else settings
+    part = registry.parts(kind).get(name) if isinstance(name, str) else None
+    return None if part is None or _is_others(part.__module__) else part
 
 
-class _Teller(pickle.Pickler):
-    """Writes the bytes of tensors, and the user's code as its source. All else is as in any pickle."""
+def _digest(thing: object, key: str) -> str:
+    try:
+        return _Reader().digest(thing, key).hex()
+    except _NoDigest as reason:
+        return f"{NONE}{reason}"
 
-    def __init__(self, file: Any) -> None:
-        super().__init__(file, protocol=5)
-        self.fast = True  # equal objects have the same bytes, also where one stands for two
-        self._seen: set[int] = set()
 
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, Tensor):
+class _NoDigest(Exception):
+    """Says which object has no digest, and why."""
+
+
+def _file(module: str) -> Path | None:
+    """Return the file of a module, imported or not; None if it has none."""
+    spec = _spec(module)
+    origin = getattr(sys.modules.get(module), "__file__", None) or (spec.origin if spec and spec.has_location else None)
+    return None if origin is None else Path(origin).resolve()
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    if module in sys.modules:
+        return getattr(sys.modules[module], "__spec__", None)
+    above = module.rpartition(".")[0]
+    folders = (_spec(above) or ModuleSpec(above, None)).submodule_search_locations if above else None
+    return None if above and folders is None else PathFinder.find_spec(module, folders)
+
+
+def _is_installed(path: Path) -> bool:
+    return any(path.is_relative_to(other) for other in _OTHERS) or not _INSTALLED.isdisjoint(path.parts)
+
+
+def _is_others(module: str) -> bool:
+    """Return whether a module is not the user's own."""
+    if module == "__main__":
+        return False
+    if (path := _file(module)) is not None:
+        return _is_installed(path)
+    above = module.rpartition(".")[0]
+    return getattr(_spec(module), "origin", None) in ("built-in", "frozen") or (above != "" and _is_others(above))
+
+
+def _is_named(thing: Any) -> bool:
+    """Return whether a function or class is what others' module has by its name."""
+    name = getattr(thing, "__module__", None)
+    if name is None or not _is_others(name):
+        return False
+    place = sys.modules.get(name)
+    for part in thing.__qualname__.split("."):
+        place = getattr(place, part, None)
+    return place is thing
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a function's code, and that of the functions inside it."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _codes(part)
+
+
+def _with_packages(modules: Iterable[str]) -> set[str]:
+    """Return the modules' names, and those of the packages that they are in."""
+    return {name for module in modules for name in accumulate(module.split("."), "{}.{}".format)}
+
+
+class _Reader:
+    """Reads objects to their end. Equal objects have the same digest, also where one stands for two."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, bytes]] = {}  # holds the objects, so that no other one gets their id
+        self._open: dict[int, int] = {}  # what is being read, and how deep it lies
+        self._modules: dict[str, bytes] = {}
+
+    def digest(self, thing: object, where: str) -> bytes:
+        """Return the digest of ``thing``. _NoDigest if it, or what it holds, has none: ``where`` is its name."""
+        if (number := id(thing)) in self._known:
+            return self._known[number][1]
+        if number in self._open:
+            return b"inside %d" % self._open[number]
+        self._open[number] = len(self._open)
+        hashed = blake2b(f"{type(thing).__module__}.{type(thing).__qualname__}".encode(), digest_size=16)
+        try:
+            for name, part in self._parts(thing):
+                raw = part if isinstance(part, bytes) else self.digest(part, where + name)
+                hashed.update(b"%d %d %b%b" % (len(name), len(raw), name.encode(), raw))
+        except _NoDigest:
+            raise
+        except Exception as error:  # of code that makes objects ready for pickle
+            raise _NoDigest(f"{where}, a {type(thing).__name__}: {error}") from None
+        finally:
+            del self._open[number]
+        self._known[number] = thing, hashed.digest()
+        return hashed.digest()
+
+    def _parts(self, thing: Any) -> Iterator[tuple[str, Any]]:
+        """Yield what an object is made of: names with bytes, or with other objects."""
+        if isinstance(thing, _ATOMS):
+            yield "", bytes(thing) if isinstance(thing, bytes | bytearray) else repr(thing).encode()
+        elif isinstance(thing, str | PurePath):
+            yield "", str(thing).encode(errors="surrogatepass")
+            yield from self._named_file(str(thing), Path())
+        elif isinstance(thing, Tensor):
             dense = thing.detach().cpu().to_dense().contiguous()
-            return tuple, (
-                (str(dense.dtype), tuple(dense.shape), dense.reshape(-1).view(torch.uint8).numpy().tobytes()),
-            )
-        if not isinstance(thing, FunctionType | type | ModuleType):
-            return NotImplemented
-        if (code := _code(thing)) is None and not isinstance(thing, ModuleType):
-            return NotImplemented
-        again = id(thing) in self._seen
-        self._seen.add(id(thing))
-        return tuple, ((thing.__name__, None if again else code),)
+            yield "", f"{dense.dtype} {tuple(dense.shape)} {thing.requires_grad}".encode()
+            yield "", dense.reshape(-1).view(torch.uint8).numpy().tobytes()
+        elif isinstance(thing, np.ndarray) and thing.dtype != object:
+            yield "", f"{thing.dtype.str} {thing.shape}".encode()
+            yield "", thing.tobytes()
+        elif type(thing) in (list, tuple):
+            yield from ((f"[{place}]", part) for place, part in enumerate(thing))
+        elif type(thing) in (dict, types.MappingProxyType):
+            for key, value in thing.items():
+                yield "", self.digest(key, "a key")
+                yield f"[{key!r:.40}]", value
+        elif type(thing) in (set, frozenset):
+            yield "", b"".join(sorted(self.digest(part, "a member") for part in thing))
+        elif isinstance(thing, CodeType):
+            yield "", f"{thing.co_names} {thing.co_varnames} {thing.co_argcount} {thing.co_kwonlyargcount}".encode()
+            yield "", thing.co_code + thing.co_exceptiontable
+            yield "", thing.co_consts
+        elif type(thing) in _HELD:
+            yield from ((f".{name}", getattr(thing, name)) for name in _HELD[type(thing)])
+        elif isinstance(thing, ModuleType):
+            yield "", self._module(thing.__name__)
+        elif isinstance(thing, FunctionType):
+            yield from self._function(thing)
+        elif isinstance(thing, type):
+            yield from self._class(thing)
+        elif hasattr(thing, "__wrapped__"):  # such as a function with a cache
+            yield "", thing.__wrapped__
+        elif isinstance(thing, types.BuiltinFunctionType):
+            yield "", f"{thing.__module__}.{thing.__qualname__}".encode()
+            if not isinstance(thing.__self__, ModuleType | None):
+                yield ".__self__", thing.__self__
+        elif hasattr(thing, "__objclass__") and hasattr(thing, "__name__"):  # a method or slot of a type
+            yield "", f"{thing.__objclass__.__qualname__}.{thing.__name__}".encode()
+        else:
+            yield from self._pickled(thing)
 
+    def _pickled(self, thing: Any) -> Iterator[tuple[str, Any]]:
+        """Yield what a pickle would hold. TypeError if there is no pickle of such objects."""
+        reduce = copyreg.dispatch_table.get(type(thing))
+        made = thing.__reduce_ex__(4) if reduce is None else reduce(thing)
+        if isinstance(made, str):
+            yield "", f"{getattr(thing, '__module__', '')}.{made}".encode()
+            return
+        function, arguments, state, items, pairs = [*made, None, None, None][:5]
+        yield "", function
+        yield from (("", part) for part in arguments)
+        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # of a dict, and of slots
+            if isinstance(values, dict):
+                yield from ((f".{key}", value) for key, value in values.items())
+            else:
+                yield ".state", values
+        yield from ((f"[{place}]", part) for place, part in enumerate(items or ()))
+        for key, value in pairs or ():
+            yield "", self.digest(key, "a key")
+            yield f"[{key!r:.40}]", value
 
-def _code(thing: FunctionType | type | ModuleType) -> list[object] | None:
-    """Return the source of a function, class or module, and the values that it uses; None if it is not the user's."""
-    module = thing if isinstance(thing, ModuleType) else sys.modules.get(thing.__module__)
-    script = getattr(module, "__name__", "__main__") == "__main__"
-    files: dict[str, bytes] = {}
-    if not script and module is not None:
-        _read(module, files)
-    parts: list[object] = [sorted(files.items())]
-    if script and not isinstance(thing, ModuleType):
-        with suppress(OSError, TypeError):
-            parts.append(inspect.getsource(thing))
-        if isinstance(thing, type):
-            parts += [thing.__bases__, [part for part in vars(thing).values() if isinstance(part, FunctionType)]]
-    if isinstance(thing, FunctionType):
-        parts += [thing.__defaults__, thing.__kwdefaults__]
-        with suppress(ValueError):  # a name is not yet bound
-            parts.append([cell.cell_contents for cell in thing.__closure__ or ()])
-        used = _names(thing.__code__) if script else set()
-        parts.append([(name, thing.__globals__[name]) for name in sorted(used & thing.__globals__.keys())])
-    return parts if script or files or (isinstance(thing, FunctionType) and thing.__closure__) else None
+    def _function(self, thing: FunctionType) -> Iterator[tuple[str, Any]]:
+        file = Path(thing.__code__.co_filename)
+        others = file.name.startswith("<frozen") or (file.is_file() and _is_installed(file.resolve()))
+        yield "", f"{thing.__module__ if others else ''} {thing.__qualname__}".encode()
+        if others and _is_named(thing):
+            return
+        yield "", thing.__code__
+        for name in ("__defaults__", "__kwdefaults__"):
+            yield f".{name}", getattr(thing, name)
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+            if cell != types.CellType():  # else the name is not yet bound
+                yield f".{name}", cell.cell_contents
+        yield from ((f".{name}", value) for name, value in vars(thing).items())
+        if others:
+            return
+        if thing.__module__ not in (None, "__main__"):
+            yield "", self._module(thing.__module__)
+        names: dict[str, set[str]] = {"global": set(), "import": set(), "other": set()}
+        for code in _codes(thing.__code__):
+            for part in code.co_consts:
+                yield from self._named_file(part, file.parent) if isinstance(part, str) else ()
+            for step in dis.get_instructions(code):
+                kind = "import" if step.opname == "IMPORT_NAME" else "other"
+                kind = "global" if "GLOBAL" in step.opname or step.opname == "LOAD_NAME" else kind
+                names[kind] |= {step.argval} if isinstance(step.argval, str) else set()
+        values = {name: thing.__globals__[name] for name in sorted(names["global"] & thing.__globals__.keys())}
+        for name in sorted(_with_packages(names["import"])):
+            yield "", self._module(name)
+            values |= {name: sys.modules[name]} if name in sys.modules else {}
+        for name, value in values.items():
+            yield f".{name}", value
+            if isinstance(value, ModuleType) and not _is_others(value.__name__):
+                held = sorted(names["other"] & vars(value).keys())  # also what a program has set there
+                yield from ((f".{name}.{attribute}", vars(value)[attribute]) for attribute in held)
 
+    def _class(self, thing: type) -> Iterator[tuple[str, Any]]:
+        yield "", f"{thing.__module__ if _is_named(thing) else ''} {thing.__qualname__}".encode()
+        if _is_named(thing):
+            return
+        yield "", type(thing)
+        yield "", thing.__bases__
+        if thing.__module__ != "__main__":
+            yield "", self._module(thing.__module__)
+        for name, part in vars(thing).items():
+            if name not in _NO_MEMBERS:
+                yield f".{name}", part
 
-def _names(code: CodeType) -> set[str]:
-    """Return all names in a function's code, and in that of the functions inside it."""
-    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+    def _named_file(self, name: str, folder: Path) -> Iterator[tuple[str, bytes]]:
+        """Yield the bytes of a file that is called so in the current folder, or beside the code that says so."""
+        if 0 < len(name) < 256 and name.isprintable():
+            for path in {Path(name): 0, folder / name: 0}:
+                if path.is_file():
+                    yield f".{name}", blake2b(path.read_bytes()).digest()
 
+    def _module(self, name: str) -> bytes:
+        """Return a digest of the user's module and of those that it imports; of others their name."""
+        found: dict[str, bytes] = {}
+        if name not in self._modules:
+            self._read(name, found)
+            raw = b"".join(b"%d %d %b%b" % (len(n), len(found[n]), n.encode(), found[n]) for n in sorted(found))
+            self._modules[name] = blake2b(name.encode() + raw, digest_size=16).digest()
+        return self._modules[name]
 
-def _read(module: ModuleType, files: dict[str, bytes]) -> None:
-    """Read the source of a module, and of the user's own that it imports, into ``files`` by the modules' names."""
-    path = Path(getattr(module, "__file__", None) or "").resolve()
-    others = any(path.is_relative_to(other) for other in _OTHERS) or not _INSTALLED.isdisjoint(path.parts)
-    if others or module.__name__ in files or path.suffix != ".py":
-        return
-    files[module.__name__] = path.read_bytes()
-    for node in ast.walk(ast.parse(files[module.__name__])):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom):
-            package = ".".join((module.__package__ or "").split(".")[: 1 - node.level or None]) if node.level else ""
-            base = ".".join(filter(None, (package, node.module)))
-            names = [f"{base}.{name}" for name in names]
-        for name in {part for whole in names for part in accumulate(whole.split("."), "{}.{}".format)}:
-            if name in sys.modules:
-                _read(sys.modules[name], files)
+    def _read(self, name: str, found: dict[str, bytes]) -> None:
+        path = None if name in found else _file(name)
+        if path is None or _is_installed(path) or path.suffix != ".py":
+            return
+        found[name] = path.read_bytes()
+        spec = _spec(name)
+        package = name if spec is not None and spec.submodule_search_locations else name.rpartition(".")[0]
+        for node in ast.walk(ast.parse(found[name])):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                above = ".".join(package.split(".")[: 1 - node.level or None]) if node.level else ""
+                base = ".".join(filter(None, (above, node.module)))
+                names = [base, *(f"{base}.{one}" for one in names)]
+            for part in _with_packages(names):
+                self._read(part, found)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for file, raw in self._named_file(node.value, path.parent):
+                    found[f"{name} {file}"] = raw

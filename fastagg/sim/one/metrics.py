@@ -107,18 +107,21 @@ class DelayStatistics(Counter[int]):
         return max(self, default=0)
 
 
-def reaching(rows: Sequence[Row], target: float) -> Row | None:
-    """Return the first evaluation with at least ``target`` accuracy, or None. NaN reaches nothing."""
-    return next((row for row in rows if row.accuracy >= target), None)
+def reaching(rows: Sequence[Row], target: float, every: int = 1) -> Row | None:
+    """Return the first evaluation with at least ``target`` accuracy, or None. NaN reaches nothing. Of the evaluations
+    up to each multiple of ``every`` updates the last one counts, so that runs have equal chances."""
+    last = {-(-row.uploads // every): row for row in rows}
+    return next((row for row in last.values() if row.accuracy >= target), None)
 
 
-def summarise(rows: Sequence[Row], target: float, stopped: str = "finished") -> Plain:
-    """Return the entries of summary.json that come from the rows of one run (at least one row).
+def summarise(rows: Sequence[Row], target: float, stopped: str = "finished", every: int = 1) -> Plain:
+    """Return the entries of summary.json that come from the rows of one run (at least one row). ``every``: as in
+    :func:`reaching`.
 
     A diverged run has no model at its end, so it has no accuracy there. The model that nobody trained is no version.
     The deviation of FADAS' Table 2 is over the last versions of one run, those of its Tables 8 and 9 over seeds.
     """
-    end, reached, alive = rows[-1], reaching(rows, target), stopped != "diverged"
+    end, reached, alive = rows[-1], reaching(rows, target, every), stopped != "diverged"
     # by version: where updates came after the last one, it was tested twice
     last = {row.version: row.accuracy for row in rows if alive and row.version > max(0, end.version - LAST)}
     return {

@@ -10,10 +10,12 @@ run, except for the rows of metrics.csv.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and a picture
 INPUTS = "inputs.json"  # the digests of what the run reads beside its config
+NONE = "none: "  # what a digest begins with that is none, before the object and the reason
 COMPARISON = "a comparison"
 
 Resume = Literal["never", "go on", "again"]
@@ -64,10 +67,18 @@ class Result:
     folder: Path | None = field(default=None, compare=False)
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
-    def at(self, target: float) -> Result:
-        """Return the run with its numbers for another ``target``."""
-        numbers = summarise(self.rows, target, self.summary["stopped"])
+    def at(self, target: float | None, every: int = 1) -> Result:
+        """Return the run with its numbers for another ``target``, tested every so many updates."""
+        target = self.config.run.target if target is None else target
+        numbers = summarise(self.rows, target, self.summary["stopped"], every) | {"target_updates": every}
         return replace(self, config=configured(self.config, {"run.target": target}), summary=self.summary | numbers)
+
+    @property
+    def updates_between_tests(self) -> int:
+        """The updates from one test to the next, beside those of the last versions and of ``run.evaluate_time``."""
+        ends = [row.uploads for row in self.rows if row.version % self.config.run.evaluate_every == 0]
+        gaps = [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
+        return max(1, int(statistics.median(gaps or [self.rows[-1].uploads])))
 
     @property
     def model(self) -> Mapping[str, Tensor]:
@@ -128,16 +139,19 @@ class Folder:
             raise ConfigError(f"{self.out} holds a run with other settings ({names}): choose another folder")
         return not changed
 
-    def same_inputs(self, resume: Resume, replace: bool) -> bool:
-        """Return whether its run read the same ``inputs``, as far as both are known. ConfigError as of ``same_config``,
-        unless runs of other inputs are run ``again``."""
+    def same_inputs(self, resume: Resume, replace: bool, unknown: Collection[str] = ()) -> bool:
+        """Return whether its run read the same ``inputs``, but for those that are ``unknown`` now. ConfigError as of
+        ``same_config``, unless runs of other inputs are run ``again``. An input without a digest is another one."""
         known = output.read_json(self.out / INPUTS) or {}
-        if not (changed := sorted(key for key in known.keys() & self.inputs.keys() if known[key] != self.inputs[key])):
+        keys = sorted((known.keys() | self.inputs.keys()).difference(unknown))
+        parts = [f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)]
+        lacking = [digest.removeprefix(NONE) for digest in self.inputs.values() if digest.startswith(NONE)]
+        if not (parts := [*parts, *(f"no digest of {what}" for what in lacking)]):
             return True
-        names = ", ".join(changed)
+        what = f"holds a run of {'other' if len(parts) > len(lacking) else 'perhaps other'} data or code"
         if resume == "go on" and not replace:
-            raise ConfigError(f"{self.out} holds a run of other data or code ({names} changed): choose another folder")
-        _log.warning("%s holds a run of other data or code (%s changed): it is run again", self.out, names)
+            raise ConfigError(f"{self.out} {what} ({'; '.join(parts)}): choose another folder")
+        _log.warning("%s %s (%s): it is run again", self.out, what, "; ".join(parts))
         return False
 
     def read(self) -> Result | None:

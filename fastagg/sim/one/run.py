@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from dataclasses import replace as replaced
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from fastagg import _checks
 from fastagg._types import Plain
-from fastagg.errors import FastaggError, NonFiniteUpdate, UpdateTooLarge
+from fastagg.errors import DataError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import AnyTrackers, Trackers
 from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
 from fastagg.sim.one import build, output
-from fastagg.sim.one.inputs import digests
+from fastagg.sim.one.inputs import OF_DATA, digests
 from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.metrics import LAST, ClientRow, DelayRow, Row, summarise
 from fastagg.sim.one.passed import Factory, configured
@@ -67,26 +68,31 @@ def run(
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
     _checks.fits("resume", resume, Resume)
     config = configured(config, None, {"data": data, "model": model, "own": own})
-    folder, begun, loaded = None if out is None else Folder(out, config), False, None
+    folder, begun, load = None if out is None else Folder(out, config), False, cache(lambda: build.data_of(config))
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
         if folder is not None:
             begun = folder.same_config(resume, replace)
             finished = folder.read() if begun else None
             if finished is not None and finished.summary["interrupted"]:
                 finished = None
-            with suppress(FastaggError) if finished else nullcontext():  # a finished run is read without them, too
-                loaded = build.data_of(config)
-                folder.inputs = digests(config, loaded)
-            begun = begun and folder.same_inputs(resume, replace)
+            unknown: Sequence[str] = ()
+            try:
+                folder.inputs = digests(config, load)
+            except DataError:
+                if not finished:
+                    raise
+                folder.inputs, unknown = digests(config, None), OF_DATA  # a finished run is read without its data, too
+            begun = begun and folder.same_inputs(resume, replace, unknown)
             if begun and finished is not None:
                 return finished
         tracker = ends.enter_context(closing(Trackers(trackers)))
-        simulation = ends.enter_context(closing(Simulation(config, loaded, workers)))
-        del loaded
+        simulation = ends.enter_context(closing(Simulation(config, load(), workers)))
+        load.cache_clear()
         if folder is not None and not (begun and folder.restore(simulation)):
             folder.prepare()
         stopped = _loop(simulation, lambda: asked.is_set() or stop(), progress or Progress(), tracker, folder)
         said, unit, delays = summary(simulation, stopped), simulation.schedule.unit, dict(simulation.delays)
+        said["inputs"] = {} if folder is None else folder.inputs
         result = Result(config, simulation.rows, said, unit, delays, simulation.clients(), out)
         if folder is not None:
             _finish(folder, result, simulation, picture)

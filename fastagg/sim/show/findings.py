@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastagg import page
 from fastagg._build import facts
 from fastagg.sheet import Sheet
-from fastagg.sim.many.groups import LEVEL, Contrast, Group, Judged, Spread, contrasts, goal, holm, name_of, speedups
+from fastagg.sim.many.groups import (
+    LEVEL,
+    Contrast,
+    Group,
+    Judged,
+    Spread,
+    by_setting,
+    contrasts,
+    goal,
+    holm,
+    name_of,
+    speedups,
+)  # fmt: skip
 from fastagg.sim.one.metrics import duration, seconds, unit_text
 from fastagg.sim.one.output import csv_text
 from fastagg.sim.one.result import Result
@@ -34,26 +47,27 @@ DELAYS = ("delay_mean", "delay_median", "delay_max")
 WEIGHTS = {"samples": "by their clients' samples", "uniform": "all alike"}
 
 
-def table(groups: Sequence[Group], baseline: str | None = None) -> Sheet:
-    """Return the table with a line for each group of seeds."""
+def table(groups: Sequence[Group], baseline: str | None = None, lost: Sequence[Group] = ()) -> Sheet:
+    """Return the table with a line for each group of seeds, and of those that are ``lost`` because all failed."""
     baseline, target = name_of(groups, baseline), goal(groups)
     end = "target" if target is None else f"{target:.0%}"
     paper = any(group.paper.numbers for group in groups)
-    several = len({tuple(group.seeds) for group in groups}) > 1
+    several, most = len({tuple(group.seeds) for group in groups}) > 1, max(len(group.results) for group in groups)
     lines = []
     for group, ratio in zip(groups, speedups(groups, baseline), strict=True):
         line = {"method": group.label + group.states}
         line |= {"seeds": ", ".join(map(str, group.seeds))} if several else {}
-        line["accuracy"] = _number(group.over("last5_accuracy_mean", 100))
+        line["accuracy"] = _number(group.over("last5_accuracy_mean", 100), most=most)
         line |= {"paper": _number(_printed(group))} if paper else {}
-        line["best"] = _number(group.over("best_accuracy", 100))
-        line[f"time to {end}"] = _number(group.over("time_to_target"), 1, group.results[0].unit, "never")
-        line[f"uploads to {end}"] = _number(group.over("uploads_to_target"), 0, none="never")
-        line |= {f"vs {baseline}": "–" if ratio is None else f"{ratio:.1f}x"} if baseline else {}
+        line["best"] = _number(group.over("best_accuracy", 100), most=most)
+        line[f"time to {end}"] = _number(group.over("time_to_target"), 1, group.results[0].unit, "never", most)
+        line[f"uploads to {end}"] = _number(group.over("uploads_to_target"), 0, none="never", most=most)
+        line |= {f"vs {baseline}": "–" if ratio is None else f"{ratio:.3g}x"} if baseline else {}
         line |= {key: f"{group.over(key).mean:.0f}" for key in ("uploads", "versions")}
         late = max(result.summary["delay_max"] for result in group.results)
         line["delays"] = ", ".join([*(f"{group.over(key).mean:.1f}" for key in DELAYS[:2]), f"{late:.0f}"])
         lines.append(line)
+    lines += [dict.fromkeys(lines[0], "–") | {"method": f"{group.label} (failed)"} for group in lost]
     return Sheet("Test accuracy", list(lines[0]), [list(line.values()) for line in lines], _caption(groups, baseline))
 
 
@@ -66,8 +80,12 @@ def _caption(groups: Sequence[Group], baseline: str | None) -> str:
     units = sorted({run.unit for run in runs})
     unit = "" if all(map(seconds, units)) else f", in {' or '.join(map(unit_text, units))}"
     text += f"Time is virtual{unit}; delays (mean, median, maximum) are in server versions."
-    if every > 1:
+    if updates := runs[0].summary.get("target_updates"):
+        text += f" A time to the target is that of the first test that reaches it, one in {updates} updates for all."
+    elif every > 1:
         text += f" A time to the target is that of the first test that reaches it, of every {every}th version."
+    if len({len(group.results) for group in groups}) > 1 or any(group.states for group in groups):
+        text += " n: how many seeds a mean has, where it has fewer."
     if any(group.over("time_to_target").least for group in groups):
         text += " ≥: runs that never reach it count as long as they ran."
     if any(run.summary["stopped"] == "diverged" for run in runs):
@@ -75,20 +93,23 @@ def _caption(groups: Sequence[Group], baseline: str | None) -> str:
     return text + (f" vs {baseline}: how many times sooner the target is reached." if baseline else "")
 
 
-def pivot(groups: Sequence[Group]) -> Sheet | None:
-    """Return methods by settings, as in a paper: the number measured here, and the paper's number in brackets.
+def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
+    """Return methods by settings, as in a paper: the number measured here, and the paper's number in brackets. Where
+    there are fewer seeds than elsewhere stands how many, also of groups that are ``lost``: no seed.
 
     None if there is only one setting.
     """
-    settings = list(dict.fromkeys(group.setting for group in groups))
+    settings = list(dict.fromkeys(group.setting for group in (*groups, *lost)))
     if len(settings) < 2:
         return None
-    cells = {(group.method, group.setting): _beside(group) for group in groups}
-    methods = dict.fromkeys(group.method for group in groups)
+    most = max(len(group.results) for group in groups)
+    cells = {(group.method, group.setting): _beside(group, most) for group in groups}
+    cells |= {(group.method, group.setting): "– (n=0)" for group in lost}
+    methods = dict.fromkeys(group.method for group in (*groups, *lost))
     lines = [[method, *(cells.get((method, setting), "–") for setting in settings)] for method in methods]
     what = " or ".join(sorted({measure(group.paper) for group in groups}))
     brackets = ", the paper's number in brackets" if any(group.paper.numbers for group in groups) else ""
-    caption = f"{what}: mean ± deviation over seeds{brackets}."
+    caption = f"{what}: mean ± deviation over {most} seed{'s' * (most > 1)}, or n where it says so{brackets}."
     return Sheet("Methods by settings", ["method", *settings], lines, caption)
 
 
@@ -96,36 +117,49 @@ def measure(paper: Paper) -> str:
     return MEASURES.get((paper.measure, paper.scale), f"{paper.measure} times {paper.scale:g}")
 
 
-def _beside(group: Group) -> str:
-    return _number(group.ours()) + (f" ({_number(_printed(group))})" if group.paper.numbers else "") + group.states
+def _beside(group: Group, most: int) -> str:
+    paper = f" ({_number(_printed(group))})" if group.paper.numbers else ""
+    return _number(group.ours(), most=most) + paper + group.states
 
 
 def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
-    """Return the table of what methods differ by, seed by seed, with tests; None if no two share two seeds."""
-    base = name_of(groups, baseline)
-    ends, times = contrasts(groups, "last5_accuracy_mean", base), _times(groups, base)
-    found = [(f"accuracy: {one.more} - {one.fewer}", one, str(one.difference)) for one in ends]
-    found += [(f"time: {one.more} / {one.fewer}", one, one.difference.ratio) for one in times]
-    rows = [[name, text, str(len(one.difference.pairs)), f"{one.p:.3f}"] for name, one, text in found]
+    """Return the table of what methods differ by in each setting, seed by seed, with tests; None if no two share two
+    seeds."""
+    rows, several = list[list[str]](), by_setting(groups)
+    for members in several:
+        base = name_of(members, baseline)  # which may have no run here
+        ends, times = contrasts(members, "last5_accuracy_mean", base), _times(members, base)
+        found = [(f"accuracy: {one.more} - {one.fewer}", one, str(one.difference)) for one in ends]
+        found += [(f"time: {one.more} / {one.fewer}", one, one.difference.ratio) for one in times]
+        setting = [members[0].setting] * (len(several) > 1)
+        rows += [[*setting, name, text, str(len(one.difference.pairs)), _p(one.p)] for name, one, text in found]
+    within = " of a setting" if len(several) > 1 else ""
     caption = (
-        "Accuracy: points of the last five versions. Time: ratios (geometric means) until the target. By "
-        f"{_test(ends)}: were all methods equal, at most {LEVEL:.0%} of such tables had an accuracy with a p below "
-        f"{LEVEL:g}, and as many a time. A run that never reaches the target counts up to its end, and all others up "
-        "to there; the accuracy of a diverged run is 0."
+        "Accuracy: points of the last five versions. Time: ratios (geometric means) until the target. By paired "
+        f"t-tests over seeds, with Holm's correction for all accuracies{within} and for all times{within}: were all "
+        f"methods equal, at most {LEVEL:.0%} of such comparisons had an accuracy with a p below {LEVEL:g}, and as many "
+        "a time. A run that never reaches the target counts up to its end, and all others up to there; the accuracy of "
+        "a diverged run is 0."
     )
-    return Sheet("Differences", ["difference", "mean, 95% interval", "seeds", "p"], rows, caption) if rows else None
+    head = [*["setting"] * (len(several) > 1), "difference", "mean, 95% interval", "seeds", "p"]
+    return Sheet("Differences", head, rows, caption) if rows else None
 
 
-def _times(groups: Sequence[Group], base: str | None) -> list[Contrast]:
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.0005 else "<0.001"
+
+
+def _times(groups: Sequence[Group], base: str | None, least: int = 2) -> list[Contrast]:
     """Return how methods differ in the time to the target, if it is the same and somebody reaches it."""
     one_unit = len({result.unit for group in groups for result in group.results}) == 1
     reached = any(group.over("time_to_target").mean is not None for group in groups)
-    return contrasts(groups, "time_to_target", base) if one_unit and reached and goal(groups) is not None else []
+    known = one_unit and reached and goal(groups) is not None
+    return contrasts(groups, "time_to_target", base, least) if known else []
 
 
 def _test(found: Sequence[Contrast]) -> str:
     more = f", with Holm's correction for {len(found)} of them" if len(found) > 1 else ""
-    return f"paired t-tests over seeds{more}"
+    return f"at the level of {LEVEL:.0%}, by paired t-tests over seeds{more}"
 
 
 def _printed(group: Group) -> Spread:
@@ -133,15 +167,17 @@ def _printed(group: Group) -> Spread:
     return Spread(mean, deviation)
 
 
-def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–") -> str:
-    """Return a mean and its deviation, in words if they are times whose ``unit`` is known in seconds."""
+def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", most: int = 0) -> str:
+    """Return a mean and its deviation, in words if they are times whose ``unit`` is known in seconds, and of how many
+    seeds if ``most`` are more."""
     if value.mean is None:
         return none
     mean, deviation = (
         "" if one is None else duration(one, unit) if seconds(unit) else f"{one:.{digits}f}"
         for one in (value.mean, value.deviation)
     )
-    return f"{'≥ ' * value.least}{mean}{'±' * bool(deviation)}{deviation}" + f" ({value.missing} never)" * value.least
+    text = f"{'≥ ' * value.least}{mean}{'±' * bool(deviation)}{deviation}" + f" ({value.missing} never)" * value.least
+    return text + f" (n={value.count})" * (value.count < most)
 
 
 def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
@@ -179,17 +215,22 @@ class Conclusions:
 
 def find(
     groups: Sequence[Group], claims: Sequence[Judged] = (), baseline: str | None = None,
-    absent: Mapping[str, str] | None = None,
+    absent: Mapping[str, str] | None = None, lost: Sequence[Group] = (),
 ) -> Conclusions:  # fmt: skip
-    """Return what ``groups`` showed. There are sentences if several methods are compared in one setting.
+    """Return what ``groups`` showed. There are sentences of each setting in which several methods are compared.
 
-    ``absent``: runs that are in no table, and why.
+    ``absent``: runs that are in no table, and why. ``lost``: groups none of whose runs ended.
     """
-    alike = len({repr(group.choice) for group in groups}) == 1 and len(groups) > 1
-    sheets = [pivot(groups), table(groups, baseline), differences(groups, baseline) if alike else None]
+    sheets = [pivot(groups, lost), table(groups, baseline, lost), differences(groups, baseline)]
     sheets += [claims_table(claims) if claims else None]
     sheets += [Sheet("Not in these tables", ["not in these tables", "why"], list(absent.items()))] if absent else []
-    said = sentences(groups, baseline) if alike else []
+    several = by_setting(groups)
+    said = [
+        f"{members[0].setting}: {text}" if len(several) > 1 else text
+        for members in several
+        if len(members) > 1
+        for text in sentences(members, baseline)
+    ]
     return Conclusions(said, [sheet for sheet in sheets if sheet is not None], [*_notes(groups)])
 
 
@@ -214,50 +255,61 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def verdict(groups: Sequence[Group], baseline: str | None) -> str:
-    """Return who reaches the target soonest, and how many times sooner than ``baseline``; "" if nobody does."""
-    ratios = dict(zip((group.method for group in groups), speedups(groups, baseline), strict=True))
-    times = {group.method: time for group in groups if (time := group.over("time_to_target").of_all) is not None}
-    if not times or len({result.unit for group in groups for result in group.results}) > 1:
-        return ""
-    base, best, target = name_of(groups, baseline), min(times, key=lambda name: times[name]), goal(groups)
-    reaches, ratio = f"{best} reaches {'its target' if target is None else f'{target:.0%}'}", ratios[best]
-    if base is not None and base not in times:
-        (own,) = (group for group in groups if group.method == base)
-        text = f"{reaches}, {base} does not" + " with every seed" * own.over("time_to_target").least
+    """Return which of the methods of one setting reaches the target soonest, and how many times sooner than
+    ``baseline``; "" if none does, or no method is sooner than all others."""
+    base, target = name_of(groups, baseline), goal(groups)
+    times, methods = _times(groups, base, least=1), [group.method for group in groups]
+    missed = {group.method for group in groups if group.over("time_to_target").mean is None}
+    reaches = "reaches its target" if target is None else f"reaches {target:.0%}"
+    if later := [one for one in times if one.more == base and one.difference.mean > 0]:
+        tests = [max(later, key=lambda one: one.difference.mean)]
+        sooner = f" {factor(math.exp(tests[0].difference.mean))} sooner than {base}"
+        text = f"{tests[0].fewer} {reaches}" + (f", {base} does not" if base in missed else sooner)
     else:
-        sooner = "first" if base in (best, None) or ratio is None else f"{factor(ratio)} sooner than {base}"
-        text = f"{reaches} {sooner}"
-    if max(len(group.results) for group in groups) == 1:
+        first = [method for method in methods if method == base or all(method != one.more for one in times)]
+        winner = base or first[0] if first else None
+        tests = [one for one in times if one.fewer == winner and one.difference.mean > 0]
+        if len(tests) < len(methods) - 1 or winner in missed:
+            return ""
+        text = f"{winner} {reaches} first"
+    if all(one.difference.p is None for one in tests):
         return f"{text} (one seed)"
-    tests = [one.p <= LEVEL for one in _times(groups, base) if best in (one.more, one.fewer)]
-    return text if tests and all(tests) else f"{text} (not beyond chance)"
+    return text if all(one.is_shown for one in tests) else f"{text} (not beyond chance)"
 
 
 def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
-    """Return the verdict, why the baseline is slow, and which accuracies at the end a test tells apart."""
+    """Return what the runs of one setting showed: the verdict, why the baseline is slow, who misses the target, and
+    what tests tell apart, each with the numbers of the table of differences."""
     lines, base = [], name_of(groups, baseline)
     if text := verdict(groups, baseline):
         lines.append(f"{text}.")
         if any(g.method == base and g.results[0].config.participation.rule == "round" for g in groups):
             lines.append(f"{base} waits in every round for the slowest client.")
-    means = {group.method: group.over("last5_accuracy_mean", 100).of_all for group in groups}
-    ends = {method: mean for method, mean in means.items() if mean is not None}
-    if len(ends) > 1:
-        last, *_, first = sorted(ends, key=lambda method: ends[method])
-        gap = ends[first] - ends[last]
-        lines.append(f"Accuracy at the end: {first} is first and {last} last, {gap:.1f} points below.")
-    if found := contrasts(groups, "last5_accuracy_mean", base):
-        apart = [f"{one.more} is above {one.fewer}" for one in found if one.p <= LEVEL]
-        lines.append(
-            f"At the level of {LEVEL:.0%} ({_test(found)}) {', '.join(apart) or 'no method is above another'} "
-            "in accuracy."
-        )
+    times, ends = _times(groups, base), contrasts(groups, "last5_accuracy_mean", base)
+    short = [(group, group.over("time_to_target").missing) for group in groups] if times else []
+    short = [(group, count) for group, count in short if count]
+    lines += [f"{group.method} misses the target with {count} of {_seeds(group)}." for group, count in short]
+    if shown := [f"{one.fewer} is sooner than {one.more}, {one.difference.ratio}" for one in times if one.is_shown]:
+        lines.append(f"Time to the target: {'; '.join(shown)} ({_test(times)}).")
+    dead = [(group, sum(r.summary["stopped"] == "diverged" for r in group.results)) for group in groups]
+    lines += [f"{group.method} diverged with {count} of {_seeds(group)}." for group, count in dead if count]
+    if ends:
+        shown = [f"{one.more} is above {one.fewer}, {one.difference}" for one in ends if one.is_shown]
+        told = "; ".join(shown) or "no method is above another"
+        lines.append(f"Accuracy at the end: {told} ({_test(ends)}).")
+    elif len(groups) > 1:
+        means = [f"{group.method} {_number(group.over('last5_accuracy_mean', 100))}" for group in groups]
+        lines.append(f"Accuracy at the end: {', '.join(means)} (too few seeds for a test).")
     return lines
 
 
+def _seeds(group: Group) -> str:
+    return f"{len(group.results)} seed{'s' * (len(group.results) > 1)}"
+
+
 def factor(ratio: float) -> str:
-    """Return a ratio in words: "41 times", "1.8 times"."""
-    return f"{ratio:.0f} times" if ratio >= 9.5 else f"{ratio:.1f} times"
+    """Return a ratio in words, with the digits that tables have: "41.2 times", "1.15 times"."""
+    return f"{ratio:.3g} times"
 
 
 def report(groups: Sequence[Group], found: Conclusions, pictures: Mapping[str, bytes], title: str = "") -> str:

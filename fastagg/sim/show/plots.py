@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg._types import Plain
-from fastagg.sim.many.groups import Group, choice_keys, goal, name_of, speedups
+from fastagg.sim.many.groups import Group, by_setting, choice_keys, goal, name_of, speedups
 from fastagg.sim.one.metrics import duration
 from fastagg.sim.show import findings, series
 from fastagg.sim.show.findings import measure
@@ -27,7 +27,8 @@ def pictures(
     groups: Sequence[Group], title: str, baseline: str | None, fields: Sequence[str] = ()
 ) -> Iterator[tuple[str, Figure]]:
     """Yield all pictures that the runs are enough for, with their names. ``fields``: as in :func:`curves`."""
-    if baseline is not None and (figure := to_target(groups, title, baseline)):
+    alike = len(by_setting(groups)) == 1
+    if baseline is not None and alike and (figure := to_target(groups, title, baseline)):
         yield "target", figure
     for part, members in series.few_lines(groups).items():
         yield f"accuracy,{part}".strip(","), curves(members, ": ".join(filter(None, (title, part))), fields)
