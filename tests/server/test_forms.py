@@ -6,6 +6,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,20 @@ def flat(update: Arrays) -> torch.Tensor:
     return torch.cat([value.reshape(-1) for value in update.values()])
 
 
-def over_http(server: fastagg.Server, update: Arrays, folder: Path) -> None:
+@cache
+def client_of(server: fastagg.Server, folder: Path) -> Any:
     from starlette.testclient import TestClient
 
     from fastagg.serve.service import Service
 
-    with TestClient(Service([server], fastagg.parts(MODEL, 1), folder).app()) as client:
-        task = client.get("/task/ann?part=0").headers["x-task"]
-        body, kind = flat(update).numpy().tobytes(), {"Content-Type": "application/x-float32"}
-        assert client.post(f"/update/ann/{task}?part=0", content=body, headers=kind).status_code == 200
+    return TestClient(Service([server], fastagg.parts(MODEL, 1), folder).app())
+
+
+def over_http(server: fastagg.Server, update: Arrays, folder: Path) -> None:
+    client = client_of(server, folder)
+    task = client.get("/task/ann?part=0").headers["x-task"]
+    body, kind = flat(update).numpy().tobytes(), {"Content-Type": "application/x-float32"}
+    assert client.post(f"/update/ann/{task}?part=0", content=body, headers=kind).status_code == 200
 
 
 # How an update, and how a trained model, comes to a server.
