@@ -207,8 +207,6 @@ def test_goals_are_read_from_plain_data() -> None:
     for bad, words in (({}, "target, patience or seconds"), ({"target": 1, "x": 2}, "x"), (3, "settings")):
         with pytest.raises(fastagg.ConfigError, match=words):
             Stop.of(bad)
-    with pytest.raises(fastagg.ConfigError, match="no such folder"):
-        Best("nowhere/best.pt")
 
 
 # -- a session ---------------------------------------------------------------------------------------------------
