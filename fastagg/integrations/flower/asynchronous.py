@@ -94,7 +94,7 @@ class AsyncStrategy(FedAvg):
             ignored |= dict.fromkeys(_OF_EVALUATION, _NEVER)
             if settings.get("fraction_evaluate", 0.0) != 0.0:
                 ignored["fraction_evaluate"] = _NEVER
-        self.settings, flower = split(settings, ignored)
+        self.settings, flower = split(settings, ignored, AsyncStrategy)
         super().__init__(**{"min_available_nodes": 1, "min_evaluate_nodes": 1, **flower})
         limits = {"concurrency": concurrency, "evaluate_clients_every": evaluate_clients_every, "poll": poll}
         check_limits(**limits, checkpoint_every=checkpoint_every)
@@ -102,6 +102,7 @@ class AsyncStrategy(FedAvg):
         self.choose = callable_or_none("choose", choose)
         self.rule = Rule(FLOWER, server, rounds=False)
         self._files = (checkpoint, checkpoint_every, resume)
+        self.run: Run  # after the start
         self.server: Server | None = server if isinstance(server, Server) else None
         self.session: Session | None = None
 
@@ -208,7 +209,12 @@ class _Training:
             self.session.skip(self.server.version)
         if not run.is_finished("num_rounds", num_rounds, self.server.version):
             run.is_finished("num_updates", num_updates, self.session.tally.updates)
-        strategy.server, strategy.session, self.version = self.server, self.session, self.server.version
+        strategy.run, strategy.server, strategy.session, self.version = (
+            run,
+            self.server,
+            self.session,
+            self.server.version,
+        )
         strategy.summary()
 
     def done(self) -> bool:

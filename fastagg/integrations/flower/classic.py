@@ -55,7 +55,7 @@ class ClassicStrategy(FedAvg):
         **flower: Foreign,
     ) -> None:
         known = inspect.signature(FedAvg).parameters
-        check_names(flower, [*known, "max_in_a_row"], {})
+        check_names(flower, [*known, *inspect.signature(ClassicStrategy).parameters, "max_in_a_row"], {})
         check_limits(**{name: value for name, value in flower.items() if name in LIMITS})
         settings = Settings(max_in_a_row=flower.pop("max_in_a_row", 50), max_failures=None)
         super().__init__(**flower)

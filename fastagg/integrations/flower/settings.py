@@ -31,18 +31,18 @@ _RUN = {field.name for field in dataclasses.fields(Settings)}
 
 
 def split(
-    given: Plain, ignored: Mapping[str, str], flower: type = FedAvg, **defaults: object
+    given: Plain, ignored: Mapping[str, str], strategy: type[FedAvg], **defaults: object
 ) -> tuple[Settings, Plain]:
     """Split a strategy's settings into the run's and Flower's.
 
     Args:
         ignored: settings that have no effect, and why.
-        flower: Flower's class that takes the other settings.
+        strategy: the class that was given them.
         defaults: defaults of the run's settings.
     """
-    known = [name for name in inspect.signature(flower).parameters if name not in ignored]
+    known = [name for name in inspect.signature(FedAvg).parameters if name not in ignored]
     own = [name for name in _RUN if name not in ignored]
-    check_names(given, [*own, *known], ignored)
+    check_names(given, [*own, *known, *inspect.signature(strategy).parameters], ignored)
     run = {**defaults, **{name: value for name, value in given.items() if name in own}}
     theirs = {name: value for name, value in given.items() if name in known}
     check_limits(**{name: value for name, value in theirs.items() if name in LIMITS})

@@ -85,7 +85,7 @@ class SyncStrategy(FedAvg):
         poll: float = 0.2,
         **settings: Foreign,
     ) -> None:
-        self.settings, flower = split(settings, _IGNORED, max_failures=None)
+        self.settings, flower = split(settings, _IGNORED, SyncStrategy, max_failures=None)
         super().__init__(**flower)
         check_limits(poll=poll)
         self.rule = Rule(FLOWER, server, rounds=True)
