@@ -209,12 +209,8 @@ class _Training:
             self.session.skip(self.server.version)
         if not run.is_finished("num_rounds", num_rounds, self.server.version):
             run.is_finished("num_updates", num_updates, self.session.tally.updates)
-        strategy.run, strategy.server, strategy.session, self.version = (
-            run,
-            self.server,
-            self.session,
-            self.server.version,
-        )
+        strategy.run, strategy.server, strategy.session = run, self.server, self.session
+        self.version = self.server.version
         strategy.summary()
 
     def done(self) -> bool:
