@@ -290,7 +290,7 @@ class Run:
         do = "name another checkpoint, or remove this file to begin anew"
         for mine, name, other in (
             (ours and ours.name, "app", theirs.get("name")),
-            (self.rule.name, "rule", theirs.get("rule")),
+            (self.rule.is_preset and self.rule.name, "rule", theirs.get("rule")),
         ):
             if mine and other and mine != other:
                 what = f"is of another {name}, {other!r} ({whose}); this is {mine!r} ({ours})"
@@ -323,7 +323,8 @@ class Run:
         if self.file is None:
             return
         app = self.app or App("run", "", self.file.parent)
-        whose = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": self.rule.name}
+        rule = self.rule.name if self.rule.is_preset else ""
+        whose = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": rule}
         kept = {"session": self.session.state_dict(), "run": whose, "adapter": dict(adapter or {})}
         files.write({**self.server.state_dict(copy=False), **kept}, self.file)
         self.saved = self.server.version

@@ -138,7 +138,7 @@ class Book(Generic[Key, Who]):
     @property
     def busy(self) -> Set[Who]:
         """Those who have a task, in order. It is made anew for each call."""
-        return dict.fromkeys(one.who for one in self._open.values()).keys()
+        return dict.fromkeys(one.who for one in list(self._open.values())).keys()  # another thread may look
 
     @property
     def waits(self) -> bool:

@@ -13,7 +13,7 @@ import fastagg
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
-from support.flower_apps import FakeGrid, model, reply, trained
+from support.flower_apps import FakeGrid, model, node, reply, trained
 from support.replay import listen
 
 from fastagg.errors import ConfigError
@@ -317,6 +317,33 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
     alone.load_state_dict(kept)
     assert torch.equal(journal.replay(alone).flat, strategy.server.flat)
     assert torch.equal(fastagg.load(file).flat, strategy.server.flat)
+
+
+def test_an_evaluation_of_clients_that_a_crash_ended_is_done_again(tmp_path, caplog) -> None:
+    """Of the version of the restart: the model of the version in flight is gone."""
+
+    def evaluate(version, arrays):
+        if version == 3:
+            raise RuntimeError("killed")
+
+    def scored(message):
+        return node(message) if ready or message.metadata.message_type == "train" else None
+
+    ready, settings = False, {"checkpoint": tmp_path / "server.pt", "evaluate_clients_every": 2}
+    strategy = asynchronous(PRESETS["FedBuff"], evaluate_aside=False, fraction_evaluate=1.0, **settings)
+    with pytest.raises(RuntimeError, match="killed"):
+        strategy.start(FakeGrid(scored, [1, 2, 3]), flower.write(initial()), num_rounds=9, evaluate_fn=evaluate)
+    assert fastagg.server.checkpoint.read(tmp_path / "server.pt")["adapter"]["unevaluated"] == [2]
+    ready, again = True, asynchronous(PRESETS["FedBuff"], fraction_evaluate=1.0, **settings)
+    with caplog.at_level(logging.INFO, "flwr.fastagg"):
+        result = again.start(FakeGrid(scored, [1, 2, 3]), flower.write(initial()), num_rounds=5)
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 5]
+    assert "clients evaluate this version again, for [2] before the restart" in caplog.text
+    grid = FakeGrid(scored, [1, 2, 3])
+    asynchronous(PRESETS["FedBuff"], fraction_evaluate=1.0, **settings).start(
+        grid, flower.write(initial()), num_rounds=5
+    )
+    assert not grid.log, "it is finished: nobody is asked anything"
 
 
 def test_a_damaged_checkpoint_is_not_started_over(tmp_path) -> None:

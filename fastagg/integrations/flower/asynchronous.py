@@ -337,6 +337,8 @@ class _Training:
         return bool(rows)
 
     def _ask_clients(self) -> None:
+        if self.server.version in self.result.evaluate_metrics_clientapp:
+            return
         best = self.run.settings.best
         keeps = best is not None and best.metric.startswith("clients/")
         model = self.server.parameters() if keeps else None
