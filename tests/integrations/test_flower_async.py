@@ -13,7 +13,8 @@ import fastagg
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
-from support.flower_apps import FakeGrid, model, node, reply, trained
+from support.flower_apps import FakeGrid, model, reply, trained
+from support.flower_apps import node as scoring
 from support.replay import listen
 
 from fastagg.errors import ConfigError
@@ -327,7 +328,7 @@ def test_an_evaluation_of_clients_that_a_crash_ended_is_done_again(tmp_path, cap
             raise RuntimeError("killed")
 
     def scored(message):
-        return node(message) if ready or message.metadata.message_type == "train" else None
+        return scoring(message) if ready or message.metadata.message_type == "train" else None
 
     ready, settings = False, {"checkpoint": tmp_path / "server.pt", "evaluate_clients_every": 2}
     strategy = asynchronous(PRESETS["FedBuff"], evaluate_aside=False, fraction_evaluate=1.0, **settings)

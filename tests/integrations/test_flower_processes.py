@@ -102,9 +102,7 @@ def test_a_federation_where_everything_dies_once(start, monkeypatch) -> None:
 
     state = fastagg.server.checkpoint.read(checkpoint)
     assert state["version"] == 8
-    assert state["session"]["tally"]["updates"] == 16, (
-        "FADAS steps every second update: not one was lost or counted twice"
-    )
+    assert state["session"]["tally"]["updates"] == 16, "two to a step: none lost or counted twice"
     history = state["adapter"]["history"]["evaluate_metrics_serverapp"]
     assert sorted(history) == list(range(9)), "the history spans both runs"
 
