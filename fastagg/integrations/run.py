@@ -36,7 +36,7 @@ from fastagg.server import checkpoint as files
 from fastagg.server.server import Server
 
 MINUTE = 60.0  # seconds between two lines about what a run waits for
-Some = Annotated[int, _checks.Rule(least=0)]
+CountOrZero = Annotated[int, _checks.Rule(least=0)]
 Share = Annotated[float, _checks.Rule(least=0, most=1)]
 
 # What adapters' own limits may be, by the frameworks' names.
@@ -44,10 +44,10 @@ LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "save_every", "checkpoint_every", "at_once"), Count),
     **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_updates", "num_clients"), Count | None),
     **dict.fromkeys(("timeout", "end_timeout", "poll"), NotNegative),
-    **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), Some),
-    **dict.fromkeys(("min_fit_clients", "min_evaluate_clients", "min_available_clients"), Some),
+    **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), CountOrZero),
+    **dict.fromkeys(("min_fit_clients", "min_evaluate_clients", "min_available_clients"), CountOrZero),
     **dict.fromkeys(("fraction_train", "fraction_fit", "fraction_evaluate"), Share),
-    "num_rounds": Some | None, "proximal_mu": NotNegative | None,
+    "num_rounds": CountOrZero | None, "proximal_mu": NotNegative | None,
 }  # fmt: skip
 
 

@@ -255,9 +255,9 @@ def adapter(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     monkeypatch.chdir(tmp_path)
-    one: Adapter = request.param(tmp_path, monkeypatch)
-    one.enter("ours")
-    return one
+    made: Adapter = request.param(tmp_path, monkeypatch)
+    made.enter("ours")
+    return made
 
 
 NOBODY = {"stop": {"metric": "accuracy", "target": 0.9}, "best": "best.pt"}
