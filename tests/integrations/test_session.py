@@ -577,11 +577,6 @@ def test_a_dropped_round_leaves_no_trace(before: int) -> None:
 
 def test_trackers_files_are_in_the_apps_folder(tmp_path: Path) -> None:
     given = {"csv": "all.csv", "tensorboard": {"folder": "runs"}, "mlflow": {"experiment": "digits"}}
-    folder = str(tmp_path)
-    want = {
-        "csv": {"file": f"{folder}/all.csv"},
-        "tensorboard": {"folder": f"{folder}/runs"},
-        "mlflow": given["mlflow"],
-    }
+    placed = {"csv": {"file": f"{tmp_path}/all.csv"}, "tensorboard": {"folder": f"{tmp_path}/runs"}}
     assert trackers.placed(given, tmp_path) == {**given, **placed}
     assert trackers.placed(None, tmp_path) is None
