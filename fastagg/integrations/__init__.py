@@ -6,15 +6,12 @@ Here is what they share of what is given by name: frameworks, presets, settings 
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-
-from fastagg import _checks, _keywords, registry
+from fastagg import _checks, registry
 from fastagg._types import Plain
 from fastagg.distill import Distillation
 from fastagg.errors import ConfigError, MissingDependency, UnknownClient
@@ -39,20 +36,20 @@ def require(package: str, least: str, extra: str) -> None:
         raise MissingDependency(f"{package} {found} is too old. {advice}")
 
 
-def preset(name: object) -> Callable[..., Server]:
+def preset(name: object, setting: str = "algorithm") -> Callable[..., Server]:
     """The preset with this ``name``, for configuration files; or a function of your own, ``"module:function"``, which
-    makes a server of a model and the settings.
+    makes a server of a model and the settings. ``setting`` is what gave the name, for the error.
 
     Raises:
         ConfigError: there is no such preset or function.
     """
     known = registry.presets()
     if isinstance(name, str) and ":" in name:
-        made: Callable[..., Server] = imported("algorithm", name)
+        made: Callable[..., Server] = imported(setting, name)
         return made
     if not isinstance(name, str) or name not in known:
         meant = _checks.meant(name, known)
-        raise ConfigError(f"algorithm: expected one of fastagg's presets, as 'FADAS', got {name!r}{meant}")
+        raise ConfigError(f"{setting}: expected one of fastagg's presets, as 'FADAS', got {name!r}{meant}")
     return known[name]
 
 
@@ -69,22 +66,6 @@ def imported(setting: str, name: str) -> Any:
         raise ConfigError(f"{setting}: expected 'module:function', got {name!r}: {error}") from None
 
 
-# How the rounds of each framework weigh clients and their running statistics: the defaults of a preset with rounds.
-ROUNDS: Mapping[str, Plain] = {
-    "flower": {"weighting": "samples", "buffers": "weighted"},
-    "nvflare": {"weighting": "samples", "buffers": "weighted"},
-    "appfl": {"weighting": "uniform", "buffers": "mean"},
-}
-
-
-def as_in(framework: str, make: Callable[..., Server]) -> Plain:
-    """The defaults of ``make`` in this framework: those of :data:`ROUNDS`, if it is a preset with rounds. The
-    asynchronous presets keep the weights of their papers."""
-    if make not in registry.presets().values() or "clients_per_round" not in inspect.signature(make).parameters:
-        return {}
-    return {name: value for name, value in ROUNDS[framework].items() if name in _keywords.of(make).settings}
-
-
 def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str, str]) -> None:
     """Check the names of an adapter's settings. ``refused``: those without an effect here, and what to write."""
     for name in given:
@@ -92,20 +73,6 @@ def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str
             raise ConfigError(f"{name}: {refused[name]}")
         if name not in known:
             raise ConfigError(_checks.unknown("setting", name, known))
-
-
-def check_settings(make: Callable[..., Server], settings: Mapping[str, object]) -> None:
-    """Check a rule's settings before there is a model. A preset is tried on one number; what only a model or the
-    program's own code can tell is not looked at."""
-    tried = {name: value for name, value in settings.items() if name not in ("buffers", "tied")}
-    try:
-        if make not in registry.presets().values():
-            inspect.signature(make).bind(None, **settings)
-        elif "distill" not in settings:
-            make(torch.zeros(1, dtype=torch.float32, device="cpu"), **tried)
-    except TypeError as error:
-        kind = "a synchronous" if settings.get("clients_per_round", 1) is None else "an asynchronous"
-        raise ConfigError(f"algorithm: expected {kind} preset and its settings: {error}") from None
 
 
 def resolved(settings: Mapping[str, object] | None) -> Plain:

@@ -17,15 +17,12 @@ from pathlib import Path
 import torch
 
 import fastagg
-from fastagg import _checks
-from fastagg._types import Arrays, Foreign, State
+from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
-from fastagg.integrations import as_in, check_names, check_settings, number_of, preset, replies, require, resolved
+from fastagg.integrations import check_names, number_of, replies, require
 from fastagg.integrations.evaluation import Window
-from fastagg.integrations.goals import of_clients
-from fastagg.integrations.models import resume
-from fastagg.integrations.session import Book, Session, Settings
-from fastagg.server import checkpoint
+from fastagg.integrations.run import APPFL, App, Rule, Run, check_limits
+from fastagg.integrations.session import Book, Settings
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch
 from fastagg.storage import raw
@@ -48,6 +45,11 @@ _OURS = {  # what APPFL's own aggregators call it, and what settings call it
     "server_momentum_param_2": "betas", "client_weights_mode": "weighting (equal: uniform, sample_size: samples)",
     "use_secure_agg": "none, since only APPFL's own FedAvg reads masked updates", "optimize_memory": "none",
 }  # fmt: skip
+_APPFLS = {  # settings of a run that APPFL decides itself
+    "stop": "APPFL sets the number of updates of a run, num_global_epochs",
+    "evaluate_every": "APPFL's clients evaluate, and the server does not",
+    "on_version": "not in a configuration file; subclass Aggregator",
+}
 _SCHEDULERS = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
 _NO_METRICS = ("round", "version")  # numbers in a client's metadata that are none
 Key = str | int | tuple[str, int]  # a client, or a task that went out without saying to whom
@@ -94,35 +96,37 @@ class Aggregator(BaseAggregator):
         aggregator_configs: Mapping[str, Foreign] | None = None,
         logger: logging.Logger | None = None,
     ) -> None:
-        self.config = dict(aggregator_configs or {})
+        self.config = {key: _plain(value) for key, value in dict(aggregator_configs or {}).items()}
         refused = {
             name: f"a setting of APPFL's own aggregators; in settings it is {ours}" for name, ours in _OURS.items()
         }
-        check_names(self.config, _KNOWN, refused)
-        self._every = _checks.whole("save_every", self.config.get("save_every", 1), least=1)
-        self.settings = {key: _plain(value) for key, value in dict(self.config.get("settings") or {}).items()}
-        if self.synchronous:
-            self.settings["clients_per_round"] = None
+        check_names(self.config, _KNOWN, refused | _APPFLS)
+        limits = {"save_every": 1, "num_clients": None}
+        check_limits(**{name: self.config.get(name, value) for name, value in limits.items()})
         self.logger = logger or logging.getLogger(__name__)
         self.client_sample_size: dict[str | int, float] = {}
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
         self._server: fastagg.Server | None = None
         self.book: Book[Key, str | int | None]  # by client: what it was sent last
-        self._begun = False
+        self._begun, self._is_unclear, self._unnamed_count = False, False, 0
         self._last: dict[str | int, tuple[int, ...]] = {}  # checksums of each client's last upload, by array
-        self._known: set[str | int] = set()  # who was sent a model by name
         self._lock = threading.RLock()
-        self._make = preset(self.config.get("algorithm"))
-        check_settings(self._make, self.settings)
-        chosen = {key: _plain(self.config[key]) for key in _RUN if key in self.config}
-        self._run = Settings(**chosen, retry_after=0.0)
-        of_clients(self._run.best)
+        rule = Rule(APPFL, self.config.get("algorithm"), self.config.get("settings"), rounds=self.synchronous)
+        run = Settings(**{key: self.config[key] for key in _RUN if key in self.config}, retry_after=0.0)
+        where, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
+        # The run does not know the aggregator, so that it saves the last version when that one ends.
+        self.run = Run(rule, run, where, every, log=self.logger.info, warn=self.logger.warning)
+        self.run.place(App("APPFL server", "", self._folder()))
         self._window = Window()
         if model is None and "model_path" in self.config:
-            where = self.config["model_path"], self.config.get("model_name")
-            model = create_instance_from_file(*where, **dict(self.config.get("model_kwargs") or {}))
+            named = self.config["model_path"], self.config.get("model_name")
+            model = create_instance_from_file(*named, **(self.config.get("model_kwargs") or {}))
         if model is not None:
             self._start(model)
+
+    def _folder(self) -> Path:
+        """The folder of APPFL's log (``logging_output_dirname``), or the process's."""
+        return Path(getattr(self.logger, "log_filepath", "-")).parent
 
     @property
     def server(self) -> fastagg.Server:
@@ -143,22 +147,31 @@ class Aggregator(BaseAggregator):
         Raises:
             ConfigError: the caller is one of APPFL's schedulers that this aggregator cannot serve.
         """
-        self._check(sys._getframe(1).f_locals.get("self", self))  # APPFL does not say which scheduler there is
+        scheduler = sys._getframe(1).f_locals.get("self", self)  # APPFL does not say which one there is
+        self._check(scheduler)
         with self._lock:
-            if not self._begun:  # the initial model: one call may stand for all of them
-                self._begun = True
-                if self._ids is not None:
-                    for name in self._ids:
-                        self._send(name)
-                elif self.server.num_clients is None:
-                    for n in range(int(self.config.get("num_clients", 0))):
-                        self.book.put(("unnamed", n), None, self.server.dispatch(f"unnamed {n}"))
-            if client_id is not None:
-                return self._send(client_id)
-            if any(one.who is None and one.task.version != self.server.version for one in self.book):
-                self._say("a model went out again without saying to whom: clients not seen yet need one by name")
-                self.book.end(self._unnamed())
+            begins, self._begun = not self._begun, True
+            if begins and self._ids is not None:
+                for name in self._ids:
+                    self._send(name)
+            elif begins and self.server.num_clients is None:  # the initial model: one call may stand for all of them
+                self._send_unnamed(self.config.get("num_clients") or _number_of_clients(scheduler, client_id is None))
+            client = _asker() if client_id is None and not begins else client_id
+            if client is not None:
+                return self._send(client)
+            if not begins and self.server.num_clients is None:
+                self._send_unnamed(1)
             return dict(self.server.parameters())
+
+    def _send_unnamed(self, count: int) -> None:
+        """Note that ``count`` clients got the model without saying who they are: the next ones that nobody knows."""
+        if any(one.who is None and one.task.version != self.server.version for one in self.book):
+            self._say("a model went out again without saying to whom: clients not seen yet need one by name")
+            self.book.end(self._unnamed())
+            self._is_unclear = True
+        for _ in range(0 if self._is_unclear else count):
+            self._unnamed_count += 1
+            self._put(("unnamed", self._unnamed_count), None, f"unnamed {self._unnamed_count}")
 
     def aggregate(self, client_id: str | int = "", local_model: Arrays = None, **meta: object) -> dict[str, Arrays]:
         """Take one client's upload. Return the model that it continues from."""
@@ -170,7 +183,8 @@ class Aggregator(BaseAggregator):
                 self._say(f"client {client_id}: its upload is the model to start from")
             else:
                 self._take(client_id, local_model, meta)
-                self._save()
+                if self.run.is_due:
+                    self.run.save()
             return self._send(client_id)
 
     def _check(self, caller: object) -> None:
@@ -181,31 +195,28 @@ class Aggregator(BaseAggregator):
             )
 
     def _start(self, model: Arrays) -> None:
-        server = self._make(model, **{**as_in("appfl", self._make), **resolved(self.settings)})
-        self._mixes = isinstance(server.direction, fastagg.Mixing) and not self.settings.get("normalize")
+        run, settings = self.run, self.run.rule.settings
+        plain = run.rule.build(model)
+        self._mixes = isinstance(plain.direction, fastagg.Mixing) and not settings.get("normalize")
         if self._mixes:  # a step along what the upload is less the model as it is: FedAsync, and nothing to keep
-            rest = {key: value for key, value in self.settings.items() if key not in ("alpha", "policy", "a", "b")}
-            server = fastagg.Server(model, fastagg.Single(), server.optimizer, server.staleness, **rest)
-        path, kept = self.config.get("checkpoint"), State()
-        if path is not None and Path(path).exists():
-            kept = checkpoint.read(Path(path))
-            resume(server, kept)
-            self._say(f"going on from {path}, version {server.version}; uploads in flight were of the server before it")
-        self._needs_models = not (self._mixes or self.config.get("gradient_based")) or self._run.best is not None
-        self._saved, self._server, self.book = [server.version], server, Book(server)
-        self.session = Session(server, self._run, say=self.logger.info)
-        self.session.load_state_dict(kept.get("session", {}))
-        if path is not None:  # APPFL does not say when a run ends
-            weakref.finalize(self, _save, server, self.session, Path(path), self._saved)
+            rest = {key: value for key, value in settings.items() if key not in ("alpha", "policy", "a", "b")}
+            plain = fastagg.Server(model, fastagg.Single(), plain.optimizer, plain.staleness, **rest)
+        run.begin(model, kinds=("clients",), server=plain)
+        self._needs_models = not (self._mixes or self.config.get("gradient_based")) or run.settings.best is not None
+        self._server, self.session, self.book = run.server, run.session, Book(run.server)
+        self.session.book = self.book
+        weakref.finalize(self, run.save_last)  # APPFL does not say when a run ends
         self.session.stepped()
 
     def _send(self, client: str | int) -> dict[str, Arrays]:
         number = number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
         self.book.end([client])  # it will not answer that
-        task = self.server.dispatch(number)
-        self.book.put(client, client, task if self._needs_models else _without_model(task, self.server))
-        self._known.add(client)
-        return dict(task.views)
+        return dict(self._put(client, client, number).views)
+
+    def _put(self, key: Key, who: str | int | None, client: str | int) -> Dispatch:
+        task = self.server.dispatch(client)
+        self.book.put(key, who, task if self._needs_models else _without_model(task, self.server))
+        return task
 
     def _take(self, client: str | int, upload: Arrays, meta: Mapping[str, object]) -> None:
         one = self.book.pop(client) or self.book.pop(next(iter(self._unnamed()), client))
@@ -230,11 +241,11 @@ class Aggregator(BaseAggregator):
         self._window.add(task, meta)
         if outcome.applied:
             self.session.stepped()
-        if ended := self._window.end(len(self._known)):
+        if ended := self._window.end(len(self.book.known)):
             newest, means = ended
-            model = newest.views if self._run.best is not None else None  # others may have no model
-            if found := {name: value for name, value in means.items() if name not in _NO_METRICS}:
-                self.session.clients_found(newest.version, found, model)
+            model = newest.views if self.run.settings.best is not None else None  # others may have no model
+            found = {name: value for name, value in means.items() if name not in _NO_METRICS}
+            self.session.clients_found(newest.version, found, model)
         self.session.settle()
         step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
         self._say(f"client {client}: update from version {task.version} taken, delay {outcome.delay}: {step}")
@@ -256,7 +267,8 @@ class Aggregator(BaseAggregator):
             upload, kind = self._turned(upload), "delta"
         elif self._mixes:
             upload, kind = self.server.layout.difference(upload, self.server.flat), "delta"
-        return replies.answer(self.server, task, upload, stated, kind=kind, samples=weight)
+        read = replies.answer(self.server, task, upload, stated, kind=kind, samples=weight)
+        return read._replace(still=self.synchronous)  # a second sum would be one more model in memory
 
     def _turned(self, upload: Arrays) -> dict[str, Arrays]:
         """APPFL's "gradient" as an update: parameters change sign, statistics stay the client's own."""
@@ -266,12 +278,7 @@ class Aggregator(BaseAggregator):
     def _refuse(self, client: str | int, error: FastaggError) -> None:
         self.logger.warning(f"fastagg: client {client}: refused: {error}")
         self.session.refused(client, error)
-        self.session.failures.check(self._known)
-
-    def _save(self) -> None:
-        path = self.config.get("checkpoint")
-        if path is not None and self.server.version >= self._saved[0] + self._every:
-            _save(self.server, self.session, Path(path), self._saved)
+        self.session.failures.check(self.book.known)
 
     def _say(self, message: str) -> None:
         self.logger.info(f"fastagg: {message}")
@@ -306,24 +313,31 @@ class SyncAggregator(Aggregator):
                 self._send(client)
             for client, upload in local_models.items():
                 self._take(client, upload, {})
-            if self.server.close_round() is not None:
+            if self.session.close_round(self.logger.warning):
                 self.session.stepped()
                 self.session.settle()
-            self._save()
+            if self.run.is_due:
+                self.run.save()
             return dict(self.server.parameters())
+
+
+def _number_of_clients(scheduler: object, least: int) -> int:
+    return int(getattr(scheduler, "scheduler_configs", {}).get("num_clients") or least)
+
+
+def _asker() -> str | int | None:
+    """The client whose request APPFL's communicator serves, which does not tell its scheduler."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and not frame.f_globals.get("__name__", "").startswith("appfl.comm."):
+        frame = frame.f_back
+    client: str | int | None = frame.f_locals.get("client_id") if frame.f_back is not None else None
+    return client
 
 
 def _checksums(upload: Mapping[str, Arrays]) -> tuple[int, ...]:
     """A checksum of all bytes of each array. One array that changes has the same one with a probability of 2^-32."""
     vectors = [as_tensor(value).detach().cpu().reshape(-1).contiguous() for value in upload.values()]
     return tuple(raw.crc32c([vector.view(torch.uint8).numpy()]) for vector in vectors)
-
-
-def _save(server: fastagg.Server, session: Session, path: Path, saved: list[int]) -> None:
-    """Write the checkpoint, if there is a version that it does not have. ``saved`` is the last one that it has."""
-    if server.version > saved[0]:
-        checkpoint.write({**server.state_dict(copy=False), "session": session.state_dict()}, path)
-        saved[0] = server.version
 
 
 def _without_model(task: Dispatch, server: fastagg.Server) -> Dispatch:

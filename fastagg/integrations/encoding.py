@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast, get_args
 
 import torch
 
+from fastagg import _checks
 from fastagg._types import Arrays
 from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
-from fastagg.encoding.encode import Format
+from fastagg.encoding.encode import UNBIASED, Format
 from fastagg.errors import ConfigError
 from fastagg.model import Layout
 from fastagg.storage.pieces import as_tensor
+
+
+def format_of(name: Format | TopK | str, **topk: Any) -> tuple[Format | TopK, ErrorFeedback | None]:
+    """Return the format with this name, or ``topk`` with its settings, and what keeps what it leaves out.
+
+    Raises:
+        ConfigError: there is no such format, or a setting is out of range.
+    """
+    if isinstance(name, str):
+        name = TopK(**topk) if name == "topk" and topk else cast(Format, _checks.fits("format", name, Format))
+    elif not isinstance(name, TopK):
+        raise ConfigError(_checks.wrong("format", f"one of {', '.join(map(repr, get_args(Format)))} or a TopK", name))
+    return name, None if name in UNBIASED else ErrorFeedback()
 
 
 def encoded(

@@ -40,6 +40,11 @@ class Evaluation:
         self._running: deque[tuple[int, Arrays, Future[Done]]] = deque()
         self._last = -1  # the last version that was due
 
+    @property
+    def waiting(self) -> list[int]:
+        """The versions whose evaluation has not ended."""
+        return [version for version, _, future in list(self._running) if not future.done()]
+
     def knows(self, version: int) -> bool:
         """Whether ``version`` was due, or nothing ever is."""
         return self._evaluate is None or version <= self._last

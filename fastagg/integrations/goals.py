@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from fastagg import _checks, _keywords
@@ -62,18 +61,17 @@ class Best:
     """A file with the best model so far. Read it with ``torch.load``.
 
     Args:
-        path: the file's path. The file is replaced as a whole.
+        file: its path. The file is replaced as a whole.
         metric, mode: as in :class:`Stop`.
     """
 
-    path: str | os.PathLike[str]
+    file: str | os.PathLike[str]
     metric: str = "accuracy"
     mode: Mode | None = None
 
     def __post_init__(self) -> None:
+        _checks.path("best", self.file)
         _checks.fields(self)
-        if not Path(self.path).absolute().parent.is_dir():
-            raise ConfigError(f"best: no such folder: {Path(self.path).absolute().parent}")
 
     @classmethod
     def of(cls, given: object, stop: Stop | None) -> Best | None:
@@ -81,15 +79,6 @@ class Best:
         if isinstance(given, (str, os.PathLike)):
             return cls(given) if stop is None else cls(given, stop.metric, stop.mode)
         return given if given is None or isinstance(given, cls) else _made(cls, "best", given)
-
-
-def of_clients(best: Best | None) -> None:
-    """Check the metric of ``best``, where only clients evaluate."""
-    if best is not None and "/" not in best.metric:
-        raise ConfigError(
-            f"best: {best.metric!r} is a metric of an evaluation on the server, and there is none; name a client's, "
-            "such as {'path': 'best.pt', 'metric': 'clients/accuracy'}"
-        )
 
 
 class Watch:

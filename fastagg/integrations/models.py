@@ -31,6 +31,23 @@ def put(server: Server, arrays: Arrays) -> None:
     server.load_state_dict({**state, "flat": taken.flat, "buffers": {**state["buffers"], **buffers}})
 
 
+def drop_round(server: Server) -> None:
+    """Take back the updates that have come since the last step. There must be no open task."""
+    state = server.state_dict(copy=False)
+    buffers = {**state["buffers"], "sum": None, "most": None, "count": 0, "rows": []}
+    tasks, direction = dict(state["tasks"]), {**state["direction"], "versions": [], "total": 0.0, "acc": None}
+    direction.pop("held", None)
+    if "participation" in tasks:  # who took part before, did so in the step before at the latest
+        took = tasks["participation"]
+        since = took["version"] == state["version"]
+        times = took["times"] - took["in_step"] * since
+        kept = {"step": took["step"] - 1 * since, "version": took["version"] - 1 * since, "times": times}
+        kept["in_step"] = torch.where(since, torch.ones_like(times), took["in_step"])
+        clients = [client for client, count in zip(took["clients"], times.tolist(), strict=True) if count]
+        tasks["participation"] = {"clients": clients, **{name: column[times > 0] for name, column in kept.items()}}
+    server.load_state_dict({**state, "tasks": tasks, "direction": direction, "buffers": buffers, "round": []})
+
+
 def resume(server: Server, state: State) -> int:
     """Continue from a checkpoint's ``state``. Its open tasks end, because their answers cannot come any more.
 

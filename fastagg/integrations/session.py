@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 
 from fastagg._checks import Count
 from fastagg._types import Arrays, State
-from fastagg.errors import FastaggError, UnknownClient, UnknownVersion
+from fastagg.errors import ConfigError, FastaggError, RunFailed, UnknownClient, UnknownVersion
 from fastagg.integrations import replies
 from fastagg.integrations.evaluation import Evaluation, Found
 from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
-from fastagg.integrations.models import tensors
+from fastagg.integrations.models import drop_round, tensors
 from fastagg.integrations.replies import Over
 from fastagg.integrations.trackers import AnyTrackers, Trackers, numeric
 from fastagg.server import checkpoint
@@ -124,6 +124,7 @@ class Book(Generic[Key, Who]):
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self.server, self._clock = server, clock
         self._open: dict[Key, Open[Who]] = {}
+        self.known: set[Who] = set()  # all who ever had a task: a client counts from its first one
         self._out: dict[Who, float] = {}  # who has a task that was given up before its time, and until when
 
     def __iter__(self) -> Iterator[Open[Who]]:
@@ -137,7 +138,7 @@ class Book(Generic[Key, Who]):
     @property
     def busy(self) -> Set[Who]:
         """Those who have a task, in order. It is made anew for each call."""
-        return dict.fromkeys(one.who for one in self._open.values()).keys()
+        return dict.fromkeys(one.who for one in list(self._open.values())).keys()  # another thread may look
 
     @property
     def waits(self) -> bool:
@@ -147,6 +148,7 @@ class Book(Generic[Key, Who]):
 
     def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> None:
         self.pop(key)
+        self.known |= {who} - {None}
         self._open[key] = Open(who, task, self._clock() + timeout)
         self._out.pop(who, None)
 
@@ -234,6 +236,10 @@ class Session:
         self._say = say or logging.getLogger("fastagg").info
         self._clock, self._began, self._before = clock, clock(), 0.0
         self._rows: dict[int, dict[str, float]] = {}  # by version, without the metrics of its evaluation
+        self.book: Book[Any, Any] | None = None  # the adapter's, for what is waited for
+        self.lacks = ""  # what the adapter waits for besides: nodes
+        self._skipped = 0  # rounds too small for their rule, in a row
+        self._ends: list[Callable[[], object]] = []
 
     # -- replies -------------------------------------------------------------------------------------------------
 
@@ -279,6 +285,46 @@ class Session:
         model = self.server.parameters() if self._looked_at else None
         self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
+    def close_round(self, warn: Callable[[str], object]) -> bool:
+        """End the server's round. One that is too small for its rule is skipped: its updates do not count.
+
+        Returns:
+            Whether the model has stepped.
+
+        Raises:
+            RunFailed: ``max_in_a_row`` rounds in a row were too small.
+        """
+        try:
+            stepped = self.server.close_round() is not None
+        except ConfigError as error:
+            drop_round(self.server)
+            self._skipped += 1
+            warn(f"fastagg: this round is skipped, the {self._skipped}. in a row: {error}")
+            if self._skipped == self.settings.max_in_a_row:
+                raise RunFailed(f"{self._skipped} rounds in a row were skipped; the last: {error}") from error
+            return False
+        self._skipped = 0
+        return stepped
+
+    # -- what is waited for --------------------------------------------------------------------------------------
+
+    def progress(self) -> object:
+        """A value that changes whenever something comes."""
+        tally, evaluated = self.tally, len(self._rows)
+        return self.server.version, tally.updates, tally.failed, tally.refused.total(), evaluated
+
+    def waits_for(self) -> str:
+        """What the run waits for, in words; empty if nothing is known."""
+        out = [] if self.book is None else sorted(map(str, self.book.busy))
+        replies = f"{len(out)} replies, of {', '.join(out[:5])}{', ...' * (len(out) > 5)}" if out else ""
+        evaluated = ", ".join(map(str, self._evaluation.waiting))
+        words = self.lacks, replies, evaluated and f"the evaluation of version {evaluated}"
+        return "; ".join(filter(None, words)) or "clients"
+
+    def at_end(self, act: Callable[[], object]) -> None:
+        """Call ``act`` when the session is closed."""
+        self._ends.append(act)
+
     def measured(self, step: int, found: Found, train: Mapping[str, object] | None, model: Arrays) -> None:
         """Handle a version or round that the framework has evaluated itself. It does all that :meth:`settle` does.
 
@@ -314,6 +360,9 @@ class Session:
     def clients_found(self, version: int, found: Mapping[str, object], model: Arrays = None) -> None:
         """Take the metrics of clients that evaluated ``version``. ``model`` is this version's model, for ``best``."""
         metrics = {f"clients/{name}": value for name, value in numeric(found).items()}
+        for watch in self._watches.values():
+            if not metrics and watch.best is None and watch.metric.startswith("clients/"):
+                self._say(f"fastagg: clients were to measure {watch.metric}, and report no metrics")
         self.trackers.log(metrics, version)
         self._look(version, metrics, model)
 
@@ -322,6 +371,8 @@ class Session:
         self.over = self.over or why
 
     def close(self) -> None:
+        for act in self._ends:
+            act()
         self._evaluation.close()
         self.trackers.close()
 
@@ -340,6 +391,8 @@ class Session:
         for watch in self._watches.values():
             if watch.best is not None:
                 lines.append(f"best {watch.metric}: {watch.best:.4g} at version {watch.version}")
+            else:
+                lines.append(f"nobody measured {watch.metric}")
         if self.over is not None:
             lines.append(f"it ended because {self.over}")
         return "\n".join(dict.fromkeys(lines))
@@ -380,7 +433,7 @@ class Session:
     def _look(self, version: int, metrics: Mapping[str, float], model: Arrays) -> None:
         stop, best = self.settings.stop, self.settings.best
         if best is not None and self._watches["best"].see(version, metrics):
-            checkpoint.write(tensors(model), Path(best.path))
+            checkpoint.write(tensors(model), Path(best.file))
         if stop is not None and (stop.target is not None or stop.patience is not None):
             (watch := self._watches["stop"]).see(version, metrics)
             if stop.target is not None and watch.reached(stop.target):

@@ -153,6 +153,20 @@ def made(given: AnyTrackers) -> list[Tracker]:
     raise ConfigError(f"trackers: expected trackers, or {{'tensorboard': 'a folder'}} and the like, got {given!r}")
 
 
+def placed(given: AnyTrackers, folder: Path) -> AnyTrackers:
+    """Return trackers' plain settings with absolute paths. Relative ones are in ``folder``."""
+    if isinstance(given, Tracker) or not isinstance(given, Mapping):
+        return given
+    names, found = {"csv": "file", "tensorboard": "folder"}, dict(given)
+    for tracker in names.keys() & found.keys():
+        settings, name = found[tracker], names[tracker]
+        settings = dict(settings) if isinstance(settings, Mapping) else {name: settings}
+        if isinstance(settings.get(name), str):
+            settings[name] = str(folder.absolute() / settings[name])
+        found[tracker] = settings
+    return found
+
+
 def parse(text: str) -> tuple[str, str]:
     """Parse ``NAME=SETTING`` of the command line into the tracker's name and its first setting."""
     name, equals, setting = text.partition("=")

@@ -120,7 +120,7 @@ REFUSED = {
     "server_adapt_param": (1e-3, "eps"),
     "save_every": (0, ">= 1"), "max_failures": (0, ">= 1"),
     "settings": ({"bufer_size": 2}, "did you mean 'buffer_size'"),
-    "algorithm": ("FedAvg", "expected an asynchronous preset and its settings.*clients_per_round"),
+    "algorithm": ("FedAvg", "FedAvg is a synchronous rule: SyncAggregator runs it"),
     "best": ("no/such/best.pt", "no such folder"),
 }  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_settings_are_refused_by_name_before_there_is_a_model(name: str) -> None
     value, words = REFUSED[name]
     with pytest.raises(fastagg.ConfigError, match=words):
         Aggregator(aggregator_configs=OmegaConf.create({"algorithm": "FedBuff", name: value}))
-    with pytest.raises(fastagg.ConfigError, match="expected a synchronous preset"):
+    with pytest.raises(fastagg.ConfigError, match="FADAS has none: Aggregator runs it"):
         made("FADAS", SyncAggregator)
 
 
@@ -336,10 +336,11 @@ def majority(model: Any, **settings: Any) -> fastagg.Server:
 def test_yaml_with_mappings_and_a_rule_of_ones_own(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     config = {"algorithm": f"{__name__}:majority", "settings": {"size": 2}, "trackers": {"tensorboard": str(tmp_path)},
-              "best": {"path": str(tmp_path / "best.pt"), "metric": "clients/accuracy"}}  # fmt: skip
+              "best": {"file": str(tmp_path / "best.pt"), "metric": "clients/accuracy"}}  # fmt: skip
     aggregator = Aggregator(Net(), OmegaConf.create(config))
-    assert aggregator._run.best.metric == "clients/accuracy" and aggregator.server.direction == fastagg.Buffer(2)
-    with pytest.raises(fastagg.ConfigError, match="best: 'accuracy' is a metric of an evaluation on the server"):
+    assert aggregator.run.settings.best.metric == "clients/accuracy"
+    assert aggregator.server.direction == fastagg.Buffer(2)
+    with pytest.raises(fastagg.ConfigError, match="best: nobody measures 'accuracy'"):
         Aggregator(Net(), OmegaConf.create({**config, "best": str(tmp_path / "best.pt")}))
 
 
@@ -395,7 +396,7 @@ def test_what_clients_say_of_models_is_tracked_and_the_best_is_kept(tmp_path: Pa
         def close(self) -> None:
             pass
 
-    best = {"path": str(tmp_path / "best.pt"), "metric": "clients/pre_val_accuracy"}
+    best = {"file": str(tmp_path / "best.pt"), "metric": "clients/pre_val_accuracy"}
     config = {"algorithm": "FedAsync", "settings": {"alpha": 1.0, "policy": "constant"}, "best": best}
     aggregator = Aggregator(torch.nn.Linear(2, 2), {**config, "trackers": [Kept()]})
     sent = {client: aggregator.get_parameters(client_id=client) for client in "ab"}

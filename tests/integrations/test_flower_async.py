@@ -14,6 +14,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
 from support.flower_apps import FakeGrid, model, reply, trained
+from support.flower_apps import node as scoring
 from support.replay import listen
 
 from fastagg.errors import ConfigError
@@ -303,20 +304,47 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
         other = FakeGrid(train, [14, 13, 12, 11], delay=uneven)
         result = strategy.start(other, flower.write(initial()), num_rounds=9, evaluate_fn=crash_at(None))
     out = len(kept["tasks"]["task_client"])
-    assert f"resumed version 4 after {kept['flower']['updates']} updates; {out} tasks that were out" in caplog.text
+    assert f"version 4; {out} tasks that were out are sent again" in caplog.text
     assert sorted(result.evaluate_metrics_serverapp) == list(range(10)), "the history goes on"
     received = sum(name == "receive" for name, _, _ in journal.events)
-    assert strategy.updates == kept["flower"]["updates"] + received
+    assert strategy.updates == kept["session"]["tally"]["updates"] + received
     if name == "FADAS":
         assert strategy.updates == 2 * strategy.server.version
     if name == "ACE":
-        clients = fastagg.server.checkpoint.read(file)["flower"]["nodes"]["clients"]
-        assert clients == kept["flower"]["nodes"]["clients"] and len(clients) == 4, "rows stay with their nodes"
+        clients = fastagg.server.checkpoint.read(file)["adapter"]["nodes"]["clients"]
+        assert clients == kept["adapter"]["nodes"]["clients"] and len(clients) == 4, "rows stay with their nodes"
 
     alone = make(initial())
     alone.load_state_dict(kept)
     assert torch.equal(journal.replay(alone).flat, strategy.server.flat)
     assert torch.equal(fastagg.load(file).flat, strategy.server.flat)
+
+
+def test_an_evaluation_of_clients_that_a_crash_ended_is_done_again(tmp_path, caplog) -> None:
+    """Of the version of the restart: the model of the version in flight is gone."""
+
+    def evaluate(version, arrays):
+        if version == 3:
+            raise RuntimeError("killed")
+
+    def scored(message):
+        return scoring(message) if ready or message.metadata.message_type == "train" else None
+
+    ready, settings = False, {"checkpoint": tmp_path / "server.pt", "evaluate_clients_every": 2}
+    strategy = asynchronous(PRESETS["FedBuff"], evaluate_aside=False, fraction_evaluate=1.0, **settings)
+    with pytest.raises(RuntimeError, match="killed"):
+        strategy.start(FakeGrid(scored, [1, 2, 3]), flower.write(initial()), num_rounds=9, evaluate_fn=evaluate)
+    assert fastagg.server.checkpoint.read(tmp_path / "server.pt")["adapter"]["unevaluated"] == [2]
+    ready, again = True, asynchronous(PRESETS["FedBuff"], fraction_evaluate=1.0, **settings)
+    with caplog.at_level(logging.INFO, "flwr.fastagg"):
+        result = again.start(FakeGrid(scored, [1, 2, 3]), flower.write(initial()), num_rounds=5)
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 5]
+    assert "clients evaluate this version again, for [2] before the restart" in caplog.text
+    grid = FakeGrid(scored, [1, 2, 3])
+    asynchronous(PRESETS["FedBuff"], fraction_evaluate=1.0, **settings).start(
+        grid, flower.write(initial()), num_rounds=5
+    )
+    assert not grid.log, "it is finished: nobody is asked anything"
 
 
 def test_a_damaged_checkpoint_is_not_started_over(tmp_path) -> None:
@@ -334,7 +362,7 @@ def test_a_damaged_checkpoint_is_not_started_over(tmp_path) -> None:
         (PRESETS["FADAS"], {"evaluate_every": 0}, "evaluate_every"),
         (PRESETS["FADAS"], {"checkpoint_every": 1.5}, "checkpoint_every"),
         (PRESETS["FADAS"], {"retry_after": -1}, "retry_after"),
-        ("FADAS", {}, "server"),
+        (3, {}, "server: expected one of fastagg's presets"),
     ],
 )
 def test_settings(server, settings: dict, words: str) -> None:

@@ -91,20 +91,19 @@ def test_a_federation_where_everything_dies_once(start, monkeypatch) -> None:
     os.kill(federation.server_app(), signal.SIGKILL)
     federation.kill(run)
     state = fastagg.server.checkpoint.read(checkpoint)
-    counted, out = state["flower"]["updates"], len(fastagg.server.checkpoint.open_tasks(state))
+    counted, out = state["session"]["tally"]["updates"], len(fastagg.server.checkpoint.open_tasks(state))
 
     second = journal(federation, "second")
     run = federation.run("second-run", **settings)
     log = federation.wait("second-run", "after 8 versions", 480)
-    resumed = re.search(r"resumed version (\d+) after (\d+) updates; (\d+) tasks that were out are sent again", log)
-    assert resumed and int(resumed[2]) == counted and int(resumed[1]) >= 4
-    assert int(resumed[3]) == out  # on a busy machine all may have answered
+    resumed = re.search(rf"resumed run \w+ from {checkpoint}, version (\d+)(?:; (\d+) tasks that were out)?", log)
+    assert resumed and int(resumed[1]) >= 4 and int(resumed[2] or 0) == out  # on a busy machine all may have answered
     assert accuracy(log) > 0.9
 
     state = fastagg.server.checkpoint.read(checkpoint)
     assert state["version"] == 8
-    assert state["flower"]["updates"] == 16, "FADAS steps every second update: not one was lost or counted twice"
-    history = state["flower"]["history"]["evaluate_metrics_serverapp"]
+    assert state["session"]["tally"]["updates"] == 16, "two to a step: none lost or counted twice"
+    history = state["adapter"]["history"]["evaluate_metrics_serverapp"]
     assert sorted(history) == list(range(9)), "the history spans both runs"
 
     events = [torch.load(path) for path in sorted(first.glob("*.pt"))[:counted] + sorted(second.glob("*.pt"))]

@@ -33,12 +33,8 @@ def end_those_of(home: Path) -> None:
                 continue
 
 
-@pytest.mark.slow
-def test_the_tutorial_runs_as_it_stands_there_and_learns(tmp_path: Path) -> None:
-    app, home = tmp_path / "app", tmp_path / "home"
-    app.mkdir()
-    (app / "pyproject.toml").write_text(block("toml"))
-    (app / "app.py").write_text(block("py"))
+def run(app: Path, home: Path) -> str:
+    """Run the page's command in a folder. Return what it prints. Its SuperLink stays, in the first run's folder."""
     environment = {
         **os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -46,13 +42,29 @@ def test_the_tutorial_runs_as_it_stands_there_and_learns(tmp_path: Path) -> None
     }  # fmt: skip
     command = block("sh", 1).strip()
     assert command.startswith("flwr run")
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=app, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_it_stands_there_and_learns(tmp_path: Path) -> None:
+    """From an empty folder, then as another app in another folder on the same SuperLink, and once more in the first."""
+    home = tmp_path / "home"
+    for name in ("digits", "others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyproject.toml").write_text(block("toml").replace('"digits"', f'"{name}"'))
+        (tmp_path / name / "app.py").write_text(block("py"))
     try:
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=app, env=environment, capture_output=True, text=True, timeout=400, check=False
-        )
+        for name in ("digits", "others", "digits"):
+            printed = run(tmp_path / name, home)
+            said = dict(re.findall(r"^version (\d+): accuracy (\d+)%$", printed, re.MULTILINE))
+            assert set(said) == {"0", "10", "20"} and int(said["0"]) < 30 and int(said["20"]) > 80
+            [where] = set(re.findall(rf"Flower app 'me/{name}' in .*: checkpoint (\S+)", printed))
+            assert Path(where).parent.parent == home / "apps" and fastagg.load(where).version == 20
+            again = name == "digits" and "others" in str([*home.glob("apps/me.*")])
+            assert (f"{where} is finished: 20 of num_rounds=20" in printed) == again
     finally:
         end_those_of(home)
-    said = dict(re.findall(r"^version (\d+): accuracy (\d+)%$", done.stdout + done.stderr, re.MULTILINE))
-    assert done.returncode == 0 and set(said) == {"0", "10", "20"}, (done.stdout + done.stderr)[-3000:]
-    assert int(said["0"]) < 30 and int(said["20"]) > 80
-    assert fastagg.load(app / "server.pt").version == 20

@@ -72,7 +72,6 @@ def test_flower_s_messages_change_no_bit(rule: ModuleType) -> None:
 
     from fastagg.integrations.flower import tasks as messages
     from fastagg.integrations.flower.records import read, write
-    from fastagg.integrations.replies import take
 
     def through(rule: ModuleType, server: fastagg.Server, tasks: list[Dispatch], number: int) -> None:
         for task in tasks:
@@ -83,7 +82,7 @@ def test_flower_s_messages_change_no_bit(rule: ModuleType) -> None:
             records = {"arrays": write(update), "metrics": MetricRecord({"num-examples": 10})}
             records |= {"note": ConfigRecord({"fastagg-kind": "delta"})}
             records |= {} if more is None else {"extra": write(more)}
-            outcome = take(server, [(task, messages._unpacked(server, RecordDict(records), "num-examples"))])[0]
+            [outcome] = server.receive_many([messages._unpacked(server, task, RecordDict(records), "num-examples")])
             assert isinstance(outcome, fastagg.Receipt), outcome
 
     assert torch.equal(in_rounds(rule, through).flat, in_rounds(rule, by_hand).flat)
@@ -94,10 +93,11 @@ def test_flare_s_messages_change_no_bit(rule: ModuleType) -> None:
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
     from fastagg.integrations.nvflare import Traffic
+    from fastagg.integrations.run import FLARE, Rule, Run
+    from fastagg.integrations.session import Settings
 
     alone, server = in_rounds(rule, by_hand), made(rule)
-    traffic = Traffic("FedBuff")
-    traffic._make = lambda params, **_: server
+    traffic = Traffic(Run(Rule(FLARE, server, rounds=server.direction.synchronous), Settings()))
     traffic.start({name: array.numpy() for name, array in server.parameters().items()})
     for number in range(ROUNDS):
         sites = [str((number + place) % CLIENTS) for place in range(PER_ROUND)]

@@ -46,6 +46,8 @@ from support.replay import play
 import fastagg
 from fastagg._build import native
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
+from fastagg.integrations.run import FLARE, Rule, Run
+from fastagg.integrations.session import Settings
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent
@@ -410,8 +412,9 @@ def test_rounds_in_which_nothing_counts_end_the_job() -> None:
     for number in range(5):
         for client in "ab":
             aggregator.sent(client, FLModel(ParamsType.FULL, model, current_round=number))
-        for client in "ab":  # refused when they are added, at the end of the round
-            aggregator.accept_model(reply(client, number, **{"w": np.full((3, 2), np.nan, np.float32)}))
+        for client in "ab":
+            with pytest.raises(fastagg.NonFiniteUpdate):
+                aggregator.accept_model(reply(client, number, **{"w": np.full((3, 2), np.nan, np.float32)}))
         if number < 4:
             assert np.array_equal(aggregator.aggregate_model().params["w"], MODEL["w"])
     with pytest.raises(fastagg.RunFailed, match=r"each of the 2 clients .* failed 5 times in a row.*NaN"):
@@ -431,13 +434,13 @@ def test_a_checkpoint_of_another_model_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_settings_are_refused_by_name() -> None:
-    with pytest.raises(fastagg.ConfigError, match="synchronous preset"):
+    with pytest.raises(fastagg.ConfigError, match="FADAS has none: AsyncController runs it"):
         Aggregator("FADAS")
     with pytest.raises(fastagg.ConfigError, match="presets, as 'FADAS', got 'FedBest'"):
         AsyncController("FedBest")
     with pytest.raises(fastagg.ConfigError, match="did you mean 'buffer_size'"):
         AsyncController("FADAS", {"bufer_size": 2})
-    with pytest.raises(fastagg.ConfigError, match="expected an asynchronous preset"):
+    with pytest.raises(fastagg.ConfigError, match="FedAvg is a synchronous rule: Aggregator runs it"):
         AsyncController("FedAvg")
     with pytest.raises(fastagg.ConfigError, match=r"end_timeout: .* >= 0"):
         AsyncController("FADAS", end_timeout=-1)
@@ -476,7 +479,8 @@ def test_a_controller_that_evaluates_and_ends_the_run() -> None:
 
 
 def test_rules_that_know_their_clients() -> None:
-    traffic = Traffic("ACE", {"lr": 0.5, "num_clients": 2, "warmup": "partial"}, clients=["a", "b"])
+    rule = Rule(FLARE, "ACE", {"lr": 0.5, "num_clients": 2, "warmup": "partial"}, rounds=False)
+    traffic = Traffic(Run(rule, Settings()), clients=["a", "b"])
     traffic.start({"w": np.zeros(3, np.float32)})
     task = traffic.send("b")
     gradient = FLModel(ParamsType.DIFF, {"w": np.ones(3, np.float32)}, current_round=task.current_round)
@@ -491,7 +495,8 @@ def test_rules_that_know_their_clients() -> None:
 
 def test_a_restart_counts_nothing_twice(tmp_path: Path) -> None:
     def server() -> Traffic:
-        traffic = Traffic("FADAS", {"buffer_size": 2}, str(tmp_path / "server.pt"), log=said.append)
+        rule = Rule(FLARE, "FADAS", {"buffer_size": 2}, rounds=False)
+        traffic = Traffic(Run(rule, Settings(), str(tmp_path / "server.pt"), log=said.append))
         traffic.start(MODEL)
         return traffic
 
@@ -501,9 +506,9 @@ def test_a_restart_counts_nothing_twice(tmp_path: Path) -> None:
         before.send(client)
     for client in "ab":
         before.take(client, reply(client, 0))
-    before.save()
+    before.run.save()
     after = server()
-    assert after.server.version == 1 and "going on from" in said[-1]
+    assert after.server.version == 1 and "resumed run" in said[-1] and "version 1; 1 tasks" in said[-1]
     for client in "ac":  # one was counted, of the other it is not known what it trained from
         assert "owes none" in str(after.take(client, reply(client, 0)))
     for client in "ac":
@@ -673,7 +678,7 @@ def test_a_job_whose_server_was_killed_goes_on(tmp_path: Path) -> None:
     shutil.copy(first / "server.pt", second)
     simulate("resumed", second)
     log = server_log(second)
-    assert f"going on from {second}/server.pt, version {kept['version']}" in log
+    assert f"from {second}/server.pt, version {kept['version']}" in log
     server, record = fastagg.load(second / "server.pt"), torch.load(second / "record.pt", weights_only=True)
     assert server.version == 32
     assert counted + len(record["updates"]) == 64, "two to a step: none was lost, and none counted twice"

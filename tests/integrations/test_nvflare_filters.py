@@ -22,6 +22,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fastagg
 from fastagg.integrations.nvflare import Aggregator, Traffic
+from fastagg.integrations.run import FLARE, Rule, Run
+from fastagg.integrations.session import Settings
 
 SITES = {"a": 10, "b": 30, "c": 7}  # and their steps
 KINDS = {DataKind.WEIGHTS: ParamsType.FULL, DataKind.WEIGHT_DIFF: ParamsType.DIFF}
@@ -100,7 +102,8 @@ class Asynchronous:
     def __init__(self, model: dict[str, Any]) -> None:
         self.said: list[str] = []
         settings = {"buffer_size": len(SITES), "weighting": "samples"}
-        self.traffic, self.params = Traffic("FedBuff", settings, log=self.said.append), model
+        rule = Rule(FLARE, "FedBuff", settings, rounds=False)
+        self.traffic, self.params = Traffic(Run(rule, Settings(), log=self.said.append, warn=self.said.append)), model
         self.traffic.start(model)
 
     def round(self, number: int, replies: dict[str, dict[str, Any]], kind: str) -> None:

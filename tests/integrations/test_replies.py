@@ -159,12 +159,12 @@ class Flower(Adapter):
         from support.flower_apps import FakeGrid
 
         from fastagg.integrations import flower
-        from fastagg.integrations.flower.asynchronous import _Run
+        from fastagg.integrations.flower.asynchronous import _Training
 
         self.grid = FakeGrid(lambda message: None, [])
         strategy = flower.AsyncStrategy(partial(make, **settings), concurrency=99, retry_after=0, poll=0, **PATIENT)
         start, nothing = flower.read(flower.write(START)), ConfigRecord()
-        self.run = _Run(strategy, self.grid, 3600.0, None, None, start, nothing, nothing, None)
+        self.run = _Training(strategy, self.grid, 3600.0, None, None, start, nothing, nothing, None)
         self.session, self.got = self.run.session, dict[int, Any]()
 
     def send(self, client: int) -> Model:
@@ -274,8 +274,10 @@ class Flare(Adapter):
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from fastagg.integrations.nvflare import Traffic
+        from fastagg.integrations.run import FLARE, Rule, Run
 
-        self.traffic = Traffic(named(make), settings, run=Settings(retry_after=0.0, **PATIENT))
+        rule = Rule(FLARE, named(make), settings, rounds=False)
+        self.traffic = Traffic(Run(rule, Settings(retry_after=0.0, **PATIENT)))
         self.traffic.start({n: a.numpy() for n, a in START.items()} if self.numpy else dict(START))
         self.session, self.number = self.traffic.session, dict[int, Any]()
 

@@ -20,6 +20,7 @@ from fastagg import integrations
 from fastagg.integrations import resolved, trackers
 from fastagg.integrations.evaluation import Evaluation, Window
 from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
+from fastagg.integrations.models import drop_round
 from fastagg.integrations.replies import Over, answer
 from fastagg.integrations.session import Book, Session, Settings
 
@@ -207,8 +208,6 @@ def test_goals_are_read_from_plain_data() -> None:
     for bad, words in (({}, "target, patience or seconds"), ({"target": 1, "x": 2}, "x"), (3, "settings")):
         with pytest.raises(fastagg.ConfigError, match=words):
             Stop.of(bad)
-    with pytest.raises(fastagg.ConfigError, match="no such folder"):
-        Best("nowhere/best.pt")
 
 
 # -- a session ---------------------------------------------------------------------------------------------------
@@ -549,3 +548,35 @@ def test_a_missing_client_says_what_to_install(name: str, module: str, monkeypat
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(fastagg.MissingDependency, match=rf"pip install 'fastagg\[{name}\]'"):
         trackers.made({name: {}} if name != "tensorboard" else {name: "x"})
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_dropped_round_leaves_no_trace(before: int) -> None:
+    """Its updates, its statistics, and that its clients took part: later rounds are those of a server without it."""
+    servers = [fastagg.Krum(MODEL, num_malicious_nodes=1, clients_per_round=None) for _ in range(2)]
+
+    def play(server: fastagg.Server, clients: int, by: float) -> None:
+        for task in [server.dispatch(client) for client in range(clients)]:
+            server.receive_model(task, {name: array + by * (1 + task.client) for name, array in task.params.items()})
+
+    for number in range(before + 2):
+        for server in servers:
+            if number == before and server is servers[0]:
+                play(server, 3, 50.0)
+                with pytest.raises(fastagg.ConfigError, match="krum needs 5"):
+                    server.close_round()
+                drop_round(server)
+            play(server, 5, 0.5)
+            server.close_round()
+    dropped, plain = (server.state_dict() for server in servers)
+    assert torch.equal(dropped["flat"], plain["flat"]) and dropped["version"] == before + 2
+    assert torch.equal(dropped["buffers"]["values"], plain["buffers"]["values"])
+    took, want = (state["tasks"]["participation"] for state in (dropped, plain))
+    assert all(torch.equal(took[name], want[name]) for name in ("step", "version", "in_step", "times"))
+
+
+def test_trackers_files_are_in_the_apps_folder(tmp_path: Path) -> None:
+    given = {"csv": "all.csv", "tensorboard": {"folder": "runs"}, "mlflow": {"experiment": "digits"}}
+    placed = {"csv": {"file": f"{tmp_path}/all.csv"}, "tensorboard": {"folder": f"{tmp_path}/runs"}}
+    assert trackers.placed(given, tmp_path) == {**given, **placed}
+    assert trackers.placed(None, tmp_path) is None

@@ -9,7 +9,7 @@ from support import reference
 
 import fastagg
 from fastagg.errors import ConfigError
-from fastagg.integrations import as_in
+from fastagg.integrations.run import FLOWER, Rule
 
 pytestmark = pytest.mark.kernel
 
@@ -50,7 +50,8 @@ def test_numbers_of_samples_are_not_believed() -> None:
         fastagg.Server(torch.zeros(2), fastagg.Robust("median", 3), weighting="samples")
     with pytest.raises(ConfigError, match="unknown setting 'weighting'"):
         fastagg.Krum(torch.zeros(2), clients_per_round=3, weighting="samples")  # type: ignore[call-arg]
-    assert as_in("flower", fastagg.Krum) == {"buffers": "weighted"}  # a strategy weighs nobody
+    settings = Rule(FLOWER, fastagg.Krum, rounds=True).settings
+    assert settings == {"buffers": "weighted", "clients_per_round": None}  # a strategy weighs nobody
 
 
 def test_a_part_of_a_model_has_no_distances_between_whole_updates() -> None:

@@ -17,6 +17,7 @@ from integrations.own_median import Median
 
 import fastagg
 from fastagg.integrations.flower import ClassicStrategy, SyncStrategy, adam_rate
+from fastagg.integrations.run import FLOWER, Rule
 
 REPOSITORY, PACKAGE, TAG = "adap/flower", "flwr", "v{}"
 ROOT = "framework/py"
@@ -35,7 +36,7 @@ def three(model: Any, **_: Any) -> fastagg.Server:
 class Given:
     """The settings that Flower's classes have, as those of a preset. ``tau`` is what Flower's class has by default."""
 
-    rule = "FedAvg"
+    name = "FedAvg"
     settings: Mapping[str, object] = {}
 
     def bound(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -49,11 +50,11 @@ class Given:
 
     def make(self, ours: dict[str, Any]) -> Any:
         """Return what a strategy takes as its server."""
-        return three if self.rule == "Median" else partial(getattr(fastagg, self.rule), **ours)
+        return three if self.name == "Median" else partial(getattr(fastagg, self.name), **ours)
 
     def rate(self, ours: dict[str, Any]) -> Any:
         """Return the rate by round: Flower's FedAdam has one."""
-        return adam_rate(ours["lr"], ours["betas"]) if self.rule == "FedAdam" else None
+        return adam_rate(ours["lr"], ours["betas"]) if self.name == "FedAdam" else None
 
 
 class OfMessages(Given, SyncStrategy):
@@ -76,7 +77,7 @@ class OfMessages(Given, SyncStrategy):
     def __setattr__(self, name: str, value: object) -> None:
         if name in ("server_learning_rate", "server_momentum"):  # Flower's tests set them on the strategy
             self._ours[{"server_learning_rate": "lr", "server_momentum": "beta"}[name]] = value
-            self._make = self.make(self._ours)
+            self.rule = Rule(FLOWER, self.make(self._ours), rounds=True)
         else:
             super().__setattr__(name, value)
 
@@ -110,8 +111,8 @@ def _made(tau: float, base: type) -> dict[str, type]:
         "FedAdam": {"eta": 0.1, "eta_l": 0.1, "beta_1": 0.9, "beta_2": 0.99, "tau": tau},
         "FedYogi": {"eta": 0.01, "eta_l": 0.0316, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3},
     }  # fmt: skip
-    rule = {"FedMedian": "Median"}
-    return {name: type(name, (base,), {"rule": rule.get(name, name), "settings": settings[name]}) for name in settings}
+    names = {"FedMedian": "Median"}
+    return {name: type(name, (base,), {"name": names.get(name, name), "settings": settings[name]}) for name in settings}
 
 
 def put_in_place(folder: Path) -> None:

@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -18,13 +17,12 @@ from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
 from fastagg.integrations.flower import models, tasks
 from fastagg.integrations.flower.evaluating import ClientEvaluation
-from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.nodes import Choose, Nodes
 from fastagg.integrations.flower.records import read
-from fastagg.integrations.flower.settings import callable_or_none, split
+from fastagg.integrations.flower.settings import Make, app, callable_or_none, split
 from fastagg.integrations.flower.tasks import Evaluate, log
+from fastagg.integrations.run import FLOWER, Rule, Run, check_limits
 from fastagg.integrations.session import Book, Session
-from fastagg.server import checkpoint
 from fastagg.server.dispatch import Receipt
 from fastagg.server.server import Server
 
@@ -96,16 +94,15 @@ class AsyncStrategy(FedAvg):
             ignored |= dict.fromkeys(_OF_EVALUATION, _NEVER)
             if settings.get("fraction_evaluate", 0.0) != 0.0:
                 ignored["fraction_evaluate"] = _NEVER
-        self.settings, flower = split(settings, ignored)
+        self.settings, flower = split(settings, ignored, AsyncStrategy)
         super().__init__(**{"min_available_nodes": 1, "min_evaluate_nodes": 1, **flower})
-        for name, value in (("concurrency", concurrency), ("evaluate_clients_every", evaluate_clients_every)):
-            _checks.fits(name, value, _checks.Count | None)
-        self.concurrency, self.evaluate_clients_every = concurrency, evaluate_clients_every
+        limits = {"concurrency": concurrency, "evaluate_clients_every": evaluate_clients_every, "poll": poll}
+        check_limits(**limits, checkpoint_every=checkpoint_every)
+        self.concurrency, self.evaluate_clients_every, self.poll = concurrency, evaluate_clients_every, poll
         self.choose = callable_or_none("choose", choose)
-        self.poll = _checks.number("poll", poll, least=0)
-        self.checkpoint_every = _checks.whole("checkpoint_every", checkpoint_every, least=1)
-        self.checkpoint, self.resume = None if checkpoint is None else Path(checkpoint), resume
-        self._make = server
+        self.rule = Rule(FLOWER, server, rounds=False)
+        self._files = (checkpoint, checkpoint_every, resume)
+        self.run: Run  # after the start
         self.server: Server | None = server if isinstance(server, Server) else None
         self.session: Session | None = None
 
@@ -156,8 +153,9 @@ class AsyncStrategy(FedAvg):
         for name in _ROUNDS:
             if getattr(type(self), name) is not getattr(AsyncStrategy, name) or name in vars(self):
                 raise ConfigError(f"{name}: {_NO_ROUNDS}")
+        check_limits(num_rounds=num_rounds, num_updates=num_updates, timeout=timeout)
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        run = _Run(self, grid, timeout, num_rounds, num_updates, read(initial_arrays), *configs, evaluate_fn)
+        run = _Training(self, grid, timeout, num_rounds, num_updates, read(initial_arrays), *configs, evaluate_fn)
         try:
             run.session.stepped()
             run.settle()
@@ -174,8 +172,8 @@ class AsyncStrategy(FedAvg):
 
     def summary(self) -> None:
         """Log the settings and, after the start, the progress."""
-        rule = models.preset_of(self._make) or type(self._make).__name__
-        log.info("fastagg: %s of %s, concurrency %s", type(self).__name__, rule, self.concurrency or "all online")
+        concurrency = self.concurrency or "all online"
+        log.info("fastagg: %s of %s, concurrency %s", type(self).__name__, self.rule.name, concurrency)
         if self.session is not None:
             for line in self.session.summary().splitlines():
                 log.info("fastagg: %s", line)
@@ -183,7 +181,7 @@ class AsyncStrategy(FedAvg):
     configure_train, aggregate_train, configure_evaluate, aggregate_evaluate = map(_refused, _ROUNDS)
 
 
-class _Run:
+class _Training:
     """One call of :meth:`AsyncStrategy.start`. Its server is a new one, or that of the checkpoint."""
 
     def __init__(
@@ -195,15 +193,24 @@ class _Run:
         self.updates = math.inf if num_updates is None else num_updates
         self.config, self.online, self.result = config, list[int](), Result()
         self.since: list[RecordDict] = []  # metrics of the updates since the last version
-        self.server = models.made(strategy._make, initial, rounds=False)
-        self.nodes = Nodes(self.server.num_clients, strategy.choose)
-        self.book = Book[str, int](self.server, time.monotonic)  # by message id
         function = evaluate and (lambda version, model: evaluate(version, models.record(model)))
-        self.session = Session(self.server, strategy.settings, function, say=log.info, clock=time.monotonic)
+        kinds = ["train"] + ["clients"] * (strategy.evaluate_clients_every is not None)
+        self.run = run = Run(strategy.rule, strategy.settings, *strategy._files, log=log.info, warn=log.warning)
+        run.place(app())
+        kept = run.begin(initial, function, kinds, clock=time.monotonic)
+        self.server, self.session = run.server, run.session
+        self.nodes = Nodes(self.server.num_clients, strategy.choose)
+        self.nodes.load_state_dict(kept.get("nodes", {}))
+        self.book = self.session.book = Book[str, int](self.server, time.monotonic)  # by message id
         self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._clients_found)
-        if strategy.checkpoint is not None and strategy.resume and strategy.checkpoint.exists():
-            self._resume(strategy.checkpoint)
-        strategy.server, strategy.session, self.version = self.server, self.session, self.server.version
+        self.unevaluated: list[int] = kept.get("unevaluated", [])  # versions in flight at a crash
+        models.restore(self.result, kept)
+        if self.server.version in self.result.evaluate_metrics_serverapp:
+            self.session.skip(self.server.version)
+        if not run.is_finished("num_rounds", num_rounds, self.server.version):
+            run.is_finished("num_updates", num_updates, self.session.tally.updates)
+        strategy.run, strategy.server, strategy.session = run, self.server, self.session
+        self.version = self.server.version
         strategy.summary()
 
     def done(self) -> bool:
@@ -217,8 +224,15 @@ class _Run:
         self.online = online = list(self.grid.get_node_ids())
         busy = self.book.busy
         self.session.failures.check(online)
-        if len(online) < self.strategy.min_available_nodes:
+        least = self.strategy.min_available_nodes
+        self.session.lacks = f"nodes: {len(online)} of min_available_nodes={least} are online"
+        if len(online) < max(1, least):
             return False
+        self.session.lacks = ""
+        if self.unevaluated:
+            log.info("fastagg: clients evaluate this version again, for %s before the restart", self.unevaluated)
+            self.unevaluated.clear()
+            self._ask_clients()
         room = (self.strategy.concurrency or len(online)) - len(busy)
         idle = [node for node in set(online) - busy if not self.session.failures.rests(node)]
         chosen = self.nodes.free(idle, busy | set(online), room, self.server.version)
@@ -311,7 +325,7 @@ class _Run:
         every = strategy.evaluate_clients_every
         if every is not None and version % every == 0:
             self._ask_clients()
-        if version % strategy.checkpoint_every == 0:
+        if self.run.is_due:
             self.save()
 
     def settle(self, wait: bool = False) -> bool:
@@ -323,7 +337,9 @@ class _Run:
         return bool(rows)
 
     def _ask_clients(self) -> None:
-        best = self.strategy.settings.best
+        if self.server.version in self.result.evaluate_metrics_clientapp:
+            return
+        best = self.run.settings.best
         keeps = best is not None and best.metric.startswith("clients/")
         model = self.server.parameters() if keeps else None
         self.evaluation.ask(self.server.version, models.outgoing(self.server), self.online, model)
@@ -356,24 +372,5 @@ class _Run:
         return self.result
 
     def save(self) -> None:
-        if self.strategy.checkpoint is None:
-            return
-        state = {
-            "updates": self.session.tally.updates, "nodes": self.nodes.state_dict(),
-            "session": self.session.state_dict(), **models.history(self.result),
-        }  # fmt: skip
-        checkpoint.write({**self.server.state_dict(copy=False), "flower": state}, self.strategy.checkpoint)
-
-    def _resume(self, path: Path) -> None:
-        state = checkpoint.read(path)
-        out = models.resume(self.server, state)
-        kept = state.get("flower", {})  # not there in a file of Server.save
-        self.nodes.load_state_dict(kept.get("nodes", {}))
-        self.session.load_state_dict(kept.get("session", {}))
-        models.restore(self.result, kept)
-        if self.server.version in self.result.evaluate_metrics_serverapp:
-            self.session.skip(self.server.version)
-        log.info(
-            "fastagg: resumed version %d after %d updates; %d tasks that were out are sent again",
-            self.server.version, self.session.tally.updates, out,
-        )  # fmt: skip
+        unevaluated = [*self.evaluation.open, *self.unevaluated]
+        self.run.save({"nodes": self.nodes.state_dict(), "unevaluated": unevaluated, **models.history(self.result)})

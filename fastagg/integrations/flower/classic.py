@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +14,15 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from torch import Tensor
 
-from fastagg._types import Arrays, Foreign, State
+from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, UnknownClient
-from fastagg.integrations import replies
-from fastagg.integrations.flower import models
-from fastagg.integrations.flower.models import Make
+from fastagg.integrations import check_names, replies
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.rounds import Round
-from fastagg.integrations.flower.settings import callable_or_none, proximal, say_what_differs, set_rate
+from fastagg.integrations.flower.settings import Make, app, callable_or_none, proximal, say_what_differs, set_rate
 from fastagg.integrations.flower.tasks import log, raise_if_useless
-from fastagg.integrations.session import Open
+from fastagg.integrations.run import FLOWER, LIMITS, Rule, Run, check_limits
+from fastagg.integrations.session import Open, Settings
 from fastagg.model import Layout
 from fastagg.server import checkpoint as files
 from fastagg.server.answers import Answer
@@ -39,7 +39,8 @@ class ClassicStrategy(FedAvg):
             Clients get ``proximal_mu``, as in Flower's FedProx.
         checkpoint: file for the server, written after every round. If it exists, Flower's server starts from its
             model. Rounds are then counted from 1 again.
-        flower: settings of ``flwr.server.strategy.FedAvg``.
+        flower: settings of ``flwr.server.strategy.FedAvg``; and ``max_in_a_row``, rounds too small for their rule
+            after which the run ends.
     """
 
     def __init__(
@@ -53,32 +54,28 @@ class ClassicStrategy(FedAvg):
         resume: bool = True,
         **flower: Foreign,
     ) -> None:
+        known = inspect.signature(FedAvg).parameters
+        check_names(flower, [*known, *inspect.signature(ClassicStrategy).parameters, "max_in_a_row"], {})
+        check_limits(**{name: value for name, value in flower.items() if name in LIMITS})
+        settings = Settings(max_in_a_row=flower.pop("max_in_a_row", 50), max_failures=None)
         super().__init__(**flower)
-        self._make, self.deterministic, self.proximal_mu = server, deterministic, proximal(server, proximal_mu)
-        self.lr = callable_or_none("lr", lr)
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.server: Server | None = server if isinstance(server, Server) else None
+        self.rule, self.deterministic = Rule(FLOWER, server, rounds=True), deterministic
+        self.proximal_mu, self.lr = proximal(self.rule, proximal_mu), callable_or_none("lr", lr)
+        self.run = Run(self.rule, settings, checkpoint, 1, resume, log=log.info, warn=log.warning)
+        self.run.place(app())
+        self.server: Server | None = None
         self._tasks: Round[str]  # by client id; there with the server
-        if self.server is not None:
-            self._tasks = Round(self.server)
-        self._saved = -1
+        if isinstance(server, Server):
+            self._make_server(None)
         self._asked = False  # whether Flower has been given a model, or has given one
-        if self.checkpoint is not None and resume and self.checkpoint.exists():
-            self._resumed: State | None = files.read(self.checkpoint)
-        else:
-            self._resumed = None
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """The checkpoint's model, a Server's own, or ``initial_parameters``."""
-        initial = super().initialize_parameters(client_manager)
-        if self._resumed is not None:
-            if self.server is None:
-                layout, buffers = Layout.from_spec(self._resumed["layout"]), self._resumed["buffers"]
-                held = layout.views(self._resumed["flat"], buffers["values"], buffers["counters"])
-                self._make_server(list(held.values()) if isinstance(held, dict) else held)
-            else:
-                self._go_on(self.server)
-        if self.server is None and initial is not None:
+        initial, file = super().initialize_parameters(client_manager), self.run.file
+        if self._resumes():
+            assert file is not None
+            self._make_server(_model_of(file))
+        elif self.server is None and initial is not None:
             self._adopt(initial)
             return initial
         self._asked = True
@@ -102,15 +99,14 @@ class ClassicStrategy(FedAvg):
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """As Flower does."""
         server = self._adopt(parameters)
-        if self.checkpoint is not None and server.version != self._saved:  # a wrapper may have added noise: save it
-            server.save(self.checkpoint)
-            self._saved = server.version
+        if server.version != self.run.saved:  # a wrapper may have added noise: save it
+            self.run.save()
         return super().configure_evaluate(server_round, parameters, client_manager)
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
         """As Flower does, which calls it before the first round. A model that a client gave is known from then on, also
         if ``configure_fit`` is a subclass's own."""
-        if self.server is None and self._resumed is None:
+        if self.server is None and not self._resumes():
             self._adopt(parameters)
         return super().evaluate(server_round, parameters)
 
@@ -131,7 +127,7 @@ class ClassicStrategy(FedAvg):
             log.warning("fastagg: a client failed in round %d: %s", server_round, why)
         before = server.version
         folded = self._fold(sorted(results, key=lambda pair: pair[0].cid) if self.deterministic else results)
-        server.close_round()
+        self.run.session.close_round(log.warning)
         memory.trim()
         self._tasks.end()
         log.info("fastagg: round %d: %d updates, version %d", server_round, len(folded), server.version)
@@ -171,7 +167,7 @@ class ClassicStrategy(FedAvg):
     def _adopt(self, parameters: Parameters) -> Server:
         """Take the arrays from Flower as the model, even if other code has changed them."""
         arrays, server = _arrays(parameters), self.server
-        if self._resumed is not None or (server is not None and not self._asked):
+        if not self._asked and (server is not None or self._resumes()):
             raise ConfigError("the server has a model of its own: Flower's must ask initialize_parameters for it")
         if server is None:
             server, self._asked = self._make_server(arrays), True
@@ -179,19 +175,24 @@ class ClassicStrategy(FedAvg):
         self._tasks.end()  # of a round that a wrapper gave up
         return server
 
+    def _resumes(self) -> bool:
+        file = self.run.file
+        return self.server is None and self.run.resume and file is not None and file.exists()
+
     def _make_server(self, arrays: Arrays) -> Server:
-        self.server = server = models.made(self._make, list(arrays), rounds=True)
-        self._tasks = Round(server)
-        self._go_on(server)
-        say_what_differs(server, self.lr is not None, self._make, strategy)
+        self.run.begin(arrays)
+        self.server = server = self.run.server
+        self._tasks = self.run.session.book = Round(server)
+        say_what_differs(server, self.lr is not None, self.rule, strategy)
         return server
 
-    def _go_on(self, server: Server) -> None:
-        state, self._resumed = self._resumed, None
-        if state is not None:
-            models.resume(server, state)
-            self._saved = server.version
-            log.info("fastagg: resumed version %d", server.version)
+
+def _model_of(path: Path) -> list[Tensor]:
+    """The model of a checkpoint, as a list."""
+    state = files.read(path)
+    layout, buffers = Layout.from_spec(state["layout"]), state["buffers"]
+    model = layout.views(state["flat"], buffers["values"], buffers["counters"])
+    return list(model.values()) if isinstance(model, dict) else model
 
 
 def _read(server: Server, task: Dispatch, result: FitRes) -> Answer | FastaggError:

@@ -35,6 +35,7 @@ class ClientEvaluation:
 
     Attributes:
         waiting: the messages without a reply, by their ids.
+        open: the versions that are evaluated, each with its model and its replies.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class ClientEvaluation:
     ) -> None:  # fmt: skip
         self._strategy, self._grid, self._config, self._timeout, self._report = strategy, grid, config, timeout, report
         self.waiting: dict[str, _Asked] = {}
-        self._open: dict[int, tuple[Arrays, list[RecordDict]]] = {}  # by version: its model, and the replies
+        self.open: dict[int, tuple[Arrays, list[RecordDict]]] = {}
         self._last = 0
 
     def ask(self, version: int, arrays: ArrayRecord, online: Sequence[int], model: Arrays) -> None:
@@ -60,7 +61,7 @@ class ClientEvaluation:
         sent = zip(self._grid.push_messages(messages), nodes, strict=True)
         asked = {message_id: _Asked(version, node, until) for message_id, node in sent if message_id}
         self.waiting |= asked
-        self._open[version] = model, []
+        self.open[version] = model, []
         log.info("fastagg: %d nodes evaluate version %d", len(asked), version)
         self._end(version)
 
@@ -71,7 +72,7 @@ class ClientEvaluation:
         if message.has_error():
             log.warning("fastagg: node %d could not evaluate: %s", one.node, message.error.reason)
         else:
-            self._open[one.version][1].append(tasks.noted(message.content, one.node))
+            self.open[one.version][1].append(tasks.noted(message.content, one.node))
         self._end(one.version)
         return True
 
@@ -87,7 +88,7 @@ class ClientEvaluation:
         """Report a version for which nobody is waited any more."""
         if any(one.version == version for one in self.waiting.values()):
             return
-        model, found = self._open.pop(version)
+        model, found = self.open.pop(version)
         strategy = self._strategy
         metrics = tasks.averaged(strategy.evaluate_metrics_aggr_fn, found, strategy.weighted_by_key)
         if metrics is not None:

@@ -6,10 +6,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
-from fastagg.encoding import ErrorFeedback, TopK
-from fastagg.encoding.encode import UNBIASED, Format
+from fastagg.encoding import TopK
+from fastagg.encoding.encode import Format
 from fastagg.errors import FastaggError, ShapeMismatch
-from fastagg.integrations.encoding import encoded
+from fastagg.integrations.encoding import encoded, format_of
 from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.flower.tasks import CONTROL, EXTRA, of_kind
 
@@ -27,10 +27,13 @@ class EncodingMod:
 
     Args:
         format: as in :func:`fastagg.encode`.
+
+    Raises:
+        ConfigError: there is no such format.
     """
 
     def __init__(self, format: Format | TopK = "int8") -> None:
-        self.format = format
+        self.format, _ = format_of(format)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         sent = message.content
@@ -50,7 +53,7 @@ class EncodingMod:
         kind = str(notes.get(stated, {}).get(KIND, "model"))
         count = of_kind(context.state, ConfigRecord).get(KEPT, ConfigRecord({"count": 0}))
         seed = (context.node_id + int(count["count"])) % 2**64
-        feedback = None if self.format in UNBIASED else ErrorFeedback()
+        _, feedback = format_of(self.format)
         if feedback is not None and f"{KEPT}-residual" in context.state:
             residual = read(context.state[f"{KEPT}-residual"])["residual"]
             feedback.load_state_dict({"residual": residual.clone(), "decay": 1.0, "count": 0})

@@ -5,42 +5,59 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import sys
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
+from flwr.common.config import APP_DIR, FAB_CONFIG_FILE, get_flwr_home
 from flwr.serverapp.strategy import FedAvg
 
-from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.integrations import check_names
-from fastagg.integrations.flower.models import preset_of
 from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.run import LIMITS, App, Rule, check_limits
 from fastagg.integrations.session import Settings
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
 
+Make = Callable[..., Server]
 Function = TypeVar("Function", bound=Callable[..., object])
 _THEIRS = (("lr", "eta"), ("lr", "server_learning_rate"), ("eps", "tau"), ("beta", "server_momentum"))
 _RUN = {field.name for field in dataclasses.fields(Settings)}
 
 
 def split(
-    given: Plain, ignored: Mapping[str, str], flower: type = FedAvg, **defaults: object
+    given: Plain, ignored: Mapping[str, str], strategy: type[FedAvg], **defaults: object
 ) -> tuple[Settings, Plain]:
     """Split a strategy's settings into the run's and Flower's.
 
     Args:
         ignored: settings that have no effect, and why.
-        flower: Flower's class that takes the other settings.
+        strategy: the class that was given them.
         defaults: defaults of the run's settings.
     """
-    known = [name for name in inspect.signature(flower).parameters if name not in ignored]
+    known = [name for name in inspect.signature(FedAvg).parameters if name not in ignored]
     own = [name for name in _RUN if name not in ignored]
-    check_names(given, [*own, *known], ignored)
+    check_names(given, [*own, *known, *inspect.signature(strategy).parameters], ignored)
     run = {**defaults, **{name: value for name, value in given.items() if name in own}}
-    return Settings(**run), {name: value for name, value in given.items() if name in known}
+    theirs = {name: value for name, value in given.items() if name in known}
+    check_limits(**{name: value for name, value in theirs.items() if name in LIMITS})
+    return Settings(**run), theirs
+
+
+def app() -> App:
+    """The app whose code this process runs, and its folder: Flower puts the folder first on the path."""
+    folders = [Path(entry) for entry in sys.path if entry]
+    for folder in folders:
+        if folder.parent == get_flwr_home() / APP_DIR and (folder / FAB_CONFIG_FILE).is_file():
+            project = tomllib.loads((folder / FAB_CONFIG_FILE).read_text(encoding="utf-8"))
+            publisher, name = project["tool"]["flwr"]["app"]["publisher"], project["project"]["name"]
+            return App("Flower app", f"{publisher}/{name}", folder)
+    return App("Flower app", "", Path())
 
 
 def callable_or_none(name: str, given: Function | None) -> Function | None:
@@ -49,12 +66,13 @@ def callable_or_none(name: str, given: Function | None) -> Function | None:
     return given
 
 
-def proximal(make: object, mu: float | None) -> float | None:
+def proximal(rule: Rule, mu: float | None) -> float | None:
     """FedProx's ``mu``, which clients are sent; None if they are sent none."""
-    if mu is None and preset_of(make) == "FedProx":
+    check_limits(proximal_mu=mu)
+    if mu is None and rule.name == "FedProx":
         log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
         return 0.0
-    return None if mu is None else _checks.number("proximal_mu", mu, least=0)
+    return mu
 
 
 def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:
@@ -73,17 +91,17 @@ def set_rate(server: Server, rate: Callable[[int], float] | None, number: int) -
         server.lr = lr
 
 
-def say_what_differs(server: Server, scheduled: bool, make: object, api: ModuleType) -> None:
+def say_what_differs(server: Server, scheduled: bool, rule: Rule, api: ModuleType) -> None:
     """Log one line for each reason why equal settings give other numbers than Flower's strategy.
 
     Args:
         scheduled: whether the user sets a learning rate for each round.
-        make: what the strategy was given as its server.
+        rule: what the strategy was given as its server.
         api: Flower's module with the strategies of the same names.
     """
-    if kind := getattr(api, preset_of(make), None):
+    if kind := getattr(api, rule.name if rule.is_preset else "", None):
         known = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
-        bound, own = getattr(make, "keywords", {}), vars(server.optimizer)
+        bound, own = rule.bound, vars(server.optimizer)
         others = [
             f"{name}={own[name]:g}, its {theirs}={known[theirs]:g}"
             for name, theirs in _THEIRS

@@ -6,7 +6,6 @@ import gc
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid, strategy
@@ -18,13 +17,20 @@ from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations import replies as read_replies
 from fastagg.integrations.evaluation import ended
 from fastagg.integrations.flower import models, tasks
-from fastagg.integrations.flower.models import Make
 from fastagg.integrations.flower.records import read
 from fastagg.integrations.flower.rounds import Replies, Round, Streaming
-from fastagg.integrations.flower.settings import callable_or_none, proximal, say_what_differs, set_rate, split
+from fastagg.integrations.flower.settings import (
+    Make,
+    app,
+    callable_or_none,
+    proximal,
+    say_what_differs,
+    set_rate,
+    split,
+)
 from fastagg.integrations.flower.tasks import Evaluate, log
+from fastagg.integrations.run import FLOWER, Rule, Run, check_limits
 from fastagg.integrations.session import Session
-from fastagg.server import checkpoint as files
 from fastagg.server.dispatch import Receipt
 from fastagg.server.server import Server
 from fastagg.storage import memory
@@ -79,18 +85,21 @@ class SyncStrategy(FedAvg):
         poll: float = 0.2,
         **settings: Foreign,
     ) -> None:
-        self.settings, flower = split(settings, _IGNORED, max_failures=None)
+        self.settings, flower = split(settings, _IGNORED, SyncStrategy, max_failures=None)
         super().__init__(**flower)
-        self.poll = _checks.number("poll", poll, least=0)
-        self.proximal_mu, self.lr = proximal(server, proximal_mu), callable_or_none("lr", lr)
-        self._make, self.deterministic, self.resume = server, deterministic, resume
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.server: Server | None = server if isinstance(server, Server) else None
+        check_limits(poll=poll)
+        self.rule = Rule(FLOWER, server, rounds=True)
+        self.proximal_mu, self.lr = proximal(self.rule, proximal_mu), callable_or_none("lr", lr)
+        self.poll, self.deterministic, self._files = poll, deterministic, (checkpoint, 1, resume)
+        self._given = server if isinstance(server, Server) else None
+        self.run: Run  # there with the server
+        self._kinds: list[str] = []  # of metrics that there will be
+        self.server: Server | None = self._given
         self.session: Session | None = None
         self._tasks: Round[int]  # by node; there with the server
         self._sent: list[Metadata] = []  # of the round's messages, without what they carry
         self._streaming: Streaming | None = None  # the grid of the round that start() runs
-        self._rounds, self._saved = 0, -1  # finished rounds; the version in the checkpoint
+        self._rounds = 0  # finished
         self._result = Result()
         self._runs = False  # whether start() runs
 
@@ -115,9 +124,13 @@ class SyncStrategy(FedAvg):
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
             RunFailed: clients fail, or are refused, again and again.
         """
+        _checks.whole("num_rounds", num_rounds, least=0)
+        check_limits(timeout=timeout)
+        self._kinds = ["train"] + [""] * (evaluate_fn is not None) + ["clients"] * (self.fraction_evaluate > 0)
         arrays = self.resumed(initial_arrays)
         self._result.arrays = arrays
         assert self.session is not None
+        self.run.is_finished("num_rounds", num_rounds, self._rounds)
         self._runs = True
         log.info("fastagg: %s: rounds %d to %d", type(self).__name__, self._rounds + 1, num_rounds)
         self.summary()
@@ -188,30 +201,24 @@ class SyncStrategy(FedAvg):
         """
         self._begin(initial_arrays)
         assert self.server is not None
-        fresh = self.server.version == 0 and not isinstance(self._make, Server)
+        fresh = self.server.version == 0 and self._given is None
         return initial_arrays if fresh else models.outgoing(self.server)
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        self.server = server = models.made(self._make, read(arrays), rounds=True)
-        self.session = Session(server, self.settings, say=log.info)
-        self._result, self._tasks, self._sent, self._rounds, self._saved = Result(), Round(server), [], 0, -1
-        if self.checkpoint is not None and self.resume and self.checkpoint.exists():
-            state = files.read(self.checkpoint)
-            models.resume(server, state)
-            kept = state.get("flower", {})  # not there in a file of Server.save
-            models.restore(self._result, kept)
-            self._rounds = kept.get("rounds", server.version)
-            self.session.load_state_dict(kept.get("session", {}))
-            self._saved = server.version
-            log.info("fastagg: resumed version %d after %d rounds", server.version, self._rounds)
-        say_what_differs(server, self.lr is not None, self._make, strategy)
+        self.run = run = Run(self.rule, self.settings, *self._files, log=log.info, warn=log.warning)
+        run.place(app())
+        kinds = self._kinds if self._kinds else ["train", "clients", ""]  # a wrapper runs the rounds
+        kept = run.begin(read(arrays), kinds=kinds)
+        self.server, self.session = run.server, run.session
+        self._result, self._tasks, self._sent = Result(), Round(run.server), []
+        self.session.book = self._tasks
+        models.restore(self._result, kept)
+        self._rounds = kept.get("rounds", run.server.version)
+        say_what_differs(run.server, self.lr is not None, self.rule, strategy)
 
     def _save(self) -> None:
-        if self.checkpoint is None or self.server is None or self.session is None:
-            return
-        kept = {"rounds": self._rounds, "session": self.session.state_dict(), **models.history(self._result)}
-        files.write({**self.server.state_dict(copy=False), "flower": kept}, self.checkpoint)
-        self._saved = self.server.version
+        if self.server is not None:
+            self.run.save({"rounds": self._rounds, **models.history(self._result)})
 
     # -- what Flower calls ---------------------------------------------------------------------------------------
 
@@ -223,7 +230,7 @@ class SyncStrategy(FedAvg):
         assert self.server is not None
         given = models.formed(self.server, read(arrays))
         if not began and not models.holds(self.server, given):
-            self.server, self.session = (self._make if isinstance(self._make, Server) else None), None
+            self.server, self.session = self._given, None
             raise ConfigError(
                 "the server goes on from another model than the one that it was handed: start from "
                 "strategy.resumed(initial_arrays)"
@@ -274,7 +281,7 @@ class SyncStrategy(FedAvg):
         frees = not replies.looked_at
         for batch in replies.fold():
             self._fold(session, batch, round_, frees)
-        server.close_round()
+        session.close_round(log.warning)
         memory.trim()  # there is no update before the next round
         self._miss(server_round, round_)
         log.info("fastagg: round %d: %d updates, version %d", server_round, len(round_.good), server.version)
@@ -292,7 +299,7 @@ class SyncStrategy(FedAvg):
     ) -> Iterable[Message]:
         """As Flower does."""
         server = self._adopt(arrays)
-        if not self._runs and server.version != self._saved:  # a wrapper may have added noise, which is saved too
+        if not self._runs and server.version != self.run.saved:  # a wrapper may have added noise, which is saved too
             self._rounds = server_round
             self._save()
         return super().configure_evaluate(server_round, arrays, config, grid)

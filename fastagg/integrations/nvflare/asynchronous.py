@@ -16,10 +16,10 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations.nvflare.traffic import Traffic
+from fastagg.integrations.run import FLARE, Rule, Run, check_limits
 from fastagg.integrations.session import Settings
 from fastagg.server.dispatch import Dispatch, Receipt
 
@@ -46,7 +46,7 @@ class AsyncController(ModelController):
         end_timeout: seconds that the end of the job waits for clients that still train. Their replies do not count, but
             a client whose job ends meanwhile stops with an error. The model is saved before.
         checkpoint: a file on the server, written every ``save_every`` versions and at the end. A restart continues
-            from it.
+            from it. A relative path is in a folder that FLARE keeps: see the log's first line.
         save_every: versions between checkpoints. With more than 1, a server that is killed loses those in between.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
@@ -86,13 +86,13 @@ class AsyncController(ModelController):
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
         self.__dict__.update(given)  # from where FLARE writes a job's arguments
         self.task_name, self.timeout, self.persistor_id = task_name, timeout, persistor_id
-        self.end_timeout = _checks.number("end_timeout", end_timeout, least=0)
+        check_limits(versions=versions, timeout=timeout, save_every=save_every, end_timeout=end_timeout)
+        self.end_timeout = end_timeout
         known = {field.name for field in fields(Settings)} & given.keys()
-        run = Settings(on_version=getattr(self, "on_version", None), **{name: given[name] for name in known})
-        self._traffic = Traffic(
-            algorithm, settings, checkpoint, clients, weight_key, self.info, self.warning, run,
-            getattr(self, "evaluate", None), save_every, versions,
-        )  # fmt: skip
+        chosen = Settings(on_version=getattr(self, "on_version", None), **{name: given[name] for name in known})
+        rule = Rule(FLARE, algorithm, settings, rounds=False)
+        run = Run(rule, chosen, checkpoint, save_every, log=self.info, warn=self.warning)
+        self._traffic = Traffic(run, clients, weight_key, getattr(self, "evaluate", None), versions)
         self._ended = False
         self._broken: FastaggError | None = None
         self._came = threading.Event()
@@ -109,7 +109,7 @@ class AsyncController(ModelController):
         if model is None or not model.params:  # None: FLARE has said why it ends the job
             do = f'job.to_server(PTModel(net), id="{self.persistor_id}")'
             raise ConfigError(f"there is no first model: the job has no persistor {self.persistor_id!r}; write {do}")
-        traffic.start(model.params)
+        traffic.start(model.params, self.fl_ctx)
         self.event(AppEventType.ROUND_STARTED)
         try:
             while not self.abort_signal.triggered and not self._is_over():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 from zlib import crc32
 
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -14,10 +13,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
 from fastagg._types import Arrays
-from fastagg.encoding import ErrorFeedback, TopK
-from fastagg.encoding.encode import UNBIASED, Format, Values
 from fastagg.errors import ConfigError
-from fastagg.integrations.encoding import encoded
+from fastagg.integrations.encoding import encoded, format_of
 from fastagg.integrations.nvflare.traffic import PREFIX
 
 KINDS = {DataKind.WEIGHTS: "model", DataKind.WEIGHT_DIFF: "difference"}
@@ -40,8 +37,7 @@ class Encoder(DXOFilter):
     def __init__(self, format: str = "int8", share: float = 0.01, values: str = "bf16") -> None:
         super().__init__(list(KINDS), None)
         self.format, self.share, self.values = format, share, values
-        self._format = cast("Format | TopK", TopK(share, cast(Values, values)) if format == "topk" else format)
-        self._feedback = None if self._format in UNBIASED else ErrorFeedback()
+        self._format, self._feedback = format_of(format, share=share, values=values)
         self._sent: Mapping[str, Arrays] = {}
         self._count = 0
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.apis.fl_constant import FLMetaKey, WorkspaceConstants
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 import fastagg
 from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, UnknownVersion
-from fastagg.integrations import as_in, check_settings, number_of, preset, replies, resolved
+from fastagg.integrations import number_of, replies
 from fastagg.integrations.evaluation import Found, Window
-from fastagg.integrations.goals import of_clients
-from fastagg.integrations.models import resume
 from fastagg.integrations.nvflare.arrays import completed
-from fastagg.integrations.session import Book, Open, Session, Settings
-from fastagg.server import checkpoint
+from fastagg.integrations.run import App, Run
+from fastagg.integrations.session import Book, Open, Session
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome
@@ -33,53 +34,47 @@ EXTRA = "fastagg_extra"  # meta of tasks and replies: what a rule of the user's 
 LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)
 
 
+def _app(context: FLContext | None) -> App:
+    """The job, and a folder of the server that the next job of this name finds again: in its workspace. FLARE's
+    simulator deletes its workspace when it starts, so there the folder is beside it."""
+    engine: Any = None if context is None else context.get_engine()
+    workspace = engine.get_workspace() if hasattr(engine, "get_workspace") else None
+    if context is None or workspace is None:
+        return App("FLARE job", "", Path())
+    job, root = context.get_job_id(), Path(workspace.get_root_dir()).absolute()
+    meta = Path(workspace.get_run_dir(job), WorkspaceConstants.JOB_META_FILE)
+    name = str(json.loads(meta.read_text()).get("name", job)) if meta.is_file() else job
+    if job == SimulatorConstants.JOB_NAME:
+        return App("FLARE job", name, root.parent.with_name(f"{root.parent.name}.fastagg"))
+    return App("FLARE job", name, root / "fastagg" / name)
+
+
 class Traffic:
     """A fastagg server behind FLARE's messages: it sends and receives FLModels. Each reply counts once or is refused.
 
     Args:
-        algorithm: a preset's name, as in ``fastagg.FADAS``.
-        settings: its keyword arguments, as :func:`fastagg.integrations.resolved` takes them.
-        path: of the checkpoint. If the file exists, the server continues from it.
+        run: the run's rule, settings and files.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
-        log, warn: called with the outcome of every message; ``warn`` if that is a problem.
-        run: the settings of the run.
         evaluate: ``evaluate(version, model)`` on the server, for the run's metrics.
-        save_every: versions between checkpoints.
         versions: the run ends with this version.
         lean: add each reply where the sum is, after a pass that checks it. That saves the memory of a second sum, and
             reads a reply twice.
 
-    Raises:
-        ConfigError: there is no such preset, or a setting is refused.
     """
 
     def __init__(
         self,
-        algorithm: str,
-        settings: Plain | None = None,
-        path: str | None = None,
+        run: Run,
         clients: Sequence[str] | None = None,
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
-        log: Callable[[str], None] | None = None,
-        warn: Callable[[str], None] | None = None,
-        run: Settings | None = None,
         evaluate: Callable[[int, Arrays], Found] | None = None,
-        save_every: int = 1,
         versions: int | None = None,
         lean: bool = False,
     ) -> None:
-        self._make = preset(algorithm)
-        self.algorithm, self.settings, self.clients = algorithm, dict(settings or {}), clients
-        check_settings(self._make, self.settings)
-        self.weight_key = weight_key
-        self.log = log or logging.getLogger(__name__).info
-        self.warn = warn or self.log
-        self.checkpoint = None if path is None else Path(path)
-        self.run, self._evaluate, self.save_every = run, evaluate, save_every
-        if run is not None and evaluate is None:
-            of_clients(run.best)
-        self.versions, self.lean = versions, lean
+        self.run, self.clients, self.weight_key, self.versions, self.lean = run, clients, weight_key, versions, lean
+        self.log, self.warn = run.log, run.warn
+        self._evaluate = evaluate
         self.server: fastagg.Server
         self.session: Session
         self.book: Book[tuple[str, int], str]  # by client and round
@@ -88,7 +83,7 @@ class Traffic:
         self._logged: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.RLock()
 
-    def start(self, params: dict[str, Arrays]) -> bool:
+    def start(self, params: dict[str, Arrays], context: FLContext | None = None) -> bool:
         """Build the server from the first global model, then load the checkpoint. Only the first call has an effect.
 
         Returns:
@@ -100,21 +95,17 @@ class Traffic:
         with self._lock:
             if hasattr(self, "server"):
                 return False
-            usual = {"buffers": "weighted", **as_in("nvflare", self._make)}
-            fresh, kept = self._make(params, **{**usual, **resolved(self.settings)}), {}
-            if self.checkpoint is not None and self.checkpoint.exists():
-                kept = checkpoint.read(self.checkpoint)
-                resume(fresh, kept)
-                self.log(f"fastagg: going on from {self.checkpoint}, version {fresh.version}")
+            self.run.place(_app(context))
+            resumes = self.run.file is not None and self.run.file.exists()
+            self.run.begin(params, self._evaluate, ("clients",))
             # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
-            memory.reserve(fresh.layout.size, 1 if self.lean else 2)
-            self.session = Session(fresh, self.run, self._evaluate, lambda message: self.log(message))
-            self.session.load_state_dict(kept.get("session", {}))
-            self.book = Book(fresh)
-            self.first = self._saved = fresh.version
-            self.server = fresh
+            memory.reserve(self.run.server.layout.size, 1 if self.lean else 2)
+            self.session, self.book = self.run.session, Book(self.run.server)
+            self.session.book, self.first = self.book, self.run.server.version
+            self.server = self.run.server
+            self.run.is_finished("versions", self.versions, self.first)
             self.session.stepped()
-            return bool(kept)
+            return resumes
 
     def send(self, client: str, number: int | None = None, timeout: float = math.inf) -> FLModel:
         """The next task of ``client``. Its number is ``number``, by default the server's version."""
@@ -213,13 +204,12 @@ class Traffic:
             if (ended := self._window.end(clients)) is None:
                 return None
             task, means = ended
-            if means:
-                self.session.clients_found(task.version, means, task.views)
+            self.session.clients_found(task.version, means, task.views)
             return task
 
     def is_done(self) -> bool:
         """Whether later replies no longer count."""
-        return self.session.over is not None or self.server.version == self.versions
+        return self.session.over is not None or (self.versions is not None and self.server.version >= self.versions)
 
     def is_over(self, clients: Iterable[str]) -> bool:
         """Whether the run has ended, with these ``clients`` present.
@@ -229,10 +219,11 @@ class Traffic:
         """
         with self._lock:
             self.session.settle()
-            if self.server.version >= self._saved + self.save_every:
-                self.save()
+            if self.run.is_due:
+                self.run.save()
             if not self.is_done():
-                self.session.failures.check(clients)
+                self.session.failures.check(here := list(clients))
+                self.session.lacks = "" if here else "clients: none is there"
             return self.is_done()
 
     def end(self) -> None:
@@ -241,7 +232,7 @@ class Traffic:
             self.forget(why="was still out; its answer will not count")
             self.session.stepped(last=True)
             self.session.settle(wait=True)
-            self.save()
+            self.run.save()
             self.log(f"fastagg: {self.session.summary()}")
             self.session.close()
 
@@ -268,13 +259,6 @@ class Traffic:
     def model(self) -> dict[str, Arrays]:
         """The current model, in arrays that never change."""
         return dict(self.server.parameters())
-
-    def save(self) -> None:
-        if self.checkpoint is not None:
-            with self._lock:
-                state = {**self.server.state_dict(copy=False), "session": self.session.state_dict()}
-                checkpoint.write(state, self.checkpoint)
-                self._saved = self.server.version
 
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Answer:
         whole = bool(reply.params_type == ParamsType.FULL)

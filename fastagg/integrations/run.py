@@ -1,0 +1,371 @@
+"""The contract of a run. Every adapter hands it its rule, files, limits and goals, and has no checks of its own.
+
+- Settings are refused when the adapter is made, in the framework's words.
+- Paths are made absolute once, against the app's own folder, logged, and tried before a client trains.
+- A checkpoint says whose it is. Another run's is refused with both paths, and a finished one says so.
+- What a run waits for is said every minute.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+
+from fastagg import _checks, _keywords, registry
+from fastagg._checks import Count, NotNegative
+from fastagg._types import Arrays, Plain, State
+from fastagg.errors import CheckpointError, ConfigError, FastaggError
+from fastagg.integrations import preset, resolved, trackers
+from fastagg.integrations.evaluation import Found
+from fastagg.integrations.models import resume
+from fastagg.integrations.session import Session, Settings
+from fastagg.server import checkpoint as files
+from fastagg.server.server import Server
+
+MINUTE = 60.0  # seconds between two lines about what a run waits for
+CountOrZero = Annotated[int, _checks.Rule(least=0)]
+Share = Annotated[float, _checks.Rule(least=0, most=1)]
+
+# What adapters' own limits may be, by the frameworks' names.
+LIMITS: Mapping[str, Any] = {
+    **dict.fromkeys(("versions", "save_every", "checkpoint_every", "at_once"), Count),
+    **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_updates", "num_clients"), Count | None),
+    **dict.fromkeys(("timeout", "end_timeout", "poll"), NotNegative),
+    **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), CountOrZero),
+    **dict.fromkeys(("min_fit_clients", "min_evaluate_clients", "min_available_clients"), CountOrZero),
+    **dict.fromkeys(("fraction_train", "fraction_fit", "fraction_evaluate"), Share),
+    "num_rounds": CountOrZero | None, "proximal_mu": NotNegative | None,
+}  # fmt: skip
+
+
+def check_limits(**limits: object) -> None:
+    """Check an adapter's own settings that have a range.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+    for name, value in limits.items():
+        _checks.fits(name, value, LIMITS[name])
+
+
+class Framework(NamedTuple):
+    """A framework's words, and how its rounds weigh clients and their running statistics by default.
+
+    Attributes:
+        setting: the argument that names the rule.
+        rounds, free: the classes that run rules with rounds, and without.
+        always: defaults of rules without rounds.
+    """
+
+    setting: str
+    rounds: str
+    free: str
+    weighting: str
+    buffers: str
+    always: Mapping[str, Any] = {}
+
+
+FLOWER = Framework("server", "SyncStrategy", "AsyncStrategy", "samples", "weighted")
+FLARE = Framework("algorithm", "Aggregator", "AsyncController", "samples", "weighted", {"buffers": "weighted"})
+APPFL = Framework("algorithm", "SyncAggregator", "Aggregator", "uniform", "mean")
+
+
+class Rule:
+    """The rule of a run: a preset and its settings, which are tried on one number, or a function of the user's own.
+
+    Args:
+        make: a preset's name, ``"module:function"``, a function or a :func:`functools.partial` of one, or a Server.
+        settings: keyword arguments as :func:`fastagg.integrations.resolved` takes them.
+        rounds: whether the framework has rounds. They end when it says so, never because they are full.
+
+    Attributes:
+        name: the preset's name, or another one for the log.
+        is_preset: whether it is a preset.
+
+    Raises:
+        ConfigError: there is no such rule, it does not fit the adapter, or a setting is refused.
+    """
+
+    def __init__(
+        self, framework: Framework, make: object, settings: Mapping[str, Any] | None = None, *, rounds: bool
+    ) -> None:
+        self._framework, self._rounds, self.settings = framework, rounds, dict(settings or {})
+        rule: Any = make
+        while isinstance(rule, functools.partial):
+            if rule.args:
+                raise ConfigError(_checks.wrong(framework.setting, "settings by their names", rule.args))
+            rule, self.settings = rule.func, {**rule.keywords, **self.settings}
+        if not callable(rule) and not isinstance(rule, Server):
+            rule = preset(rule, framework.setting)
+        self._make = make = rule
+        self.name = next((name for name, known in registry.presets().items() if known is make), "")
+        self.is_preset = bool(self.name)
+        self.name = self.name or getattr(make, "__qualname__", type(make).__name__)
+        self.bound = frozenset(self.settings)
+        if isinstance(make, Server):
+            return
+        parameters = inspect.signature(self._make).parameters
+        if self.is_preset and rounds != ("clients_per_round" in parameters):
+            raise self._unfit()
+        self.settings = {**self._defaults(parameters), **self.settings}
+        if rounds and self._takes(parameters, "clients_per_round"):
+            self.settings["clients_per_round"] = None
+        self._try()
+
+    def _defaults(self, parameters: Mapping[str, inspect.Parameter]) -> Plain:
+        framework = self._framework
+        usual = {"weighting": framework.weighting, "buffers": framework.buffers}
+        if self.is_preset:
+            known = _keywords.of(self._make).settings
+            usual = usual if self._rounds else dict(framework.always)
+            return {name: value for name, value in usual.items() if name in known}
+        return {name: value for name, value in framework.always.items() if self._takes(parameters, name)}
+
+    @staticmethod
+    def _takes(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
+        return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+    def _try(self) -> None:
+        # What only a model can tell is left out.
+        tried = {name: value for name, value in self.settings.items() if name not in ("buffers", "tied")}
+        try:
+            if not self.is_preset:
+                inspect.signature(self._make).bind(None, **self.settings)
+            elif "distill" not in tried:
+                self._make(torch.zeros(1, dtype=torch.float32, device="cpu"), **tried)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, FastaggError):
+                raise
+            expected = "a fastagg preset with its settings (functools.partial)"
+            raise ConfigError(f"{self._framework.setting}: expected {expected}: {error}") from None
+
+    def build(self, model: Arrays) -> Server:
+        """Make the server of ``model``.
+
+        Raises:
+            FastaggError: a setting or the model is refused, or the rule does not fit the adapter.
+        """
+        server = self._make
+        if not isinstance(server, Server):
+            server = self._make(model, **resolved(self.settings))
+        if not isinstance(server, Server):
+            raise ConfigError(
+                f"{self._framework.setting}: expected a fastagg.Server or a preset, got {type(server).__name__}"
+            )
+        own = type(server.direction).__module__.startswith("fastagg.")  # a rule of the user's own may be either
+        if own and server.direction.synchronous != self._rounds:
+            raise self._unfit()
+        return server
+
+    def _unfit(self) -> ConfigError:
+        setting, rounds, free, *_ = self._framework
+        if self._rounds:
+            return ConfigError(f"{setting}: {rounds} runs rules with rounds, and {self.name} has none: {free} runs it")
+        return ConfigError(f"{setting}: {self.name} is a synchronous rule: {rounds} runs it; {free} has no rounds")
+
+
+class App(NamedTuple):
+    """Whose run it is. Relative paths are in ``folder``. ``name`` is empty if the framework has none."""
+
+    kind: str
+    name: str
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} in {self.folder}" if self.name else f"{self.kind} in {self.folder}"
+
+
+@dataclass
+class Run:
+    """One run of an adapter: :meth:`place` its files, :meth:`begin` it with a model, :meth:`save` it.
+
+    Args:
+        rule: makes the server.
+        settings: the run's settings.
+        checkpoint: a path, or None. If the file is there and ``resume`` is true, the run goes on from it.
+        every: versions between two checkpoints.
+        log, warn: called with a line.
+
+    Attributes:
+        session, server: there after :meth:`begin`.
+        id: the run's own id, the same after a restart.
+    """
+
+    rule: Rule
+    settings: Settings
+    checkpoint: str | os.PathLike[str] | None = None
+    every: int = 1
+    resume: bool = True
+    log: Callable[[str], None] = logging.getLogger("fastagg").info
+    warn: Callable[[str], None] = logging.getLogger("fastagg").warning
+
+    def __post_init__(self) -> None:
+        self.file = None if self.checkpoint is None else _checks.path("checkpoint", self.checkpoint)
+        self.app: App | None = None
+        self.id, self.saved = uuid.uuid4().hex[:12], -1
+        self.session: Session
+        self.server: Server
+
+    def place(self, app: App) -> None:
+        """Make the paths absolute, and try to write there. Only the first call has an effect.
+
+        Raises:
+            ConfigError: a folder is missing, or cannot be written to.
+        """
+        if self.app is not None:
+            return
+        best, said = self.settings.best, []
+        if self.file is not None:
+            self.file = _tried("checkpoint", app.folder, self.file)
+            said.append(f"checkpoint {self.file}")
+        if best is not None:
+            best = replace(best, file=_tried("best", app.folder, Path(best.file)))
+            said.append(f"best {best.file}")
+        drawn = trackers.placed(self.settings.trackers, app.folder)
+        self.settings = replace(self.settings, best=best, trackers=drawn)
+        if said:
+            self.log(f"fastagg: {app}: {', '.join(said)}")
+        self.app = app
+
+    def begin(
+        self,
+        model: Arrays,
+        evaluate: Callable[[int, Arrays], Found] | None = None,
+        kinds: Iterable[str] = (),
+        server: Server | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> State:
+        """Make the server and the session, or go on from the checkpoint. Return what :meth:`save` kept for the adapter.
+
+        Args:
+            evaluate: ``evaluate(version, model)`` on the server.
+            kinds: what else measures: ``"train"``, ``"clients"``; ``""`` for an evaluation on the server that the
+                framework calls itself.
+            server: in place of the one that the rule makes of ``model``.
+
+        Raises:
+            CheckpointError: the checkpoint is another run's, or damaged.
+            FastaggError: the model, a setting or a goal is refused.
+        """
+        self._check_goals({*kinds, "run", *([""] if evaluate is not None else [])})
+        self.server, state = server or self.rule.build(model), State()
+        if self.file is not None and self.resume and self.file.exists():
+            state = self._read(self.file)
+        self.session = Session(self.server, self.settings, evaluate, self.log, clock)
+        self.session.load_state_dict(state.get("session", {}))
+        self.saved = self.server.version
+        _Pulse(self.session, self.warn)
+        kept: State = state.get("adapter", {})
+        return kept
+
+    def _check_goals(self, kinds: set[str]) -> None:
+        stop, best = self.settings.stop, self.settings.best
+        watched = stop is not None and (stop.target is not None or stop.patience is not None)
+        for name, goal in (("stop", stop if watched else None), ("best", best)):
+            if goal is not None and (kind := goal.metric.rpartition("/")[0]) not in kinds:
+                there = ", ".join(sorted(f"{known}/..." if known else "the server's evaluation" for known in kinds))
+                where = f"{kind}/..." if kind else "an evaluation on the server"
+                raise ConfigError(
+                    f"{name}: nobody measures {goal.metric!r}: it is a metric of {where}, and there is none; there is "
+                    f"{there}"
+                )
+
+    def _read(self, path: Path) -> State:
+        state = files.read(path)
+        theirs, ours = state.get("run", {}), self.app
+        whose = f"{theirs.get('kind')} {theirs.get('name')!r} in {theirs.get('folder')}, run {theirs.get('id')}"
+        do = "name another checkpoint, or remove this file to begin anew"
+        for mine, name, other in (
+            (ours and ours.name, "app", theirs.get("name")),
+            (self.rule.is_preset and self.rule.name, "rule", theirs.get("rule")),
+        ):
+            if mine and other and mine != other:
+                what = f"is of another {name}, {other!r} ({whose}); this is {mine!r} ({ours})"
+                raise CheckpointError(f"{path} {what}: {do}")
+        try:
+            ended = resume(self.server, state)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} ({whose}) is not of this run ({ours}): {error}: {do}") from error
+        self.id = theirs.get("id", self.id)
+        again = f"; {ended} tasks that were out are sent again" if ended else ""
+        self.log(f"fastagg: resumed run {self.id} from {path}, version {self.server.version}{again}")
+        return state
+
+    def is_finished(self, name: str, limit: float | None, done: int) -> bool:
+        """Whether a limit was reached before the run began. The log then says how to begin anew."""
+        if limit is None or done < limit or not done:
+            return False
+        self.warn(
+            f"fastagg: {self.file or 'this run'} is finished: {done} of {name}={limit:g}, and nothing is trained. "
+            f"Raise {name} to go on; to begin anew remove the file, or name another checkpoint"
+        )
+        return True
+
+    @property
+    def is_due(self) -> bool:
+        return self.server.version >= self.saved + self.every
+
+    def save(self, adapter: Mapping[str, Any] | None = None) -> None:
+        """Write the checkpoint, if there is one, with what the adapter keeps besides."""
+        if self.file is None:
+            return
+        app = self.app or App("run", "", self.file.parent)
+        rule = self.rule.name if self.rule.is_preset else ""
+        whose = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": rule}
+        kept = {"session": self.session.state_dict(), "run": whose, "adapter": dict(adapter or {})}
+        files.write({**self.server.state_dict(copy=False), **kept}, self.file)
+        self.saved = self.server.version
+
+    def save_last(self) -> None:
+        """Save the last version, if the checkpoint does not have it."""
+        if self.server.version > self.saved:
+            self.save()
+
+
+def _tried(name: str, folder: Path, path: Path) -> Path:
+    if not path.is_absolute():
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder.absolute() / path
+    if not path.parent.is_dir():
+        raise ConfigError(f"{name}: no such folder: {path.parent}")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise ConfigError(f"{name}: nothing can be written to {path}: {error}") from None
+
+
+class _Pulse:
+    """Says every minute what a session waits for, if nothing has come since, in a thread that ends with the session."""
+
+    def __init__(self, session: Session, say: Callable[[str], object]) -> None:
+        self._session, self._say, self._ended = weakref.ref(session), say, threading.Event()
+        weakref.finalize(session, self._ended.set)
+        session.at_end(self._ended.set)
+        threading.Thread(target=self._watch, name="fastagg-pulse", daemon=True).start()
+
+    def _watch(self) -> None:
+        before: object = None
+        while not self._ended.wait(MINUTE):
+            session = self._session()
+            if session is None:
+                return
+            if (now := session.progress()) == before and (waits := session.waits_for()):
+                self._say(f"fastagg: nothing has come in {MINUTE:g} s; waiting for {waits}")
+            before = now
+            del session
