@@ -80,15 +80,16 @@ class Available(Uniform):
         self._period = period
 
     def opens(self, client: int, now: float) -> float:
-        begins, ends = self._begins[client], self._ends[client]
-        past, place = (0.0, now) if self._period is None else (now - now % self._period, now % self._period)
+        begins, ends, period = self._begins[client], self._ends[client], self._period
+        # A period that has gone by and a time in it round to just before their sum, where the client is there, too.
+        place = now + 4 * math.ulp(max(now, period or 0.0, *ends[-1:]))
+        past, place = (0.0, place) if period is None else (place - place % period, place % period)
         at = bisect_right(begins, place)
         if at and place < ends[at - 1]:
             return now
         if at < len(begins):
-            # a sum may round to just before the time, when the client is not yet there
-            return max(past + begins[at], math.nextafter(now, math.inf))
-        return math.inf if self._period is None or not begins else past + self._period + begins[0]
+            return past + begins[at]
+        return math.inf if period is None or not begins else past + period + begins[0]
 
 
 class Chosen(Uniform):

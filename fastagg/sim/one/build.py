@@ -53,14 +53,17 @@ def build_device(name: str) -> torch.device:
 
 def data_of(config: Config) -> FederatedData:
     """Return the data of a run: what a program passes, or what is loaded."""
-    given = isinstance(config.data, PassedData)
-    return config.passed("data") if given else build_data(config.data, config.seed)
+    if isinstance(config.data, PassedData):
+        federation: FederatedData = config.passed("data")
+        return federation
+    function = config.passed("data.name") if getattr(config.data, "call", "") == "given" else None
+    return build_data(config.data, config.seed, function)
 
 
-def build_data(data: DataSection, seed: int) -> FederatedData:
-    """Load the data set. DataError if it cannot be."""
+def build_data(data: DataSection, seed: int, function: Callable[..., object] | None = None) -> FederatedData:
+    """Load the data set, by a program's ``function`` if there is one. DataError if it cannot be."""
     if isinstance(data, Function):
-        return own.load(data, seed)
+        return own.load(data, seed, function)
     return LOADERS[data.name](seed=seed, **data.model_dump(exclude={"name"}))
 
 
