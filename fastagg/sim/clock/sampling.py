@@ -28,11 +28,13 @@ import numpy as np
 from fastagg import _checks
 from fastagg._types import State
 from fastagg.errors import ConfigError
+from fastagg.sim.clock.view import History
 from fastagg.sim.data.files import intervals
+from fastagg.sim.functions import parameters
 from fastagg.sim.seeds import below, generator, uniform
 
-# Takes the idle clients, the virtual time and a generator of this draw; returns one of the clients.
-Sampling = Callable[[Sequence[int], float, np.random.Generator], int]
+# Takes the idle clients, the virtual time and a generator of this draw, and perhaps a view; returns one of the clients.
+Sampling = Callable[..., int]
 
 
 class Uniform:
@@ -95,12 +97,13 @@ class Available(Uniform):
 class Chosen(Uniform):
     """By a function of the user's own."""
 
-    def __init__(self, seed: int, function: Sampling) -> None:
+    def __init__(self, seed: int, function: Sampling, history: History) -> None:
         super().__init__(seed)
-        self._function = function
+        self._function, self._history, self._views = function, history, "view" in parameters(function)
 
     def choose(self, idle: Sequence[int], now: float, arrival: int) -> int:
-        client = self._function(tuple(idle), now, generator(self._seed, "participation", arrival))
+        more = {"view": self._history.view(now)} if self._views else {}
+        client = self._function(tuple(idle), now, generator(self._seed, "participation", arrival), **more)
         try:
             return idle.index(client)
         except (ValueError, TypeError):
