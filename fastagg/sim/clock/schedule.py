@@ -120,8 +120,8 @@ class _Timed(VirtualClock):
         number = self._dispatches[client]
         self._dispatches[client] += 1
         task = self._server.dispatch(client, format=self._format)
-        if (told := task.extra.get("local_steps")) is not None:
-            task = task.for_client(client, int(told), task.id)
+        if (local := task.extra.get("local_steps")) is not None:
+            task = task.for_client(client, int(local), task.id)
         job = Job(client, number, task)
         duration = self._delays.duration(client, number, self._steps(client, task))
         return duration + self._delays.sending(client, number, *self._bytes(job)), job

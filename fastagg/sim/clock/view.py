@@ -84,7 +84,7 @@ class History:
             extra=extra or {},
         )  # fmt: skip
 
-    def told(self, takes: Collection[str], client: int, time: float, sent: Mapping[str, Tensor]) -> dict[str, Any]:
+    def facts(self, takes: Collection[str], client: int, time: float, sent: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what a rule ``takes``: what the client ``sent``, and else the field of the view of this name, 0 if it
         is not known yet."""
         view = self.view(time, client)

@@ -134,10 +134,10 @@ class Simulation:
         update, size = self._way(update, job.task, job.client, job.number)
         return self._liars(job.client, update), self._encoder.size(size) + _nbytes(extra), extra
 
-    def _told(self, job: Job, sent: Mapping[str, torch.Tensor] | None) -> Mapping[str, Any] | None:
+    def _facts(self, job: Job, sent: Mapping[str, torch.Tensor] | None) -> Mapping[str, Any] | None:
         """Return what goes with an update to a rule of the user's own: what the client ``sent``, and what is known."""
         takes = {**self.server.direction.takes, **self.server.staleness.takes}
-        return self.history.told(takes, job.client, self.schedule.now, sent or {}) if takes else None
+        return self.history.facts(takes, job.client, self.schedule.now, sent or {}) if takes else None
 
     def _down(self, task: Dispatch) -> int:
         return (self._model_bytes if task.encoded is None else task.encoded.nbytes) + _nbytes(task.control)
@@ -166,7 +166,7 @@ class Simulation:
             sent = self._encoder(job.client, job.number, made[0])
         with self.stopwatch.timing("server"):
             receipt = self.server.receive(
-                job.client, sent, version=job.task.version, num_samples=len(samples), extra=self._told(job, made[2])
+                job.client, sent, version=job.task.version, num_samples=len(samples), extra=self._facts(job, made[2])
             )
             self.history.answer(job.client, self.schedule.now, job.task.version, receipt.delay, made[2])
             if not self._early:
