@@ -152,12 +152,12 @@ def compare(
     from fastagg.sim.many.cells import cells
     from fastagg.sim.many.compare import compare as run_all
     from fastagg.sim.many.search import Range, searched
-    from fastagg.sim.show.progress import Watcher
+    from fastagg.sim.show.progress import Printed
 
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
     more = _sections(settings, data=data, model=model, own=own)
     found = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
-    folder, watcher = _checks.path("out", out), settings.pop("watcher", Watcher())
+    folder, watcher = _checks.path("out", out), settings.pop("watcher", Printed())
     if search:
         ranges = {key: Range(*ends) for key, ends in search.items()}
         found = searched(found, ranges, budget, folder, watcher, jobs=settings.get("jobs"))

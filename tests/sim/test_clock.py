@@ -112,6 +112,18 @@ def test_availability_is_that_of_the_trace_at_every_time(period):
             assert (opens == now) == there(client, now)
 
 
+@pytest.mark.parametrize("period", [24.0, 0.7, 86.4, 10.0])
+def test_a_time_that_a_decimal_trace_opens_is_open(period):
+    """The end of a wait is a rounded sum; a client that is there then may be drawn then."""
+    cuts = [period * share for share in (0.1, 0.3, 0.7, 0.9)]
+    rule = Available(0, [[(cuts[0], cuts[1]), (cuts[2], cuts[3])], [(0.0, cuts[1])], [(cuts[2], period)]], period)
+    rng, now = np.random.default_rng(0), 0.0
+    for step in range(3000):
+        opens = [rule.opens(client, now) for client in range(3)]
+        assert all(now <= at == rule.opens(client, at) for client, at in enumerate(opens))
+        now = opens[step % 3] if step % 2 else now + period * float(rng.random()) / 3
+
+
 ROUND = {"algorithm": {"name": "FedAvg", "clients_per_round": 2}}
 
 

@@ -1,6 +1,7 @@
 """Rules, delays and sampling as Python objects, and comparisons as data: as the same by name, resumed to the bit."""
 
 import re
+import sys
 from functools import partial
 
 import numpy as np
@@ -8,8 +9,13 @@ import pytest
 
 import fastagg
 from fastagg import sim
-from fastagg.errors import ConfigError
-from fastagg.sim.clock.delays import LAWS, Drawn
+from fastagg.errors import ConfigError, RunFailed
+from fastagg.sim.clock.delays import Drawn
+from fastagg.sim.data import digits
+from fastagg.sim.recipes.config import load
+from fastagg.sim.recipes.sections import ExponentialDelay, LognormalDelay, ParetoDelay
+from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.show.progress import Printed
 
 SHORT = {"run.uploads": 30, "data.clients": 30, "run.evaluate_every": 2}
 NAME = "fedbuff-digits-large"
@@ -28,10 +34,14 @@ def oldest(idle, time, rng):
     return min(idle)
 
 
+LAWS = {"exponential": ExponentialDelay, "lognormal": LognormalDelay, "pareto": ParetoDelay}
+
+
 @pytest.mark.parametrize("kind", LAWS)
 @pytest.mark.parametrize("spread", [0.0, 0.7])
 def test_named_laws_have_the_mean_that_they_are_given(kind, spread):
-    delays = Drawn(0, 5.0, 40, spread, kind, {"pareto": 4.0, "lognormal": 0.8}.get(kind, 0.0))
+    more = {"pareto": {"shape": 4.0}, "lognormal": {"sigma": 0.8}}.get(kind, {})
+    delays = Drawn(0, LAWS[kind](name=kind, spread=spread, **more), 40)
     drawn = np.array([[delays.duration(client, number) for number in range(400)] for client in range(40)])
     means = np.full(40, 5.0) if delays.means is None else delays.means
     assert np.mean(means) == pytest.approx(5.0)
@@ -64,6 +74,65 @@ def test_an_object_is_what_its_name_would_be(place, tmp_path):
     assert passed.rows == named.rows and passed.delays == named.delays
     assert passed.summary["algorithm"] == "assembled"
     assert len({client.uploads for client in passed.clients}) > 1
+
+
+def own_data(clients, seed, alpha=0.3):
+    return digits.load(clients=clients, seed=seed, alpha=alpha, min_samples=2, test_share=0.2)
+
+
+def test_a_function_of_data_is_what_its_name_would_be(tmp_path):
+    named = sim.run(NAME, {**SHORT, "data": {"name": f"{__name__}:own_data", "clients": 30, "alpha": 0.5}})
+    section = {"name": own_data, "clients": 30, "alpha": 0.5}
+    passed = sim.run(NAME, {**SHORT, "data": section}, out=tmp_path)
+    assert passed.rows == named.rows and "data" in passed.summary["inputs"]
+    assert load(tmp_path / "config.toml").data.call == "given"
+    assert sim.run(NAME, {**SHORT, "data": section}, out=tmp_path, resume="go on") == passed
+    assert (
+        sim.run(NAME, SHORT | {"data.clients": 50}, data=own_data).rows
+        == sim.run(NAME, SHORT | {"data.clients": 50}).rows
+    )
+
+
+def test_methods_have_equal_chances_to_reach_a_target(tmp_path):
+    """Each has its test at every so many updates, those of the one that is tested most rarely."""
+    rules = {
+        "FedBuff": {"algorithm": {"name": "FedBuff", "buffer_size": 5}},
+        "FedAsync": {"algorithm": {"name": "FedAsync", "alpha": 0.5}},
+    }
+    found = sim.compare(NAME, SHORT | {"run.uploads": 100}, rules=rules, seeds=2, target=0.3, out=tmp_path)
+    assert {result.summary["target_updates"] for result in found.results} == {10}
+    for result in found.results:
+        tested = [[row for row in result.rows if row.uploads <= point][-1] for point in range(0, 101, 10)]
+        reached = next((row for row in tested if row.accuracy >= 0.3), None)
+        assert result.summary["uploads_to_target"] == (reached and reached.uploads)
+    assert "one in 10 updates for all" in (tmp_path / "report.html").read_text()
+
+
+def test_a_comparison_warns_of_what_is_in_no_table_and_has_none_if_nothing_ended(tmp_path, caplog, capsys):
+    def fails(model, *, seed, num_clients):
+        if seed == 2:
+            raise RuntimeError("out of luck")
+        return assembled(model, num_clients=num_clients, seed=seed)
+
+    found = sim.compare(NAME, SHORT, rules={"FedBuff": "FedBuff", "fails": fails}, seeds=3, out=tmp_path)
+    assert "1 of 6 runs are in no table: fedbuff-digits-large.fails/seed2 (RuntimeError: out of luck)" in caplog.text
+    assert found.to_latex().count("(n=2)") >= 2
+    none = sim.compare(NAME, SHORT, rules={"fails": fails}, seeds=[2], out=tmp_path / "none")
+    with pytest.raises(RunFailed, match=r"no run ended.*out of luck"):
+        none.to_latex()
+
+
+def test_progress_has_a_line_on_a_terminal(monkeypatch, capsys, tiny):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    watcher, cell = Printed(), Cell(tiny())
+    watcher.begun(2)
+    watcher.ended(cell, "boom")
+    watcher._last -= 1
+    watcher.advanced(cell, 0.5)
+    watcher.ended(cell, "boom")
+    lines = capsys.readouterr().err.split("\r")
+    assert "1 of 2 runs after 0 s" in lines[-2] and "##" in lines[-2]
+    assert "2 of 2 runs" in lines[-1] and lines[-1].endswith("\n")
 
 
 def test_a_run_of_objects_that_was_stopped_is_the_same_run(tmp_path):

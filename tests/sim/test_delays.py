@@ -16,9 +16,11 @@ from fastagg.sim.clock.by_version import ExponentialVersions, UniformVersions, V
 from fastagg.sim.clock.delays import SIZE_TIED_TABLES, THREE_CLASS_TABLES, Around, DelayModel, Drawn, SizeTied
 from fastagg.sim.clock.delays import ThreeClass as Three
 from fastagg.sim.clock.sampling import Participation
+from fastagg.sim.clock.view import History
 from fastagg.sim.one.build import build_delays
 from fastagg.sim.one.run import run
 from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.recipes.sections import ExponentialDelay
 
 from .engine_models import halved, train
 
@@ -80,14 +82,14 @@ def versions(mean: float) -> Law:
     return draw, lambda x: 1 - later(x), mean
 
 
-RATES = Drawn(seed=1, mean=5.0, clients=4000, spread=1.0)
+RATES = Drawn(1, ExponentialDelay(name="exponential", spread=1.0), 4000)
 assert RATES.means is not None
 LAWS: dict[str, Law] = {
     **{f"three-class, {table}, {kind}": uniform(Three(60, 1, table), kind, *ranges)
        for table, classes in THREE_CLASS_TABLES.items() for kind, ranges in enumerate(classes)},
     **{f"size-tied, {table}, {kind}": uniform(SizeTied(range(20), 1, table), kind, *ranges)
        for table, classes in SIZE_TIED_TABLES.items() for kind, ranges in enumerate(classes)},
-    "exponential": exponential(5.0, lambda n: durations(Drawn(seed=3, mean=5.0), 7, n)),
+    "exponential": exponential(5.0, lambda n: durations(Drawn(3, ExponentialDelay(name="exponential")), 7, n)),
     **{f"exponential, client {c}": exponential(RATES.means[c], lambda n, c=c: durations(RATES, c, n))
        for c in (int(RATES.means.argmin()), int(RATES.means.argmax()))},
     "means of clients": (  # lognormal
@@ -122,7 +124,7 @@ def test_the_tables_are_those_of_the_papers() -> None:
 def test_draws_depend_on_seed_client_and_number_alone() -> None:
     def keyed(number: int) -> list[DelayModel]:
         return [
-            Drawn(number), Three(9, number), SizeTied(range(9), number),
+            Drawn(number, ExponentialDelay(name="exponential")), Three(9, number), SizeTied(range(9), number),
             Around(Always(1.0), number, speeds=(1.0, 1.0), jitter=1.0),
         ]  # fmt: skip
 
@@ -177,7 +179,7 @@ def test_a_larger_gamma_weakens_the_tie() -> None:
 
 
 def test_what_is_around_a_model_adds_its_own_and_by_default_nothing() -> None:
-    base = Drawn(seed=2, mean=3.0)
+    base = Drawn(2, ExponentialDelay(name="exponential", mean=3.0))
     assert RATES.means.mean() == pytest.approx(5.0)
     same = Around(base, 2)
     assert same.unit == base.unit and (durations(same, 2, 30) == durations(base, 2, 30)).all()
@@ -200,7 +202,10 @@ def test_transmission_time_follows_the_model_and_the_speed(tiny) -> None:
 def test_a_hang_is_as_long_as_a_training_at_most_however_slow_the_network(tiny) -> None:
     def times(**changes):
         config = tiny({"delay": {"name": "exponential", "suspension": 0.5, **changes}})
-        delays, keys = build_delays(config, [1] * 3), [(client, number) for number in range(20) for client in range(3)]
+        delays, keys = (
+            build_delays(config, [1] * 3, Own(), History(None, [1] * 3)),
+            [(client, number) for number in range(20) for client in range(3)],
+        )
         return np.array([delays.duration(*key) + delays.sending(*key, 4000, 4000) for key in keys])
 
     alone, sent = times(), times(speed=10.0, jitter=0.0)

@@ -48,9 +48,11 @@ class Own:
         personal: ``personal(model, state)`` makes a client's own model of the server's, in place, before the client is
             tested on its own samples. It is called for clients that have a state.
         delay: ``delay(client, number, steps, rng) -> float``: the virtual time that the client's ``number``-th task
-            (from 0) takes, with so many local steps. ``rng``: a NumPy generator of this draw. A client remembers
-            nothing here, so that a run that is resumed is the same run.
-        sampling: ``sampling(idle, time, rng) -> client``: which of the ``idle`` clients gets the model next.
+            (from 0) takes, with so many local steps. ``rng``: a NumPy generator of this draw. It remembers nothing
+            itself, so that a run that is resumed is the same run: with an argument ``view`` it gets what is known of
+            the clock, the versions and the client's history, a :class:`~fastagg.sim.clock.view.View`.
+        sampling: ``sampling(idle, time, rng) -> client``: which of the ``idle`` clients gets the model next. It may
+            have an argument ``view``, too.
     """
 
     train: Callable[..., tuple[Any, Any]] | None = None
@@ -79,7 +81,9 @@ def chosen(config: c.Config) -> Own:
         key, named = KEYS.get(name, f"own.{name}"), _named(config, name)
         if named is not None:
             found[name] = config.passed(key) if named == "given" else functions.find(named, key)
-            functions.fits(found[name], key, *ARGUMENTS.get(name, ("outputs", "labels")), **keywords.get(name, {}))
+            more = {"view": None} if name in KEYS and "view" in functions.parameters(found[name]) else {}
+            passed = more | keywords.get(name, {})
+            functions.fits(found[name], key, *ARGUMENTS.get(name, ("outputs", "labels")), **passed)
             found[name] = partial(found[name], **keywords[name]) if keywords.get(name) else found[name]
     if config.own.keywords and found.get("train") is None:
         raise ConfigError("own.keywords are arguments of own.train, which is not given")

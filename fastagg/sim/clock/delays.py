@@ -12,7 +12,6 @@ dispatches, for checkpoints.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,10 @@ import numpy as np
 from fastagg import _checks
 from fastagg._types import State
 from fastagg.server.watching import TIMES
+from fastagg.sim.clock.view import History
 from fastagg.sim.data.files import intervals
+from fastagg.sim.functions import parameters
+from fastagg.sim.recipes.sections import ExponentialDelay
 from fastagg.sim.seeds import below, generator, uniform
 
 # FADAS Table 1: uniform ranges (low, high) of the small, medium and large class, in units of 10 s.
@@ -108,53 +110,43 @@ class SizeTied(Classes):
         self.classes[order] = np.repeat([0, 1, 2], [short, clients - long - short, long])
 
 
-# What a client's task takes, from its number, its local steps and a generator of this draw.
-Law = Callable[[int, int, int, np.random.Generator], float]
+# What a client's task takes, from its number, its local steps and a generator of this draw, and perhaps a view.
+Law = Callable[..., float]
 
 
 class Own(DelayModel):
     """What a function of the user's own says, in a ``unit`` of the user's own."""
 
-    def __init__(self, seed: int, law: Law, unit: str) -> None:
-        self.unit, self._seed, self._law = unit, seed, law
+    def __init__(self, seed: int, law: Law, unit: str, history: History) -> None:
+        self.unit, self._seed, self._law, self._history = unit, seed, law, history
+        self._views = "view" in parameters(law)
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
-        found = self._law(client, number, steps, generator(self._seed, "delay", client, number))
+        more = {"view": self._history.view(client=client)} if self._views else {}
+        found = self._law(client, number, steps, generator(self._seed, "delay", client, number), **more)
         return _checks.number("delay: the function's result", found, least=0)
 
 
-# A time with this mean, of a law with one more number: sigma, the deviation of the lognormal's logarithm; or shape, the
-# exponent of Pareto's tail: P(time > t) falls as t**-shape from mean * (shape - 1) / shape on, shape above 1.
-LAWS: dict[str, Callable[[np.random.Generator, float, float], float]] = {
-    "exponential": lambda rng, mean, _: rng.exponential(mean),
-    "lognormal": lambda rng, mean, sigma: mean * math.exp(sigma * rng.standard_normal() - 0.5 * sigma**2),
-    "pareto": lambda rng, mean, shape: mean * (shape - 1) / shape * (1.0 + rng.pareto(shape)),
-}
-
-
 class Drawn(DelayModel):
-    """Every dispatch takes a time of one of LAWS with mean ``mean`` (the ACE paper's beta: 1, 5, 20 or 30).
+    """Every dispatch takes a time that ``law`` draws, with its mean (the ACE paper's beta: 1, 5, 20 or 30).
 
-    With ``spread`` above 0 each of the ``clients`` gets its own mean once. These means are lognormal with this
-    deviation of the logarithm, and scaled so that their mean is ``mean``. Fast clients then answer more often. If all
+    With its ``spread`` above 0 each of the ``clients`` gets its own mean once. These means are lognormal with this
+    deviation of the logarithm, and scaled so that their mean is the law's. Fast clients then answer more often. If all
     clients have the same mean, another value only changes the unit of time.
     """
 
     unit = "time unit"
 
-    def __init__(
-        self, seed: int, mean: float = 5.0, clients: int = 0, spread: float = 0.0, law: str = "exponential",
-        more: float = 0.0,
-    ) -> None:  # fmt: skip
-        self._seed, self._mean, self._law, self._more = seed, mean, LAWS[law], more
+    def __init__(self, seed: int, law: ExponentialDelay, clients: int = 0) -> None:
+        self._seed, self._law = seed, law
         self.means: np.ndarray | None = None  # [clients]
-        if spread > 0:
-            drawn = np.exp(spread * generator(seed, "delay-mean").standard_normal(clients))
-            self.means = mean * drawn / drawn.mean()
+        if law.spread > 0:
+            drawn = np.exp(law.spread * generator(seed, "delay-mean").standard_normal(clients))
+            self.means = law.mean * drawn / drawn.mean()
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
-        mean = self._mean if self.means is None else float(self.means[client])
-        return float(self._law(generator(self._seed, "delay", client, number), mean, self._more))
+        mean = self._law.mean if self.means is None else float(self.means[client])
+        return float(self._law.draw(generator(self._seed, "delay", client, number), mean))
 
 
 class Around(DelayModel):

@@ -28,11 +28,13 @@ import numpy as np
 from fastagg import _checks
 from fastagg._types import State
 from fastagg.errors import ConfigError
+from fastagg.sim.clock.view import History
 from fastagg.sim.data.files import intervals
+from fastagg.sim.functions import parameters
 from fastagg.sim.seeds import below, generator, uniform
 
-# Takes the idle clients, the virtual time and a generator of this draw; returns one of the clients.
-Sampling = Callable[[Sequence[int], float, np.random.Generator], int]
+# Takes the idle clients, the virtual time and a generator of this draw, and perhaps a view; returns one of the clients.
+Sampling = Callable[..., int]
 
 
 class Uniform:
@@ -80,26 +82,28 @@ class Available(Uniform):
         self._period = period
 
     def opens(self, client: int, now: float) -> float:
-        begins, ends = self._begins[client], self._ends[client]
-        past, place = (0.0, now) if self._period is None else (now - now % self._period, now % self._period)
+        begins, ends, period = self._begins[client], self._ends[client], self._period
+        # A period that has gone by and a time in it round to just before their sum, where the client is there, too.
+        place = now + 4 * math.ulp(max(now, period or 0.0, *ends[-1:]))
+        past, place = (0.0, place) if period is None else (place - place % period, place % period)
         at = bisect_right(begins, place)
         if at and place < ends[at - 1]:
             return now
         if at < len(begins):
-            # a sum may round to just before the time, when the client is not yet there
-            return max(past + begins[at], math.nextafter(now, math.inf))
-        return math.inf if self._period is None or not begins else past + self._period + begins[0]
+            return past + begins[at]
+        return math.inf if period is None or not begins else past + period + begins[0]
 
 
 class Chosen(Uniform):
     """By a function of the user's own."""
 
-    def __init__(self, seed: int, function: Sampling) -> None:
+    def __init__(self, seed: int, function: Sampling, history: History) -> None:
         super().__init__(seed)
-        self._function = function
+        self._function, self._history, self._views = function, history, "view" in parameters(function)
 
     def choose(self, idle: Sequence[int], now: float, arrival: int) -> int:
-        client = self._function(tuple(idle), now, generator(self._seed, "participation", arrival))
+        more = {"view": self._history.view(now)} if self._views else {}
+        client = self._function(tuple(idle), now, generator(self._seed, "participation", arrival), **more)
         try:
             return idle.index(client)
         except (ValueError, TypeError):

@@ -32,6 +32,7 @@ from fastagg.server.dispatch import Dispatch, Download
 from fastagg.server.together import answers_per_step
 from fastagg.sim.clock.delays import DelayModel
 from fastagg.sim.clock.sampling import Participation, Uniform
+from fastagg.sim.clock.view import History
 from fastagg.sim.seeds import generator
 
 if TYPE_CHECKING:
@@ -103,17 +104,24 @@ class VirtualClock:
 class _Timed(VirtualClock):
     """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
 
-    def __init__(self, server: Server, delays: DelayModel, steps: Steps, sent: Sent, format: Download | None) -> None:
+    def __init__(
+        self, server: Server, delays: DelayModel, steps: Steps, sent: Sent, format: Download | None, history: History
+    ) -> None:
         super().__init__()
+        self._history = history
         self.unit, self.classes, self._format = delays.unit, delays.classes, format
         self._server, self._delays, self._steps, self._bytes = server, delays, steps, sent
         self._dispatches: Counter[int] = Counter()
 
-    def _send(self, client: int) -> tuple[float, Job]:
-        """Send ``client`` the model. Return how long it will take, and its job."""
+    def _send(self, client: int, time: float) -> tuple[float, Job]:
+        """Send ``client`` the model at this time. Return how long it will take, and its job. A rule of a user's own may
+        send how many local steps it takes."""
+        self._history.send(client, time)
         number = self._dispatches[client]
         self._dispatches[client] += 1
         task = self._server.dispatch(client, format=self._format)
+        if (local := task.extra.get("local_steps")) is not None:
+            task = task.for_client(client, int(local), task.id)
         job = Job(client, number, task)
         duration = self._delays.duration(client, number, self._steps(client, task))
         return duration + self._delays.sending(client, number, *self._bytes(job)), job
@@ -141,9 +149,9 @@ class TimedSchedule(_Timed):
 
     def __init__(
         self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, sent: Sent,
-        format: Download | None = None, *, at_flush: bool = False,
+        history: History, format: Download | None = None, *, at_flush: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(server, delays, steps, sent, format)
+        super().__init__(server, delays, steps, sent, format, history)
         self._at_flush = at_flush
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
@@ -195,7 +203,7 @@ class TimedSchedule(_Timed):
             now = self._participation.soonest(now)
             if now == math.inf or (len(self) and now > self.next_time()):
                 break
-            duration, job = self._send(self._participation.draw(now))
+            duration, job = self._send(self._participation.draw(now), now)
             self.schedule(now - self.now + duration, job)
         if not len(self):
             raise ConfigError(
@@ -213,9 +221,9 @@ class RoundSchedule(_Timed):
 
     def __init__(
         self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps, sent: Sent,
-        rule: Uniform | None = None, format: Download | None = None,
+        history: History, rule: Uniform | None = None, format: Download | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(server, delays, steps, sent, format)
+        super().__init__(server, delays, steps, sent, format, history)
         self._clients, self._per_round, self._seed = clients, per_round, seed
         self._rule = rule or Uniform(seed)
         self._rounds = 0
@@ -224,7 +232,7 @@ class RoundSchedule(_Timed):
     def start(self) -> None:
         here = [client for client in range(self._clients) if client not in self._gone]
         wait = self._begins(here) - self.now
-        sent = [self._send(client) for client in self._drawn(here, self.now + wait)]
+        sent = [self._send(client, self.now + wait) for client in self._drawn(here, self.now + wait)]
         slowest = max(duration for duration, _ in sent)
         for _, job in sent:
             self.schedule(wait + slowest, job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fastagg.errors import DataError
@@ -10,9 +12,10 @@ from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.data.sections import Function
 
 
-def load(data: Function, seed: int) -> FederatedData:
-    """Call the function that ``data`` names. ConfigError if there is none, DataError unless it returns a federation."""
-    function = functions.find(data.call, "data.name")
+def load(data: Function, seed: int, function: Callable[..., object] | None = None) -> FederatedData:
+    """Return the federation of ``function``, or of the one that ``data`` names. ConfigError if there is none, DataError
+    unless it returns one."""
+    function = function or functions.find(data.call, "data.name")
     keywords = {**data.keywords, **({} if data.dir is None else {"dir": data.dir})}
     try:
         found = functions.call(function, "data.name", clients=data.clients, seed=seed, **keywords)

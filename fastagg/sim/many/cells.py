@@ -28,7 +28,7 @@ from fastagg.sim.one.interrupt import on_ctrl_c
 from fastagg.sim.one.output import writing
 from fastagg.sim.one.passed import configured, taken
 from fastagg.sim.one.result import Outcome
-from fastagg.sim.one.run import run
+from fastagg.sim.one.run import finished, run
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
@@ -116,10 +116,18 @@ def run_cells(
     other data, or other code of the user's own, is run again, and a warning says so.
     """
     several = jobs is not None and _checks.whole("jobs", jobs, least=1, most=1024) > 1
-    waiting, at_work, outcomes = deque(cells), dict[Future[Any], Cell](), dict[str, Outcome]()
+    waiting, at_work, outcomes = deque[Cell](), dict[Future[Any], Cell](), dict[str, Outcome]()
+    known: dict[object, dict[str, str]] = {}
+    for cell in cells:
+        if replace or (ended := finished(cell.config, out / cell.name, known)) is None:
+            waiting.append(cell)
+            continue
+        watcher.started(cell)
+        outcomes[cell.name] = ended
+        watcher.ended(cell, ended)
     with ExitStack() as stack:
         workers, stop = None, Path()  # a file that tells runs in other processes to stop
-        if several:
+        if several and waiting:
             out = out.absolute()
             with writing(out):
                 out.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from fastagg.sim.clients.own import Own, OwnTrainer, chosen
 from fastagg.sim.clients.translate import Untranslated
 from fastagg.sim.clock import by_version, delays, sampling
 from fastagg.sim.clock.schedule import RoundSchedule, Sent, TimedSchedule
+from fastagg.sim.clock.view import History
 from fastagg.sim.data import digits, own, synthetic
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.sections import DataSection, Function, PassedData
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from fastagg.server.server import Server
 
 LOADERS: dict[str, Callable[..., FederatedData]] = {"digits": digits.load, "synthetic": synthetic.load}
-NOTHING = Own()
 Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
@@ -53,14 +53,17 @@ def build_device(name: str) -> torch.device:
 
 def data_of(config: Config) -> FederatedData:
     """Return the data of a run: what a program passes, or what is loaded."""
-    given = isinstance(config.data, PassedData)
-    return config.passed("data") if given else build_data(config.data, config.seed)
+    if isinstance(config.data, PassedData):
+        federation: FederatedData = config.passed("data")
+        return federation
+    function = config.passed("data.name") if getattr(config.data, "call", "") == "given" else None
+    return build_data(config.data, config.seed, function)
 
 
-def build_data(data: DataSection, seed: int) -> FederatedData:
-    """Load the data set. DataError if it cannot be."""
+def build_data(data: DataSection, seed: int, function: Callable[..., object] | None = None) -> FederatedData:
+    """Load the data set, by a program's ``function`` if there is one. DataError if it cannot be."""
     if isinstance(data, Function):
-        return own.load(data, seed)
+        return own.load(data, seed, function)
     return LOADERS[data.name](seed=seed, **data.model_dump(exclude={"name"}))
 
 
@@ -245,24 +248,29 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")
 
 
-def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent, own: Own = NOTHING) -> Schedule:
-    """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job."""
+def build_schedule(
+    config: Config, server: Server, sizes: Sequence[int], sent: Sent, own: Own, history: History
+) -> Schedule:
+    """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job. ``history``:
+    what functions of the user's own may know."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     format = None if config.encoding.download == "none" else config.encoding.download
     if isinstance(delay, c.VersionDelay):
         taus = by_version.UniformVersions(seed, delay.tau_max or 0)
         drawn = taus if delay.mean is None else by_version.ExponentialVersions(seed, delay.mean)
         return by_version.VersionSchedule(server, drawn, clients, seed, format)
-    law, work, rule = build_delays(config, sizes, own), build_work(config), build_sampling(config, sizes, own)
+    law, work = build_delays(config, sizes, own, history), build_work(config)
+    rule = build_sampling(config, sizes, own, history)
 
     def steps(client: int, task: Dispatch) -> int:
         return work.steps_of(sizes[client], task.local_steps)
 
     if config.participation.rule == "round":
         per_round = config.algorithm.keywords["clients_per_round"]
-        return RoundSchedule(server, law, clients, per_round, seed, steps, sent, rule, format)
+        return RoundSchedule(server, law, clients, per_round, seed, steps, sent, history, rule, format)
     participation = sampling.Participation(clients, concurrency, seed, rule)
-    return TimedSchedule(server, law, participation, steps, sent, format, at_flush=delay.counting == "authors")
+    at_flush = delay.counting == "authors"
+    return TimedSchedule(server, law, participation, steps, sent, history, format, at_flush=at_flush)
 
 
 def check(config: Config) -> None:
@@ -278,15 +286,16 @@ def check(config: Config) -> None:
     distill = build_distillation(config, module, torch.zeros(1, 1, dtype=torch.float32, device="cpu"))
     server = build_server(config, module, clients, distill)
     check_clients(config, server, own)
-    build_schedule(config, server, [1] * clients, lambda job: (0, 0), own)
+    sizes = [1] * clients
+    build_schedule(config, server, sizes, lambda job: (0, 0), own, History(server, sizes))
     lost_clients(config)
 
 
-def build_sampling(config: Config, sizes: Sequence[int], own: Own) -> sampling.Uniform:
+def build_sampling(config: Config, sizes: Sequence[int], own: Own, history: History) -> sampling.Uniform:
     """Return who chooses the next client. ``sizes``: the number of samples of each."""
     how, seed = config.participation, config.seed
     if own.sampling is not None:
-        return sampling.Chosen(seed, own.sampling)
+        return sampling.Chosen(seed, own.sampling, history)
     if how.sampling == "weight":
         return sampling.BySamples(seed, sizes)
     if how.file is not None:
@@ -295,7 +304,7 @@ def build_sampling(config: Config, sizes: Sequence[int], own: Own) -> sampling.U
     return sampling.Uniform(seed)
 
 
-def build_delays(config: Config, sizes: Sequence[int], own: Own = NOTHING) -> delays.DelayModel:
+def build_delays(config: Config, sizes: Sequence[int], own: Own, history: History) -> delays.DelayModel:
     """Return the delay model. ``sizes``: the number of samples of each client."""
     delay, seed, clients = config.delay, config.seed, len(sizes)
     assert isinstance(delay, c.TimedDelay)
@@ -308,10 +317,9 @@ def build_delays(config: Config, sizes: Sequence[int], own: Own = NOTHING) -> de
             found = delays.Measured(delays.read_times(file_of(delay.file, config)), clients, seed)
         case c.OwnDelay():
             assert own.delay is not None
-            found = delays.Own(seed, own.delay, delay.unit)
+            found = delays.Own(seed, own.delay, delay.unit, history)
         case _:
-            more = getattr(delay, "sigma", getattr(delay, "shape", 0.0))
-            found = delays.Drawn(seed, delay.mean, clients, delay.spread, delay.name, more)
+            found = delays.Drawn(seed, delay, clients)
     if not (delay.steps or delay.suspension or delay.speed or delay.up):
         return found
     return delays.Around(

@@ -37,6 +37,7 @@ from fastagg.sim.one import build
 from fastagg.sim.one.result import NONE
 from fastagg.sim.recipes.config import Config
 
+SCRIPT = ("__main__", "__mp_main__")  # the module of a script, also in a process that it started
 OF_DATA = ("data", "unlabelled", "model")  # what is known only where the data is
 
 # Whose code is not the user's own: Python's, this package's, and that of installed packages, by their folders' names.
@@ -56,20 +57,25 @@ _NO_MEMBERS = {
 }  # fmt: skip
 
 
-def digests(config: Config, load: Callable[[], FederatedData] | None) -> dict[str, str]:
+def digests(
+    config: Config, load: Callable[[], FederatedData] | None, known: dict[object, dict[str, str]] | None = None
+) -> dict[str, str]:
     """Return the digest of each input by its key in a recipe; of what has none, NONE, the object and the reason.
 
     ``load`` returns the data, and is called only if data is an input. None: the data is not there, nor what is OF_DATA.
+    ``known``: those that are OF_DATA by what they are of, of earlier calls. Nothing has changed since.
     """
     own, algorithm = chosen(config), config.algorithm
     things: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
-    known = ":" not in algorithm.name and algorithm.name != "given"
-    things["algorithm.name"] = None if known else build.find_preset(config)
+    is_preset = ":" not in algorithm.name and algorithm.name != "given"
+    things["algorithm.name"] = None if is_preset else build.find_preset(config)
     things |= {f"algorithm.{key}": part for key, value in algorithm.keywords.items() if (part := _part(key, value))}
     for key, section in (("delay", config.delay), ("participation", config.participation)):
         path = build.file_of(getattr(section, "file", None) or "", config)
         things[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
-    if load is not None:
+    objects = (id(config.held.get(key)) for key in ("data", "data.name", "model.name"))
+    same = config.model_dump_json(include={"data", "model", "unlabelled", "seed"}), *objects
+    if load is not None and same not in (known or {}):
         if not isinstance(config.data, Digits | Synthetic):
             things["data"] = load()
         if config.unlabelled.path is not None or config.unlabelled.data is not None:
@@ -77,7 +83,10 @@ def digests(config: Config, load: Callable[[], FederatedData] | None) -> dict[st
         if config.model.name in ("function", "given"):
             module = build.build_module(config, load(), torch.device("cpu"))
             things["model"] = build.model_function(config), config.model.keywords, module.state_dict(), repr(module)
-    return {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
+    found = {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
+    if known is not None and load is not None:
+        found |= known.setdefault(same, {key: found[key] for key in OF_DATA if key in found})
+    return found
 
 
 def _part(kind: str, settings: object) -> type | None:
@@ -119,7 +128,7 @@ def _is_installed(path: Path) -> bool:
 
 def _is_others(module: str) -> bool:
     """Return whether a module is not the user's own."""
-    if module == "__main__":
+    if module in SCRIPT:
         return False
     if (path := _file(module)) is not None:
         return _is_installed(path)
@@ -166,7 +175,9 @@ class _Reader:
         if number in self._open:
             return b"inside %d" % self._open[number]
         self._open[number] = len(self._open)
-        hashed = blake2b(f"{type(thing).__module__}.{type(thing).__qualname__}".encode(), digest_size=16)
+        kind = type(thing)
+        module = "" if kind.__module__ in SCRIPT else kind.__module__
+        hashed = blake2b(f"{module}.{kind.__qualname__}".encode(), digest_size=16)
         try:
             for name, part in self._parts(thing):
                 raw = part if isinstance(part, bytes) else self.digest(part, where + name)
@@ -260,7 +271,7 @@ class _Reader:
         yield from ((f".{name}", value) for name, value in vars(thing).items())
         if others:
             return
-        if thing.__module__ not in (None, "__main__"):
+        if thing.__module__ not in (None, *SCRIPT):
             yield "", self._module(thing.__module__)
         names: dict[str, set[str]] = {"global": set(), "import": set(), "other": set()}
         for code in _codes(thing.__code__):
@@ -286,7 +297,7 @@ class _Reader:
             return
         yield "", type(thing)
         yield "", thing.__bases__
-        if thing.__module__ != "__main__":
+        if thing.__module__ not in SCRIPT:
             yield "", self._module(thing.__module__)
         for name, part in vars(thing).items():
             if name not in _NO_MEMBERS:

@@ -115,12 +115,14 @@ def _written(folder: Path) -> list[Path]:
 
 
 class Folder:
-    """Writes and reads the folder ``out`` of the run of ``config``. ``inputs``: the digests of what else it reads."""
+    """Writes and reads the folder ``out`` of the run of ``config``. ``inputs``: the digests of what else it reads, but
+    for those that are ``unknown`` because its data is not there."""
 
     def __init__(self, out: Path, config: Config) -> None:
         self.out, self.config = out, config
         self.checkpoint = out / "checkpoint.pt"
         self.inputs: dict[str, str] = {}
+        self.unknown: Collection[str] = ()
         self._kept = time.monotonic()
 
     def same_config(self, resume: Resume, replace: bool) -> bool:
@@ -139,20 +141,25 @@ class Folder:
             raise ConfigError(f"{self.out} holds a run with other settings ({names}): choose another folder")
         return not changed
 
-    def same_inputs(self, resume: Resume, replace: bool, unknown: Collection[str] = ()) -> bool:
-        """Return whether its run read the same ``inputs``, but for those that are ``unknown`` now. ConfigError as of
-        ``same_config``, unless runs of other inputs are run ``again``. An input without a digest is another one."""
-        known = output.read_json(self.out / INPUTS) or {}
-        keys = sorted((known.keys() | self.inputs.keys()).difference(unknown))
-        parts = [f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)]
-        lacking = [digest.removeprefix(NONE) for digest in self.inputs.values() if digest.startswith(NONE)]
-        if not (parts := [*parts, *(f"no digest of {what}" for what in lacking)]):
+    def same_inputs(self, resume: Resume, replace: bool) -> bool:
+        """Return whether its run read the same ``inputs``. ConfigError as of ``same_config``, unless runs of other
+        inputs are run ``again``."""
+        if not (parts := self.other_inputs()):
             return True
-        what = f"holds a run of {'other' if len(parts) > len(lacking) else 'perhaps other'} data or code"
+        what = f"holds a run of {'perhaps ' * parts[0].startswith('no digest')}other data or code"
         if resume == "go on" and not replace:
             raise ConfigError(f"{self.out} {what} ({'; '.join(parts)}): choose another folder")
         _log.warning("%s %s (%s): it is run again", self.out, what, "; ".join(parts))
         return False
+
+    def other_inputs(self) -> list[str]:
+        """Return in words which of the ``inputs`` are not those of its run, but for those that are ``unknown`` now. One
+        without a digest is another one."""
+        known = output.read_json(self.out / INPUTS) or {}
+        keys = sorted((known.keys() | self.inputs.keys()).difference(self.unknown))
+        parts = [f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)]
+        lacking = [digest.removeprefix(NONE) for digest in self.inputs.values() if digest.startswith(NONE)]
+        return [*parts, *(f"no digest of {what}" for what in lacking)]
 
     def read(self) -> Result | None:
         """Return the run that ended here, with accuracies from its rows; None if there is none. DataError if a file is

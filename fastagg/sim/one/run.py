@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from dataclasses import replace as replaced
 from functools import cache
@@ -14,7 +14,7 @@ import torch
 
 from fastagg import _checks
 from fastagg._types import Plain
-from fastagg.errors import DataError, NonFiniteUpdate, UpdateTooLarge
+from fastagg.errors import DataError, FastaggError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import AnyTrackers, Trackers
 from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.sim.clients.own import Own
@@ -72,19 +72,12 @@ def run(
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
         if folder is not None:
             begun = folder.same_config(resume, replace)
-            finished = folder.read() if begun else None
-            if finished is not None and finished.summary["interrupted"]:
-                finished = None
-            unknown: Sequence[str] = ()
-            try:
+            ended = _ended(folder, load, {}) if begun else None
+            if ended is None:
                 folder.inputs = digests(config, load)
-            except DataError:
-                if not finished:
-                    raise
-                folder.inputs, unknown = digests(config, None), OF_DATA  # a finished run is read without its data, too
-            begun = begun and folder.same_inputs(resume, replace, unknown)
-            if begun and finished is not None:
-                return finished
+            begun = begun and folder.same_inputs(resume, replace)
+            if begun and ended is not None:
+                return ended
         tracker = ends.enter_context(closing(Trackers(trackers)))
         simulation = ends.enter_context(closing(Simulation(config, load(), workers)))
         load.cache_clear()
@@ -99,6 +92,28 @@ def run(
             return result
         weights = {name: array.clone() for name, array in simulation.server.parameters().items()}
         return replaced(result, weights=weights)
+
+
+def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> Result | None:
+    """Return the run in ``out`` if it has ended and is of this config and its inputs; else None, whatever is there.
+
+    ``known``: as in :func:`fastagg.sim.one.inputs.digests`."""
+    folder, load = Folder(out, config), cache(lambda: build.data_of(config))
+    with beside(config.folder), torch_settings(config.run.torch_threads), suppress(FastaggError):
+        if folder.same_config("again", replace=False) and (ended := _ended(folder, load, known)) is not None:
+            return None if folder.other_inputs() else ended
+    return None
+
+
+def _ended(folder: Folder, load: Callable[[], FederatedData], known: dict[object, dict[str, str]]) -> Result | None:
+    """Return the run that ended in a folder, also where its data is no more; None if none did. Find its inputs."""
+    if (ended := folder.read()) is None or ended.summary["interrupted"]:
+        return None
+    try:
+        folder.inputs = digests(folder.config, load, known)
+    except DataError:
+        folder.inputs, folder.unknown = digests(folder.config, None), OF_DATA
+    return ended
 
 
 @contextmanager

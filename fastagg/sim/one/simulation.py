@@ -22,6 +22,7 @@ from fastagg.sim.clients.encoder import Encoder
 from fastagg.sim.clients.fused import Ahead, FusedTrainer, Key
 from fastagg.sim.clients.own import OwnTrainer, Way, chosen
 from fastagg.sim.clock.schedule import Job
+from fastagg.sim.clock.view import History
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.one import build
 from fastagg.sim.one.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
@@ -79,13 +80,15 @@ class Simulation:
             own_size = self.own.train is not None or self.own.change is not None
             self._early = own_size and getattr(config.delay, "up", None) is not None
             self._made: dict[Key, Made] = {}  # updates that are not due yet, and their bytes
-            self.schedule = build.build_schedule(config, self.server, sizes, self._bytes, self.own)
+            self.history = History(self.server, sizes)
+            self.schedule = build.build_schedule(config, self.server, sizes, self._bytes, self.own, self.history)
             self._lost = build.lost_clients(config)
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
             self.ahead = self._ahead(workers)
             self._parts: dict[str, Any] = {"liars": self._liars, "encoder": self._encoder, "schedule": self.schedule}
+            self._parts["history"] = self.history
             if self.differences is not None:
                 self._parts["differences"] = self.differences
         self.rows: list[Row] = []
@@ -131,6 +134,11 @@ class Simulation:
         update, size = self._way(update, job.task, job.client, job.number)
         return self._liars(job.client, update), self._encoder.size(size) + _nbytes(extra), extra
 
+    def _facts(self, job: Job, sent: Mapping[str, torch.Tensor] | None) -> Mapping[str, Any] | None:
+        """Return what goes with an update to a rule of the user's own: what the client ``sent``, and what is known."""
+        takes = {**self.server.direction.takes, **self.server.staleness.takes}
+        return self.history.facts(takes, job.client, self.schedule.now, sent or {}) if takes else None
+
     def _down(self, task: Dispatch) -> int:
         return (self._model_bytes if task.encoded is None else task.encoded.nbytes) + _nbytes(task.control)
 
@@ -158,8 +166,9 @@ class Simulation:
             sent = self._encoder(job.client, job.number, made[0])
         with self.stopwatch.timing("server"):
             receipt = self.server.receive(
-                job.client, sent, version=job.task.version, num_samples=len(samples), extra=made[2]
+                job.client, sent, version=job.task.version, num_samples=len(samples), extra=self._facts(job, made[2])
             )
+            self.history.answer(job.client, self.schedule.now, job.task.version, receipt.delay, made[2])
             if not self._early:
                 self.schedule.arrived(job)
         with self.stopwatch.timing("training"):

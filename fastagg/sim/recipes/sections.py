@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from fastagg._types import Plain
@@ -303,6 +305,10 @@ class ExponentialDelay(TimedDelay):
     mean: PositiveFloat = 5.0
     spread: float = Field(0.0, ge=0)
 
+    def draw(self, rng: np.random.Generator, mean: float) -> float:
+        """Return a time of this law with a client's ``mean``."""
+        return rng.exponential(mean)
+
 
 class LognormalDelay(ExponentialDelay):
     """``sigma``: deviation of the logarithm of a dispatch's time."""
@@ -310,16 +316,23 @@ class LognormalDelay(ExponentialDelay):
     name: Literal["lognormal"]  # type: ignore[assignment]
     sigma: PositiveFloat = 1.0
 
+    def draw(self, rng: np.random.Generator, mean: float) -> float:
+        return mean * math.exp(self.sigma * rng.standard_normal() - 0.5 * self.sigma**2)
+
 
 class ParetoDelay(ExponentialDelay):
-    """``shape``: the tail's exponent, above 1."""
+    """``shape``: the tail's exponent, above 1: P(time > t) falls as t**-shape from mean * (shape - 1) / shape on."""
 
     name: Literal["pareto"]  # type: ignore[assignment]
     shape: float = Field(2.5, gt=1)
 
+    def draw(self, rng: np.random.Generator, mean: float) -> float:
+        return mean * (self.shape - 1) / self.shape * (1.0 + rng.pareto(self.shape))
+
 
 class OwnDelay(TimedDelay):
-    """Your own law, a function of (client, number, steps, generator, ``keywords``) that returns a time in ``unit``.
+    """Your own law, a function of (client, number, steps, generator, ``keywords``) that returns a time in ``unit``, and
+    perhaps of ``view``, what is known of the client.
 
     In a recipe: name = "module:function", and other keys are ``keywords``, too. "given" stands for one passed to run().
     """

@@ -295,8 +295,8 @@ def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
     lines += [f"{group.method} diverged with {count} of {_seeds(group)}." for group, count in dead if count]
     if ends:
         shown = [f"{one.more} is above {one.fewer}, {one.difference}" for one in ends if one.is_shown]
-        told = "; ".join(shown) or "no method is above another"
-        lines.append(f"Accuracy at the end: {told} ({_test(ends)}).")
+        text = "; ".join(shown) or "no method is above another"
+        lines.append(f"Accuracy at the end: {text} ({_test(ends)}).")
     elif len(groups) > 1:
         means = [f"{group.method} {_number(group.over('last5_accuracy_mean', 100))}" for group in groups]
         lines.append(f"Accuracy at the end: {', '.join(means)} (too few seeds for a test).")
