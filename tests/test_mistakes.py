@@ -166,7 +166,6 @@ MISTAKES = [
     ("integrations.preset('fedbuf')", "algorithm", "got 'fedbuf'", "did you mean 'FedBuff'?"),
     ("integrations.Stop.of({'targt': 0.9})", "Stop", "'targt'", "did you mean 'target'?"),
     ("integrations.Stop.of(0.9)", "stop", "got 0.9", "write Stop(...)"),
-    ("integrations.Best('nowhere/best.pt')", "best", "nowhere", "no such folder"),
     ("trackers.made({'tensorbord': 'runs'})", "trackers", "'tensorbord'", "did you mean 'tensorboard'?"),
 ]  # fmt: skip
 
