@@ -9,7 +9,8 @@ What is guaranteed, for every upload that has a file, whatever connections, thre
    (:func:`_end`), when nobody writes to it or reads it any more.
 3. A copy that comes later takes the place of an open one, for the same task. While that is complete, or a thread is
    writing to it, the later one is refused, and writes nothing.
-4. What the server takes are the bytes that came, by their checksum. They are on the disk before a record refers to them.
+4. What the server takes are the bytes that came, by their checksum. They are on the disk before a record refers to
+   them.
 """
 
 from __future__ import annotations
