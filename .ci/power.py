@@ -3,6 +3,7 @@
 python .ci/power.py power 100000      power is lost this often, at least (tests/support/simulated.py)
 python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_killed.py)
 python .ci/power.py serve 1000        `fastagg serve` is killed this often (tests/serve/test_process.py)
+python .ci/power.py uploads 500       the same, while copies of updates of 16 MB overlap, some of which are cut
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
 python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
 
@@ -111,7 +112,7 @@ def main(what: str, count: int, seed: int = 100) -> None:
 
     from fastagg.durable import log
 
-    if what == "serve":  # it needs the extra of this name
+    if what in ("serve", "uploads"):  # it needs the extra of this name
         from test_process import kills
 
     begun, done, seen = time.monotonic(), 0, 0
@@ -127,6 +128,10 @@ def main(what: str, count: int, seed: int = 100) -> None:
             part = min(100, count - done)
             with tempfile.TemporaryDirectory() as folder:
                 seen += kills(part, Path(folder), seed)
+        elif what == "uploads":
+            part = min(25, count - done)
+            with tempfile.TemporaryDirectory() as folder:
+                seen += kills(part, Path(folder), seed, workers=2, large=4_000_000)
         else:
             part = min(100, count - done)
             with tempfile.TemporaryDirectory() as folder:

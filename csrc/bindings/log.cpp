@@ -174,15 +174,12 @@ py::dict described(const Operation& operation) {
 void bind_log(py::module_& m) {
   const py::kw_only by_name;
   py::class_<Blob, std::shared_ptr<Blob>>(m, "Blob")
-      .def(py::init([](uint64_t number, uint64_t nbytes, int dtype, int file) {
+      .def(py::init([](uint64_t number, uint64_t nbytes, uint32_t crc, int dtype) {
              auto blob = std::make_shared<Blob>();
-             blob->number = number, blob->nbytes = nbytes, blob->dtype = static_cast<uint8_t>(dtype), blob->file = file;
+             blob->number = number, blob->nbytes = nbytes, blob->crc = crc, blob->dtype = static_cast<uint8_t>(dtype);
              return blob;
            }),
-           by_name, arg("number"), arg("nbytes"), arg("dtype"), arg("file"))
-      .def_readonly("number", &Blob::number)
-      .def_readonly("file", &Blob::file)
-      .def_readwrite("crc", &Blob::crc)
+           by_name, arg("number"), arg("nbytes"), arg("crc"), arg("dtype"))
       .def_property_readonly("sequence", [](const Blob& blob) { return blob.sequence.load(); });
 
   py::class_<Journal, std::shared_ptr<Journal>>(m, "Journal")

@@ -31,6 +31,7 @@ class Disk {
   virtual ~Disk() = default;
   // Opens a regular file for writing; it may be new.
   virtual int open(const std::string& name) = 0;
+  // Only of files that `open` has returned: nobody else closes those, and this closes no other.
   virtual void close(int file) noexcept = 0;
   virtual uint64_t size(int file) = 0;
   // Reserves room for so many bytes, so that writing there does not fail and a sync need not write metadata.

@@ -342,11 +342,6 @@ void Journal::write(const std::vector<Entry*>& group) {
     begin = end;
   };
   for (Entry* one : group) {
-    if (one->blob) {
-      disk_->sync(one->blob->file);
-      disk_->sync_folder();
-      syncs += 2;
-    }
     uint8_t* const head = one->body() - kRecordHead;
     RecordHead about{};
     about.use = use_, about.sequence = one->sequence, about.synced = durable, about.length = one->length;
@@ -370,11 +365,7 @@ void Journal::write(const std::vector<Entry*>& group) {
   put();
   ++syncs;
   disk_->sync(file_);
-  for (const Entry* one : group) {
-    if (!one->blob) continue;
-    disk_->close(one->blob->file);
-    written += one->blob->nbytes;
-  }
+  for (const Entry* one : group) written += one->blob ? one->blob->nbytes : 0;
   ++groups;
   written += next_block(end) - at_;
   at_ = next_block(end);

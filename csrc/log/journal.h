@@ -26,12 +26,12 @@
 
 namespace fastagg::log {
 
-// An update that was streamed into a file. The file must be on the disk before the record that refers to it.
+// An update that was streamed into a file. The file is on the disk before its record is made. The journal knows no
+// descriptor of it: it belongs to fastagg/durable/uploads.py.
 struct Blob {
   uint64_t number = 0, nbytes = 0;
   uint32_t crc = 0;
   uint8_t dtype = 0;
-  int file = -1;
   std::atomic<uint64_t> sequence{0};  // the number of that record, as soon as it has one
 };
 

@@ -51,7 +51,8 @@ def open(
             next.
         durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: only an update that made
             a step waits for the disk, with all updates before it. ``none``: nobody waits, and a crash loses the updates
-            of the last fraction of a second. ``receipt.durable`` tells whether an update is on the disk, and
+            of the last fraction of a second. A large update in chunks (``receiving``) is on the disk before its step,
+            with any of them. ``receipt.durable`` tells whether an update is on the disk, and
             ``server.flush()`` waits for it.
         keep: how many checkpoints are kept. The log goes back to the oldest of them.
         checkpoint_every: after so many bytes of log and of uploads a checkpoint is written in the background.

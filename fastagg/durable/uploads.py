@@ -1,5 +1,17 @@
 """Updates that arrive in chunks and go to files of the server's folder, to which a record of the log refers. While one
-comes, memory holds one chunk of it. Its step reads the file."""
+comes, memory holds one chunk of it. Its step reads the file.
+
+What is guaranteed, for every upload that has a file, whatever connections, threads, interrupts and forks do:
+
+1. It is *open*, then *complete*, and then *taken*, which means that a record refers to its file, or *dropped*. Only its
+   own end takes or drops a complete one.
+2. Its file is its own. Nobody else knows the descriptor, the log neither. It is closed in one place, once
+   (:func:`_end`), when nobody writes to it or reads it any more.
+3. A copy that comes later takes the place of an open one, for the same task. While that is complete, or a thread is
+   writing to it, the later one is refused, and writes nothing.
+4. What the server takes are the bytes that came, by their checksum. They are on the disk before a record refers to
+   them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +27,7 @@ from fastagg._build import native
 from fastagg._types import Native
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import upload_name
-from fastagg.errors import NotDurable, UnknownVersion
+from fastagg.errors import Busy, NotDurable
 from fastagg.server.dispatch import Receipt
 from fastagg.server.uploads import Refusing, Upload
 from fastagg.storage import raw
@@ -39,34 +51,33 @@ class Uploads:
     def __init__(self, recorded: dict[int, int], begin: int) -> None:
         self._recorded, self._numbers = recorded, itertools.count(begin)
         self._coming: dict[int, Native] = {}  # what no record referred to when somebody looked: its blob, or None yet
-        self._open: dict[Task, weakref.ref[StoredUpload]] = {}
+        self._last: weakref.WeakValueDictionary[Task, StoredUpload] = weakref.WeakValueDictionary()
         self.refused: Callable[[], None] = lambda: None
 
     def begin(self, upload: StoredUpload, task: Task) -> int:
-        """Return the number of a new upload. An older one for the same task ends, so that a client that has lost its
-        connection can begin again, and many attempts hold one file."""
-        before = self._open.get(task)
-        self._open[task] = weakref.ref(upload, lambda gone: self._forget(task, gone))
-        older = None if before is None else before()
-        if older is not None:
-            older.replace()
+        """Return the number of a new upload. An open one for the same task is dropped, so that a client that has lost
+        its connection can begin again, and many attempts hold one file."""
+        before = self._last.get(task)
+        if before is not None and not before.give_way():
+            raise Busy("upload: another copy of this update is complete, or is written to: wait for its receipt")
+        self._last[task] = upload
         return self.next()
 
     def next(self) -> int:
         """Return a number that no upload has, or had."""
         return next(self._numbers)
 
-    def _forget(self, task: Task, gone: object) -> None:
-        if self._open.get(task) is gone:
-            self._open.pop(task, None)
-
     def comes(self, number: int, blob: Native = None) -> None:
         """A record may refer to this upload soon. It is said before there is a file."""
         self._coming[number] = blob
 
-    def dropped(self, number: int) -> None:
-        """No record will refer to it."""
+    def drop(self, number: int) -> bool:
+        """Say that no record will refer to an upload. Return whether that is so: one may do already."""
+        blob = self._coming.get(number, self)
+        if blob is self or (blob is not None and blob.sequence):
+            return False
         self._coming.pop(number, None)
+        return True
 
     def recorded(self, after: int = 0) -> dict[int, int]:
         """Return all uploads that a record behind number ``after`` refers to, with its number."""
@@ -95,27 +106,20 @@ class StoredUpload(Upload):
         self._disk, self._uploads = disk, uploads
         self._number = uploads.begin(self, task)
         self._name = upload_name(self._number)
-        self._blob: Native = None
-        self._replaced = False
-        self._drops: Callable[[], object] | None = None  # removes the file, once, whoever asks for it
-
-    def replace(self) -> None:
-        """A newer upload has begun for the same task."""
-        self._replaced = True
-        if self._busy.acquire(blocking=False):  # otherwise whoever writes to it drops it
-            try:
-                self._drop()
-            finally:
-                self._busy.release()
+        self._crc = 0
+        self._file: list[int] = []  # the descriptor, as soon as there is one
+        self._ends: Callable[[], bool | None] | None = None  # :func:`_end`, once, whoever calls it
 
     def _put(self, chunk: bytes) -> None:
-        if self._replaced:
-            raise UnknownVersion("upload: a newer one has begun for the same task; write to that one")
         with self._naming():
-            if self._blob is None:
-                self._begin()
-            self._disk.write(self._blob.file, [chunk], self._at)
-        self._blob.crc = raw.crc32c([chunk], self._blob.crc)
+            if self._ends is None:
+                self._ends = ends = weakref.finalize(self, _end, self._disk, self._uploads, self._number, self._file)
+                ends.atexit = False  # the next opening removes the file
+                self._uploads.comes(self._number)
+                self._file.append(self._disk.open(self._name, create=True))
+                self._disk.truncate(self._file[0], self._nbytes)
+            self._disk.write(self._file[0], [chunk], self._at)
+        self._crc = raw.crc32c([chunk], self._crc)
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
@@ -126,38 +130,30 @@ class StoredUpload(Upload):
             self._uploads.refused()
             raise
 
-    def _begin(self) -> None:
-        made: list[Native] = []
-        self._drops = weakref.finalize(self, _drop, self._disk, self._uploads, self._number, made)
-        self._drops.atexit = False  # the next opening removes it
-        self._uploads.comes(self._number)
-        made.append(native.log.Blob(
-            number=self._number, nbytes=self._nbytes, dtype=STREAMED[self._dtype],
-            file=self._disk.open(self._name, create=True),
-        ))  # fmt: skip
-        self._uploads.comes(self._number, made[0])
-        self._disk.truncate(made[0].file, self._nbytes)
-        self._blob = made[0]
-
     def _whole(self) -> tuple[Pieces | Encoded, Native]:
         with self._naming():
-            held = self._disk.read_tensor(self._blob.file, self._nbytes, 0)
-            if len(held) != self._nbytes:
-                raise OSError(errno.EIO, "the file became shorter")
+            self._disk.sync(self._file[0])
+            self._disk.sync_folder()
+            self._disk.size_of(self._name)  # it is still there
+            held = self._disk.read_tensor(self._file[0], self._nbytes, 0)
+            if raw.crc32c([held.numpy()]) != self._crc:
+                raise OSError(errno.EIO, "other bytes are read than came")
+        blob = native.log.Blob(number=self._number, nbytes=self._nbytes, crc=self._crc, dtype=STREAMED[self._dtype])
+        self._uploads.comes(self._number, blob)
         coded = self._dtype is torch.uint8
-        return in_place(held.numpy()) if coded else Pieces([held.view(self._dtype)]), self._blob
+        return in_place(held.numpy()) if coded else Pieces([held.view(self._dtype)]), blob
 
-    def _drop(self) -> None:
-        if self._drops is not None:
-            self._drops()
+    def _close(self) -> bool:
+        return self._ends is not None and self._ends() is False
 
 
-def _drop(disk: Disk, uploads: Uploads, number: int, made: list[Native]) -> None:
-    if made and made[0].sequence:  # the update is in the model; the file stays, and the log closes it
-        return
-    uploads.dropped(number)
-    for blob in made:
+def _end(disk: Disk, uploads: Uploads, number: int, opened: list[int]) -> bool:
+    """Close an upload's file, and remove it if no record refers to it. Return whether none does."""
+    for file in opened:
         with contextlib.suppress(OSError):
-            disk.close(blob.file)
-    with contextlib.suppress(OSError):  # the next checkpoint removes it, or the next opening
-        disk.remove(upload_name(number))
+            disk.close(file)
+    is_dropped = uploads.drop(number)
+    if is_dropped:
+        with contextlib.suppress(OSError):  # the next checkpoint removes it, or the next opening
+            disk.remove(upload_name(number))
+    return is_dropped

@@ -12,6 +12,7 @@ from fastagg.serve.connection import Transfer
 from fastagg.server.server import Server
 
 Sent = tuple[int, str | None]  # a version, in a format
+Copy = tuple[int | str, int]  # a client, and its task
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Served:
         nbytes: of one version, at most.
         reading: who is sent which version.
         uploads: the updates that come. One that is complete and waits for its step counts in ``receiving`` alone.
+        steps: of clients and tasks: what is set when the update, which is complete, is taken or refused.
     """
 
     def __init__(self, server: Server) -> None:
@@ -37,6 +39,7 @@ class Served:
         self.reading: dict[Sent, set[Transfer]] = {}
         self.uploads: set[Transfer] = set()
         self.receiving = 0
+        self.steps: dict[Copy, asyncio.Event] = {}
         self.seen = server.version
         self.one = asyncio.Semaphore()  # held by a large update while all of it is in memory
 
@@ -50,6 +53,17 @@ class Served:
         """The one that made the present version."""
         version = self.server.version
         return max((began for began in self.server._engine.incarnations if began[0] <= version), default=(0, 0))[1]
+
+    @contextlib.contextmanager
+    def stepping(self, copy: Copy) -> Iterator[None]:
+        """An update is complete. Until it is taken or refused, other copies of it wait."""
+        event = self.steps[copy] = asyncio.Event()
+        try:
+            yield
+        finally:
+            event.set()
+            if self.steps.get(copy) is event:
+                del self.steps[copy]
 
     @contextlib.contextmanager
     def counted(self, sent: Sent, transfer: Transfer) -> Iterator[None]:

@@ -44,7 +44,7 @@ from fastagg.durable.log import SMALL
 from fastagg.durable.trees import DTYPES
 from fastagg.model.parts import Cut
 from fastagg.serve.connection import LATER, Download, Front, Transfer
-from fastagg.serve.served import Client, Sent, Served
+from fastagg.serve.served import Client, Copy, Sent, Served
 from fastagg.serve.status import Metrics, page
 from fastagg.serve.tokens import OPERATOR, Tokens
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -237,6 +237,9 @@ class Service:
         needed = size * dtype.itemsize if dtype is not torch.uint8 else min(length, largest(size))
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
+        copy = _client(request, served.server), task
+        while (step := served.steps.get(copy)) is not None:  # of another one, whose receipt is this one's
+            await step.wait()
         if served.receiving >= self.uploads:
             slowest = min(served.uploads, key=lambda upload: upload.pace, default=None)
             if slowest is None or slowest.pace[0]:
@@ -245,7 +248,7 @@ class Service:
             slowest.cut()
         served.receiving += 1
         try:
-            found: Receipt | errors.AlreadyCounted = await self.received(request, served, task, samples, dtype, needed)
+            found: Receipt | errors.AlreadyCounted = await self.received(request, served, copy, samples, dtype, needed)
         except errors.AlreadyCounted as error:  # the answer was lost on its way, so it is given again
             if error.version is None:  # it is not remembered
                 raise
@@ -258,12 +261,12 @@ class Service:
         return JSONResponse({"version": found.version, "applied": found.applied})
 
     async def received(
-        self, request: Request, served: Served, task: int, samples: float | None, dtype: torch.dtype, needed: int
+        self, request: Request, served: Served, copy: Copy, samples: float | None, dtype: torch.dtype, needed: int
     ) -> Receipt:
         """Receive an update of ``needed`` bytes. Chunks go to the folder as they arrive; the step runs in a thread."""
-        server, client = served.server, _client(request, served.server)
+        client, task = copy
         form: Plain = {"encoded": needed} if dtype is torch.uint8 else {"dtype": dtype}
-        upload = await run_in_threadpool(server.receiving, client, None, samples, task=task, **form)
+        upload = await run_in_threadpool(served.server.receiving, client, None, samples, task=task, **form)
         stack, held, transfer = contextlib.ExitStack(), bytearray(), Transfer(self.allowed(needed))
         stack.enter_context(upload)
         try:
@@ -276,11 +279,12 @@ class Service:
                         await run_in_threadpool(upload.write, held)
                         held = bytearray()
                 served.uploads.discard(transfer)
+            with served.stepping(copy):
                 await run_in_threadpool(upload.write, held)
-            del held
-            async with served.one if needed > SMALL else contextlib.nullcontext():
-                # Shielded, so that the update is taken or refused as a whole, whatever happens to the connection.
-                await asyncio.shield(run_in_threadpool(stack.close))
+                del held
+                async with served.one if needed > SMALL else contextlib.nullcontext():
+                    # Shielded, so that the update is taken or refused as a whole, whatever happens to the connection.
+                    await asyncio.shield(run_in_threadpool(stack.close))
         except BaseException as error:
             served.uploads.discard(transfer)
             stack.__exit__(type(error), error, error.__traceback__)

@@ -542,8 +542,9 @@ class Server:
             encoded: in place of such numbers come so many bytes, those of :meth:`fastagg.Encoded.to_bytes`.
 
         Raises:
-            ShapeMismatch: the number of bytes is another one. EncodingError: they are no encoded update. Other errors
-                are those of :meth:`receive`. A missing task is refused before the first chunk.
+            ShapeMismatch: the number of bytes is another one. EncodingError: they are no encoded update. Busy: a copy
+                of this update is complete already, in a folder, and waits for its step. Other errors are those of
+                :meth:`receive`. A missing task is refused before the first chunk.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)

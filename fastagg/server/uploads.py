@@ -7,11 +7,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from types import TracebackType
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fastagg.errors import Busy, DTypeMismatch, EncodingError, FastaggError, ShapeMismatch
+from fastagg.errors import Busy, DTypeMismatch, EncodingError, FastaggError, ShapeMismatch, UnknownVersion
 from fastagg.server.dispatch import Receipt
 from fastagg.storage import memory, raw
 from fastagg.storage.encoded import HEADER, in_place, largest
@@ -48,9 +49,11 @@ class Upload:
 
     Attributes:
         receipt: the outcome, after the block has ended.
+        state: ``open``; ``complete``, when all bytes have come; ``taken``, by the server; ``dropped``.
     """
 
     receipt: Receipt
+    state: Literal["open", "complete", "taken", "dropped"]
 
     def __init__(
         self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext,
@@ -67,8 +70,9 @@ class Upload:
             if not HEADER <= encoded <= largest(size):
                 raise EncodingError(f"encoded: expected {HEADER} to {largest(size)} bytes, got {encoded}")
             self._dtype, self._nbytes, self._expected = torch.uint8, encoded, f"{encoded} bytes"
-        self._busy = threading.Lock()  # who writes; nobody waits for it
-        self._done = False
+        self._busy = threading.Lock()  # who writes or ends it; nobody waits for it
+        self._is_replaced = False
+        self.state = "open" if self._nbytes else "complete"
 
     def __enter__(self) -> Upload:
         return self
@@ -85,13 +89,16 @@ class Upload:
         with self._refusing():
             self._take()
             try:
-                if self._done:
+                self._refuse_replaced()
+                if self.state in ("taken", "dropped"):
                     raise ShapeMismatch("update: more bytes after its end")
                 if self._at + len(chunk) > self._nbytes:
                     raise ShapeMismatch(f"update: expected {self._expected}, got more")
                 if chunk:
                     self._put(chunk)
                 self._at += len(chunk)
+                if self._at == self._nbytes:
+                    self.state = "complete"
                 return self._at
             finally:
                 self._busy.release()
@@ -102,23 +109,43 @@ class Upload:
         with self._refusing():
             self._take()
             try:
-                if not self._done:
+                if error is None:
+                    self._refuse_replaced()
+                if self.state in ("open", "complete"):
                     self._end(error is None)
             finally:
                 self._busy.release()
 
+    def give_way(self) -> bool:
+        """Drop the upload if it is open, for a newer one. Return whether it has ended: it does not while it is
+        complete, or while a thread is writing to it."""
+        if not self._busy.acquire(blocking=False):
+            return False
+        try:
+            if self.state == "open":
+                self._is_replaced = True
+                self._end(False)
+            return self.state != "complete"
+        finally:
+            self._busy.release()
+
+    def _refuse_replaced(self) -> None:
+        if self._is_replaced:
+            raise UnknownVersion("upload: a newer one has begun for the same task; write to that one")
+
     def _end(self, whole: bool) -> None:
-        self._done = True
+        is_complete, self.state = self.state == "complete", "taken"
         try:
             if not whole:
                 return
-            if self._at != self._nbytes:
+            if not is_complete:
                 raise ShapeMismatch(f"update: expected {self._expected}, got {self._at}")
             assert self._finish is not None
             self.receipt = self._finish(*self._whole())
         finally:
             self._finish, self._refusing = None, nullcontext
-            self._drop()
+            if not self._close():
+                self.state = "dropped"
 
     def _take(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -131,8 +158,9 @@ class Upload:
         """Return the update, as the server takes it."""
         raise NotImplementedError
 
-    def _drop(self) -> None:
-        """Release what the upload holds."""
+    def _close(self) -> bool:
+        """Release what the upload holds. Return whether the server has taken it."""
+        return hasattr(self, "receipt")
 
 
 class HeldUpload(Upload):

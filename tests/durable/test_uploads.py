@@ -1,7 +1,12 @@
 """Updates that come in chunks: whole or not at all, in memory or in a folder, and after a recovery."""
 
+import contextlib
+import gc
+import os
+import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +160,121 @@ def test_what_is_not_whole_or_not_right_changes_nothing_and_is_said_once(
     with pytest.raises(ShapeMismatch, match="after its end"):
         upload.write(b"")
     assert upload.receipt.update_norm == pytest.approx(SIZE**0.5)
+
+
+def test_a_copy_takes_the_place_of_an_open_upload_and_waits_for_a_complete_one(tmp_path: Path) -> None:
+    ones, halves = torch.ones(SIZE), torch.full((SIZE,), 0.5)
+    with fastagg.open(tmp_path, make) as server:
+        task = server.dispatch(1)
+        first = server.receiving(1).__enter__()
+        first.write(data(halves)[:100])
+        second = server.receiving(1).__enter__()
+        assert (first.state, second.state) == ("dropped", "open") and len(list(tmp_path.glob("upload-*"))) == 0
+        for late in (lambda: first.write(b"x"), lambda: first.__exit__(None, None, None)):
+            with pytest.raises(fastagg.UnknownVersion, match="a newer one has begun"):
+                late()
+        second.write(data(ones))
+        for _ in range(2):
+            with pytest.raises(fastagg.Busy, match="another copy of this update is complete"):
+                server.receiving(1)
+        assert second.state == "complete" and len(list(tmp_path.glob("upload-*"))) == 1
+        second.__exit__(None, None, None)
+        assert second.state == "taken" and second.receipt.update_norm == pytest.approx(SIZE**0.5)
+        with pytest.raises(fastagg.AlreadyCounted):
+            server.receiving(1, task=task.id)
+        server.dispatch(1)
+        failed = server.receiving(1).__enter__()
+        failed.write(data(torch.full((SIZE,), float("nan"))))
+        with pytest.raises(NonFiniteUpdate):
+            failed.__exit__(None, None, None)
+        assert failed.state == "dropped" and len(list(tmp_path.glob("upload-*"))) == 1
+        assert server.receiving(1).state == "open"  # the complete one was refused, so another copy may come
+
+
+def test_bytes_that_are_not_those_that_came_do_not_count(tmp_path: Path) -> None:
+    with fastagg.open(tmp_path, make) as server:
+        for number, harm in enumerate((
+            lambda path: path.write_bytes(data(torch.zeros(SIZE))), lambda path: path.write_bytes(b""), Path.unlink,
+        )):  # fmt: skip
+            server.dispatch(number)
+            with pytest.raises(fastagg.NotDurable, match="upload-"), server.receiving(number) as upload:
+                upload.write(data(torch.ones(SIZE)))
+                harm(next(tmp_path.glob("upload-*")))
+            assert upload.state == "dropped"
+        assert not send(server, 5, torch.ones(SIZE)).applied
+    fastagg.open(tmp_path, make).close()
+
+
+def descriptors() -> dict[int, tuple[int, int]]:
+    """The open files of this process, and which they are."""
+    there = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found = os.fstat(int(name))
+            there[int(name)] = found.st_dev, found.st_ino
+    return there
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_file_of_anybody_else_is_closed_and_none_stays_open(seed: int, tmp_path: Path) -> None:
+    """Copies come, break, end, end twice, are forgotten, forked, and refused; meanwhile the application opens files, so
+    that each number is taken at once. The model has what each client sent, in every element."""
+    rng, truth = random.Random(seed), torch.zeros(SIZE)
+    others: dict[int, tuple[int, int]] = {}
+    server = fastagg.open(tmp_path / "a", lambda: fastagg.ASGD(torch.zeros(SIZE), lr=1.0))
+    before = len(descriptors())
+
+    def other() -> None:
+        (tmp_path / f"{len(others)}").write_bytes(b"mine")
+        file = os.open(tmp_path / f"{len(others)}", os.O_RDWR)
+        found = os.fstat(file)
+        assert file not in others
+        others[file] = found.st_dev, found.st_ino
+
+    for number in range(40):
+        client, sent = number % 3, torch.randint(-4, 5, (SIZE,)).float()
+        task, kept = server.dispatch(client), []
+        for act in [*rng.choices(("open", "whole", "cut", "nan", "gone", "fork"), k=rng.randint(0, 4)), "whole"]:
+            upload: Any = None
+            try:
+                upload = server.receiving(client, task=task.id).__enter__()
+                other()
+                upload.write(data(sent)[: rng.randrange(4, 4 * SIZE, 4)])
+                if act == "cut":
+                    for _ in range(2):
+                        upload.__exit__(OSError, OSError(), None)
+                if act == "fork" and (child := os.fork()) == 0:
+                    upload = None
+                    gc.collect()
+                    os._exit(0)
+                elif act == "fork":
+                    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                if act in ("whole", "nan"):
+                    rest = data(sent)[upload.write(b"") :]
+                    upload.write(rest if act == "whole" else rest[:-4] + data(torch.tensor([float("nan")])))
+                    other()
+                    with pytest.raises(fastagg.Busy):
+                        server.receiving(client, task=task.id)
+                    upload.__exit__(None, None, None)
+                    truth -= sent
+                if act != "gone":
+                    kept.append(upload)
+            except (NonFiniteUpdate, fastagg.AlreadyCounted):
+                pass
+            other()
+        upload = None
+        kept.clear()
+        assert torch.equal(server.flat, truth)
+        if number % 10 == 9:
+            server.checkpoint()
+    server.flush()
+    assert others.items() <= descriptors().items() and len(descriptors()) - before - len(others) <= 1  # a segment
+    server.close()
+    assert others.items() <= descriptors().items()
+    with fastagg.open(tmp_path / "a", lambda: fastagg.ASGD(torch.zeros(SIZE), lr=1.0)) as again:
+        assert torch.equal(again.flat, truth)
+    for file in others:
+        os.close(file)
 
 
 def test_an_upload_that_ends_after_close_says_so_and_leaves_nothing(tmp_path: Path) -> None:

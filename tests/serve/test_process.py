@@ -42,26 +42,56 @@ def client_of(server: Breeder, name: str, **settings: Any) -> HttpClient:
     return HttpClient(server.url, name, TOKEN, patience=120, timeout=20, **settings)
 
 
-def kills(times: int, folder: Path, seed: int, workers: int = 3) -> int:
+@contextlib.contextmanager
+def copies(server: Breeder, path: str, update: torch.Tensor, rng: random.Random) -> Iterator[None]:
+    """Meanwhile there are copies of an update, as of a client whose connections break: whole or not, cut or not."""
+    body = update.numpy().tobytes()
+    head = f"POST {path} HTTP/1.1\r\nContent-Type: application/x-float32\r\nContent-Length: {len(body)}"
+    with contextlib.ExitStack() as stack:
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            with contextlib.suppress(OSError):  # the server was killed
+                copy = server.begin(head, body[: rng.choice((len(body), len(body), len(body) // 2, 70_000))])
+                if rng.random() < 0.3:
+                    copy.close()
+                else:
+                    stack.enter_context(copy)
+        yield
+
+
+def kills(times: int, folder: Path, seed: int, workers: int = 3, large: int = 0) -> int:
     """Kill a server so often while clients push. Afterwards the model has each acknowledged push once, and nothing
-    else: worker w adds 1 to number w. A large one comes through a file, a small one lies in the log; the first worker
-    sends numbers, the others encode. Return how many were acknowledged."""
-    rng, size = random.Random(seed), 100_000
-    model = write_model(folder / "m.safetensors", small=torch.zeros(workers), large=torch.zeros(size))
+    else, in every element. A large one comes through a file, a small one lies in the log; the first worker sends
+    numbers, the others encode. Return how many were acknowledged.
+
+    With ``large`` both parts have so many parameters, nobody encodes, and copies of an update overlap."""
+    rng, most = random.Random(seed), 4 if large else 12
+    arrays = {"small": torch.zeros(large or workers), "large": torch.zeros(large or 100_000)}
+    model = write_model(folder / "m.safetensors", **arrays)
     server = Breeder(model, folder / "state", "--workers", workers, "--parts", 2, *EACH)
-    acknowledged: Counter[tuple[int, int]] = Counter()
-    over, failures = threading.Event(), []
+    acknowledged: Counter[int] = Counter()
+    sums = {0: torch.zeros(0), 1: torch.zeros(0)}
+    over, failures, one = threading.Event(), [], threading.Lock()
 
     def work(number: int, part: int) -> None:
         try:
+            own = random.Random(f"{seed} {part} {number}")
             form = (None, TopK(0.7, "fp32"), TopK(1e-5, "fp32"))[number % 3]  # the second one's lies in a file
-            client = HttpClient(server.url, f"{part}-{number}", format=form, patience=120, timeout=20)
+            client = HttpClient(
+                server.url, f"{part}-{number}", format=None if large else form, patience=120, timeout=20
+            )
             while not over.is_set():
                 update = torch.zeros_like(client.task(part))
                 update[number] = 1.0
+                if large:
+                    torch.manual_seed(own.randrange(10**9))
+                    update = torch.randint(-4, 5, update.shape).float()
+                path = f"/update/{part}-{number}/{client._tasks[part].id}?part={part}"
                 with contextlib.suppress(*LOST):  # a crash lost the task: it does not count
-                    client.send(update, part)
-                    acknowledged[part, number] += 1
+                    with copies(server, path, update, own) if large else contextlib.nullcontext():
+                        client.send(update, part)
+                    with one:
+                        acknowledged[part] += 1
+                        sums[part] = sums[part] + update if len(sums[part]) else update
         except BaseException as error:
             failures.append(error)
 
@@ -74,7 +104,7 @@ def kills(times: int, folder: Path, seed: int, workers: int = 3) -> int:
         for thread in threads:
             thread.start()
         for _ in range(times):
-            enough = acknowledged.total() + rng.randint(0, 12)
+            enough = acknowledged.total() + rng.randint(0, most)
             server.until(lambda enough=enough: acknowledged.total() >= enough or bool(failures))
             time.sleep(rng.random() / 100)
             assert server.end() == -signal.SIGKILL
@@ -85,9 +115,8 @@ def kills(times: int, folder: Path, seed: int, workers: int = 3) -> int:
         assert not failures, failures
         reader = HttpClient(server.url, "reader")
         for part in (0, 1):
-            found = reader.task(part)
-            assert found[:workers].tolist() == [acknowledged[part, number] for number in range(workers)]
-            assert reader._tasks[part].version == found.sum()  # each was a step
+            assert torch.equal(reader.task(part), sums[part])
+            assert reader._tasks[part].version == acknowledged[part]  # each was a step
         return acknowledged.total()
     finally:
         over.set()
@@ -97,6 +126,44 @@ def kills(times: int, folder: Path, seed: int, workers: int = 3) -> int:
 
 def test_kills_lose_no_acknowledged_push_and_count_none_twice(tmp_path: Path) -> None:
     assert kills(30, tmp_path, 1) >= 30
+
+
+def test_copies_of_large_updates_that_overlap_count_once_and_as_what_was_sent(tmp_path: Path) -> None:
+    assert kills(4, tmp_path, 2, workers=2, large=LARGE) >= 2
+
+
+def test_copies_beside_those_of_others_count_once_and_as_what_was_sent(serve: Serve) -> None:
+    """Four clients send four copies each: half of one, which is cut, two whole ones, of which one is cut, and the last
+    one, which is answered."""
+    server = serve([LARGE])
+    truth, held, threads = torch.zeros(LARGE), [], []
+    answers: dict[int, dict[str, Any]] = {}
+    for number in range(4):
+        client = client_of(server, f"client{number}")
+        client.task()
+        update = torch.arange(LARGE).remainder(7 + number).float()
+        truth += update
+        body = update.numpy().tobytes()
+        head = f"POST /update/client{number}/{client._tasks[0].id} HTTP/1.1\r\nContent-Type: application/x-float32\r\n"
+        head += f"Content-Length: {len(body)}"
+
+        def send(number: int = number, client: HttpClient = client, update: torch.Tensor = update,
+                 head: str = head, body: bytes = body) -> None:  # fmt: skip
+            server.begin(head, body[: len(body) // 2]).close()
+            server.begin(head, body).close()
+            held.append((number, server.begin(head, body)))
+            answers[number] = client.send(update)
+
+        threads.append(threading.Thread(target=send))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert torch.equal(client_of(server, "bob").task(), truth) and server.number("fastagg_version") == 4
+    assert sorted(answer["version"] for answer in answers.values()) == [1, 2, 3, 4]
+    for number, connection in held:
+        status, said = (part := rest_of_answer(connection))[9:12], part.partition(b"\r\n\r\n")[2]
+        assert status in (b"409", b"429") or json.loads(said) == answers[number]
 
 
 @pytest.fixture

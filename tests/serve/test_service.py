@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,8 @@ from support.served import write_model
 
 import fastagg
 from fastagg._checks import parse_change
+from fastagg.durable import log
+from fastagg.durable.uploads import StoredUpload
 from fastagg.serve.service import Service
 from fastagg.serve.start import maker, opened, read, serve
 from fastagg.serve.tokens import Tokens
@@ -72,6 +75,40 @@ def test_updates_are_applied_once_and_are_durable(client: TestClient) -> None:
     assert done.json() == {"version": 1, "applied": True}
     assert client.post("/heartbeat/bob%2F1").json() == {"version": 1, "open": {}}
     assert (task(client, "ann")[1] == model + 2).all()
+
+
+@pytest.mark.parametrize(("good", "others"), [(True, 3), (False, 1)])
+def test_a_copy_of_a_complete_update_waits_for_its_receipt(
+    good: bool, others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copy is complete and waits for its step. Others come, with other bytes, which do not count, unless the
+    first one is refused."""
+    gate, whole = threading.Event(), StoredUpload._whole
+
+    def wait(upload: StoredUpload) -> Any:
+        gate.wait(60)
+        return whole(upload)
+
+    monkeypatch.setattr(log, "SMALL", 0)  # each is a file
+    monkeypatch.setattr(StoredUpload, "_whole", wait)
+    made = service(tmp_path / "a")
+    with TestClient(made.app()) as client, ThreadPoolExecutor(5) as pool:
+        (ann, model), (bob, _) = task(client, "ann"), task(client, "bob")
+
+        def post(url: str, value: float) -> Any:
+            return pool.submit(client.post, url, content=body(value), headers=FLOATS)
+
+        posts = [post(ann, 1.0 if good else np.nan)]
+        while not made.parts[0].steps:
+            time.sleep(0.01)
+        posts += [post(ann, 5.0) for _ in range(others)]
+        time.sleep(0.3)
+        assert not any(found.done() for found in posts) and len(list((tmp_path / "a").rglob("upload-*"))) == 1
+        gate.set()
+        assert [found.result().status_code for found in posts] == [200 if good else 422] + others * [200]
+        assert [found.result().json() for found in posts[1:]] == others * [{"version": 0, "applied": False}]
+        assert post(bob, 3.0).result().json() == {"version": 1, "applied": True} and not made.parts[0].steps
+        assert (task(client, "ann")[1] == model + (2.0 if good else 4.0)).all()
 
 
 def test_an_encoded_update_is_the_one_it_stands_for(client: TestClient) -> None:
