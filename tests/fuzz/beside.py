@@ -291,8 +291,6 @@ class Beside:
             state = server.parameters()
             if not torch.equal(torch.cat([state[name].reshape(-1) for name in self.shapes]), server.flat.float()):
                 raise Wrong("parameters() is not the version that flat is")
-            if self.values["direction"] == "Robust":  # server/test_robust_statistics.py has a model of them
-                model.statistics = state[STATISTICS[0]].double().numpy(), int(state[STATISTICS[1]])
             values, counter = model.statistics or (np.zeros(3), 0)
             self.near("running statistics", state[STATISTICS[0]].double().numpy(), values, values + 1)
             if int(state[STATISTICS[1]]) != counter:
