@@ -17,7 +17,7 @@ from support import inside
 from support.presets import PRESETS, calls, model, update
 
 import fastagg
-from fastagg import AlreadyCounted, Busy, CheckpointError, ConfigError, NotDurable, StaleIncarnation
+from fastagg import AlreadyCounted, Busy, CheckpointError, ConfigError, NotDurable
 from fastagg._build import native
 from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
@@ -278,20 +278,6 @@ def test_threads_share_syncs_and_all_that_was_acknowledged_is_there(tmp_path: Pa
     assert found.version == 16 * rounds // 4
 
 
-def test_clients_of_every_size_come_back(tmp_path: Path) -> None:
-    clients = (0, -(2**63), 2**63 - 1, 2**63, 2**64 - 1, "", "ünï", "x" * 256)
-    with opened(tmp_path / "a", maker("ASGD")) as server:
-        for client in clients:
-            server.dispatch(client)
-            server.receive(client, torch.ones(SIZE))
-            server.dispatch(client)
-        found = again(server, tmp_path / "b", maker("ASGD"))
-        assert equal(without_lives(found), without_lives(server))
-        for client in clients:
-            found.receive(client, torch.ones(SIZE))
-        found.close()
-
-
 def test_an_update_that_is_the_model_itself_is_written_as_it_came(tmp_path: Path) -> None:
     def make() -> fastagg.Server:
         return fastagg.ASGD(torch.ones(5000), lr=0.5)
@@ -378,18 +364,6 @@ def test_ids_and_offsets_after_a_restart(tmp_path: Path, checkpoint: bool) -> No
     server.receive("bob", torch.ones(D), task=open_tasks[1].id)
     server.receive("ida", torch.ones(D), task=handed.id)
     assert server.offset == 5
-
-
-def test_a_task_that_a_crash_has_lost_is_no_other_one(tmp_path: Path) -> None:
-    server = opened(tmp_path / "0", make)
-    server.dispatch("ann")
-    after = again(server, tmp_path / "1", make)
-    lost = server.dispatch("bob")  # in a record that the copy lacks
-    fresh = after.dispatch("bob")
-    assert (lost.version, lost.client) == (fresh.version, fresh.client) and lost.id != fresh.id
-    with pytest.raises(StaleIncarnation):
-        after.receive("bob", torch.ones(D), task=lost.id)
-    after.receive("bob", torch.ones(D), task=fresh.id)
 
 
 def test_offsets_are_with_rows_too(tmp_path: Path) -> None:

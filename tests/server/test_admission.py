@@ -406,25 +406,6 @@ def test_models_of_any_size(size: int) -> None:
         assert not nearer_to_model(Pieces(list((-model).chunk(pieces))), model)
 
 
-def test_every_place_can_be_the_one_that_differs() -> None:
-    """If all elements are compared, a single very different number is noticed."""
-    model = torch.ones(1000)
-    for place in range(0, 1000, 37):
-        update = model.clone()
-        update[place] = 50
-        assert not nearer_to_model(Pieces(list(update.split(90))), model)
-
-
-def test_mixed_pieces_of_torch_and_numpy() -> None:
-    model = torch.linspace(-1, 1, 3000)
-    a, b, c, d = model.split(750)
-    fixed = b.numpy().copy()
-    fixed.flags.writeable = False
-    pieces = [a.view(30, 25), fixed, c.numpy().astype(np.float16), d.bfloat16()]
-    assert nearer_to_model(Pieces(pieces), model)
-    assert not nearer_to_model(Pieces([*pieces[:3], d * 100]), model)
-
-
 def test_nothing_is_said_of_what_cannot_be_told() -> None:
     model = torch.ones(8)
     for sent in (torch.zeros(8), torch.full((8,), math.nan), torch.full((8,), math.inf), torch.ones(7)):
