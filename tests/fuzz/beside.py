@@ -556,13 +556,13 @@ class Beside:
 
     def many(self, route: str) -> None:
         """Several answers in a call: each has the outcome that it has in the model."""
-        sent: dict[Any, tuple[Sent, Made]] = {}
+        sent: dict[Any, tuple[Sent, Made]] = {}  # a client may have several tasks; of rows only the last is read back
         among = {"models": ("model",), "differences": ("difference",)}.get(route)
         # what is rounded at each step is read back after it
         for _ in range(1 if self.coded or self.rounds_model else self.draw.randint(2, 6)):
             if (one := self.chosen()) is not None and not one.model.end:
                 kind = self.draw.choice(among or (*self.all_routes, "bad"))
-                sent.setdefault(one.task.client, (one, self.made(one, kind)))
+                sent.setdefault((one.task.client, self.quantised or one.task.version), (one, self.made(one, kind)))
         told = [(one.task.client, one.task.version, made.kind, made.samples, made.error) for one, made in sent.values()]
         self.did.append(f"{route}: {told}")
         answers = [

@@ -120,6 +120,8 @@ SENSELESS: list[tuple[Callable[[], Any], str]] = [
     (lambda: SERVER(fastagg.Mixing(), fastagg.Nesterov(look_ahead=True)), "look_ahead: clients are sent another model"),
     (lambda: BUFF().dispatch(0, speed=1.0), "speed: .*fastest_steps="),
     (lambda: BUFF(fastest_steps=9).dispatch(0, speed=-1.0), "speed: "),
+    *((lambda more=more: SERVER(ROBUST("median", 5), **more), "num_clients: .* never fill a step of 5")
+      for more in ({"num_clients": 4}, {"num_clients": 2, "answers_per_step": 2})),
     (lambda: ROBUST("krum", 10, f=2, at_least=6, grace=1.0), "krum: 6 updates"),
     (lambda: ROBUST("trimmed", 10, radius=2.0), "radius: a setting of centered_clip, not of trimmed"),
     (lambda: ROBUST("median", 10, at_least=6), "grace: needed with at_least"),
