@@ -93,7 +93,7 @@ def shares_of(p: Part, u: Vector) -> Vector | None:
     if rule in ("median", "trimmed", "mean_around_median"):
         return None
     if rule in ("krum", "multi_krum"):
-        apart = ((u[:, None] - u[None]) ** 2).sum(axis=2)
+        apart = np.array([((u - row) ** 2).sum(axis=1) for row in u])
         scores = [np.sort(np.delete(apart[i], i))[: n - p.get("f", 0) - 2].sum() for i in range(n)]
         best = np.argsort(scores, kind="stable")[: 1 if rule == "krum" else p.get("keep") or n - p.get("f", 0)]
         return np.isin(np.arange(n), best) / len(best)
