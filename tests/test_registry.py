@@ -12,7 +12,7 @@ from support.models import same
 
 import fastagg
 from fastagg import _keywords, registry
-from fastagg.errors import CheckpointError, ConfigError, MissingPart, WrongArguments
+from fastagg.errors import CheckpointError, ConfigError, MissingPart
 from fastagg.rules import names
 from fastagg.server.settings import RULES
 from fastagg.storage.cache import FORMATS
@@ -147,24 +147,6 @@ def test_every_word_is_accepted_and_another_is_not() -> None:
 
 
 # ── keywords that are not known ─────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda x: fastagg.FADAS(x, learning_rate=0.1), r"^FADAS: unknown setting 'learning_rate'; .* 'lr'\?$"),
-        (
-            lambda x: fastagg.ASGD(x, lr=1.0, zzz=1),
-            "^ASGD: unknown setting 'zzz'; known: answers_per_step, .*weighting$",
-        ),
-        (lambda x: fastagg.Server(x, seeds=1), r"^Server: unknown setting 'seeds'; did you mean 'seed'\?$"),
-    ],
-)
-def test_an_unknown_keyword_is_named_with_the_nearest(build: Any, words: str) -> None:
-    """Which is nearest: test_what_was_meant, and tests/test_mistakes.py."""
-    for kind in (WrongArguments, ConfigError, ValueError, TypeError):
-        with pytest.raises(kind, match=words):
-            build(torch.zeros(D))
 
 
 def test_what_may_be_given_by_place_may_be_given_by_name() -> None:

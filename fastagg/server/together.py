@@ -45,10 +45,11 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
             "look_ahead: clients are sent another model than the server's, and this rule compares both; leave it out"
         )
     known, size = settings["num_clients"], getattr(direction, "at_least", None) or getattr(direction, "size", None)
-    if known is not None and size is not None and known < size and answers_per_step(direction, settings) == 1:
+    each = answers_per_step(direction, settings)
+    if known is not None and size is not None and each is not None and known * each < size:
         raise ConfigError(
-            f"num_clients: {known} clients with one answer each never fill a step of {size}; take fewer a step, "
-            "or answers_per_step=None"
+            f"num_clients: {known} clients with {'one answer' if each == 1 else f'{each} answers'} each never fill a "
+            f"step of {size}; take fewer a step, or answers_per_step=None"
         )
     if settings["deterministic"] and not direction.synchronous:
         raise ConfigError(

@@ -13,7 +13,7 @@ import timing
 from cases import CASES
 
 ALGORITHMS = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
-SLOW = ("ACE of 1000", "of a million", "distillation loss [512", "simulator, C", "server, ")
+SLOW = ("ACE of 1000", "of a million", "distillation loss [512", "simulator, C", "simulator, L", "server, ")
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "cpu" in case.devices])

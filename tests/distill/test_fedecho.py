@@ -13,7 +13,7 @@ from support import inside
 from support.distilled import Echo, TanhNetwork, loss_and_gradient
 from support.models import Residual, same
 from support.properties import examples
-from support.traces import Case, Driven, Updates, cases, drive
+from support.traces import Case, Driven, cases, drive
 from torch import Tensor, nn
 
 import fastagg
@@ -69,9 +69,8 @@ def test_traces(case: Case, buffer_size: int, steps: int, clip: float | None, al
         theirs.x, NETWORK, U.double().numpy(), buffer_size, 0.5, steps=steps, alpha=alpha, clip=clip, distill_lr=0.01,
         eps=0.05,
     )  # fmt: skip
-    updates = Updates(case.size, ("normal", "sparse", "zero"))
-    got = drive(ours, case.trace, updates, snapshot=lambda s: s.flat.double().numpy().copy())
-    want = drive(theirs, case.trace, updates, snapshot=lambda s: s.x.copy())
+    got = drive(ours, case, lambda s: s.flat.double().numpy().copy(), torch.from_numpy)
+    want = drive(theirs, case, lambda s: s.x.copy())
     for a, b in zip(got, want, strict=True):
         assert (a.sent_version, a.applied, a.version, a.delay) == (b.sent_version, b.applied, b.version, b.delay)
         np.testing.assert_allclose(a.x, b.x, rtol=0, atol=2e-4 * max(1.0, np.abs(b.x).max()))

@@ -26,12 +26,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("kind", "whose", "where", "names", "share"),
     [
-        ("memory", "mine", "plain", "AsyncFedED", 0.002),
-        ("memory", "mine", "stored", "FedBuff;ACE, int8", 0.001),
-        ("memory", "others", "stored", "FedBuff", 0.01),
+        ("memory", "mine", "plain", "AsyncFedED", 0.001),
+        ("memory", "mine", "stored", "FedBuff;ACE, int8", 0.0005),
+        ("memory", "others", "stored", "FedBuff", 0.003),
         ("thread", "mine", "stored", "FedBuff", 0.5),
         ("file", "mine", "stored", "ACE, int8", 0.02),
-        ("file", "others", "stored", "FedBuff", 0.05),
+        ("file", "others", "stored", "FedBuff", 0.03),
     ],
 )
 def test_what_is_refused_is_said_and_changes_nothing(
@@ -100,7 +100,7 @@ def test_where_python_has_no_memory_left_a_call_ends_with_an_error(what: str) ->
             return f"{error!r} changed it!"
         return "raised"
 
-    for after in (0, 1, 2, 3, 4, 6, 9, 14, 22, 35):
+    for after in (0, 1, 2, 4, 9, 22):
         with tempfile.TemporaryDirectory() as folder:
             said = refusing.in_child(partial(act, after, Path(folder)))
         assert not said.endswith("!") or said == "ended by SIGALRM!", (after, said)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from support.book import Vector
 from support.properties import examples
-from support.traces import Case, Driven, Return, Send, Updates, cases, drive, synchronous_cases
+from support.traces import Case, Driven, Return, Send, cases, drive, synchronous_cases
 
 SMALL = st.sampled_from((1, 2, 3, 7))
 quick = examples(60)
@@ -28,8 +28,7 @@ def ace(case: Case, name: str, **how: Any) -> Driven:
 
 def same(model: Driven, loop: Any, case: Case) -> None:
     """Both end every event with the same model, version and decision."""
-    updates = Updates(case.size, ("normal", "sparse", "zero"))
-    ra, rb = (drive(one, case.trace, updates, snapshot=lambda s: s.x.copy()) for one in (model, loop))
+    ra, rb = (drive(one, case, lambda s: s.x.copy()) for one in (model, loop))
     np.testing.assert_allclose([r.x for r in ra], [r.x for r in rb], rtol=1e-11, atol=1e-11)
     assert [(r.applied, r.version, r.delay) for r in ra] == [(r.applied, r.version, r.delay) for r in rb]
 
@@ -49,9 +48,6 @@ class Loop:
         self.models[self.t] = self.x
         self.sent[client] = self.t
         return self.t
-
-    def local_steps(self, client: int) -> None:
-        return None
 
     def receive(self, client: int, update: Any, version: int | None = None, **_: Any) -> dict[str, Any]:
         s = self.sent[client] if version is None else version
@@ -271,7 +267,7 @@ def test_interesting_traces_are_found(want: str) -> None:
     def interesting(case: Case) -> bool:
         rule = {"name": "Single"} if want in ("stale", "two versions owed") else {"name": "Buffer", "size": 3}
         server = Driven(case.x0, rule, {"name": "SGD", "lr": 1.0})
-        records = drive(server, case.trace, Updates(1))
+        records = drive(server, case, lambda s: s.x)
         arrivals = [r for r in records if isinstance(r.event, Return)]
         if want == "stale":
             return any((r.delay or 0) >= 3 for r in arrivals)

@@ -5,8 +5,6 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +12,6 @@ from unittest import mock
 
 import pytest
 import torch
-from support import inside
-from support.presets import update
 
 import fastagg
 from fastagg.errors import ConfigError
@@ -107,36 +103,6 @@ def test_a_version_is_sent_as_one_vector_and_the_model_steps_in_place() -> None:
     assert torch.equal(server.dispatch(2).flat, server.flat)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: fastagg.Nesterov(look_ahead=True, moments="8bit"), "moments: look_ahead"),
-        (lambda: fastagg.Nesterov(momentum=1.0), "momentum: "),
-        (lambda: fastagg.Nesterov(dampening=-0.1), "dampening: "),
-        (lambda: fastagg.DelayedNesterov(period=0), "period: "),
-        (lambda: fastagg.Aligned(c_ok=1.5), "c_ok: "),
-        (lambda: fastagg.Aligned(rho=0.0), "rho: "),
-        (lambda: fastagg.CosineGate(cutoff=0.0), "cutoff: "),
-        (lambda: fastagg.Cutoff(delay=0), "delay: "),
-        (lambda: fastagg.Server(torch.zeros(2), fastagg.Aligned(), fastagg.SGD()), "optimizer: Aligned turns"),
-        (
-            lambda: fastagg.Server(torch.zeros(2), fastagg.Aligned(), fastagg.Momentum(moments="8bit")),
-            "optimizer: Aligned turns",
-        ),
-        (
-            lambda: fastagg.Server(torch.zeros(2), fastagg.Mixing(), fastagg.Nesterov(look_ahead=True)),
-            "look_ahead: clients are sent another model",
-        ),
-        (lambda: fastagg.FedBuff(torch.zeros(2)).dispatch(0, speed=1.0), "speed: .*fastest_steps="),
-        (lambda: fastagg.FedBuff(torch.zeros(2), fastest_steps=9).dispatch(0, speed=-1.0), "speed: "),
-        (lambda: fastagg.FedBuff(torch.zeros(2), fastest_steps=0), "fastest_steps: "),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(make: Callable[[], Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make()
-
-
 def test_a_look_ahead_that_could_leave_its_range_is_refused_and_nothing_is_sent() -> None:
     server = fastagg.HeLoCo(torch.zeros(4), lr=1.0, momentum=0.5)
     server.receive_model(server.dispatch(0), torch.full((4,), 1e15))
@@ -208,76 +174,3 @@ def test_speeds_take_no_memory_when_their_lease_is_over() -> None:
 
 
 # -- fragments ---------------------------------------------------------------------------------------------------------
-
-
-def fragments(count: int, **how: Any) -> tuple[Any, list[fastagg.Server]]:
-    cut = fastagg.parts(network(), count)
-    return cut, [fastagg.DecoupledDiLoCo(part, buffer_size=4, at_least=2, grace=5.0, lr=0.5, **how) for part in cut]
-
-
-def learner(cut: Any, servers: list[fastagg.Server], number: int, turns: int, at: int) -> None:
-    """Answer the fragments in turn, one at a time."""
-    for turn in range(turns):
-        place = (at + turn) % len(servers)
-        task = servers[place].dispatch(number)
-        delta = torch.full((servers[place].layout.size,), float(turn + 1))
-        servers[place].receive(number, delta, num_samples=(100.0 * (number + 1), 4), task=task.id)
-
-
-def test_every_fragment_has_its_version_delay_quorum_and_window() -> None:
-    cut, servers = fragments(3)
-    late = servers[1].dispatch("late")
-    for number in range(2):
-        learner(cut, servers, number, 1, at=1)  # two have sent the second fragment: its window begins
-    inside.pass_time(servers[1], 4.0)
-    assert not any(server.close_round(if_due=True) for server in servers)
-    inside.pass_time(servers[1], 2.0)
-    assert [server.dispatch("c").version for server in servers] == [0, 1, 0]
-    # w = tokens*tokens/steps: 2,500 and 10,000 of the same delta, and then one that is a version late
-    assert servers[1].receive("late", late.flat * 0.0, num_samples=(1, 1)).delay == 1
-    moved = servers[1].flat - fastagg.DecoupledDiLoCo(cut[1], buffer_size=4).flat
-    torch.testing.assert_close(moved, torch.full_like(moved, 0.5 * (1.0 + 0.9)))
-
-
-def test_fragments_on_threads_are_each_a_server_of_its_own() -> None:
-    """Learners on threads at once; each fragment is what one server makes of the answers in the order that it took."""
-    cut, servers = fragments(4, answers_per_step=None)
-    taken: list[list[tuple[int, torch.Tensor, Any]]] = [[] for _ in servers]
-    locks = [threading.Lock() for _ in servers]
-    start = threading.Barrier(4)
-
-    def work(number: int) -> None:
-        start.wait()
-        for turn in range(24):
-            place = (number + turn) % 4
-            task = servers[place].dispatch(number)
-            delta = update(number * 100 + turn, servers[place].layout.size).float()
-            pair = (10.0 + number, 1 + turn % 3)
-            with locks[place]:  # only so that the test knows the order
-                servers[place].receive(number, delta, num_samples=pair, task=task.id)
-                taken[place].append((number, delta, pair))
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    for place, part in enumerate(cut):
-        alone = fastagg.DecoupledDiLoCo(part, buffer_size=4, at_least=2, grace=5.0, lr=0.5, answers_per_step=None)
-        for number, delta, pair in taken[place]:
-            alone.dispatch(number)
-            alone.receive(number, delta, num_samples=pair)
-        assert alone.version == servers[place].version == 6
-        assert torch.equal(alone.flat, servers[place].flat)
-
-
-def test_parts_of_heloco_turn_their_tensors_as_the_whole_does() -> None:
-    whole, cut = fastagg.HeLoCo(network()), fastagg.parts(network(), 3)
-    servers = [fastagg.HeLoCo(part) for part in cut]
-    torch.manual_seed(3)
-    for _ in range(20):
-        task, tasks = whole.dispatch(0), [server.dispatch(0) for server in servers]
-        delta = {name: torch.randn(shape) for name, shape in SHAPES.items()}
-        whole.receive(0, delta, task=task.id)
-        for server, task, piece in zip(servers, tasks, cut.split(delta), strict=True):
-            server.receive(0, piece, task=task.id)
-    joined, one = cut.join(server.parameters() for server in servers), whole.parameters()
-    for name in SHAPES:
-        torch.testing.assert_close(joined[name], one[name], rtol=0, atol=1e-5)

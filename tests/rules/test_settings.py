@@ -36,6 +36,7 @@ SERVER, X = partial(fastagg.Server, torch.zeros(4)), torch.zeros(4)
 FADAS, BUFF, MIXES = (partial(preset, X) for preset in (fastagg.FADAS, fastagg.FedBuff, fastagg.FedAsync))
 ACE = partial(fastagg.ACE, X, **{"lr": 0.1, "num_clients": 2})
 EUCLIDEAN = partial(fastagg.AsyncFedED, X, **{"lam": 1.0, "eps": 1.0})
+ROBUST = fastagg.Robust
 LIMITS = ("lease", "max_delay", "max_open_per_client", "max_clients", "max_waiting")
 # What takes a setting, its name, and values that it cannot have.
 WRONG: list[tuple[Callable[..., Any], str, tuple[Any, ...]]] = [
@@ -83,6 +84,15 @@ WRONG: list[tuple[Callable[..., Any], str, tuple[Any, ...]]] = [
     (fastagg.Yogi, "eps_root", (-1.0,)),
     (fastagg.Adagrad, "initial", (-1.0,)),
     (fastagg.Buffer, "normalize", ("samples", 0)),
+    (lambda buffer_size: ROBUST("median", buffer_size), "buffer_size", (0, 2000)),
+    (fastagg.Nesterov, "momentum", (1.0,)),
+    (fastagg.Nesterov, "dampening", (-0.1,)),
+    (fastagg.DelayedNesterov, "period", (0,)),
+    (fastagg.Aligned, "c_ok", (1.5,)),
+    (fastagg.Aligned, "rho", (0.0,)),
+    (fastagg.CosineGate, "cutoff", (0.0,)),
+    (fastagg.Cutoff, "delay", (0,)),
+    (BUFF, "fastest_steps", (0,)),
 ]
 # Settings each of which could be, but not together, or not there.
 SENSELESS: list[tuple[Callable[[], Any], str]] = [
@@ -104,6 +114,17 @@ SENSELESS: list[tuple[Callable[[], Any], str]] = [
     (lambda: fastagg.CosineBuffer(None), "buffer_size"),
     *((lambda make=make: make(deterministic=True), "deterministic: it needs a synchronous rule")
       for make in (BUFF, FADAS, MIXES)),
+    (lambda: fastagg.Nesterov(look_ahead=True, moments="8bit"), "moments: look_ahead"),
+    (lambda: SERVER(fastagg.Aligned(), fastagg.SGD()), "optimizer: Aligned turns"),
+    (lambda: SERVER(fastagg.Aligned(), fastagg.Momentum(moments="8bit")), "optimizer: Aligned turns"),
+    (lambda: SERVER(fastagg.Mixing(), fastagg.Nesterov(look_ahead=True)), "look_ahead: clients are sent another model"),
+    (lambda: BUFF().dispatch(0, speed=1.0), "speed: .*fastest_steps="),
+    (lambda: BUFF(fastest_steps=9).dispatch(0, speed=-1.0), "speed: "),
+    *((lambda more=more: SERVER(ROBUST("median", 5), **more), "num_clients: .* never fill a step of 5")
+      for more in ({"num_clients": 4}, {"num_clients": 2, "answers_per_step": 2})),
+    (lambda: ROBUST("krum", 10, f=2, at_least=6, grace=1.0), "krum: 6 updates"),
+    (lambda: ROBUST("trimmed", 10, radius=2.0), "radius: a setting of centered_clip, not of trimmed"),
+    (lambda: ROBUST("median", 10, at_least=6), "grace: needed with at_least"),
     (lambda: fastagg.set_num_threads(0), r"set_num_threads.*1\.\.4096, got 0"),
     (lambda: fastagg.set_isa("mmx"), "instruction set 'mmx' is not available here"),
 ]  # fmt: skip

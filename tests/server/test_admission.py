@@ -89,7 +89,7 @@ MORE: dict[str, Any] = {
 ALL = {**PRESETS, **MORE}
 
 
-@pytest.mark.parametrize("size", [1e15, 1e19, 1e27, 3e38], ids=str)
+@pytest.mark.parametrize("size", [1e15, 1e27, 3e38], ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_huge_updates_are_refused_or_harmless(name: str, size: float) -> None:
     length = 9001 if size == 3e38 else D  # long enough to be read once, while it steps

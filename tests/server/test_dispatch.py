@@ -188,17 +188,6 @@ def test_the_next_call_after_the_window_takes_the_step(call: str) -> None:
     assert server.close_round(if_due=True) is None  # a new round
 
 
-def test_a_refused_answer_has_no_part_in_it() -> None:
-    server = make()
-    for client in range(3):
-        answer(server, client)
-    server.dispatch("bad")
-    wait(server, 6.0)
-    with pytest.raises(fastagg.NonFiniteUpdate):
-        server.receive("bad", torch.full((SIZE,), float("nan")))
-    assert server.version == 1 and torch.equal(server.flat, torch.ones(SIZE))
-
-
 @pytest.mark.parametrize("durability", ["step", "arrival", "none"])
 def test_a_replay_needs_no_clock(tmp_path: Path, durability: Any) -> None:
     with fastagg.open(tmp_path / "state", make, durability=durability) as server:

@@ -3,7 +3,6 @@ up to four of one base in one loop. That all forms have the same bits: tests/fuz
 """
 
 import math
-import random
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -243,44 +242,3 @@ def test_groups_of_models_in_one_loop(cache: int, differences: bool, tuning: Any
             server.close_round()
         assert ours.version == plain.version == 2 and torch.equal(ours.flat, plain.flat)
         assert all(same(task.params, kept) for task, kept in held)
-
-
-@pytest.mark.parametrize("cache", [0, 1])
-def test_groups_of_updates_in_one_loop(cache: int, tuning: Any, isa: str) -> None:
-    """Several are added in one pass: receipts with norms, refusals, sums and the signs of zeros are those of one after
-    the other, also where a round ends, or an encoded one, one of another type or one too large comes between."""
-    tuning(cache=cache)
-    size, chance = 70_003, random.Random(isa)
-    staleness, optimizer = fastagg.Polynomial(0.5), fastagg.Adagrad(0.1)
-
-    def bits(server: fastagg.Server) -> list[Any]:
-        vectors = server.flat, server.state_dict()["direction"].get("acc")
-        return [one.view(torch.int32).clone() for one in vectors if one is not None]
-
-    def drawn(seed: int) -> Any:
-        found = torch.randn(size, generator=torch.Generator().manual_seed(seed))
-        found[:: 2 + seed % 3] = -0.0
-        if (kind := chance.random()) < 0.1:
-            found[-1 - seed] = chance.choice((math.nan, -math.inf, 3e38))
-        elif kind < 0.3:
-            return found.to(chance.choice((torch.float16, torch.bfloat16)))
-        return fastagg.encode(found, "int8", seed=seed) if kind > 0.95 else found
-
-    for capacity in (4, 50):
-        ours, plain = (
-            fastagg.Server(torch.zeros(size), fastagg.Buffer(capacity), optimizer, staleness) for _ in range(2)
-        )
-        for turn in range(8):
-            count = chance.randint(1, 9)
-            clients = [client for client in range(count) if client != turn % 5]  # that one has an older version
-            for server in (ours, plain):
-                for client in clients:
-                    server.dispatch(client)
-            answers = [(client, drawn(100 * turn + client)) for client in (*clients, turn % 5)]
-            found = ours.receive_many(answers)
-            for outcome, answer in zip(found, answers, strict=True):
-                (other,) = plain.receive_many([answer])
-                assert repr(outcome) == repr(other)
-            assert same(bits(ours), bits(plain))
-        assert ours.close_round() == plain.close_round()
-        assert same(bits(ours), bits(plain)) and ours.version > 0

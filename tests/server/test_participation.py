@@ -1,6 +1,7 @@
 """Private servers: no client takes part more often, or sooner, than its limits say, whatever happens in between."""
 
 import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,12 @@ def test_damaged_participations_are_refused() -> None:
         with pytest.raises(fastagg.CheckpointError):
             made().load_state_dict(state)
     made().load_state_dict(whole)
+
+
+def test_a_simulated_client_waits_when_no_other_answer_of_it_could_count(tmp_path: Path) -> None:
+    """8 clients with two answers each fill a step of 12, and nobody is sent a task in vain."""
+    sim = pytest.importorskip("fastagg.sim")
+    changes = {"run.uploads": 24, "data.clients": 8, "participation.concurrency": 3, "algorithm.buffer_size": 12}
+    sim.run("fedbuff-digits-large", {**changes, "algorithm.answers_per_step": 2}, out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["versions"], summary["uploads"]) == (2, 24), summary

@@ -45,31 +45,6 @@ def test_environment_variables(environment: dict[str, str], words: str, tmp_path
     assert words in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["SGD", "AMSGrad"])
-def test_a_learning_rate_that_follows_a_schedule(name: str) -> None:
-    make = {"SGD": fastagg.SGD, "AMSGrad": fastagg.AMSGrad}[name]
-    first, second = torch.randn(300), torch.randn(300)
-
-    def stepped(server: fastagg.Server, update: torch.Tensor) -> fastagg.Receipt:
-        return server.receive(0, update, server.dispatch(0).version)
-
-    server = fastagg.Server(torch.zeros(300), optimizer=make(0.5))
-    stepped(server, first)
-    server.lr = 0.125
-    before = server.state_dict()
-    other = fastagg.Server(torch.zeros(300), optimizer=make(0.125))
-    other.load_state_dict(before)
-    assert stepped(server, second).step_size == stepped(other, second).step_size == 0.125
-    assert torch.equal(server.flat, other.flat) and server.lr == 0.125
-    assert server.config()["optimizer"]["lr"] == 0.125
-    for bad in (-1.0, float("nan"), "slow"):
-        with pytest.raises(fastagg.ConfigError, match="lr"):
-            server.lr = bad  # type: ignore[assignment]
-    assert server.lr == 0.125 and stepped(server, first).step_size == 0.125
-    server._engine.lr = 0.25  # as between two lines of another thread's, when a checkpoint is written
-    assert server.lr == server.optimizer.lr == server.config()["optimizer"]["lr"] == 0.25
-
-
 def test_a_model_that_was_read_and_dropped_costs_later_updates_nothing() -> None:
     """A version that somebody holds stays, and the next step writes to other memory; all later ones are in place."""
     server = fastagg.ASGD(torch.nn.Linear(3, 2), lr=0.5)

@@ -18,10 +18,12 @@ from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
 from fastagg.durable.opening import open_on
 from fastagg.storage import raw
-from support.presets import model, update
+from support.operations import CHANGES
+from support.presets import model
 
 SIZE = 60
 HEAD = 48  # bytes before a record's body
+CALLS = "receive", "receive", "receive", "receiving", "close_round", "hand_on", "forget", "expire", "lr"
 Make = Callable[[], fastagg.Server]
 RULES: dict[str, Make] = {
     "FedBuff": lambda: fastagg.FedBuff(model(SIZE), buffer_size=9),
@@ -35,18 +37,11 @@ def everything(folder: Path, make: Make, lives: int) -> dict[str, Any]:
     for life in range(lives):
         with open_on(Disk(folder, create=True), make, "arrival", segment=1 << 15) as server:
             rows = server.config()["num_clients"] is not None
-            some, chunks = ((30, 10 + life, 5 + life), 31) if rows else (("ünïcode", 2**63 + life, 5 + life), "chunks")
-            for client in some:
-                server.dispatch(client)
-                server.receive(client, update(life, SIZE))
-            server.dispatch(chunks)
-            with server.receiving(chunks) as upload:
-                upload.write(update(life, SIZE).float().numpy().tobytes())
-            server.close_round()
-            server.hand_on(server.dispatch(1), 2)
-            server.forget(1)
-            server.expire(before=1)
-            server.lr = 0.5 + life
+            senders = (30, 10 + life, 5 + life, 31) if rows else ("ünïcode", 2**63 + life, 5 + life, "chunks")
+            for client, name in zip((*senders, 1, 1, 1, 1, 1), CALLS, strict=True):
+                if name.startswith("receiv"):
+                    server.dispatch(client)
+                CHANGES[name](server, client, life)
             if life == lives - 2:
                 server.checkpoint()
             server.dispatch(9)

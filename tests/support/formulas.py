@@ -87,30 +87,53 @@ class Optimizer:
         return first / r1 / (np.sqrt(second + p.get("eps_root", 0.0)) + p["eps"])
 
 
-def robust(p: Part, u: Vector) -> Vector:
-    """What a robust rule makes of the rows of u."""
-    rule, n, f, point = p["rule"], len(u), p.get("f", 0), np.zeros(u.shape[1])
-    least = {"mean_around_median": 2 * f + 1, "krum": 2 * f + 3, "multi_krum": 2 * f + 3}.get(rule, 1)
-    if n < max(least, p.get("keep") or 1):
-        raise Refused("ConfigError")
-    if rule == "median":
-        return np.median(u, axis=0)
-    if rule == "trimmed":
-        cut = int(p["trim"] * n)
-        return np.sort(u, axis=0)[cut : n - cut].mean(axis=0)
-    if rule == "mean_around_median":
-        nearest = np.argsort(np.abs(u - np.median(u, axis=0)), axis=0, kind="stable")
-        return np.take_along_axis(u, nearest, axis=0)[: n - f].mean(axis=0)
+def shares_of(p: Part, u: Vector) -> Vector | None:
+    """What each row of u counts for under a robust rule. None: the rule combines elements."""
+    rule, n = p["rule"], len(u)
+    if rule in ("median", "trimmed", "mean_around_median"):
+        return None
     if rule in ("krum", "multi_krum"):
-        apart = ((u[:, None] - u[None]) ** 2).sum(axis=2)
-        scores = [np.sort(np.delete(apart[i], i))[: n - f - 2].sum() for i in range(n)]
-        return u[np.argsort(scores, kind="stable")[: 1 if rule == "krum" else p.get("keep") or n - f]].mean(axis=0)
+        apart = np.array([((u - row) ** 2).sum(axis=1) for row in u])
+        scores = [np.sort(np.delete(apart[i], i))[: n - p.get("f", 0) - 2].sum() for i in range(n)]
+        best = np.argsort(scores, kind="stable")[: 1 if rule == "krum" else p.get("keep") or n - p.get("f", 0)]
+        return np.isin(np.arange(n), best) / len(best)
+    shares = np.zeros(n)
     for _ in range(p["iterations"]):
-        lengths = np.linalg.norm(u - point, axis=1)
+        lengths = np.linalg.norm(u - shares @ u, axis=1)
         if rule == "geometric_median":
             shares = 1 / np.maximum(p["smoothing"], lengths)
-            point = shares @ u / shares.sum()
+            shares = shares / shares.sum()
         else:
-            kept = np.minimum(1.0, p["radius"] / np.maximum(lengths, 1e-300))
-            point = point + (kept[:, None] * (u - point)).mean(axis=0)
-    return point
+            kept = np.minimum(1.0, p["radius"] / np.maximum(lengths, 1e-300)) / n
+            shares = shares * (1 - kept.sum()) + kept
+    return shares
+
+
+def of_elements(p: Part, u: Vector) -> Vector:
+    """What a robust rule makes of each column of u."""
+    rows, n = np.sort(u, axis=0), len(u)
+    if p["rule"] == "mean_around_median":
+        nearest = np.argsort(np.abs(rows - np.median(u, axis=0)), axis=0, kind="stable")
+        return np.take_along_axis(rows, nearest, axis=0)[: n - p.get("f", 0)].mean(axis=0)
+    cut = (n - 1) // 2 if p["rule"] == "median" else int(p["trim"] * n)
+    return rows[cut : n - cut].mean(axis=0)
+
+
+def robust(p: Part, u: Vector) -> Vector:
+    """What a robust rule makes of the rows of u."""
+    f = p.get("f", 0)
+    least = {"mean_around_median": 2 * f + 1, "krum": 2 * f + 3, "multi_krum": 2 * f + 3}.get(p["rule"], 1)
+    if len(u) < max(least, p.get("keep") or 1):
+        raise Refused("ConfigError")
+    shares = shares_of(p, u)
+    return of_elements(p, u) if shares is None else shares @ u
+
+
+def robust_statistics(p: Part, u: Vector, v: Vector, own: Vector) -> Vector:
+    """Running statistics v that came with the updates u: those far from the others' are moved to where these end."""
+    shares = shares_of(p, u)
+    if shares is None:
+        return of_elements(p, v)
+    middle = np.median(v, axis=0)
+    far = 10 * np.median(np.abs(v - middle), axis=0)
+    return shares @ np.clip(v, middle - far, middle + far) + (1 - shares.sum()) * own

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from support.book import Book, Refused, Task, Vector
-from support.formulas import WEIGHTS, Optimizer, Part, rate_of, robust
+from support.formulas import WEIGHTS, Optimizer, Part, rate_of, robust, robust_statistics
 
 Buffers = tuple[Vector, int] | None  # running statistics, and a counter
 ROUNDS = "Buffer", "Cohort", "CosineBuffer", "Robust"
@@ -121,10 +121,13 @@ class Model(Book):
         self.take_part(clients if is_sum else [client])
         answer.weight = weight
         along = self.add(answer, weight)
-        if buffers is not None and self.settings.get("buffers") != "keep" and answer.share:
-            assert self.statistics is not None
-            own, theirs = self.statistics[0], np.asarray(buffers[0])
-            self.reported.append((client, own + gain * (theirs - own), buffers[1], answer.share))
+        if self.statistics is not None and self.settings.get("buffers") != "keep":
+            own, count = self.statistics
+            if buffers is not None and answer.share:
+                theirs = own + gain * (np.asarray(buffers[0]) - own)
+                self.reported.append((client, theirs, buffers[1], answer.share))
+            elif self.name == "Robust":  # it has a row for every update
+                self.reported.append((client, own, count, answer.share))
         if isinstance(along, str):
             if along == "idle":
                 self.advance(False)
@@ -263,9 +266,14 @@ class Model(Book):
         """The next version. Running statistics follow a step; those that came with none are dropped."""
         if applied and self.reported:
             _, values, counters, shares = zip(*self.ordered(self.reported, lambda one: one[0]), strict=True)
-            last = [0.0] * (len(shares) - 1) + [1.0]
-            weights = {"weighted": shares, "latest": last}.get(self.settings["buffers"])
-            self.statistics = np.average(values, axis=0, weights=weights), max(counters)
+            if self.name == "Robust" and self.statistics is not None:
+                u = np.array([a.weight * a.update for a in self.ordered(self.held, lambda a: a.client)])
+                theirs = robust_statistics(self.direction, u, np.array(values), self.statistics[0])
+                self.statistics = theirs, sorted(counters)[(len(counters) - 1) // 2]
+            else:
+                last = [0.0] * (len(shares) - 1) + [1.0]
+                weights = {"weighted": shares, "latest": last}.get(self.settings["buffers"])
+                self.statistics = np.average(values, axis=0, weights=weights), max(counters)
         self.reported, self.version, self.since = [], self.version + 1, math.inf
         self.held = self.held if self.name == "Trail" else []
         self.history.append(self.x)

@@ -7,7 +7,6 @@ says.
 """
 
 import collections
-import copy
 import ctypes
 import errno
 import faulthandler
@@ -31,6 +30,8 @@ import fastagg
 from fastagg.durable import log
 from fastagg.durable.disk import Disk
 from fastagg.durable.opening import open_on
+from support import operations
+from support.operations import CHANGES, READS, Operation
 from support.presets import PRESETS, model, update
 
 SOURCE = Path(__file__).parents[1] / "native/refusing.c"
@@ -70,17 +71,13 @@ class Scene:
     def __init__(self, name: str, root: Path, stored: bool) -> None:
         self.name, self.root, self.folder = name, root, root / "state" if stored else None
         self.server = self.make() if self.folder is None else self.opened()
-        self.tasks: dict[int, Any] = {}
         for k in range(4):
-            client = k % CLIENTS
-            self.tasks[client] = self.server.dispatch(client)
-            self.server.receive(client, update(k, SIZE), num_samples=3)
+            self.server.dispatch(k % CLIENTS)
+            self.server.receive(k % CLIENTS, update(k, SIZE), num_samples=3)
         for client in range(CLIENTS):
-            self.tasks[client] = self.server.dispatch(client)
-        self.update = update(7, SIZE)
-        self.other = update(8, SIZE)
-        self.model = update(9, SIZE)
-        self.saved = self.server.state_dict()
+            self.server.dispatch(client)
+        for number in (7, 8):  # of the operations, which then find them made
+            update(number, SIZE)
         self.file = root / "saved.pt"
         self.server.flush()
 
@@ -95,48 +92,23 @@ class Scene:
         return without_lives(self.server)
 
 
+def on_server(operation: Operation) -> Call:
+    return lambda on: operation(on.server, 0, 7)
+
+
 CALLS: dict[str, Call] = {
-    "dispatch": lambda on: on.server.dispatch(1),
-    "receive": lambda on: on.server.receive(0, on.update, num_samples=3),
-    "receive, read by Python": lambda on: on.server.receive(0, on.update, num_samples=3, kind=on.server.update_kind),
-    "receive_many": lambda on: on.server.receive_many(
-        [(0, on.update, None, 3), (1, on.other, None, 3)]),
-    "receive_model": lambda on: on.server.receive_model(on.tasks[0], on.model, num_samples=3),
-    "hand_on": lambda on: on.server.hand_on(on.tasks[0], 1),
-    "forget": lambda on: on.server.forget(1),
-    "expire": lambda on: on.server.expire(before=2),
-    "close_round": lambda on: on.server.close_round(),
-    "upload": lambda on: upload(on),
-    "parameters": lambda on: on.server.parameters(),
-    "flat": lambda on: on.server.flat,
-    "memory": lambda on: on.server.memory(),
-    "config": lambda on: on.server.config(),
-    "state_dict": lambda on: on.server.state_dict(),
-    "lr": lambda on: setattr(on.server, "lr", 0.5),
-    "deepcopy": lambda on: copy.deepcopy(on.server),
+    **{name: on_server(operation) for name, operation in {**CHANGES, **READS}.items()},
     "save": lambda on: on.server.save(on.file),
-}  # fmt: skip
+}
 PLAIN: dict[str, Call] = {
     "make": lambda on: on.make(),
-    "load_state_dict": lambda on: on.server.load_state_dict(on.saved),
     "load": lambda on: (on.server.save(on.file), fastagg.load(on.file)),
 }
 STORED: dict[str, Call] = {
-    "flush": lambda on: on.server.flush(),
-    "checkpoint": lambda on: on.server.checkpoint(),
+    **{name: on_server(operation) for name, operation in operations.STORED.items()},
     "close and open": lambda on: closed_and_opened(on),
 }
-READS = {"parameters", "flat", "memory", "config", "state_dict", "deepcopy", "save", "make", "load", "flush",
-         "checkpoint", "close and open"}  # fmt: skip
-
-
-def upload(on: Scene) -> Any:
-    """Send an update in chunks."""
-    data = on.update.numpy().tobytes()
-    with on.server.receiving(0, num_samples=3) as sending:
-        for at in range(0, len(data), 500):
-            sending.write(data[at : at + 500])
-    return sending.receipt
+READING = {*READS, "save", "make", "load", *STORED}  # what changes no state
 
 
 def closed_and_opened(on: Scene) -> None:
@@ -173,11 +145,11 @@ def point(scene: Callable[[], Scene], call: Call, plan: tuple[int, int, int, int
             return f"changed by a call that raised {said}!"
         if on.folder is None:
             return "raised, and said what counts"
-    elif error is None and name in READS and not equal(before, after_it):
+    elif error is None and name in READING and not equal(before, after_it):
         return "changed by a call that reads!"
     if on.folder is not None:
         return stored(on, before, after_it, said)
-    if error is not None and name not in READS:  # it works now
+    if error is not None and name not in READING:  # it works now
         call(on)
     return "raised" if error is not None else "the same"
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import math
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -30,6 +32,7 @@ from fastagg.durable import doctor, opening
 from support import inside
 from support.bits import digest
 from support.lossy import LossyDisk
+from support.operations import CHANGES
 from support.presets import PRESETS, model, update
 
 SIZE, CLIENTS, KEEP = 40, 3, 2
@@ -633,24 +636,15 @@ class Life:
         ops: list[Op] = [lambda server, _, one=one: server.receive(*one) for one in answers]  # type: ignore[misc]
         self.do_many(lambda server: server.receive_many(answers), ops, sent)
 
-    def partial(self) -> None:
-        task, sent = self._dispatched(), self._sent()
-        sum_of = fastagg.Partial(sent.float(), 1, 2.0 if "samples" in self.name else 1.0)
-        self.do(lambda server, _: server.receive_partial(task.client, sum_of, task.version), waits=True)
-        self._count(sent)
-
-    def models(self) -> None:
-        """A trained model, and one of the wrong length behind it: the first one's receipt is there."""
-        if self.name == "counted":
-            return
-        task, trained = self._dispatched(), self.twin.flat.clone() + 0.25
-
-        def op(server: fastagg.Server, _: int | None) -> Any:
-            sent = server.dispatch(task.client)
-            both = (fastagg.Answer.to(sent, update, 2, kind="delta") for update in (trained, torch.zeros(3)))
-            return server.receive_many(list(both))
-
-        self.do(op, waits=True)
+    def operation(self) -> None:
+        """One of the table, but for those of several answers."""
+        several = "receive_many", "models", "load_state_dict"
+        name, client = self.rng.choice([name for name in CHANGES if name not in several]), self.rng.randrange(CLIENTS)
+        self.number += 1
+        number = self.number
+        if self.name != "counted":
+            answers = name.startswith("receiv")
+            self.do(lambda server, _: CHANGES[name](server, client, number), waits=answers)
 
     def bad(self) -> None:
         task = self._any()
@@ -830,17 +824,6 @@ class Life:
         self.note()
         self.begin(self.disk, self.promised)
 
-    def round(self) -> None:
-        self.do(lambda server, _: server.close_round(), waits=False)
-
-    def forget(self) -> None:
-        client = self.rng.randrange(CLIENTS)
-        self.do(lambda server, _: server.forget(client), waits=False)
-
-    def expire(self) -> None:
-        before = self.rng.choice((None, 0, max(0, self.server.version - 1), self.server.version, 2**63))
-        self.do(lambda server, _: server.expire(before), waits=False)
-
     def clock(self) -> None:
         """All leases end, or the clock goes back."""
         seconds = self.rng.choice((2 * LEASE, 2 * LEASE, -10.0))
@@ -851,15 +834,6 @@ class Life:
 
         self.do(op, waits=False)
 
-    def rate(self) -> None:
-        rate = self.rng.choice((0.5, 0.25, 1.0))
-
-        def op(server: fastagg.Server, _: int | None) -> None:
-            server.lr = rate
-
-        if self.name != "counted":
-            self.do(op, waits=False)
-
 
 def _alike(one: Any, other: Any) -> bool:
     """Whether two outcomes are the same; errors of one kind are, and tasks of one version."""
@@ -869,15 +843,17 @@ def _alike(one: Any, other: Any) -> bool:
         return one.version == other.version
     if isinstance(one, FastaggError) or isinstance(other, FastaggError):
         return type(one) is type(other)
-    return bool(one == other)
+    if isinstance(one, fastagg.Receipt) and isinstance(other, fastagg.Receipt) and math.isnan(other.update_norm):
+        return re.sub("update_norm=[^,]*", "", repr(one)) == re.sub("update_norm=[^,]*", "", repr(other))
+    return bool(one == other)  # a model is measured only for the log
 
 
 ACTIONS = {
-    "dispatch": 8, "receive": 8, "round_trip": 20, "answered_twice": 3, "several": 4, "partial": 3, "bad": 4,
-    "sender": 5, "chunks": 4, "slow_chunks": 3, "nested": 3, "models": 2, "flush": 3, "checkpoint": 4,
-    "checkpoints": 1, "checkpoint_meanwhile": 2, "handled_checkpoint": 1, "handled_close": 1, "round": 2,
-    "forget": 2, "expire": 2, "clock": 2, "rate": 1, "close": 3, "abandon": 1, "kill": 3, "power": 5,
-    "kill_and_power": 2, "failed_sync": 1, "full_disk": 1, "elsewhere": 2, "damage": 2, "foreign": 1, "lost_task": 4,
+    "dispatch": 8, "receive": 8, "round_trip": 20, "answered_twice": 3, "several": 4, "operation": 12, "bad": 4,
+    "sender": 5, "chunks": 4, "slow_chunks": 3, "nested": 3, "flush": 3, "checkpoint": 4, "checkpoints": 1,
+    "checkpoint_meanwhile": 2, "handled_checkpoint": 1, "handled_close": 1, "clock": 2, "close": 3, "abandon": 1,
+    "kill": 3, "power": 5, "kill_and_power": 2, "failed_sync": 1, "full_disk": 1, "elsewhere": 2, "damage": 2,
+    "foreign": 1, "lost_task": 4,
 }  # fmt: skip
 
 

@@ -1,15 +1,12 @@
 """Random traces of dispatches and arrivals, and a driver that plays one against any server.
 
-A trace is a plain list of `Send(client)` and `Return(client, which, seed, num_samples)`. It has no versions, because
-how fast the version grows depends on the rule. The driver knows the versions that each client still owes and turns
-`which` into one of them. So a server never gets an update of a version that it did not send. Two servers that follow
-the same rule therefore see the same calls.
-
-Update vectors are drawn from the event's seed, as float32 values, so that the package (float32) and the
-model (float64) work on exactly the same numbers.
+A trace is a list of `Send(client)` and `Return(client, which, seed, num_samples)`. It has no versions, because how fast
+the version grows depends on the rule. The driver knows the versions that each client still owes and turns `which` into
+one of them. So two servers that follow the same rule see the same calls. Update vectors are drawn from the event's seed
+as float32 values, so that the package and the model (float64) work on the same numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from support.book import Vector
 from support.model import Model
 
 SIZES = (1, 2, 3, 7, 16, 17, 41, 401, 1023, 1024, 1025, 4097)
-SHAPES = ("normal", "wide", "tiny", "large", "sparse", "zero")  # what `update_vector` can draw
 MAX_SEED = 2**16 - 1
 
 
@@ -31,13 +28,8 @@ class Send(NamedTuple):
 
 
 class Return(NamedTuple):
-    """`client` sends an update.
-
-    which        None: `version` is not given (the version last sent); a number: the which-th oldest version
-                 that the client still owes, modulo how many there are, given explicitly
-    seed         what the update vector is drawn from
-    num_samples  n_i
-    """
+    """`client` sends an update, drawn from `seed`, of `num_samples`. `which` None: of the version last sent, which is
+    not given; a number: of the which-th oldest version that it still owes, modulo how many there are."""
 
     client: int
     which: int | None
@@ -64,71 +56,22 @@ class Case:
 
 
 class Record(NamedTuple):
-    """What happened at one event. `Send`: sent_version, local_steps, x; `Return`: all but local_steps."""
+    """What happened at an event; the last four only where it is a `Return`."""
 
     event: Event
     sent_version: int  # the version dispatched, or the one the update was trained on
-    local_steps: int | None = None
+    x: Vector | None = None  # the model after the event, if a snapshot was asked for
     applied: bool | None = None
     version: int | None = None
     delay: int | None = None
-    step_size: float | None = None
-    x: npt.NDArray[np.float64] | None = None  # the model after the event, if a snapshot was asked for
 
 
-# ── update vectors ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def update_vector(seed: int, size: int, shapes: Sequence[str] = SHAPES) -> npt.NDArray[np.float32]:
-    """A float32 vector, finite, at most 1e3 in magnitude, the same for the same arguments.
-
-    normal  Gaussian, scale between 1e-4 and 10
-    wide    magnitudes log-uniform from the smallest denormal to 1e3, element by element
-    tiny    denormal float32 only
-    large   uniform in -1e3..1e3
-    sparse  Gaussian with half of the elements exactly zero
-    zero    all zero
-    """
-    rng = np.random.default_rng([seed, size])
-    shape = shapes[int(rng.integers(len(shapes)))]
-    sign = rng.choice([-1.0, 1.0], size)
-    if shape == "normal":
-        out = 10.0 ** rng.uniform(-4, 1) * rng.standard_normal(size)
-    elif shape == "wide":
-        out = sign * 10.0 ** rng.uniform(-44.8, 3, size)
-        out[rng.random(size) < 0.1] = 0.0
-    elif shape == "tiny":
-        out = sign * 2.0**-149 * rng.integers(1, 2**23, size)
-    elif shape == "large":
-        out = rng.uniform(-1e3, 1e3, size)
-    elif shape == "sparse":
-        out = rng.standard_normal(size) * (rng.random(size) < 0.5)
-    elif shape == "zero":
-        out = np.zeros(size)
-    else:
-        raise ValueError(shape)
-    return np.clip(out, -1e3, 1e3).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Updates:
-    """make_update for `drive`: the event's float32 vector, or `convert` of it (e.g. torch.from_numpy)."""
-
-    size: int
-    shapes: tuple[str, ...] = SHAPES
-    convert: Callable[[npt.NDArray[np.float32]], Any] | None = None
-
-    def __call__(self, event: Return) -> Any:
-        u = update_vector(event.seed, self.size, self.shapes)
-        return u if self.convert is None else self.convert(u)
-
-
-# ── strategies ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def sizes(allow_zero: bool = False) -> st.SearchStrategy[int]:
-    """Model sizes around the widths where loops change: vectors, blocks, chunks."""
-    return st.sampled_from((*SIZES, 0) if allow_zero else SIZES)
+def update_of(event: Return, size: int) -> npt.NDArray[np.float32]:
+    """Gaussian, of a scale between 1e-4 and 10; or half of its elements are zero; or all."""
+    rng = np.random.default_rng([event.seed, size])
+    shape, values = int(rng.integers(3)), rng.standard_normal(size)
+    values = (10.0 ** rng.uniform(-4, 1) * values, values * (rng.random(size) < 0.5), 0.0 * values)[shape]
+    return np.clip(values, -1e3, 1e3).astype(np.float32)
 
 
 def _returns(client: st.SearchStrategy[int]) -> st.SearchStrategy[Return]:
@@ -140,14 +83,8 @@ def _returns(client: st.SearchStrategy[int]) -> st.SearchStrategy[Return]:
 def traces(
     draw: st.DrawFn, num_clients: int, max_length: int = 40, *, all_heard: bool = False, all_sent: bool = False
 ) -> Trace:
-    """Events of `num_clients` clients: repeats, fresh and stale, several versions owed at once.
-
-    all_heard  begin with one round in which every client is sent the model and returns, in random order (what
-               a cache with a full warm-up waits for)
-    all_sent   begin by sending the model to every client ("all clients train all the time"): large delays
-
-    `max_length` counts the drawn moves; a move is one or two events.
-    """
+    """Events of `num_clients` clients: repeats, fresh and stale, several versions owed at once. They begin with a round
+    of all clients (`all_heard`), or with the model going out to all (`all_sent`), which makes large delays."""
     client = st.integers(0, num_clients - 1)
     trace: Trace = []
     if all_heard:
@@ -193,16 +130,15 @@ def cases(
     max_clients: int = 6,
     max_length: int = 40,
     *,
-    min_clients: int = 1,
     size: st.SearchStrategy[int] | None = None,
     all_heard: bool | None = None,
     all_sent: bool | None = None,
 ) -> Case:
     """A `Case` for an asynchronous rule. None for all_heard or all_sent means: sometimes."""
-    n = draw(st.integers(min_clients, max_clients))
+    n = draw(st.integers(1, max_clients))
     heard = draw(st.booleans()) if all_heard is None else all_heard
     sent = draw(st.booleans()) if all_sent is None else all_sent
-    d = draw(sizes() if size is None else size)
+    d = draw(st.sampled_from(SIZES) if size is None else size)
     trace = draw(traces(n, max_length, all_heard=heard, all_sent=sent))
     return Case(num_clients=n, size=d, seed=draw(st.integers(0, MAX_SEED)), trace=trace)
 
@@ -214,12 +150,9 @@ def synchronous_cases(
     """A `Case` of whole rounds and its clients per round."""
     n = draw(st.integers(1, max_clients))
     m = draw(st.integers(1, n))
-    d = draw(sizes() if size is None else size)
+    d = draw(st.sampled_from(SIZES) if size is None else size)
     trace = draw(synchronous_traces(n, m, max_rounds))
     return Case(num_clients=n, size=d, seed=draw(st.integers(0, MAX_SEED)), trace=trace), m
-
-
-# ── the driver ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Driven:
@@ -238,9 +171,6 @@ class Driven:
     def dispatch(self, client: int) -> int:
         return self.model.dispatch(client).version
 
-    def local_steps(self, client: int) -> int | None:
-        return self.model.last[client].local_steps
-
     def receive(self, client: int, update: Any, version: int | None = None, **how: Any) -> Mapping[str, Any]:
         samples = how.pop("num_samples", None)
         sent = [(np.asarray(update, dtype=np.float64), samples)]
@@ -252,64 +182,36 @@ class Driven:
         return self.receive(client, update, **how)
 
 
-def field(thing: Any, name: str) -> Any:
-    """`name` of a receipt or task, be it a mapping or an object; None where it has no such field."""
-    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
-
-
 def drive(
     server: Any,
-    trace: Sequence[Event],
-    make_update: Callable[[Return], Any],
-    *,
-    snapshot: Callable[[Any], npt.NDArray[np.float64]] | None = None,
-    make_buffers: Callable[[Return], Any] | None = None,
-    send_samples: bool = True,
+    case: Case,
+    snapshot: Callable[[Any], npt.NDArray[np.float64]],
+    convert: Callable[[Any], Any] = np.asarray,
 ) -> list[Record]:
-    """Play `trace` on `server` (the package's or a model); one record per event that took place.
+    """Play a case's trace on `server` (the package's or a model); one record per event that took place.
 
-    A `Return` of a client that owes nothing is left out (a client sent the same version twice owes it once).
-
-    snapshot      read the model after every event into `Record.x` as float64, e.g. `lambda s: s.x.copy()` or
-                  `lambda s: s.flat.double().numpy().copy()`
-    make_buffers  model buffers to hand in as `buffers=` (the model's way; the package's are in the update)
-    send_samples  pass num_samples
+    A `Return` of a client that owes nothing is left out (a client sent the same version twice owes it once). `convert`
+    makes the server's kind of update; `snapshot` reads its model after every event.
     """
     owed: dict[int, list[int]] = {}
     last: dict[int, int] = {}
     records: list[Record] = []
-    for event in trace:
+    for event in case.trace:
         if isinstance(event, Send):
             task = server.dispatch(event.client)
-            version = task if isinstance(task, int) else field(task, "version")
-            last[event.client] = version
+            last[event.client] = version = task if isinstance(task, int) else task.version
             if version not in owed.setdefault(event.client, []):
                 owed[event.client].append(version)
-            steps = server.local_steps(event.client) if isinstance(task, int) else field(task, "local_steps")
-            x = None if snapshot is None else snapshot(server)
-            records.append(Record(event, version, local_steps=steps, x=x))
-            continue
-        mine = owed.get(event.client, [])
-        if not mine:
-            continue
-        if event.which is None and last[event.client] in mine:
+            records.append(Record(event, version, snapshot(server)))
+        elif mine := owed.get(event.client):
             trained_on, given = last[event.client], None
-        else:
-            trained_on = given = mine[(event.which or 0) % len(mine)]
-        mine.remove(trained_on)
-        extras: dict[str, Any] = {"num_samples": event.num_samples} if send_samples else {}
-        if make_buffers is not None:
-            extras["buffers"] = make_buffers(event)
-        receipt = server.receive(event.client, make_update(event), version=given, **extras)
-        records.append(
-            Record(
-                event,
-                trained_on,
-                applied=field(receipt, "applied"),
-                version=field(receipt, "version"),
-                delay=field(receipt, "delay"),
-                step_size=field(receipt, "step_size"),
-                x=None if snapshot is None else snapshot(server),
+            if event.which is not None or trained_on not in mine:
+                trained_on = given = mine[(event.which or 0) % len(mine)]
+            mine.remove(trained_on)
+            update = convert(update_of(event, case.size))
+            receipt = server.receive(event.client, update, version=given, num_samples=event.num_samples)
+            told = (
+                receipt if isinstance(receipt, Mapping) else {key: getattr(receipt, key) for key in Record._fields[3:]}
             )
-        )
+            records.append(Record(event, trained_on, snapshot(server), *(told[key] for key in Record._fields[3:])))
     return records

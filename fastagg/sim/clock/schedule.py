@@ -156,8 +156,9 @@ class TimedSchedule(_Timed):
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
         self._participation = participation
-        # Whether a client whose answer waits for its step is sent nothing before that.
-        self._counts_clients = answers_per_step(server.direction, server.config()) is not None
+        # After so many answers that wait for their step a client is sent nothing before that.
+        self._most = answers_per_step(server.direction, server.config()) or math.inf
+        self._waiting = Counter[int]()  # answers of each client that wait
 
     def start(self) -> None:
         self._send_all()
@@ -166,12 +167,14 @@ class TimedSchedule(_Timed):
         self._owed.append(job.client)
         if self._at_flush and self._server.version == self._sent and len(self):
             return
-        waits = self._counts_clients and self._server.version == self._sent
+        waits = self._server.version == self._sent
         if not waits:
             self._participation.wake()
+            self._waiting.clear()
         self._sent = self._server.version
         for client in self._owed:
-            self._participation.back(client, rests=waits)
+            self._waiting[client] += waits
+            self._participation.back(client, rests=self._waiting[client] >= self._most)
             self._send_all()
         self._owed.clear()
 
@@ -188,12 +191,13 @@ class TimedSchedule(_Timed):
         return super().state_dict() | {
             "owed": list(self._owed),
             "sent": self._sent,
+            "waiting": list(self._waiting.elements()),
             "participation": self._participation.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self._owed, self._sent = list(state["owed"]), state["sent"]
+        self._owed, self._sent, self._waiting = list(state["owed"]), state["sent"], Counter(state["waiting"])
         self._participation.load_state_dict(state["participation"])
 
     def _send_all(self) -> None:
