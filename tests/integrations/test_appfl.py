@@ -544,3 +544,30 @@ def test_fedasync_in_the_virtual_time_simulator_is_appfls(tmp_path: Path, monkey
         rows.append([(row["cid"], round(row["vtime"], 9), row["staleness"]) for row in driver.history])
     assert rows[0] == rows[1] and close(*models)
     assert delays == [staleness for _, _, staleness in rows[1]] and len(delays) == 16 and max(delays) > 1
+
+
+def test_clients_whose_number_nobody_wrote_and_one_that_comes_later_count(caplog: pytest.LogCaptureFixture) -> None:
+    """The scheduler knows how many there are, and APPFL's communicator who asks."""
+    caplog.set_level(logging.INFO)
+    aggregator = Aggregator(None, OmegaConf.create({"algorithm": "FedBuff", "settings": {"buffer_size": 1}}))
+    aggregator._start(MODEL)
+    scheduler = AsyncScheduler(OmegaConf.create({"num_clients": 3}), aggregator, logging.getLogger())
+    first = [scheduler.get_parameters(init_model=True) for _ in range(3)]  # one call of the aggregator for all
+    for client, future in zip("abc", first, strict=True):
+        scheduler.schedule(client, upload(1.0, future.result()))
+    late = scheduler.get_parameters(init_model=False)
+    scheduler.schedule("d", upload(1.0, late))
+    assert aggregator.session.tally.updates == 4 and "refused" not in caplog.text
+    # Two models of different versions are out, to whom nobody says: which of them a stranger has is never guessed.
+    for turn in range(2):
+        late = scheduler.get_parameters(init_model=False)
+        scheduler.schedule("a", upload(2.0 + turn, aggregator.get_parameters(client_id="a")))
+    sent = scheduler.schedule("e", upload(1.0, late))
+    assert "client e: refused: this server never sent it a model" in caplog.text
+    scheduler.schedule("e", upload(1.0, sent))
+    communicator = {"__name__": "appfl.comm.grpc.server", "agent": scheduler}
+    exec("def serve(client_id):\n    return agent.get_parameters(init_model=False)", communicator)
+    for client in "fg":
+        scheduler.schedule("a", upload(5.0, aggregator.get_parameters(client_id="a")))
+        scheduler.schedule(client, upload(1.0, communicator["serve"](client)))
+    assert aggregator.session.tally.updates == 11 and caplog.text.count("refused") == 1
