@@ -4,6 +4,7 @@ import struct
 import numpy as np
 import pytest
 
+from fastagg.sim.many.compare import Comparison
 from fastagg.sim.many.groups import grouped
 from fastagg.sim.one.metrics import Row
 from fastagg.sim.one.result import Result
@@ -138,7 +139,7 @@ def test_the_picture_tells_its_verdict_without_a_text(group):
     assert figure.get_suptitle().strip() == "Fast reaches 90% 10 times sooner than Waits"
     bars, axes = figure.axes
     assert [round(bar.get_width()) for bar in bars.patches] == [200, 20]
-    words = ["33 min", "3 min: 10 times sooner", "not reached with every seed"]
+    words = ["33 min", "3 min\n10 times sooner", "not reached with every seed"]
     assert [text.get_text() for text in bars.texts] == words
     assert axes.get_ylim()[0] == 0  # no zoom
     figure.draw_without_rendering()
@@ -147,6 +148,30 @@ def test_the_picture_tells_its_verdict_without_a_text(group):
     assert figure.legends[0].get_window_extent().y1 <= min(below)
     lower = figure.texts[-1].get_window_extent()
     assert lower.y1 <= figure._suptitle.get_window_extent().y1 and lower.y0 >= axes.get_tightbbox().y1
+
+
+@pytest.mark.parametrize("width", [3.3, 6.8])
+@pytest.mark.parametrize("lines", [2, 6, 12])
+@pytest.mark.parametrize("name", ["accuracy", "target", "delays"])
+def test_a_picture_of_a_paper_s_width_holds_all_its_text(group, width, lines, name):
+    choices = [(("lr", v), ("alpha", 0.1)) for v in (1, 2)]
+    slow = [[(0, 0.1), (100 + 10 * k, 0.5), (200 + 10 * k, 0.9)] for k in range(3)]
+    methods = [f"Method {n}" + " with a long name" * (n == 1) for n in range(lines)]
+    groups = [group(m, *(slow if m == methods[0] else [LINE] * 3), choice=c, delays={0: 9, 1: 5, 7: 2})
+              for c in choices for m in methods]  # fmt: skip
+    found = Comparison(groups, {}, [], None, "A title", methods[0])
+    figure = found.figure(name, width=width, at={"lr": 2})
+    figure.draw_without_rendering()
+    assert figure.get_size_inches()[0] == width
+    edge = figure.bbox.expanded(1.02, 1.02)
+    for axes in figure.axes:
+        box, inside = axes.get_tightbbox(), axes.get_window_extent()
+        assert edge.x0 <= box.x0 and box.x1 <= edge.x1 and edge.y0 <= box.y0 and box.y1 <= edge.y1
+        assert inside.width > 0.35 * figure.bbox.width / (1 if width < 6 else 3) and inside.height > 40
+    boxes = [axes.get_tightbbox().padded(-1) for axes in figure.axes]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    legend = figure.legends[0].get_window_extent()
+    assert edge.x0 <= legend.x0 and legend.x1 <= edge.x1 and edge.y0 <= legend.y0
 
 
 def test_no_verdict_no_picture(group):

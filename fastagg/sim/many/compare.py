@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -85,11 +85,14 @@ class Comparison:
         font_size: float | None = None,
         font: str | None = None,
         over: str | None = None,
+        at: Mapping[str, object] | None = None,
     ) -> Figure:
         """Return a picture as a matplotlib figure: "accuracy", "target", "delays" or "lines".
 
         Args:
-            name: which. A comparison of many lines has one "accuracy,SETTING" for each setting.
+            name: which. A comparison of many lines has one "accuracy,SETTING" and "delays,SETTING" for each setting.
+            at: of a grid or a table the part with these values by key, such as {"client.lr": 0.1}; its picture of many
+                lines is "accuracy" again.
             width, height: in inches, such as 3.3, a column of a paper. None: those of the picture in the folder. With a
                 width there is no heading, which a paper has as a caption.
             font_size: in points. font: a family that matplotlib knows, such as "serif".
@@ -99,7 +102,9 @@ class Comparison:
             ConfigError: there is no such picture of these runs; the message has those that there are.
         """
         fields = [] if over is None else [_checks.one_of("over", over, tuple(series.x_axes(self.groups)))]
-        drawn = dict(plots.pictures(self.groups, self.title, self.baseline, fields)) if self.groups else {}
+        part = {key: str(value) for key, value in (at or {}).items()}
+        groups = [one for one in self.groups if part.items() <= {key: str(value) for key, value in one.choice}.items()]
+        drawn = dict(plots.pictures(groups, self.title, self.baseline, fields, width)) if groups else {}
         _checks.one_of("figure", name, tuple(drawn))
         return style.sized(drawn[name], width, height, font_size, font)
 

@@ -6,6 +6,7 @@ like a difference.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,32 +23,41 @@ from fastagg.sim.show.findings import measure
 from fastagg.sim.show.series import MOST_LINES
 from fastagg.sim.show.style import GREY, TEXT, logarithmic, look, marks, tidy
 
+ROW = 2.1  # the height of a row of axes in a picture with a width
+
 
 def pictures(
-    groups: Sequence[Group], title: str, baseline: str | None, fields: Sequence[str] = ()
+    groups: Sequence[Group], title: str, baseline: str | None, fields: Sequence[str] = (), width: float | None = None
 ) -> Iterator[tuple[str, Figure]]:
-    """Yield all pictures that the runs are enough for, with their names. ``fields``: as in :func:`curves`."""
+    """Yield all pictures that the runs are enough for, with their names. ``fields``, ``width``: of :func:`curves`."""
     alike = len(by_setting(groups)) == 1
-    if baseline is not None and alike and (figure := to_target(groups, title, baseline)):
+    if baseline is not None and alike and (figure := to_target(groups, title, baseline, width)):
         yield "target", figure
     for part, members in series.few_lines(groups).items():
-        yield f"accuracy,{part}".strip(","), curves(members, ": ".join(filter(None, (title, part))), fields)
-    yield "delays", delay_tails(groups)
+        yield f"accuracy,{part}".strip(","), curves(members, ": ".join(filter(None, (title, part))), fields, width)
+        yield f"delays,{part}".strip(","), delay_tails(members, part)
     if figure := lines_over_key(groups):
         yield "lines", figure
 
 
-def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = ()) -> Figure:
+def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = (), width: float | None = None) -> Figure:
     """Draw test accuracy over virtual time, server versions and client updates, or over ``fields`` of a row: the mean
-    and a band over seeds, one sample deviation to either side.
+    and a band over seeds, one sample deviation to either side. In a ``width`` as many stand side by side as fit.
     """
     panels = {key: axis for key, axis in series.x_axes(groups).items() if key in fields or not fields}
-    figure = Figure(figsize=(max(5, 3 * len(panels)), 3.2), layout="constrained")
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (field, (text, factor)) in zip(all_axes, panels.items(), strict=True):
+    columns = len(panels) if width is None else max(1, min(len(panels), int(width / 2.1)))
+    lines = -(-len(panels) // columns)
+    size = (max(5, 3 * len(panels)), 3.2) if width is None else (width, ROW * lines)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
+    all_axes = grid.flat
+    for axes in all_axes[len(panels) :]:
+        axes.remove()
+    for axes, (field, (text, factor)) in zip(all_axes, panels.items(), strict=False):
         _panel(axes, groups, field, factor)
         axes.set_xlabel(text)
-    all_axes[0].set_ylabel("test accuracy (%)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("test accuracy (%)")
     seeds = _seeds(groups)
     about = filter(None, (title, seeds and f"{seeds}, until one ends"))
     figure.suptitle("\n".join(about), fontsize=TEXT, wrap=True)
@@ -95,15 +105,21 @@ def _seeds(groups: Sequence[Group]) -> str:
     return f"mean and one deviation to either side over {seeds} seeds" if seeds > 1 else ""
 
 
-def to_target(groups: Sequence[Group], title: str, baseline: str | None) -> Figure | None:
+def to_target(groups: Sequence[Group], title: str, baseline: str | None, width: float | None = None) -> Figure | None:
     """Draw who reaches the target how soon: the time of each method as a bar with its ratio to ``baseline``, and the
-    accuracy over time. The heading is the verdict; ``title`` stands below it. None if there is no verdict.
+    accuracy over time, below the bars if the ``width`` is small. The heading is the verdict; ``title`` stands below it.
+    None if there is no verdict.
     """
     text, scale, target = findings.verdict(groups, baseline), series.x_axes(groups).get("time"), goal(groups)
-    if not text or scale is None or target is None or not 1 < len(groups) <= MOST_LINES:
+    if not text or scale is None or target is None or len(groups) < 2:
         return None
-    figure = Figure(figsize=(9, 1.9 + 0.42 * max(4, len(groups))), layout="constrained")
-    bars, axes = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    high = 0.42 * max(4, len(groups))
+    if width is not None and width < 6:
+        figure = Figure(figsize=(width, ROW + high), layout="constrained")
+        bars, axes = figure.subplots(2, 1, height_ratios=(high, ROW))
+    else:
+        figure = Figure(figsize=(width or 9, (1.9 if width is None else 0.5) + high), layout="constrained")
+        bars, axes = figure.subplots(1, 2, width_ratios=(1.15, 1))
     base, labels = name_of(groups, baseline), series.line_labels(groups)
     times = [group.over("time_to_target").of_all for group in groups]
     longest = max(time for time in times if time is not None)
@@ -113,12 +129,12 @@ def to_target(groups: Sequence[Group], title: str, baseline: str | None) -> Figu
             bars.barh(place, time, height=0.62, color=look(place)["color"])
             words = duration(time, groups[place].results[0].unit)
             if ratio is not None and labels[place] != base:
-                words += f": {findings.factor(max(ratio, 1 / ratio))} {'sooner' if ratio >= 1 else 'later'}"
-        far = time is not None and time > 0.5 * longest
-        side: Plain = {"ha": "right", "color": "white"} if far else {"ha": "left", "color": "black"}
-        offset = {"xytext": (-5 if far else 5, 0), "textcoords": "offset points"}
-        bars.annotate(words, (time or 0.0, place), va="center", fontsize=TEXT, weight="bold", **side, **offset)
-    bars.set_yticks(range(len(groups)), labels, fontsize=TEXT)
+                words += f"\n{findings.factor(max(ratio, 1 / ratio))} {'sooner' if ratio >= 1 else 'later'}"
+        offset: Plain = {"xytext": (4, 0), "textcoords": "offset points"}
+        bars.annotate(words, (time or 0.0, place), va="center", fontsize=TEXT - 1, **offset)
+    bars.set_xlim(0, 1.9 * longest)  # room for the words
+    wrapped = [textwrap.fill(label, 40 if width is None else int(4.2 * width)) for label in labels]
+    bars.set_yticks(range(len(groups)), wrapped, fontsize=TEXT - (width is not None))
     bars.set_ylim(len(groups) - 0.5, -0.5)
     bars.set_title(f"virtual time until {target:.0%} accuracy", fontsize=TEXT)
     bars.spines[["top", "right", "bottom"]].set_visible(False)
@@ -180,7 +196,7 @@ def _numbers(groups: Sequence[Group], key: str) -> set[float]:
         return set()
 
 
-def delay_tails(groups: Sequence[Group]) -> Figure:
+def delay_tails(groups: Sequence[Group], title: str = "") -> Figure:
     """Draw the share of updates with at least a given delay, over that delay (the CCDF), on two logarithmic axes.
 
     Very late updates are few. A logarithmic axis shows them; in a histogram their bars would be too small to see.
@@ -188,21 +204,21 @@ def delay_tails(groups: Sequence[Group]) -> Figure:
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
     most = 0
-    for number, group in enumerate(groups[:MOST_LINES]):
+    for number, (group, name) in enumerate(zip(groups, series.line_labels(groups), strict=True)):
         found = sum((Counter(result.delays) for result in group.results), Counter())
         delays = sorted(delay for delay in found if delay > 0)
         late = np.cumsum([found[delay] for delay in reversed(delays)])[::-1] / max(1, found.total())
         facts = f"mean {group.over('delay_mean').mean or 0.0:.1f}, max {max(found, default=0)}"
-        label = f"{group.label} ({facts})"
+        label = f"{name} ({facts})"
         axes.plot(delays, late, drawstyle="steps-post", label=label, markevery=marks(number), **look(number))
         most = max(most, *found, 0)
     if most:  # rounds have no late updates
         logarithmic(axes, "x")
         logarithmic(axes, "y")
         axes.set_xlim(left=0.9)
-    more = f" (the first {MOST_LINES} of {len(groups)})" if len(groups) > MOST_LINES else ""
-    axes.set_xlabel(f"delay of an update (server versions){more}")
-    axes.set_ylabel("share of updates at least as late")
+    axes.set_xlabel("delay of an update (server versions)")
+    axes.set_ylabel("share at least as late")
+    figure.suptitle(title, fontsize=TEXT)
     tidy(axes)
     _legend(figure, axes)
     return figure

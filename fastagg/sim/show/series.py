@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastagg.sim.many.groups import Group, choice_keys, setting_text
+from fastagg.sim.many.groups import Group, by_setting, choice_keys, setting_text
 from fastagg.sim.one.metrics import seconds, unit_text
 
 MOST_LINES = 6  # in one picture
@@ -74,7 +74,8 @@ def few_lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
     Returns the groups of each picture by the picture's name; "" if there is only one.
     """
-    for depth in range(max(len(group.choice) for group in groups) + 1):
+    deepest = max(len(group.choice) for group in groups) if len(by_setting(groups)) > 1 else 0
+    for depth in range(deepest + 1):
         parts: dict[str, list[Group]] = {}
         for group in groups:
             parts.setdefault(setting_text(group.choice, group.choice[:depth]), []).append(group)

@@ -7,6 +7,7 @@ be told apart in grey print.
 from __future__ import annotations
 
 import io
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -68,9 +69,9 @@ def sized(
     A legend below the axes gets as many lines as its width asks for. With a width there is no heading: it is a caption.
     """
     before, lines = figure.get_size_inches(), 0
-    if width is not None:
-        figure.suptitle("")
-    width = float(before[0]) if width is None else width
+    for text in figure.texts if width is not None else ():  # headings
+        text.set_text("")
+    most, width = (1e9 if width is None else 2.4), float(before[0]) if width is None else width
     for text in figure.findobj(Text):
         if font_size is not None:
             text.set_fontsize(font_size * float(text.get_fontsize()) / TEXT)
@@ -84,13 +85,15 @@ def sized(
         size = TEXT - 1 if font_size is None else font_size * (TEXT - 1) / TEXT
         letters = 72 * width / (0.55 * size)
         columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 8))))
+        labels = [textwrap.fill(label, max(12, int(letters / columns) - 8)) for label in labels]
         old.remove()
         prop: Plain = {"size": size} if font is None else {"size": size, "family": font}
         style: Plain = {"ncols": columns, "frameon": False, "handlelength": 3, "prop": prop}
         figure.legend(handles, labels, loc="outside lower center", **style)
-        lines = -(-len(labels) // columns)
-    least = max(0.7, before[1] / before[0]) * width + lines * 0.02 * (font_size or TEXT)
-    figure.set_size_inches(width, least if height is None else height)
+        lines = -(-sum(label.count("\n") + 1 for label in labels) // columns)
+    specs = filter(None, (axes.get_subplotspec() for axes in figure.axes))
+    own = min(before[1], most * len({spec.rowspan.start for spec in specs}) + 2)
+    figure.set_size_inches(width, own + lines * 0.02 * (font_size or TEXT) if height is None else height)
     return figure
 
 
