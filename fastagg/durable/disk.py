@@ -90,9 +90,9 @@ class Disk:
             self.close(file)
 
     def put(self, name: str, buffers: Sequence[Bytes]) -> None:
-        """Write a file that nothing longer was in, and wait until it is on the disk."""
+        """Write a whole file, and wait until it is on the disk."""
         with self.opened(name, create=True) as file:
-            self.write(file, buffers, 0)
+            self.truncate(file, self.write(file, buffers, 0))
             self.sync(file)
 
     def size(self, file: int) -> int:
@@ -105,8 +105,14 @@ class Disk:
             return self.size(file)
 
     def allocate(self, file: int, size: int) -> None:
-        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata."""
+        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. A
+        file that cannot have all of them is left as it was."""
         files.allocate(file, size)
+
+    def free(self) -> int:
+        """Return how many bytes the file system has for this process."""
+        found = os.fstatvfs(self._here())
+        return found.f_bavail * found.f_frsize
 
     def truncate(self, file: int, size: int) -> None:
         """Set the file's size."""

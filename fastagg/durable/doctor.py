@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import LOCK, Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log
+from fastagg.durable.keeper import ROOM
 from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_key
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
@@ -72,6 +74,7 @@ def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
         problems.append(f"{disk.path}: no whole checkpoint is in it")
     else:
         found |= _log(disk, held, oldest, newest, replay, problems)
+        _check_room(disk, held, newest, problems)
     return {**found, "healthy": not problems, "problems": problems}
 
 
@@ -127,6 +130,18 @@ def _log(
             "torn": _torn(disk, held, reader),
         },
     }  # fmt: skip
+
+
+def _check_room(disk: Disk, held: Contents, newest: Checkpoint, problems: list[str]) -> None:
+    """Report a volume that has no room for the next checkpoint, and none was kept: a server that fills it stops."""
+    needed = ROOM + 8 * newest.state["flat"].numel() - max((_size(disk, name) for name in held.rooms), default=0)
+    for name in (trees.TENSORS, trees.MANIFEST):
+        kept = max((_size(disk, f"{reserve}/{name}") for reserve in held.reserves), default=0)
+        needed = max(0, needed) + max(0, _size(disk, f"{checkpoint_name(newest.sequence)}/{name}") - kept)
+    if needed > disk.free():
+        problems.append(
+            f"{disk.path}: the volume is full, and has no room for the next checkpoint: free {needed - disk.free():,} bytes"
+        )
 
 
 def _before(disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, problems: list[str]) -> Any:

@@ -1,20 +1,31 @@
-"""Keeps a server's folder in order: a thread writes its checkpoints, and removes what no recovery will ask for."""
+"""Keeps a server's folder in order: a thread writes its checkpoints, and removes what no recovery will ask for.
+
+What is guaranteed on a full volume. While there is room, everything that the next checkpoint needs is made: its folder
+and files (``reserve-N/``), and a segment for the answers that the log still has to write (``room-N``). The log's queue
+never has more. So a volume that the server has filled is freed by it: the log gets its segment, the checkpoint its
+folder, without a new block, and the oldest checkpoint becomes the next reserve. Nothing is begun that cannot be ended,
+and what gets only a part of its blocks gives them back. A state that grew by more than ``ROOM`` since the reserve was
+made needs that much free, and says so. Between checkpoints the log, its free segments and uploads together have at most
+``keep + 1`` times ``every`` bytes, and a segment an 16th of that.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import PARTIAL, checkpoint_name, contents, model_digest, reserve_name
+from fastagg.durable.folder import Contents, checkpoint_name, contents, model_digest, reserve_name, room_name
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
@@ -22,7 +33,7 @@ from fastagg.server.engine import Parts, Running
 from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
-ROOM = 1 << 20  # bytes that a checkpoint's reserve has besides: for the log and the manifest
+ROOM = 1 << 20  # bytes by which both files of a checkpoint may grow, and of the log's room besides two updates
 _AGAIN = 0.05  # seconds after which a thread without memory goes on
 _PATIENCE = 1.5  # seconds in which the log goes on, if the disk has room again
 _log = logging.getLogger("fastagg")
@@ -91,15 +102,20 @@ class Keeper:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._ended = Latch()
+        self._wrong = ""  # why there is no room for the next checkpoint
+        self._lent: set[str] = set()  # rooms that the log got
+        there = contents(disk)
+        self._numbers = itertools.count(1 + max((int(name[-12:]) for name in there.reserves + there.rooms), default=0))
+        self.more = ROOM
 
-    def start(self, journal: Any, replayed: int, room: int = ROOM) -> None:
-        """Begin to write checkpoints.
+    @property
+    def room(self) -> int:
+        """Bytes that are kept for answers which wait for the log, half of them for those before the last."""
+        return self.more + 8 * self.parts.layout.size
 
-        Args:
-            replayed: bytes of the log and of uploads behind the last one.
-            room: bytes that are kept in reserve besides those of checkpoints.
-        """
-        self.journal, self._room = journal, room
+    def start(self, journal: Any, replayed: int) -> None:
+        """Begin to write checkpoints. ``replayed``: bytes of the log and of uploads behind the last one."""
+        self.journal = journal
         self.uploads.refused = self.full
         self.clear()
         self._due = max(0, self.every - replayed)
@@ -110,8 +126,12 @@ class Keeper:
             raise OSError(errno.EAGAIN, f"the system refuses a thread: {error}") from error
 
     def wait(self, sequence: int) -> None:
-        """Wait until the record is on the disk, so that a checkpoint with it may count. A full disk has room for it
-        now, and the log tries again by itself."""
+        """Wait until the record is on the disk, so that a checkpoint with it may count. A log that has no room gets
+        what was kept for it."""
+        rooms = contents(self.disk).rooms if self.journal.failure else []
+        if rooms and not self._lent.intersection(rooms):
+            self._lent.add(rooms[0])
+            self.journal.reuse(rooms[0])
         until = time.monotonic() + _PATIENCE
         while self.journal.failure and not self.journal.ended and time.monotonic() < until:
             time.sleep(0.01)
@@ -246,21 +266,20 @@ class Keeper:
                 self.wait(sequence)  # its digest is known then
                 end, digest = self.journal.durable, self.journal.digest(sequence)
             log = {"digest": digest.hex(), "end": end}
-            return {**more, "log": log, "model": model_digest(cut.state["flat"])}
+            return {"log": log, "model": model_digest(cut.state["flat"])}
 
         try:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
-                room = next(iter(contents(self.disk).reserves), None)
-                nbytes = cut.write(self.disk, name + PARTIAL, described, self.go_on, room)
+                self.disk.sync_folder()  # the older checkpoint that this is written over does not come back
+                reserve = next(iter(contents(self.disk).reserves), reserve_name(next(self._numbers)))
+                nbytes = cut.write(self.disk, reserve, more, described, self.go_on)
                 self.disk.remove(name)  # of an attempt that failed after this
-                self.disk.rename(name + PARTIAL, name)
+                self.disk.rename(reserve, name)
                 self.disk.sync_folder()
             self._due = written + self.every
             self.kept.append(sequence)
         finally:
             cut.close()
-            with contextlib.suppress(OSError):  # the next opening removes it
-                self.disk.remove(name + PARTIAL)
             self.clear()
         _log.info(
             "checkpoint of version %d: %d bytes in %.2f s, calls held up %.4f s",
@@ -281,36 +300,74 @@ class Keeper:
         and no open upload names. Keep room for the next checkpoints."""
         if self.journal is None:
             return
-        with contextlib.suppress(OSError):  # it is tried again after the next one
+        freed: list[str] = []  # segments that the log does not have again yet
+        wrong = ""
+        try:
             for old in self.kept[self._to_go(self.kept)]:
-                self.disk.remove(checkpoint_name(old))
+                self._give_way(checkpoint_name(old))
                 self.kept.remove(old)
             self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
-            self.journal.release(self.kept[0])
+            freed += self.journal.release(self.kept[0])
             there = contents(self.disk)  # before the look at what is needed, which is said before there is a file
             needed = self.uploads.needed(self.kept[0])
-            for number, name in there.uploads.items():
-                if number not in needed:
-                    self.disk.remove(name)
-            self._keep_room(there.reserves)
+            for number in set(there.uploads).difference(needed):
+                self.disk.remove(there.uploads[number])
+            self._keep_room(there, freed)
+            self._shrink(freed)
+        except OSError as error:  # it is tried again after the next one
+            wrong = str(error)
+        for name in freed:
+            self.journal.reuse(name)
+        if wrong and not self._wrong and not self._closing:
+            _log.warning("%s: the volume has no room for the next checkpoint: %s", self.disk.path, wrong)
+        self._wrong = wrong
 
-    def _keep_room(self, there: list[str]) -> None:
-        """Reserve room for as many checkpoints as may come before one goes, so that they can be written on a full disk,
-        and what fills it can go."""
-        size = trees.nbytes(self.disk, checkpoint_name(self.kept[-1])) + self._room
-        size += 2 * 4 * self.parts.layout.size  # answers that wait for the log
-        wanted = [reserve_name(k) for k in range(self.keep + self.history + 1 - len(self.kept))]
-        for name in {*there}.difference(wanted):
+    def _give_way(self, name: str) -> None:
+        """Let a checkpoint that nobody needs be a reserve, so that its blocks stay the next one's."""
+        try:
+            self.disk.rename(name, reserve_name(next(self._numbers)))
+        except OSError:  # no room for a name, even
             self.disk.remove(name)
-        for name in wanted:
-            with self.disk.opened(name, create=True) as file:
-                self._allocate(file, size)
 
-    def _allocate(self, file: int, size: int) -> None:
+    def _keep_room(self, there: Contents, freed: list[str]) -> None:
+        """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each."""
+        most = self.keep + self.history + 1 - len(self.kept)
+        rooms, reserves = [name for name in there.rooms if name not in self._lent], there.reserves
+        for name in rooms[most:] + reserves[most:]:
+            self.disk.remove(name)
+        while len(rooms) < most:
+            rooms.append(room_name(next(self._numbers)))
+            if freed:
+                self.disk.rename(freed.pop(), rooms[-1])
+        reserves += [reserve_name(next(self._numbers)) for _ in range(most - len(reserves))]
+        sizes = [size + self.more for size in trees.sizes(self.disk, checkpoint_name(self.kept[-1]))]
+        for room, reserve in zip(rooms[:most], reserves[:most], strict=True):
+            self._with_spares(freed, partial(self._make_room, room))
+            self._with_spares(freed, partial(trees.reserve, self.disk, reserve, sizes))
+
+    def _make_room(self, name: str) -> None:
+        with self.disk.opened(name, create=True) as file:
+            self.disk.allocate(file, self.room)
+            self.disk.truncate(file, self.room)
+
+    def _with_spares(self, freed: list[str], act: Callable[[], None]) -> None:
         while True:
             try:
-                return self.disk.allocate(file, size)
+                return act()
             except OSError:
-                if not (spare := self.journal.give_up()):
+                if not (spare := self._spare(freed)):
                     raise
                 self.disk.remove(spare)
+
+    def _spare(self, freed: list[str]) -> str:
+        return freed.pop() if freed else str(self.journal.give_up())
+
+    def _shrink(self, freed: list[str]) -> None:
+        """Remove free segments while the log and uploads have more than they may."""
+        there, used = contents(self.disk), 0
+        for name in (*there.segments.values(), *there.free, *there.uploads.values()):
+            with contextlib.suppress(FileNotFoundError):  # the log has just renamed it
+                used += self.disk.size_of(name)
+        while used > (self.keep + 1) * self.every and (spare := self._spare(freed)):
+            used -= self.disk.size_of(spare)
+            self.disk.remove(spare)

@@ -15,7 +15,7 @@ from fastagg._build import native
 from fastagg._keywords import checked
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Contents, checkpoint_name, contents, free_name
+from fastagg.durable.folder import BLOCK, LOCK, Contents, checkpoint_name, contents, free_name
 from fastagg.durable.keeper import EVERY, ROOM, Keeper
 from fastagg.durable.log import Durability, Log
 from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
@@ -25,7 +25,8 @@ from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.watching import Watch, watch_of
 
-SEGMENT = 64 << 20  # bytes of the largest segments of the log
+SEGMENT, _SMALL = 64 << 20, 256 << 10  # bytes of the largest segments of the log, and of the first
+_PENDING = 256 << 20  # bytes that may wait for the log before others do
 _CHUNK = 16 << 20  # bytes that are read at a time
 _SLOW = 1.0  # an answer that takes so many seconds is reported
 _log = logging.getLogger("fastagg")
@@ -116,14 +117,18 @@ def open_on(
         with named(disk.path):
             server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), keep, checkpoint_every)
         keeper.history = int(keep_history)
-        start |= {"segment_bytes": segment}
+        keeper.more = min(segment, ROOM)
+        start |= {
+            "segment_bytes": min(segment, max(_SMALL, checkpoint_every // 16)),
+            "pending_bytes": min(_PENDING, keeper.room // 2),
+        }
         with named(disk.path):  # the system may refuse a thread
             journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
             journal.mode = durability
             if server.max_waiting is not None:
                 journal.max_waiting = server.max_waiting
             log = Log(disk, journal, keeper, keeper.uploads, durability)
-            keeper.start(journal, replayed, min(segment, ROOM))
+            keeper.start(journal, replayed)
         watch = watch_of(server) or Watch()  # `make` may have it watched
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
@@ -182,7 +187,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
 
 def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
     server = make()
-    for name in (*found.segments.values(), *(name for name in found.leftovers if not name.endswith(PARTIAL))):
+    for name in found.segments.values():
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
     for name in found.leftovers:
         disk.remove(name)

@@ -20,6 +20,7 @@ from fastagg.storage import files, raw
 
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+_LAST = 4096  # bytes of what a manifest gets last
 _PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
 DTYPES = {  # torch's types as safetensors names them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -68,16 +69,20 @@ def restored(value: Tree, tensors: dict[str, Tensor]) -> Tree:
 
 
 class Writer:
-    """Writes the tensors' file. Its parts may be written in any order.
+    """Writes both files. The tensors' parts may be written in any order.
 
     Args:
+        folder: it may be there, with files that nobody needs. There is room for all before the first byte is written.
         shapes: the type and the shape of every tensor.
         parts: bytes per checksum, for tensors that are written in parts.
+        tree: all else.
+        more: what the manifest says besides.
     """
 
     def __init__(
-        self, disk: Disk, folder: str, shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]], parts: dict[str, int]
-    ) -> None:
+        self, disk: Disk, folder: str, shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]], parts: dict[str, int],
+        tree: Tree, more: Plain,
+    ) -> None:  # fmt: skip
         self.disk, self.folder = disk, folder
         header: Plain = {}
         self._begins: dict[str, tuple[int, int]] = {}
@@ -95,7 +100,11 @@ class Writer:
         self.sums: dict[str, list[int | None]] = {
             name: [None] * -(-size // self._parts[name]) for name, (_, size) in self._begins.items()
         }
-        self._file = disk.open(f"{folder}/{TENSORS}", create=True)
+        self._tree = json.dumps(tree, separators=(",", ":"))
+        self._more = {"format": FORMAT, **more, "parts": self._parts}
+        count = sum(map(len, self.sums.values()))
+        reserve(disk, folder, [self._base + end, len(json.dumps([self._more, self._tree])) + 11 * count + _LAST])
+        self._file = disk.open(f"{folder}/{TENSORS}")
         disk.write(self._file, [len(text).to_bytes(8, "little"), text], 0)
         disk.truncate(self._file, self._base + end)
         self.nbytes = self._base + end
@@ -112,18 +121,18 @@ class Writer:
         for index in range(len(self.sums[name])):
             self.part(name, index, data[index * self._parts[name] : (index + 1) * self._parts[name]])
 
-    def finish(self, tree: Tree, more: Plain) -> None:
-        """Sync the file, then write the manifest and sync that."""
+    def finish(self, more: Plain) -> None:
+        """Sync the file, then write the manifest and sync that. ``more``: what became known last, a few numbers."""
         try:
             self.disk.sync(self._file)
         finally:
             self.close()
-        found = {"format": FORMAT, **more, "parts": self._parts, "checksums": self.sums, "state": tree}
-        text = json.dumps(found, separators=(",", ":")).encode()
-        said = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode()
-        self.disk.put(f"{self.folder}/{MANIFEST}", [said, b"\n", text])
+        said = json.dumps({**self._more, **more, "checksums": self.sums}, separators=(",", ":"))
+        text = f'{said[:-1]},"state":{self._tree}}}'.encode()
+        line = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode() + b"\n"
+        self.disk.put(f"{self.folder}/{MANIFEST}", [line, text])
         self.disk.sync_folder(self.folder)
-        self.nbytes += len(said) + 1 + len(text)
+        self.nbytes += len(line) + len(text)
 
     def close(self) -> None:
         """Close the file."""
@@ -132,9 +141,17 @@ class Writer:
             self.disk.close(file)
 
 
-def nbytes(disk: Disk, folder: str) -> int:
+def sizes(disk: Disk, folder: str) -> list[int]:
     """Return the bytes of both files."""
-    return sum(disk.size_of(f"{folder}/{name}") for name in (TENSORS, MANIFEST))
+    return [disk.size_of(f"{folder}/{name}") for name in (TENSORS, MANIFEST)]
+
+
+def reserve(disk: Disk, folder: str, sizes: list[int]) -> None:
+    """Let both files of a folder, which may be new, have so many bytes at least."""
+    disk.make_folder(folder)
+    for name, size in zip((TENSORS, MANIFEST), sizes, strict=True):
+        with disk.opened(f"{folder}/{name}", create=True) as file:
+            disk.allocate(file, size)
 
 
 def read_manifest(disk: Disk, folder: str) -> Plain:

@@ -34,13 +34,22 @@ def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Itera
 
 
 def allocate(file: int, size: int) -> None:
-    """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-        return
-    held = os.fstat(file).st_size
-    while held < size:
-        held += os.pwrite(file, bytes(min(size - held, 1 << 20)), held)
+    """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. A file
+    that cannot have all of them is left as it was."""
+    found = os.fstat(file)
+    at = found.st_size
+    try:
+        if hasattr(os, "posix_fallocate"):
+            if found.st_blocks * 512 < at:
+                at = 0
+            if at < size:  # a full XFS refuses blocks that the file has already
+                os.posix_fallocate(file, at, size - at)
+            return
+        while at < size:
+            at += os.pwrite(file, bytes(min(size - at, 1 << 20)), at)
+    except OSError:
+        os.ftruncate(file, found.st_size)  # otherwise it keeps what it got
+        raise
 
 
 def sync(file: int, *, names: bool = False) -> None:
