@@ -40,6 +40,8 @@ class Disk:
             files.make_folder(path)
         self.descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         native.log.keep_from_children(self.descriptor)
+        if create:
+            files.write_in_place(self.descriptor)
 
     def __enter__(self) -> Disk:
         return self

@@ -10,7 +10,6 @@ from typing import Any
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import LOCK, Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log
-from fastagg.durable.keeper import ROOM
 from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_key
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
@@ -134,13 +133,15 @@ def _log(
 
 def _check_room(disk: Disk, held: Contents, newest: Checkpoint, problems: list[str]) -> None:
     """Report a volume that has no room for the next checkpoint, and none was kept: a server that fills it stops."""
-    needed = ROOM + 8 * newest.state["flat"].numel() - max((_size(disk, name) for name in held.rooms), default=0)
-    for name in (trees.TENSORS, trees.MANIFEST):
-        kept = max((_size(disk, f"{reserve}/{name}") for reserve in held.reserves), default=0)
-        needed = max(0, needed) + max(0, _size(disk, f"{checkpoint_name(newest.sequence)}/{name}") - kept)
+    two = 8 * newest.state["flat"].numel()  # updates of the log
+    needed = max(0, two - max((_size(disk, name) for name in held.rooms), default=0))
+    for name, size in zip(
+        (trees.TENSORS, trees.MANIFEST), trees.used(disk, checkpoint_name(newest.sequence)), strict=True
+    ):
+        needed += max(0, size - max((_size(disk, f"{reserve}/{name}") for reserve in held.reserves), default=0))
     if needed > disk.free():
         problems.append(
-            f"{disk.path}: the volume is full, and has no room for the next checkpoint: free {needed - disk.free():,} bytes"
+            f"{disk.path}: the volume has no room for the next checkpoint: free {needed - disk.free():,} bytes of it"
         )
 
 

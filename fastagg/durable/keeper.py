@@ -33,7 +33,7 @@ from fastagg.server.engine import Parts, Running
 from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
-ROOM = 1 << 20  # bytes by which both files of a checkpoint may grow, and of the log's room besides two updates
+SLACK = 1 << 20  # bytes of the log's room besides two updates
 _AGAIN = 0.05  # seconds after which a thread without memory goes on
 _PATIENCE = 1.5  # seconds in which the log goes on, if the disk has room again
 _log = logging.getLogger("fastagg")
@@ -85,11 +85,15 @@ class Keeper:
         kept: sequence numbers of the checkpoints that are there, oldest first.
         keep: how many checkpoints stay.
         every: bytes of the log and of uploads after which one is written.
+        slack: bytes that the log's room has besides two updates; the files of a checkpoint have a quarter of it.
+
+    Attributes:
+        room: bytes that are kept for answers that wait for the log.
     """
 
     def __init__(
         self, disk: Disk, parts: Parts, running: Running, uploads: Uploads, *, made: dict[str, Any], folder_id: int,
-        kept: list[int], keep: int, every: int,
+        kept: list[int], keep: int, every: int, slack: int,
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
         self.made, self.folder_id = made, folder_id
@@ -105,13 +109,8 @@ class Keeper:
         self._wrong = ""  # why there is no room for the next checkpoint
         self._lent: set[str] = set()  # rooms that the log got
         there = contents(disk)
+        self.slack, self.room = slack, slack + 8 * parts.layout.size
         self._numbers = itertools.count(1 + max((int(name[-12:]) for name in there.reserves + there.rooms), default=0))
-        self.more = ROOM
-
-    @property
-    def room(self) -> int:
-        """Bytes that are kept for answers which wait for the log, half of them for those before the last."""
-        return self.more + 8 * self.parts.layout.size
 
     def start(self, journal: Any, replayed: int) -> None:
         """Begin to write checkpoints. ``replayed``: bytes of the log and of uploads behind the last one."""
@@ -272,7 +271,7 @@ class Keeper:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
                 self.disk.sync_folder()  # the older checkpoint that this is written over does not come back
                 reserve = next(iter(contents(self.disk).reserves), reserve_name(next(self._numbers)))
-                nbytes = cut.write(self.disk, reserve, more, described, self.go_on)
+                nbytes = cut.write(self.disk, reserve, more, self.slack // 4, described, self.go_on)
                 self.disk.remove(name)  # of an attempt that failed after this
                 self.disk.rename(reserve, name)
                 self.disk.sync_folder()
@@ -333,27 +332,29 @@ class Keeper:
         """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each."""
         most = self.keep + self.history + 1 - len(self.kept)
         rooms, reserves = [name for name in there.rooms if name not in self._lent], there.reserves
-        for name in rooms[most:] + reserves[most:]:
+        for name in rooms[most + 1 :] + reserves[most:]:
             self.disk.remove(name)
-        while len(rooms) < most:
+        while len(rooms) <= most:  # one more, as the log needs what it got until a later checkpoint is the oldest
             rooms.append(room_name(next(self._numbers)))
             if freed:
                 self.disk.rename(freed.pop(), rooms[-1])
         reserves += [reserve_name(next(self._numbers)) for _ in range(most - len(reserves))]
-        sizes = [size + self.more for size in trees.sizes(self.disk, checkpoint_name(self.kept[-1]))]
-        for room, reserve in zip(rooms[:most], reserves[:most], strict=True):
-            self._with_spares(freed, partial(self._make_room, room))
+        sizes = trees.sizes(self.disk, checkpoint_name(self.kept[-1]))
+        for reserve in reserves[:most]:
             self._with_spares(freed, partial(trees.reserve, self.disk, reserve, sizes))
+        for room in rooms[: most + 1]:
+            self._with_spares(freed, partial(self._make_room, room))
 
     def _make_room(self, name: str) -> None:
         with self.disk.opened(name, create=True) as file:
             self.disk.allocate(file, self.room)
             self.disk.truncate(file, self.room)
 
-    def _with_spares(self, freed: list[str], act: Callable[[], None]) -> None:
+    def _with_spares(self, freed: list[str], act: Callable[[], object]) -> None:
         while True:
             try:
-                return act()
+                act()
+                return
             except OSError:
                 if not (spare := self._spare(freed)):
                     raise

@@ -16,7 +16,7 @@ from fastagg._keywords import checked
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import BLOCK, LOCK, Contents, checkpoint_name, contents, free_name
-from fastagg.durable.keeper import EVERY, ROOM, Keeper
+from fastagg.durable.keeper import EVERY, SLACK, Keeper
 from fastagg.durable.log import Durability, Log
 from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
 from fastagg.durable.uploads import Uploads
@@ -115,9 +115,9 @@ def open_on(
     try:
         lock(disk)
         with named(disk.path):
-            server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), keep, checkpoint_every)
+            limits = {"keep": keep, "every": checkpoint_every, "slack": min(segment, SLACK)}
+            server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), limits)
         keeper.history = int(keep_history)
-        keeper.more = min(segment, ROOM)
         start |= {
             "segment_bytes": min(segment, max(_SMALL, checkpoint_every // 16)),
             "pending_bytes": min(_PENDING, keeper.room // 2),
@@ -154,10 +154,10 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
     found = contents(disk)
     if not found.checkpoints:
-        return _fresh(disk, found, make, keep, every)
+        return _fresh(disk, found, make, limits)
     past = recover(disk, found, make)
     server = past.server
     server._running.follow_rate()
@@ -175,7 +175,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
     kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
     keeper = Keeper(
         disk, server._parts, server._running, uploads, made=past.checkpoint.manifest["made"],
-        folder_id=past.checkpoint.folder_id, kept=kept, keep=keep, every=every,
+        folder_id=past.checkpoint.folder_id, kept=kept, **limits,
     )  # fmt: skip
     engine.limit(server._engine, server._parts.settings)
     _log.info(
@@ -185,7 +185,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
     return _Opened(server, keeper, start, past.reader.passed + past.streamed, False)
 
 
-def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
     server = make()
     for name in found.segments.values():
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
@@ -195,7 +195,7 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     folder_id = engine.new_incarnation()
     keeper = Keeper(
         disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id,
-        kept=[], keep=keep, every=every,
+        kept=[], **limits,
     )  # fmt: skip
     keeper.write()  # the checkpoint from which the log continues
     start = {

@@ -56,12 +56,13 @@ class Snapshot:
                 self.running.engine.cut_rows(None)
 
     def write(
-        self, disk: Disk, folder: str, more: Plain, last: Callable[[], Plain], going_on: Callable[[], None]
+        self, disk: Disk, folder: str, more: Plain, slack: int, last: Callable[[], Plain], going_on: Callable[[], None]
     ) -> int:
         """Write it to a folder, over what is there, and return its bytes.
 
         Args:
             more: what the manifest says besides.
+            slack: bytes that its files have besides, if there is room.
             last: returns more of it. It is called when all else is written.
             going_on: called now and then. What it raises ends the writing.
         """
@@ -74,7 +75,7 @@ class Snapshot:
             shapes[_ROWS[0]] = self.cache.data.dtype, (count, row_bytes)
             shapes[_ROWS[1]] = self.cache.scales.dtype, (count, row_scales)
             parts = {_ROWS[0]: row_bytes, _ROWS[1]: 4 * row_scales or 1}
-        writer = trees.Writer(disk, folder, shapes, parts, tree, more)
+        writer = trees.Writer(disk, folder, shapes, parts, tree, more, slack)
         try:
             for name, tensor in tensors.items():
                 going_on()
@@ -92,4 +93,4 @@ class Snapshot:
             writer.finish(last())
         finally:
             writer.close()
-        return writer.nbytes
+        return sum(writer.sizes)

@@ -20,7 +20,7 @@ from fastagg.storage import files, raw
 
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
-_LAST = 4096  # bytes of what a manifest gets last
+_LINE, _LAST = 64, 4096  # bytes of a manifest: its first line; what it gets last, at most
 _PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
 DTYPES = {  # torch's types as safetensors names them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -73,6 +73,7 @@ class Writer:
 
     Args:
         folder: it may be there, with files that nobody needs. There is room for all before the first byte is written.
+        slack: bytes that each file gets besides, if there is room: spaces, by which a later one may be larger.
         shapes: the type and the shape of every tensor.
         parts: bytes per checksum, for tensors that are written in parts.
         tree: all else.
@@ -81,7 +82,7 @@ class Writer:
 
     def __init__(
         self, disk: Disk, folder: str, shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]], parts: dict[str, int],
-        tree: Tree, more: Plain,
+        tree: Tree, more: Plain, slack: int,
     ) -> None:  # fmt: skip
         self.disk, self.folder = disk, folder
         header: Plain = {}
@@ -94,20 +95,18 @@ class Writer:
             self._begins[name] = (end, size)
             end += size
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._base = 8 + len(text)
         self._parts = {name: parts.get(name, _PART) for name in shapes}
         self.sums: dict[str, list[int | None]] = {
             name: [None] * -(-size // self._parts[name]) for name, (_, size) in self._begins.items()
         }
         self._tree = json.dumps(tree, separators=(",", ":"))
         self._more = {"format": FORMAT, **more, "parts": self._parts}
-        count = sum(map(len, self.sums.values()))
-        reserve(disk, folder, [self._base + end, len(json.dumps([self._more, self._tree])) + 11 * count + _LAST])
+        last = len(json.dumps(self._more)) + len(self._tree) + 11 * sum(map(len, self.sums.values())) + _LAST
+        self.sizes = reserve(disk, folder, [16 + len(text) + end, last], slack)
+        self._base = (self.sizes[0] - end) // 8 * 8
         self._file = disk.open(f"{folder}/{TENSORS}")
-        disk.write(self._file, [len(text).to_bytes(8, "little"), text], 0)
+        disk.write(self._file, [(self._base - 8).to_bytes(8, "little"), text.ljust(self._base - 8)], 0)
         disk.truncate(self._file, self._base + end)
-        self.nbytes = self._base + end
 
     def part(self, name: str, index: int, data: memoryview) -> None:
         """Write one part of a tensor: number ``index`` of parts of its size."""
@@ -128,11 +127,10 @@ class Writer:
         finally:
             self.close()
         said = json.dumps({**self._more, **more, "checksums": self.sums}, separators=(",", ":"))
-        text = f'{said[:-1]},"state":{self._tree}}}'.encode()
-        line = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode() + b"\n"
-        self.disk.put(f"{self.folder}/{MANIFEST}", [line, text])
+        text = f'{said[:-1]},"state":{self._tree}}}'.encode().ljust(self.sizes[1] - _LINE)
+        line = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode().ljust(_LINE - 1)
+        self.disk.put(f"{self.folder}/{MANIFEST}", [line, b"\n", text])
         self.disk.sync_folder(self.folder)
-        self.nbytes += len(line) + len(text)
 
     def close(self) -> None:
         """Close the file."""
@@ -146,12 +144,29 @@ def sizes(disk: Disk, folder: str) -> list[int]:
     return [disk.size_of(f"{folder}/{name}") for name in (TENSORS, MANIFEST)]
 
 
-def reserve(disk: Disk, folder: str, sizes: list[int]) -> None:
-    """Let both files of a folder, which may be new, have so many bytes at least."""
+def used(disk: Disk, folder: str) -> list[int]:
+    """Return the bytes of both files without their slack: so many the next ones need, if nothing has grown."""
+    with disk.opened(f"{folder}/{TENSORS}", write=False) as file:
+        size = int.from_bytes(disk.read(file, 8, 0), "little")
+        slack = size - len(disk.read(file, size, 8).rstrip())
+        return [disk.size(file) - slack, len(disk.read_of(f"{folder}/{MANIFEST}").rstrip()) + _LAST]
+
+
+def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[int]:
+    """Let both files of a folder, which may be new, have so many bytes at least, and about ``slack`` more, if there is
+    room. Return what they have."""
     disk.make_folder(folder)
+    has = []
     for name, size in zip((TENSORS, MANIFEST), sizes, strict=True):
         with disk.opened(f"{folder}/{name}", create=True) as file:
-            disk.allocate(file, size)
+            try:
+                disk.allocate(file, size + slack)
+            except OSError:
+                disk.allocate(file, size)
+            if disk.size(file) > size + 2 * slack:
+                disk.truncate(file, size + slack)
+            has.append(disk.size(file))
+    return has
 
 
 def read_manifest(disk: Disk, folder: str) -> Plain:
