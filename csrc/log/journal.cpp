@@ -458,7 +458,7 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
     if (file >= 0) {
       disk_->close(file);
       const std::lock_guard<std::mutex> lock(mutex_);
-      free_.push_back(std::move(name));
+      free_.insert(free_.begin(), std::move(name));  // another one may have more room
     }
     throw;
   }

@@ -65,7 +65,12 @@ class Disk:
 
     def names(self) -> list[str]:
         """Return the sorted names in the folder."""
-        return sorted(os.listdir(self._here()))
+        # Not of the descriptor: btrfs lists what was there when that was opened.
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._here())
+        try:
+            return sorted(os.listdir(folder))
+        finally:
+            os.close(folder)
 
     def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
         """Open a regular file. With ``create`` it may be new."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import Contents, checkpoint_name, contents, model_digest, reserve_name, room_name
+from fastagg.durable.folder import BLOCK, Contents, checkpoint_name, contents, model_digest, reserve_name, room_name
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
@@ -109,7 +109,7 @@ class Keeper:
         self._wrong = ""  # why there is no room for the next checkpoint
         self._lent: set[str] = set()  # rooms that the log got
         there = contents(disk)
-        self.slack, self.room = slack, slack + 8 * parts.layout.size
+        self.slack, self.room = slack, (slack + 8 * parts.layout.size) // BLOCK * BLOCK
         self._numbers = itertools.count(1 + max((int(name[-12:]) for name in there.reserves + there.rooms), default=0))
 
     def start(self, journal: Any, replayed: int) -> None:
@@ -129,8 +129,9 @@ class Keeper:
         what was kept for it."""
         rooms = contents(self.disk).rooms if self.journal.failure else []
         if rooms and not self._lent.intersection(rooms):
-            self._lent.add(rooms[0])
-            self.journal.reuse(rooms[0])
+            room = max(rooms, key=self.disk.size_of)
+            self._lent.add(room)
+            self.journal.reuse(room)
         until = time.monotonic() + _PATIENCE
         while self.journal.failure and not self.journal.ended and time.monotonic() < until:
             time.sleep(0.01)
@@ -299,7 +300,7 @@ class Keeper:
         and no open upload names. Keep room for the next checkpoints."""
         if self.journal is None:
             return
-        freed: list[str] = []  # segments that the log does not have again yet
+        freed: list[str] = []  # segments that the log does not have now
         wrong = ""
         try:
             for old in self.kept[self._to_go(self.kept)]:
@@ -307,6 +308,7 @@ class Keeper:
                 self.kept.remove(old)
             self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
             freed += self.journal.release(self.kept[0])
+            freed += iter(self.journal.give_up, "")
             there = contents(self.disk)  # before the look at what is needed, which is said before there is a file
             needed = self.uploads.needed(self.kept[0])
             for number in set(there.uploads).difference(needed):
@@ -329,26 +331,28 @@ class Keeper:
             self.disk.remove(name)
 
     def _keep_room(self, there: Contents, freed: list[str]) -> None:
-        """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each."""
+        """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each: after
+        ``keep`` further ones nobody needs that, and it is room again."""
         most = self.keep + self.history + 1 - len(self.kept)
-        rooms, reserves = [name for name in there.rooms if name not in self._lent], there.reserves
-        for name in rooms[most + 1 :] + reserves[most:]:
+        sizes = trees.used(self.disk, checkpoint_name(self.kept[-1]))
+        reserves = there.reserves + [reserve_name(next(self._numbers)) for _ in range(most - len(there.reserves))]
+        self._lent.difference_update(freed)  # what was not used
+        rooms = [name for name in there.rooms if name not in self._lent]
+        freed[:] = [name for name in freed if name not in rooms]
+        for name in reserves[most:] + rooms[self.keep + 1 :]:
             self.disk.remove(name)
-        while len(rooms) <= most:  # one more, as the log needs what it got until a later checkpoint is the oldest
+        for name in reserves[:most]:
+            self._with_spares(freed, partial(trees.reserve, self.disk, name, sizes, self.slack // 4))
+        while len(rooms) <= self.keep:
             rooms.append(room_name(next(self._numbers)))
-            if freed:
-                self.disk.rename(freed.pop(), rooms[-1])
-        reserves += [reserve_name(next(self._numbers)) for _ in range(most - len(reserves))]
-        sizes = trees.sizes(self.disk, checkpoint_name(self.kept[-1]))
-        for reserve in reserves[:most]:
-            self._with_spares(freed, partial(trees.reserve, self.disk, reserve, sizes))
-        for room in rooms[: most + 1]:
-            self._with_spares(freed, partial(self._make_room, room))
-
-    def _make_room(self, name: str) -> None:
-        with self.disk.opened(name, create=True) as file:
-            self.disk.allocate(file, self.room)
-            self.disk.truncate(file, self.room)
+            large = [name for name in freed if self.disk.size_of(name) >= self.room]
+            if large:
+                freed.remove(large[0])
+                self.disk.rename(large[0], rooms[-1])
+        for name in rooms[: self.keep + 1]:
+            with self.disk.opened(name, create=True) as file:
+                self.disk.allocate(file, self.room)
+                self.disk.truncate(file, self.room)
 
     def _with_spares(self, freed: list[str], act: Callable[[], object]) -> None:
         while True:
@@ -356,12 +360,9 @@ class Keeper:
                 act()
                 return
             except OSError:
-                if not (spare := self._spare(freed)):
+                if not freed:
                     raise
-                self.disk.remove(spare)
-
-    def _spare(self, freed: list[str]) -> str:
-        return freed.pop() if freed else str(self.journal.give_up())
+                self.disk.remove(freed.pop())
 
     def _shrink(self, freed: list[str]) -> None:
         """Remove free segments while the log and uploads have more than they may."""
@@ -369,6 +370,6 @@ class Keeper:
         for name in (*there.segments.values(), *there.free, *there.uploads.values()):
             with contextlib.suppress(FileNotFoundError):  # the log has just renamed it
                 used += self.disk.size_of(name)
-        while used > (self.keep + 1) * self.every and (spare := self._spare(freed)):
-            used -= self.disk.size_of(spare)
-            self.disk.remove(spare)
+        while used > (self.keep + 1) * self.every and freed:
+            used -= self.disk.size_of(freed[-1])
+            self.disk.remove(freed.pop())

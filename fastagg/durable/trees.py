@@ -20,6 +20,7 @@ from fastagg.storage import files, raw
 
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+BLOCK = 4096  # bytes that a file has at least
 _LINE, _LAST = 64, 4096  # bytes of a manifest: its first line; what it gets last, at most
 _PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
 DTYPES = {  # torch's types as safetensors names them
@@ -157,7 +158,7 @@ def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[i
     room. Return what they have."""
     disk.make_folder(folder)
     has = []
-    for name, size in zip((TENSORS, MANIFEST), sizes, strict=True):
+    for name, size in zip((TENSORS, MANIFEST), (-(-size // BLOCK) * BLOCK for size in sizes), strict=True):
         with disk.opened(f"{folder}/{name}", create=True) as file:
             try:
                 disk.allocate(file, size + slack)

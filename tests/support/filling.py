@@ -47,17 +47,16 @@ def send(server: fastagg.Server, client: int, way: str) -> None:
 
 
 def fill(volume: Path, blocks: int) -> None:
-    """Let somebody else have all of a volume but so many of the blocks that a user may have."""
+    """Let somebody else have all of a volume but so many of the blocks that a user may have, or as few as it gives."""
     with (volume / "filler").open("ab") as file:
-        for _ in range(20):  # a file's map takes blocks, too
-            there = os.statvfs(volume)
+        for part in 8 * [1, 1, 2, 4, 16, 64]:  # a file's map takes blocks, too; XFS wants more than it gives
+            there, size = os.statvfs(volume), os.fstat(file.fileno()).st_size
             more = there.f_bavail - blocks
-            size = os.fstat(file.fileno()).st_size + more * there.f_frsize
             with contextlib.suppress(OSError):
-                if more > 0:
-                    os.posix_fallocate(file.fileno(), 0, size)
+                if more >= part:
+                    os.posix_fallocate(file.fileno(), size, more // part * there.f_frsize)
                 elif more < 0:
-                    os.ftruncate(file.fileno(), max(0, size))
+                    os.ftruncate(file.fileno(), max(0, size + more * there.f_frsize))
             os.fsync(file.fileno())
 
 
