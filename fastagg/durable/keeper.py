@@ -34,6 +34,7 @@ from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
 SLACK = 1 << 20  # bytes of the log's room besides two updates
+_BLOCKS = 32 << 10  # bytes that are freed for names
 _AGAIN = 0.05  # seconds after which a thread without memory goes on
 _PATIENCE = 1.5  # seconds in which the log goes on, if the disk has room again
 _log = logging.getLogger("fastagg")
@@ -127,15 +128,37 @@ class Keeper:
     def wait(self, sequence: int) -> None:
         """Wait until the record is on the disk, so that a checkpoint with it may count. A log that has no room gets
         what was kept for it."""
-        rooms = contents(self.disk).rooms if self.journal.failure else []
-        if rooms and not self._lent.intersection(rooms):
-            room = max(rooms, key=self.disk.size_of)
-            self._lent.add(room)
-            self.journal.reuse(room)
-        until = time.monotonic() + _PATIENCE
-        while self.journal.failure and not self.journal.ended and time.monotonic() < until:
-            time.sleep(0.01)
+        for act in (self._lend_room, self._free_blocks):
+            if self.journal.failure:
+                act()
+            until = time.monotonic() + _PATIENCE
+            while self.journal.failure and not self.journal.ended and time.monotonic() < until:
+                time.sleep(0.01)
         self.journal.wait(sequence)
+
+    def _rooms(self) -> list[str]:
+        """The log's rooms that it does not have, the largest at the end."""
+        rooms = [name for name in contents(self.disk).rooms if name not in self._lent]
+        return sorted(rooms, key=self.disk.size_of)
+
+    def _lend_room(self) -> None:
+        if (rooms := self._rooms()) and not self._lent.intersection(self.disk.names()):
+            self._lent.add(rooms[-1])
+            self.journal.reuse(rooms[-1])
+
+    def _free_blocks(self) -> None:
+        """Take some blocks from a room: a folder whose own blocks are full needs one for another name."""
+        for name in self._rooms()[:1]:
+            with self.disk.opened(name) as file:
+                self.disk.truncate(file, max(0, self.disk.size(file) - _BLOCKS))
+                self.disk.sync(file)
+
+    def _rename(self, old: str, new: str) -> None:
+        try:
+            self.disk.rename(old, new)
+        except OSError:
+            self._free_blocks()
+            self.disk.rename(old, new)
 
     def checkpoint(self) -> int:
         """Let the thread write a checkpoint, wait for it, and return its number. The caller holds nothing meanwhile, so
@@ -274,7 +297,7 @@ class Keeper:
                 reserve = next(iter(contents(self.disk).reserves), reserve_name(next(self._numbers)))
                 nbytes = cut.write(self.disk, reserve, more, self.slack // 4, described, self.go_on)
                 self.disk.remove(name)  # of an attempt that failed after this
-                self.disk.rename(reserve, name)
+                self._rename(reserve, name)
                 self.disk.sync_folder()
             self._due = written + self.every
             self.kept.append(sequence)
@@ -304,7 +327,7 @@ class Keeper:
         wrong = ""
         try:
             for old in self.kept[self._to_go(self.kept)]:
-                self._give_way(checkpoint_name(old))
+                self._rename(checkpoint_name(old), reserve_name(next(self._numbers)))  # its blocks are the next one's
                 self.kept.remove(old)
             self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
             freed += self.journal.release(self.kept[0])
@@ -322,13 +345,6 @@ class Keeper:
         if wrong and not self._wrong and not self._closing:
             _log.warning("%s: the volume has no room for the next checkpoint: %s", self.disk.path, wrong)
         self._wrong = wrong
-
-    def _give_way(self, name: str) -> None:
-        """Let a checkpoint that nobody needs be a reserve, so that its blocks stay the next one's."""
-        try:
-            self.disk.rename(name, reserve_name(next(self._numbers)))
-        except OSError:  # no room for a name, even
-            self.disk.remove(name)
 
     def _keep_room(self, there: Contents, freed: list[str]) -> None:
         """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each: after
