@@ -28,6 +28,7 @@ constexpr int kIdleRounds = 20;         // after so many rounds without a record
 constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, and the largest of them in bytes
 constexpr size_t kLarge = size_t{1} << 20;      // such a record is written by itself, past the system's page cache
 constexpr uint64_t kFirstSegment = 256u << 10;  // segments double up to the largest
+constexpr uint64_t kNew = 500'000'000'000;      // numbers from here on are of no segment
 constexpr size_t kRoots = 65536;                // so many digests are remembered
 
 thread_local double seconds_waited = 0.0;
@@ -429,7 +430,7 @@ void Journal::write_end() noexcept {
 // Makes the next segment under a name that says that it is free, and then gives it its own. Its head is on the disk
 // before that.
 void Journal::prepare(uint64_t first, uint64_t needed) {
-  std::string name = free_name(number_);
+  std::string name = free_name(kNew + random_number() % kNew);  // of no segment, and of no other new file
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!free_.empty()) {

@@ -95,9 +95,10 @@ def killed(path: Path, way: str, acknowledged: int, blocks: int) -> int:
         os.read(told, 1)
 
     if os.fork() == 0:
+        os.chdir(path.parent)  # which a user might not come to
         os.setuid(NOBODY)
         try:
-            text = f"{life(path, way, acknowledged, full)}"
+            text = f"{life(Path(path.name), way, acknowledged, full)}"
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
         os.write(say, text.encode())
