@@ -1,12 +1,11 @@
 """Keeps a server's folder in order: a thread writes its checkpoints, and removes what no recovery will ask for.
 
-What is guaranteed on a full volume. While there is room, everything that the next checkpoint needs is made: its folder
-and files (``reserve-N/``), and a segment for the answers that the log still has to write (``room-N``). The log's queue
-never has more. So a volume that the server has filled is freed by it: the log gets its segment, the checkpoint its
-folder, without a new block, and the oldest checkpoint becomes the next reserve. Nothing is begun that cannot be ended,
-and what gets only a part of its blocks gives them back. A state that grew by more than ``ROOM`` since the reserve was
-made needs that much free, and says so. Between checkpoints the log, its free segments and uploads together have at most
-``keep + 1`` times ``every`` bytes, and a segment an 16th of that.
+On a full volume the server goes on by itself. While there is room, all that the next checkpoint needs is made: its
+folder and files (``reserve-N/``), and a segment for the answers that the log still has to write (``room-N``), of which
+the queue never has more. So neither needs a new block, the oldest checkpoint becomes the next reserve, and its log's
+segments the next rooms. Nothing is begun that cannot be ended, and what gets only some of its blocks gives them back.
+A state that has grown by more than a quarter of ``SLACK`` since the last checkpoint needs that much.
+The log, its free segments and uploads have at most ``keep + 1`` times ``every`` bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
 SLACK = 1 << 20  # bytes of the log's room besides two updates
-_BLOCKS = 32 << 10  # bytes that are freed for names
 _AGAIN = 0.05  # seconds after which a thread without memory goes on
 _PATIENCE = 1.5  # seconds in which the log goes on, if the disk has room again
 _log = logging.getLogger("fastagg")
@@ -128,9 +126,9 @@ class Keeper:
     def wait(self, sequence: int) -> None:
         """Wait until the record is on the disk, so that a checkpoint with it may count. A log that has no room gets
         what was kept for it."""
-        for act in (self._lend_room, self._free_blocks):
+        for _ in range(2):
             if self.journal.failure:
-                act()
+                self._help_log()
             until = time.monotonic() + _PATIENCE
             while self.journal.failure and not self.journal.ended and time.monotonic() < until:
                 time.sleep(0.01)
@@ -141,16 +139,18 @@ class Keeper:
         rooms = [name for name in contents(self.disk).rooms if name not in self._lent]
         return sorted(rooms, key=self.disk.size_of)
 
-    def _lend_room(self) -> None:
-        if (rooms := self._rooms()) and not self._lent.intersection(self.disk.names()):
+    def _help_log(self) -> None:
+        if self._lent.intersection(self.disk.names()):  # it has one, and cannot give it a name
+            self._free_blocks()
+        elif rooms := self._rooms():
             self._lent.add(rooms[-1])
             self.journal.reuse(rooms[-1])
 
     def _free_blocks(self) -> None:
         """Take some blocks from a room: a folder whose own blocks are full needs one for another name."""
-        for name in self._rooms()[:1]:
+        for name in self._rooms()[-1:]:
             with self.disk.opened(name) as file:
-                self.disk.truncate(file, max(0, self.disk.size(file) - _BLOCKS))
+                self.disk.truncate(file, max(0, self.disk.size(file) - self.slack // 16))
                 self.disk.sync(file)
 
     def _rename(self, old: str, new: str) -> None:
@@ -361,7 +361,7 @@ class Keeper:
             self._with_spares(freed, partial(trees.reserve, self.disk, name, sizes, self.slack // 4))
         while len(rooms) <= self.keep:
             rooms.append(room_name(next(self._numbers)))
-            large = [name for name in freed if self.disk.size_of(name) >= self.room]
+            large = [name for name in freed if self.disk.size_of(name) >= self.room - self.slack // 4]
             if large:
                 freed.remove(large[0])
                 self.disk.rename(large[0], rooms[-1])

@@ -140,11 +140,6 @@ class Writer:
             self.disk.close(file)
 
 
-def sizes(disk: Disk, folder: str) -> list[int]:
-    """Return the bytes of both files."""
-    return [disk.size_of(f"{folder}/{name}") for name in (TENSORS, MANIFEST)]
-
-
 def used(disk: Disk, folder: str) -> list[int]:
     """Return the bytes of both files without their slack: so many the next ones need, if nothing has grown."""
     with disk.opened(f"{folder}/{TENSORS}", write=False) as file:

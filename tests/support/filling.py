@@ -23,7 +23,7 @@ from fastagg.durable import doctor, log
 from fastagg.durable.disk import Disk
 from fastagg.durable.opening import open_on
 
-SIZE, SEGMENT, NOBODY = 1000, 1 << 16, 65534
+SIZE, SEGMENT, NOBODY = 1000, 1 << 18, 65534
 AFTER, PATIENCE = 6, 60.0  # answers after a refusal, within so many seconds
 log.SMALL = 1000  # larger uploads go to files
 

@@ -310,7 +310,7 @@ class Life:
         waiting = len(self.disk.files("upload-")) - len(self._log.keeper.uploads.recorded())
         if waiting > len(self.tasks):
             raise Wrong(f"{waiting} files of uploads for {len(self.tasks)} tasks")
-        newest = sum(trees.sizes(self.disk, folder.checkpoint_name(self._log.keeper.kept[-1])))
+        newest = sum(trees.used(self.disk, folder.checkpoint_name(self._log.keeper.kept[-1])))
         most = (KEEP + 1) * (newest + 3 * SEGMENT + 8 * SIZE + EVERY) + 4 * SEGMENT  # docs/operations.md, "Sizing"
         if self.disk.nbytes() > most:
             raise Wrong(f"{self.disk.nbytes()} bytes of disk, expected at most {most}")
