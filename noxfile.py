@@ -412,6 +412,14 @@ def limits(session: nox.Session) -> None:
 
 
 @target("nightly", "wheel")
+def volumes(session: nox.Session) -> None:
+    """Fill volumes of ext4, XFS and btrfs to the last block. Tests that may not mount are skipped by name."""
+    debian(session, "mkfs.xfs", "xfsprogs", "btrfs-progs")
+    install(session, wheel="test")
+    session.run(*PYTEST, "-m", "", "tests/durable/test_volumes.py")
+
+
+@target("nightly", "wheel")
 def threads(session: nox.Session) -> None:
     """Run the tests with threads, for a Python without a global lock: they need few packages."""
     install(session, "pytest", "hypothesis", wheel="")

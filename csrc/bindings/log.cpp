@@ -89,8 +89,8 @@ std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& given) {
   using Start = Journal::Start;
   Start start;
   set_fields(start, given, "folder", &Start::folder, "folder_id", &Start::folder_id, "sequence", &Start::sequence,
-             "number", &Start::number, "segment_bytes", &Start::segment_bytes, "free", &Start::free, "place",
-             &Start::place, "number_here", &Start::number_here);
+             "number", &Start::number, "segment_bytes", &Start::segment_bytes, "pending_bytes", &Start::pending_bytes,
+             "free", &Start::free, "place", &Start::place, "number_here", &Start::number_here);
   start.digest = digest_of(py::cast<std::string>(given["digest"]));
   for (const auto& [name, first] : py::cast<std::vector<std::pair<std::string, uint64_t>>>(given["busy"]))
     start.busy.push_back({name, first});
@@ -202,12 +202,13 @@ void bind_log(py::module_& m) {
       .def("release",
            [](Journal& one, uint64_t sequence) {
              try {
-               one.release(sequence);
+               return one.release(sequence);
              } catch (const DiskFailed& failed) {
                PyErr_SetString(PyExc_OSError, failed.what());
                throw py::error_already_set();
              }
            })
+      .def("reuse", &Journal::reuse)
       .def("give_up", &Journal::give_up)
       .def_property_readonly("failure", &Journal::failure)
       .def_property_readonly("ended", &Journal::ended)

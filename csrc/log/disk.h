@@ -34,7 +34,8 @@ class Disk {
   // Only of files that `open` has returned: nobody else closes those, and this closes no other.
   virtual void close(int file) noexcept = 0;
   virtual uint64_t size(int file) = 0;
-  // Reserves room for so many bytes, so that writing there does not fail and a sync need not write metadata.
+  // Reserves room for so many bytes, so that writing there does not fail and a sync need not write metadata. A file
+  // that cannot have all of them is left as it was.
   virtual void allocate(int file, uint64_t nbytes) = 0;
   virtual void write(int file, std::vector<iovec>& buffers, uint64_t offset) = 0;
   // The same for memory and an offset that are multiples of 4,096, past the system's page cache if it can.

@@ -20,15 +20,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr uint64_t kGroup = 32u << 20;     // the largest group of records for one sync, in bytes
-constexpr uint64_t kPending = 256u << 20;  // so many bytes may be in the queue before others wait
-constexpr milliseconds kIdle{50};          // the longest time that a record waits if no sender waits for it
-constexpr milliseconds kAgain{500};        // the time between two attempts on a full disk
-constexpr milliseconds kSignals{50};       // how often a waiting caller looks for Ctrl-C
-constexpr int kIdleRounds = 20;            // after so many rounds without a record the thread sleeps until it is woken
+constexpr uint64_t kGroup = 32u << 20;  // the largest group of records for one sync, in bytes
+constexpr milliseconds kIdle{50};       // the longest time that a record waits if no sender waits for it
+constexpr milliseconds kAgain{500};     // the time between two attempts on a full disk
+constexpr milliseconds kSignals{50};    // how often a waiting caller looks for Ctrl-C
+constexpr int kIdleRounds = 20;         // after so many rounds without a record the thread sleeps until it is woken
 constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, and the largest of them in bytes
 constexpr size_t kLarge = size_t{1} << 20;      // such a record is written by itself, past the system's page cache
 constexpr uint64_t kFirstSegment = 256u << 10;  // segments double up to the largest
+constexpr uint64_t kNew = 500'000'000'000;      // numbers from here on are of no segment
 constexpr size_t kRoots = 65536;                // so many digests are remembered
 
 thread_local double seconds_waited = 0.0;
@@ -55,6 +55,7 @@ Journal::Journal(std::unique_ptr<Disk> disk, Start start)
       folder_(std::move(start.folder)),
       folder_id_(start.folder_id),
       largest_(start.segment_bytes),
+      most_pending_(start.pending_bytes),
       process_(getpid()),
       last_(start.sequence),
       busy_(start.busy.begin(), start.busy.end()),
@@ -112,10 +113,10 @@ void Journal::check() {
   if (const int64_t now = waiting; now >= max_waiting)
     throw Refusal(Why::kBusy,
                   std::to_string(now) + " answers wait for the journal already (max_waiting): send this one later");
-  if (!failed_ && pending <= kPending) return;
+  if (!failed_ && pending <= most_pending_) return;
   store::Blocking blocking;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!failed_ && pending > kPending) {
+  while (!failed_ && pending > most_pending_) {
     urgent_ = true;
     wake_.notify_one();
     if (done_.wait_for(lock, kSignals) != std::cv_status::timeout) continue;
@@ -221,7 +222,7 @@ bool Journal::close(double seconds) {
   return done_.wait_for(lock, std::chrono::duration<double>(seconds), ended);
 }
 
-void Journal::release(uint64_t sequence) {
+std::vector<std::string> Journal::release(uint64_t sequence) {
   std::vector<std::string> marked;
   for (;;) {
     std::string name;
@@ -235,10 +236,15 @@ void Journal::release(uint64_t sequence) {
     const std::lock_guard<std::mutex> lock(mutex_);
     busy_.pop_front();
   }
-  if (marked.empty()) return;
-  disk_->sync_folder();
+  if (!marked.empty()) disk_->sync_folder();
+  return marked;
+}
+
+void Journal::reuse(const std::string& name) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (std::string& name : marked) free_.push_back(std::move(name));
+  if (std::find(free_.begin(), free_.end(), name) == free_.end()) free_.push_back(name);
+  urgent_ = true;
+  wake_.notify_one();
 }
 
 std::string Journal::give_up() {
@@ -415,7 +421,7 @@ void Journal::write_end() noexcept {
 // Makes the next segment under a name that says that it is free, and then gives it its own. Its head is on the disk
 // before that.
 void Journal::prepare(uint64_t first, uint64_t needed) {
-  std::string name = free_name(number_);
+  std::string name = free_name(kNew + random_number() % kNew);  // of no segment, and of no other new file
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!free_.empty()) {
@@ -427,13 +433,14 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
   try {
     file = disk_->open(name);
     const uint64_t wanted = std::min(largest_, std::max(kFirstSegment, 2 * size_));
-    uint64_t size = next_block(std::max({needed, wanted, disk_->size(file)}));
-    try {
-      disk_->allocate(file, size);
-    } catch (const DiskFailed&) {  // a full disk may have room for this group
-      size = next_block(std::max(needed, disk_->size(file)));
-      disk_->allocate(file, size);
-    }
+    const uint64_t least = next_block(std::max(needed, disk_->size(file)));
+    uint64_t size = std::max(least, next_block(wanted));
+    for (;; size = std::max(least, next_block(size / 2))) try {
+        disk_->allocate(file, size);
+        break;
+      } catch (const DiskFailed&) {  // a full disk may have room for less
+        if (size == least) throw;
+      }
     BlockHead head{};
     head.number = number_, head.use = random_number(), head.first = first, head.size = size;
     write_block(file, head, 0);
@@ -443,7 +450,7 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
     if (file >= 0) {
       disk_->close(file);
       const std::lock_guard<std::mutex> lock(mutex_);
-      free_.push_back(std::move(name));
+      free_.insert(free_.begin(), std::move(name));  // another one may have more room
     }
     throw;
   }

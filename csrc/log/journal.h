@@ -76,6 +76,7 @@ class Journal {
     Digest digest{};             // of all up to it
     uint64_t number = 0;         // of the next segment
     uint64_t segment_bytes = 0;  // the largest size of a segment
+    uint64_t pending_bytes = 0;  // so many may be in the queue before others wait
     struct Busy {                // a segment that a recovery needs: its name and first record
       std::string name;
       uint64_t first;
@@ -105,9 +106,10 @@ class Journal {
   // Writes what is queued and ends the thread. Waits at most `seconds`, or without a limit if it is negative. Returns
   // whether the thread has ended. Any thread may call it, and again.
   bool close(double seconds);
-  // No recovery will need the records up to this one: their segments are marked free, and used again. Throws
+  // No recovery will need the records up to this one: their segments are marked free. Returns their new names. Throws
   // DiskFailed. Only one thread at a time calls this.
-  void release(uint64_t sequence);
+  std::vector<std::string> release(uint64_t sequence);
+  void reuse(const std::string& name);  // The file, whatever is in it, may be the next segment: it is tried at once.
   std::string give_up();  // the name of a file that waits to be used again, and now does not; empty: there is none
   std::string failure() const;
   bool ended() const;  // nothing will be written any more
@@ -138,7 +140,7 @@ class Journal {
 
   std::unique_ptr<Disk> disk_;
   const std::string folder_;
-  const uint64_t folder_id_, largest_;
+  const uint64_t folder_id_, largest_, most_pending_;
   const int process_;
 
   mutable std::mutex mutex_;  // its holder waits for nothing

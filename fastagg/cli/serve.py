@@ -44,6 +44,10 @@ def serve(
             "--reading", metavar="MB", min=0, help="Of versions that are sent at a time; 1000, or 4 versions."
         ),
     ] = None,
+    checkpoint_every: Annotated[
+        float,
+        typer.Option("--checkpoint-every", metavar="MB", min=1, help="Of log and uploads; the disk has thrice that."),
+    ] = 1000.0,
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, help="What a transfer may take, besides --slowest.")
     ] = 60.0,
@@ -61,6 +65,7 @@ def serve(
     start(
         model, rule, dict(map(parse_change, changes or ())), workers, parts, folder, host=host, port=port,
         tokens=tokens, certificate=certificate, key=key, by_part=by_part,
+        checkpoint_every=int(1e6 * checkpoint_every),
         limits={
             "uploads": uploads, "reading": None if reading is None else 1e6 * reading, "seconds": seconds,
             "slowest": slowest,

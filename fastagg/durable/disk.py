@@ -40,6 +40,8 @@ class Disk:
             files.make_folder(path)
         self.descriptor: int | None = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         native.log.keep_from_children(self.descriptor)
+        if create:
+            files.write_in_place(self.descriptor)
 
     def __enter__(self) -> Disk:
         return self
@@ -63,7 +65,12 @@ class Disk:
 
     def names(self) -> list[str]:
         """Return the sorted names in the folder."""
-        return sorted(os.listdir(self._here()))
+        # Not of the descriptor: btrfs lists what was there when that was opened.
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._here())
+        try:
+            return sorted(os.listdir(folder))
+        finally:
+            os.close(folder)
 
     def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
         """Open a regular file. With ``create`` it may be new."""
@@ -90,9 +97,9 @@ class Disk:
             self.close(file)
 
     def put(self, name: str, buffers: Sequence[Bytes]) -> None:
-        """Write a file that nothing longer was in, and wait until it is on the disk."""
+        """Write a whole file, and wait until it is on the disk."""
         with self.opened(name, create=True) as file:
-            self.write(file, buffers, 0)
+            self.truncate(file, self.write(file, buffers, 0))
             self.sync(file)
 
     def size(self, file: int) -> int:
@@ -105,8 +112,14 @@ class Disk:
             return self.size(file)
 
     def allocate(self, file: int, size: int) -> None:
-        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata."""
+        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. A
+        file that cannot have all of them is left as it was."""
         files.allocate(file, size)
+
+    def free(self) -> int:
+        """Return how many bytes the file system has for this process."""
+        found = os.fstatvfs(self._here())
+        return found.f_bavail * found.f_frsize
 
     def truncate(self, file: int, size: int) -> None:
         """Set the file's size."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import LOCK, Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log
 from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_key
@@ -72,6 +73,7 @@ def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
         problems.append(f"{disk.path}: no whole checkpoint is in it")
     else:
         found |= _log(disk, held, oldest, newest, replay, problems)
+        _check_room(disk, held, newest, problems)
     return {**found, "healthy": not problems, "problems": problems}
 
 
@@ -127,6 +129,20 @@ def _log(
             "torn": _torn(disk, held, reader),
         },
     }  # fmt: skip
+
+
+def _check_room(disk: Disk, held: Contents, newest: Checkpoint, problems: list[str]) -> None:
+    """Report a volume that has no room for the next checkpoint, and none was kept: a server that fills it stops."""
+    two = 8 * newest.state["flat"].numel()  # updates of the log
+    needed = max(0, two - max((_size(disk, name) for name in held.rooms), default=0))
+    for name, size in zip(
+        (trees.TENSORS, trees.MANIFEST), trees.used(disk, checkpoint_name(newest.sequence)), strict=True
+    ):
+        needed += max(0, size - max((_size(disk, f"{reserve}/{name}") for reserve in held.reserves), default=0))
+    if needed > disk.free():
+        problems.append(
+            f"{disk.path}: the volume has no room for the next checkpoint: free {needed - disk.free():,} bytes of it"
+        )
 
 
 def _before(disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, problems: list[str]) -> Any:

@@ -5,7 +5,8 @@ checkpoint-<sequence>/      a whole state, up to and including this record
 journal-<number>            segments of the log, in order (docs/log-format.md)
 free-<number>               a file that waits to be one, whatever is in it
 upload-<number>             an update that was streamed in; a record of the log refers to it, and no other one ever
-reserve-<number>            room for a checkpoint that is written while the disk is full
+reserve-<number>/           room for the next checkpoint, or an unfinished one, which is never read
+room-<number>               room for the log, when nothing else is left (keeper.py)
 *.partial                   unfinished files, which are never read
 """
 
@@ -32,7 +33,7 @@ LOCK = "lock"
 PARTIAL = ".partial"
 BLOCK = 4096  # of a head
 _ALL = (1 << 64) - 1
-_DIGITS = {"checkpoint": 20, "journal": 12, "free": 12, "upload": 12, "reserve": 3}
+_DIGITS = {"checkpoint": 20, "journal": 12, "free": 12, "upload": 12, "reserve": 12, "room": 12}
 _NAME = re.compile(r"([a-z]+)-(\d+)")
 
 
@@ -41,7 +42,9 @@ def name_of(kind: str, number: int) -> str:
     return f"{kind}-{number:0{_DIGITS[kind]}d}"
 
 
-checkpoint_name, upload_name, reserve_name = (partial(name_of, kind) for kind in ("checkpoint", "upload", "reserve"))
+checkpoint_name, upload_name, reserve_name, room_name = (
+    partial(name_of, kind) for kind in ("checkpoint", "upload", "reserve", "room")
+)
 
 
 class Contents(NamedTuple):
@@ -52,6 +55,7 @@ class Contents(NamedTuple):
     free: list[str]
     uploads: dict[int, str]
     reserves: list[str]
+    rooms: list[str]
     leftovers: list[str]
 
 
@@ -61,9 +65,9 @@ def contents(disk: Disk) -> Contents:
     for one in filter(None, map(_NAME.fullmatch, names)):
         if len(one[2]) == _DIGITS.get(one[1]):
             found[one[1]][int(one[2])] = one[0]
-    free, reserves = (list(found[kind].values()) for kind in ("free", "reserve"))
+    free, reserves, rooms = (list(found[kind].values()) for kind in ("free", "reserve", "room"))
     leftovers = [name for name in names if name.endswith(PARTIAL)]
-    return Contents([*found["checkpoint"]], found["journal"], free, found["upload"], reserves, leftovers)
+    return Contents([*found["checkpoint"]], found["journal"], free, found["upload"], reserves, rooms, leftovers)
 
 
 class Checkpoint(NamedTuple):

@@ -1,20 +1,30 @@
-"""Keeps a server's folder in order: a thread writes its checkpoints, and removes what no recovery will ask for."""
+"""Keeps a server's folder in order: a thread writes its checkpoints, and removes what no recovery will ask for.
+
+On a full volume the server goes on by itself. While there is room, all that the next checkpoint needs is made: its
+folder and files (``reserve-N/``), and a segment for the answers that the log still has to write (``room-N``), of which
+the queue never has more. So neither needs a new block, the oldest checkpoint becomes the next reserve, and its log's
+segments the next rooms. Nothing is begun that cannot be ended, and what gets only some of its blocks gives them back.
+A state that has grown by more than a quarter of ``SLACK`` since the last checkpoint needs that much.
+The log, its free segments and uploads have at most ``keep + 1`` times ``every`` bytes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import PARTIAL, checkpoint_name, contents, model_digest, reserve_name
+from fastagg.durable.folder import BLOCK, Contents, checkpoint_name, contents, model_digest, reserve_name, room_name
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
@@ -22,7 +32,7 @@ from fastagg.server.engine import Parts, Running
 from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
-ROOM = 1 << 20  # bytes that a checkpoint's reserve has besides: for the log and the manifest
+SLACK = 1 << 20  # bytes of the log's room besides two updates
 _AGAIN = 0.05  # seconds after which a thread without memory goes on
 _PATIENCE = 1.5  # seconds in which the log goes on, if the disk has room again
 _log = logging.getLogger("fastagg")
@@ -74,11 +84,15 @@ class Keeper:
         kept: sequence numbers of the checkpoints that are there, oldest first.
         keep: how many checkpoints stay.
         every: bytes of the log and of uploads after which one is written.
+        slack: bytes that the log's room has besides two updates; the files of a checkpoint have a quarter of it.
+
+    Attributes:
+        room: bytes that are kept for answers that wait for the log.
     """
 
     def __init__(
         self, disk: Disk, parts: Parts, running: Running, uploads: Uploads, *, made: dict[str, Any], folder_id: int,
-        kept: list[int], keep: int, every: int,
+        kept: list[int], keep: int, every: int, slack: int,
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
         self.made, self.folder_id = made, folder_id
@@ -91,15 +105,15 @@ class Keeper:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._ended = Latch()
+        self._wrong = ""  # why there is no room for the next checkpoint
+        self._lent: set[str] = set()  # rooms that the log got
+        there = contents(disk)
+        self.slack, self.room = slack, (slack + 8 * parts.layout.size) // BLOCK * BLOCK
+        self._numbers = itertools.count(1 + max((int(name[-12:]) for name in there.reserves + there.rooms), default=0))
 
-    def start(self, journal: Any, replayed: int, room: int = ROOM) -> None:
-        """Begin to write checkpoints.
-
-        Args:
-            replayed: bytes of the log and of uploads behind the last one.
-            room: bytes that are kept in reserve besides those of checkpoints.
-        """
-        self.journal, self._room = journal, room
+    def start(self, journal: Any, replayed: int) -> None:
+        """Begin to write checkpoints. ``replayed``: bytes of the log and of uploads behind the last one."""
+        self.journal = journal
         self.uploads.refused = self.full
         self.clear()
         self._due = max(0, self.every - replayed)
@@ -110,12 +124,41 @@ class Keeper:
             raise OSError(errno.EAGAIN, f"the system refuses a thread: {error}") from error
 
     def wait(self, sequence: int) -> None:
-        """Wait until the record is on the disk, so that a checkpoint with it may count. A full disk has room for it
-        now, and the log tries again by itself."""
-        until = time.monotonic() + _PATIENCE
-        while self.journal.failure and not self.journal.ended and time.monotonic() < until:
-            time.sleep(0.01)
+        """Wait until the record is on the disk, so that a checkpoint with it may count. A log that has no room gets
+        what was kept for it."""
+        for _ in range(2):
+            if self.journal.failure:
+                self._help_log()
+            until = time.monotonic() + _PATIENCE
+            while self.journal.failure and not self.journal.ended and time.monotonic() < until:
+                time.sleep(0.01)
         self.journal.wait(sequence)
+
+    def _rooms(self) -> list[str]:
+        """The log's rooms that it does not have, the largest at the end."""
+        rooms = [name for name in contents(self.disk).rooms if name not in self._lent]
+        return sorted(rooms, key=self.disk.size_of)
+
+    def _help_log(self) -> None:
+        if self._lent.intersection(self.disk.names()):  # it has one, and cannot give it a name
+            self._free_blocks()
+        elif rooms := self._rooms():
+            self._lent.add(rooms[-1])
+            self.journal.reuse(rooms[-1])
+
+    def _free_blocks(self) -> None:
+        """Take some blocks from a room: a folder whose own blocks are full needs one for another name."""
+        for name in self._rooms()[-1:]:
+            with self.disk.opened(name) as file:
+                self.disk.truncate(file, max(0, self.disk.size(file) - self.slack // 16))
+                self.disk.sync(file)
+
+    def _rename(self, old: str, new: str) -> None:
+        try:
+            self.disk.rename(old, new)
+        except OSError:
+            self._free_blocks()
+            self.disk.rename(old, new)
 
     def checkpoint(self) -> int:
         """Let the thread write a checkpoint, wait for it, and return its number. The caller holds nothing meanwhile, so
@@ -246,21 +289,20 @@ class Keeper:
                 self.wait(sequence)  # its digest is known then
                 end, digest = self.journal.durable, self.journal.digest(sequence)
             log = {"digest": digest.hex(), "end": end}
-            return {**more, "log": log, "model": model_digest(cut.state["flat"])}
+            return {"log": log, "model": model_digest(cut.state["flat"])}
 
         try:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
-                room = next(iter(contents(self.disk).reserves), None)
-                nbytes = cut.write(self.disk, name + PARTIAL, described, self.go_on, room)
+                self.disk.sync_folder()  # the older checkpoint that this is written over does not come back
+                reserve = next(iter(contents(self.disk).reserves), reserve_name(next(self._numbers)))
+                nbytes = cut.write(self.disk, reserve, more, self.slack // 4, described, self.go_on)
                 self.disk.remove(name)  # of an attempt that failed after this
-                self.disk.rename(name + PARTIAL, name)
+                self._rename(reserve, name)
                 self.disk.sync_folder()
             self._due = written + self.every
             self.kept.append(sequence)
         finally:
             cut.close()
-            with contextlib.suppress(OSError):  # the next opening removes it
-                self.disk.remove(name + PARTIAL)
             self.clear()
         _log.info(
             "checkpoint of version %d: %d bytes in %.2f s, calls held up %.4f s",
@@ -281,36 +323,69 @@ class Keeper:
         and no open upload names. Keep room for the next checkpoints."""
         if self.journal is None:
             return
-        with contextlib.suppress(OSError):  # it is tried again after the next one
+        freed: list[str] = []  # segments that the log does not have now
+        wrong = ""
+        try:
             for old in self.kept[self._to_go(self.kept)]:
-                self.disk.remove(checkpoint_name(old))
+                self._rename(checkpoint_name(old), reserve_name(next(self._numbers)))  # its blocks are the next one's
                 self.kept.remove(old)
             self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
-            self.journal.release(self.kept[0])
+            freed += self.journal.release(self.kept[0])
+            freed += iter(self.journal.give_up, "")
             there = contents(self.disk)  # before the look at what is needed, which is said before there is a file
             needed = self.uploads.needed(self.kept[0])
-            for number, name in there.uploads.items():
-                if number not in needed:
-                    self.disk.remove(name)
-            self._keep_room(there.reserves)
+            for number in set(there.uploads).difference(needed):
+                self.disk.remove(there.uploads[number])
+            self._keep_room(there, freed)
+            self._shrink(freed)
+        except OSError as error:  # it is tried again after the next one
+            wrong = str(error)
+        for name in freed:
+            self.journal.reuse(name)
+        if wrong and not self._wrong and not self._closing:
+            _log.warning("%s: the volume has no room for the next checkpoint: %s", self.disk.path, wrong)
+        self._wrong = wrong
 
-    def _keep_room(self, there: list[str]) -> None:
-        """Reserve room for as many checkpoints as may come before one goes, so that they can be written on a full disk,
-        and what fills it can go."""
-        size = trees.nbytes(self.disk, checkpoint_name(self.kept[-1])) + self._room
-        size += 2 * 4 * self.parts.layout.size  # answers that wait for the log
-        wanted = [reserve_name(k) for k in range(self.keep + self.history + 1 - len(self.kept))]
-        for name in {*there}.difference(wanted):
+    def _keep_room(self, there: Contents, freed: list[str]) -> None:
+        """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each: after
+        ``keep`` further ones nobody needs that, and it is room again."""
+        most = self.keep + self.history + 1 - len(self.kept)
+        sizes = trees.used(self.disk, checkpoint_name(self.kept[-1]))
+        reserves = there.reserves + [reserve_name(next(self._numbers)) for _ in range(most - len(there.reserves))]
+        self._lent.difference_update(freed)  # what was not used
+        rooms = [name for name in there.rooms if name not in self._lent]
+        freed[:] = [name for name in freed if name not in rooms]
+        for name in reserves[most:] + rooms[self.keep + 1 :]:
             self.disk.remove(name)
-        for name in wanted:
+        for name in reserves[:most]:
+            self._with_spares(freed, partial(trees.reserve, self.disk, name, sizes, self.slack // 4))
+        while len(rooms) <= self.keep:
+            rooms.append(room_name(next(self._numbers)))
+            large = [name for name in freed if self.disk.size_of(name) >= self.room - self.slack // 4]
+            if large:
+                freed.remove(large[0])
+                self.disk.rename(large[0], rooms[-1])
+        for name in rooms[: self.keep + 1]:
             with self.disk.opened(name, create=True) as file:
-                self._allocate(file, size)
+                self.disk.allocate(file, self.room)
+                self.disk.truncate(file, self.room)
 
-    def _allocate(self, file: int, size: int) -> None:
+    def _with_spares(self, freed: list[str], act: Callable[[], object]) -> None:
         while True:
             try:
-                return self.disk.allocate(file, size)
+                act()
+                return
             except OSError:
-                if not (spare := self.journal.give_up()):
+                if not freed:
                     raise
-                self.disk.remove(spare)
+                self.disk.remove(freed.pop())
+
+    def _shrink(self, freed: list[str]) -> None:
+        """Remove free segments while the log and uploads have more than they may."""
+        there, used = contents(self.disk), 0
+        for name in (*there.segments.values(), *there.free, *there.uploads.values()):
+            with contextlib.suppress(FileNotFoundError):  # the log has just renamed it
+                used += self.disk.size_of(name)
+        while used > (self.keep + 1) * self.every and freed:
+            used -= self.disk.size_of(freed[-1])
+            self.disk.remove(freed.pop())

@@ -15,8 +15,8 @@ from fastagg._build import native
 from fastagg._keywords import checked
 from fastagg._types import Plain
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import BLOCK, LOCK, PARTIAL, Contents, checkpoint_name, contents, free_name
-from fastagg.durable.keeper import EVERY, ROOM, Keeper
+from fastagg.durable.folder import BLOCK, LOCK, Contents, checkpoint_name, contents, free_name
+from fastagg.durable.keeper import EVERY, SLACK, Keeper
 from fastagg.durable.log import Durability, Log
 from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
 from fastagg.durable.uploads import Uploads
@@ -25,7 +25,8 @@ from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.watching import Watch, watch_of
 
-SEGMENT = 64 << 20  # bytes of the largest segments of the log
+SEGMENT, _SMALL = 64 << 20, 256 << 10  # bytes of the largest segments of the log, and of the first
+_PENDING = 256 << 20  # bytes that may wait for the log before others do
 _CHUNK = 16 << 20  # bytes that are read at a time
 _SLOW = 1.0  # an answer that takes so many seconds is reported
 _log = logging.getLogger("fastagg")
@@ -115,16 +116,20 @@ def open_on(
     try:
         lock(disk)
         with named(disk.path):
-            server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), keep, checkpoint_every)
+            limits = {"keep": keep, "every": checkpoint_every, "slack": min(segment, SLACK)}
+            server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), limits)
         keeper.history = int(keep_history)
-        start |= {"segment_bytes": segment}
+        start |= {
+            "segment_bytes": min(segment, max(_SMALL, checkpoint_every // 16)),
+            "pending_bytes": min(_PENDING, keeper.room // 2),
+        }
         with named(disk.path):  # the system may refuse a thread
             journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
             journal.mode = durability
             if server.max_waiting is not None:
                 journal.max_waiting = server.max_waiting
             log = Log(disk, journal, keeper, keeper.uploads, durability)
-            keeper.start(journal, replayed, min(segment, ROOM))
+            keeper.start(journal, replayed)
         watch = watch_of(server) or Watch()  # `make` may have it watched
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
@@ -150,10 +155,10 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
     found = contents(disk)
     if not found.checkpoints:
-        return _fresh(disk, found, make, keep, every)
+        return _fresh(disk, found, make, limits)
     past = recover(disk, found, make)
     server = past.server
     server._running.follow_rate()
@@ -171,7 +176,7 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
     kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
     keeper = Keeper(
         disk, server._parts, server._running, uploads, made=past.checkpoint.manifest["made"],
-        folder_id=past.checkpoint.folder_id, kept=kept, keep=keep, every=every,
+        folder_id=past.checkpoint.folder_id, kept=kept, **limits,
     )  # fmt: skip
     engine.limit(server._engine, server._parts.settings)
     _log.info(
@@ -181,9 +186,9 @@ def _opened(disk: Disk, make: Callable[[], Server], keep: int, every: int) -> _O
     return _Opened(server, keeper, start, past.reader.passed + past.streamed, False)
 
 
-def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, every: int) -> _Opened:
+def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
     server = make()
-    for name in (*found.segments.values(), *(name for name in found.leftovers if not name.endswith(PARTIAL))):
+    for name in found.segments.values():
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
     for name in found.leftovers:
         disk.remove(name)
@@ -191,7 +196,7 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], keep: int, e
     folder_id = engine.new_incarnation()
     keeper = Keeper(
         disk, server._parts, server._running, Uploads({}, 1), made=made_of(server), folder_id=folder_id,
-        kept=[], keep=keep, every=every,
+        kept=[], **limits,
     )  # fmt: skip
     keeper.write()  # the checkpoint from which the log continues
     start = {

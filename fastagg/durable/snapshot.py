@@ -56,19 +56,16 @@ class Snapshot:
                 self.running.engine.cut_rows(None)
 
     def write(
-        self, disk: Disk, folder: str, more: Callable[[], Plain], going_on: Callable[[], None], room: str | None = None
+        self, disk: Disk, folder: str, more: Plain, slack: int, last: Callable[[], Plain], going_on: Callable[[], None]
     ) -> int:
-        """Write it to a new folder, and return its bytes.
+        """Write it to a folder, over what is there, and return its bytes.
 
         Args:
-            more: returns what the manifest says besides. It is called when all else is written.
+            more: what the manifest says besides.
+            slack: bytes that its files have besides, if there is room.
+            last: returns more of it. It is called when all else is written.
             going_on: called now and then. What it raises ends the writing.
-            room: a file that has kept room for it, and becomes a part of it.
         """
-        disk.remove(folder)
-        disk.make_folder(folder)
-        if room is not None:  # renamed, so nobody else takes the room meanwhile
-            disk.rename(room, f"{folder}/{trees.TENSORS}")
         tensors: dict[str, Tensor] = {}
         tree = trees.flatten(self.state, tensors)
         shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -78,7 +75,7 @@ class Snapshot:
             shapes[_ROWS[0]] = self.cache.data.dtype, (count, row_bytes)
             shapes[_ROWS[1]] = self.cache.scales.dtype, (count, row_scales)
             parts = {_ROWS[0]: row_bytes, _ROWS[1]: 4 * row_scales or 1}
-        writer = trees.Writer(disk, folder, shapes, parts)
+        writer = trees.Writer(disk, folder, shapes, parts, tree, more, slack)
         try:
             for name, tensor in tensors.items():
                 going_on()
@@ -93,7 +90,7 @@ class Snapshot:
                 writer.part(_ROWS[0], place, data)
                 if scales:
                     writer.part(_ROWS[1], place, scales)
-            writer.finish(tree, more())
+            writer.finish(last())
         finally:
             writer.close()
-        return writer.nbytes
+        return sum(writer.sizes)

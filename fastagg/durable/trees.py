@@ -20,6 +20,8 @@ from fastagg.storage import files, raw
 
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+BLOCK = 4096  # bytes that a file has at least
+_LINE, _LAST = 64, 4096  # bytes of a manifest: its first line; what it gets last, at most
 _PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
 DTYPES = {  # torch's types as safetensors names them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -68,16 +70,21 @@ def restored(value: Tree, tensors: dict[str, Tensor]) -> Tree:
 
 
 class Writer:
-    """Writes the tensors' file. Its parts may be written in any order.
+    """Writes both files. The tensors' parts may be written in any order.
 
     Args:
+        folder: it may be there, with files that nobody needs. There is room for all before the first byte is written.
+        slack: bytes that each file gets besides, if there is room: spaces, by which a later one may be larger.
         shapes: the type and the shape of every tensor.
         parts: bytes per checksum, for tensors that are written in parts.
+        tree: all else.
+        more: what the manifest says besides.
     """
 
     def __init__(
-        self, disk: Disk, folder: str, shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]], parts: dict[str, int]
-    ) -> None:
+        self, disk: Disk, folder: str, shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]], parts: dict[str, int],
+        tree: Tree, more: Plain, slack: int,
+    ) -> None:  # fmt: skip
         self.disk, self.folder = disk, folder
         header: Plain = {}
         self._begins: dict[str, tuple[int, int]] = {}
@@ -89,16 +96,18 @@ class Writer:
             self._begins[name] = (end, size)
             end += size
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._base = 8 + len(text)
         self._parts = {name: parts.get(name, _PART) for name in shapes}
         self.sums: dict[str, list[int | None]] = {
             name: [None] * -(-size // self._parts[name]) for name, (_, size) in self._begins.items()
         }
-        self._file = disk.open(f"{folder}/{TENSORS}", create=True)
-        disk.write(self._file, [len(text).to_bytes(8, "little"), text], 0)
+        self._tree = json.dumps(tree, separators=(",", ":"))
+        self._more = {"format": FORMAT, **more, "parts": self._parts}
+        last = len(json.dumps(self._more)) + len(self._tree) + 11 * sum(map(len, self.sums.values())) + _LAST
+        self.sizes = reserve(disk, folder, [16 + len(text) + end, last], slack)
+        self._base = (self.sizes[0] - end) // 8 * 8
+        self._file = disk.open(f"{folder}/{TENSORS}")
+        disk.write(self._file, [(self._base - 8).to_bytes(8, "little"), text.ljust(self._base - 8)], 0)
         disk.truncate(self._file, self._base + end)
-        self.nbytes = self._base + end
 
     def part(self, name: str, index: int, data: memoryview) -> None:
         """Write one part of a tensor: number ``index`` of parts of its size."""
@@ -112,18 +121,17 @@ class Writer:
         for index in range(len(self.sums[name])):
             self.part(name, index, data[index * self._parts[name] : (index + 1) * self._parts[name]])
 
-    def finish(self, tree: Tree, more: Plain) -> None:
-        """Sync the file, then write the manifest and sync that."""
+    def finish(self, more: Plain) -> None:
+        """Sync the file, then write the manifest and sync that. ``more``: what became known last, a few numbers."""
         try:
             self.disk.sync(self._file)
         finally:
             self.close()
-        found = {"format": FORMAT, **more, "parts": self._parts, "checksums": self.sums, "state": tree}
-        text = json.dumps(found, separators=(",", ":")).encode()
-        said = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode()
-        self.disk.put(f"{self.folder}/{MANIFEST}", [said, b"\n", text])
+        said = json.dumps({**self._more, **more, "checksums": self.sums}, separators=(",", ":"))
+        text = f'{said[:-1]},"state":{self._tree}}}'.encode().ljust(self.sizes[1] - _LINE)
+        line = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode().ljust(_LINE - 1)
+        self.disk.put(f"{self.folder}/{MANIFEST}", [line, b"\n", text])
         self.disk.sync_folder(self.folder)
-        self.nbytes += len(said) + 1 + len(text)
 
     def close(self) -> None:
         """Close the file."""
@@ -132,9 +140,29 @@ class Writer:
             self.disk.close(file)
 
 
-def nbytes(disk: Disk, folder: str) -> int:
-    """Return the bytes of both files."""
-    return sum(disk.size_of(f"{folder}/{name}") for name in (TENSORS, MANIFEST))
+def used(disk: Disk, folder: str) -> list[int]:
+    """Return the bytes of both files without their slack: so many the next ones need, if nothing has grown."""
+    with disk.opened(f"{folder}/{TENSORS}", write=False) as file:
+        size = int.from_bytes(disk.read(file, 8, 0), "little")
+        slack = size - len(disk.read(file, size, 8).rstrip())
+        return [disk.size(file) - slack, len(disk.read_of(f"{folder}/{MANIFEST}").rstrip()) + _LAST]
+
+
+def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[int]:
+    """Let both files of a folder, which may be new, have so many bytes at least, and about ``slack`` more, if there is
+    room. Return what they have."""
+    disk.make_folder(folder)
+    has = []
+    for name, size in zip((TENSORS, MANIFEST), (-(-size // BLOCK) * BLOCK for size in sizes), strict=True):
+        with disk.opened(f"{folder}/{name}", create=True) as file:
+            try:
+                disk.allocate(file, size + slack)
+            except OSError:
+                disk.allocate(file, size)
+            if disk.size(file) > size + 2 * slack:
+                disk.truncate(file, size + slack)
+            has.append(disk.size(file))
+    return has
 
 
 def read_manifest(disk: Disk, folder: str) -> Plain:

@@ -18,6 +18,7 @@ import torch
 import fastagg
 from fastagg import _checks, _extras, _keywords, registry
 from fastagg._types import Plain
+from fastagg.durable.keeper import EVERY
 from fastagg.errors import ConfigError
 from fastagg.model.parts import Cut
 from fastagg.server.server import Server
@@ -30,6 +31,7 @@ _log = logging.getLogger("fastagg.serve")
 def serve(
     model: Path, rule: str, settings: Mapping[str, object], workers: int, parts: int, folder: Path, *, host: str,
     port: int, tokens: Path | None, certificate: Path | None, key: Path | None, by_part: bool, limits: Plain,
+    checkpoint_every: int = EVERY,
 ) -> None:  # fmt: skip
     """Serve until SIGTERM or Ctrl-C, and then for 3 more seconds at most. ``fastagg serve --help`` has the arguments.
 
@@ -57,7 +59,7 @@ def serve(
     buffers = own.get("buffers")
     cut = read(model, parts, by_part, own.pop("tied", None), buffers if isinstance(buffers, dict) else None)
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(one) for one in opened(cut, rule, own, workers, folder)]
+        servers = [stack.enter_context(one) for one in opened(cut, rule, own, workers, folder, checkpoint_every)]
         for part in cut:
             part.arrays.clear()  # the servers have copies
         _log.info("%s: %s parameters, parts: %d, %s", model, f"{cut.layout.size:,}", len(cut), servers[0].direction)
@@ -135,7 +137,9 @@ def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
     return pairs
 
 
-def opened(cut: Cut, rule: str, settings: Mapping[str, object], workers: int, folder: Path) -> list[Server]:
+def opened(
+    cut: Cut, rule: str, settings: Mapping[str, object], workers: int, folder: Path, every: int = EVERY
+) -> list[Server]:
     """Open the folder of each part's server, ``part-0`` and so on. New ones begin with the model.
 
     Raises:
@@ -148,7 +152,9 @@ def opened(cut: Cut, rule: str, settings: Mapping[str, object], workers: int, fo
         raise ConfigError(f"parts: {folder} is of {there} parts; write --parts {there}")
     with contextlib.ExitStack() as stack:
         servers = [
-            stack.enter_context(fastagg.open(folder / f"part-{number}", lambda part=part: make(part)))  # type: ignore[misc]
+            stack.enter_context(
+                fastagg.open(folder / f"part-{number}", lambda part=part: make(part), checkpoint_every=every)  # type: ignore[misc]
+            )
             for number, part in enumerate(cut)
         ]
         stack.pop_all()

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import secrets
+import struct
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -34,13 +35,29 @@ def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Itera
 
 
 def allocate(file: int, size: int) -> None:
-    """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-        return
-    held = os.fstat(file).st_size
-    while held < size:
-        held += os.pwrite(file, bytes(min(size - held, 1 << 20)), held)
+    """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. A file
+    that cannot have all of them is left as it was."""
+    found = os.fstat(file)
+    at = found.st_size
+    try:
+        if hasattr(os, "posix_fallocate"):
+            if found.st_blocks * 512 < at:
+                at = 0
+            if at < size:  # a full XFS refuses blocks that the file has already
+                os.posix_fallocate(file, at, size - at)
+            return
+        while at < size:
+            at += os.pwrite(file, bytes(min(size - at, 1 << 20)), at)
+    except OSError:
+        os.ftruncate(file, found.st_size)  # otherwise it keeps what it got
+        raise
+
+
+def write_in_place(folder: int) -> None:
+    """Let the files of a folder, made from now on, be written where they are: btrfs would copy, which takes room."""
+    with contextlib.suppress(OSError):  # others have no such flag, and no need of it
+        (flags,) = struct.unpack("l", fcntl.ioctl(folder, 0x80086601, bytes(8)))  # FS_IOC_GETFLAGS
+        fcntl.ioctl(folder, 0x40086602, struct.pack("l", flags | 0x00800000))  # FS_IOC_SETFLAGS, FS_NOCOW_FL
 
 
 def sync(file: int, *, names: bool = False) -> None:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import random
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from support.lossy import LossyDisk
 
 import fastagg
 from fastagg.durable import doctor, log
+from fastagg.durable.folder import checkpoint_name
 from fastagg.durable.opening import open_on
 from fastagg.storage import files
 
@@ -113,6 +115,36 @@ def test_a_disk_that_the_server_itself_has_filled_is_freed(way: str, tiny: Path)
     server.close()
     with fastagg.open(tiny / "a", make) as server:
         assert server.version >= acknowledged and bool((server.flat == float(server.version)).all())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_folder_is_as_large_as_the_page_says(seed: int, tmp_path: Path) -> None:
+    """docs/operations.md, "A folder is at most": by what the file system counts, over random histories."""
+    rng = random.Random(seed)
+    size, most = rng.choice([100, 50_000, 200_000]), rng.choice([2, 8, 30]) << 20
+    more = partial(fastagg.ASGD, torch.zeros(size), lr=1.0)
+    for every in (most, most // 8):  # it shrinks when less is allowed
+        keep = rng.choice([1, 2, 3])
+        with fastagg.open(tmp_path, more, "none", keep=keep, checkpoint_every=every) as server:
+            update, kept, sent = -torch.ones(size), inside.log(server).keeper, 0
+            way = "log"
+            while sent < 6 * most // (4 * size + 200) and sent < 4000:
+                way = way if rng.random() < 0.95 else rng.choice(["log", "uploads", "mixed"])
+                if way == "uploads" or (way == "mixed" and sent % 2):
+                    send(server, sent % 50, size)
+                else:
+                    server.receive(sent % 50, update, task=server.dispatch(sent % 50).id)
+                sent += 1
+                server.flush()
+                until = time.monotonic() + 60
+                while kept.journal.written >= kept._due and time.monotonic() < until:
+                    time.sleep(0.001)
+            server.checkpoint()
+            state = sum(file.stat().st_size for file in (tmp_path / checkpoint_name(kept.kept[-1])).iterdir())
+        segment = max(every // 16, 256 << 10, 4 * size + 5 * 4096)
+        bound = (keep + 1) * (state + 8 * size + (1 << 20) + every) + 4 * segment
+        used = sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*"))
+        assert used <= bound, f"{used} bytes, the page says {bound}"
 
 
 # -- errors of the system ------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from test_open import without_lives
 
 import fastagg
 from fastagg import FastaggError, NotDurable, Reentered
-from fastagg.durable import doctor, opening
+from fastagg.durable import doctor, folder, opening, trees
 from support import inside
 from support.bits import digest
 from support.lossy import LossyDisk
@@ -38,7 +38,6 @@ from support.presets import PRESETS, model, update
 SIZE, CLIENTS, KEEP = 40, 3, 2
 EVERY, SEGMENT = 40_000, 32_768  # bytes of log for a checkpoint, and of a segment
 LEASE = 1e6  # seconds of the fake clock
-LEAST = 1 << 14  # bytes that a log may take besides
 Op = Callable[[fastagg.Server, int | None], Any]  # the second one: the task's incarnation, for the server alone
 Make = Callable[[], fastagg.Server]
 
@@ -314,8 +313,10 @@ class Life:
         waiting = len(self.disk.files("upload-")) - len(self._log.keeper.uploads.recorded())
         if waiting > len(self.tasks):
             raise Wrong(f"{waiting} files of uploads for {len(self.tasks)} tasks")
-        if self.disk.nbytes() > (1 + len(self._log.keeper.kept)) * (EVERY * 4 // 3 + 2 * SEGMENT) + LEAST:
-            raise Wrong(f"{self.disk.nbytes()} bytes of disk")
+        newest = sum(trees.used(self.disk, folder.checkpoint_name(self._log.keeper.kept[-1])))
+        most = (KEEP + 1) * (newest + 3 * SEGMENT + 8 * SIZE + EVERY) + 4 * SEGMENT  # docs/operations.md, "Sizing"
+        if self.disk.nbytes() > most:
+            raise Wrong(f"{self.disk.nbytes()} bytes of disk, expected at most {most}")
 
     @property
     def _log(self) -> Any:
