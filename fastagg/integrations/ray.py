@@ -246,9 +246,8 @@ class Leaves:
                 with contextlib.suppress(fastagg.UnknownClient, fastagg.UnknownVersion):
                     self._server.forget(leaf, task.version)
             if self._counts_clients and isinstance(outcome, fastagg.Receipt):
-                self._resting[leaf] = (
-                    task.version
-                )  # its clients are in the step, and would train in vain before the next
+                # Its clients are in the step of this version, and would train in vain before the next.
+                self._resting[leaf] = task.version + outcome.delay
             else:
                 self._send(leaf)
             yield leaf, outcome, refused
