@@ -29,7 +29,8 @@ HERE = Path(__file__).parent
 def integrations(*patterns: str) -> list[str]:
     """Return the integrations' tests that match, and those of the documentation and of rules in every framework."""
     folder = HERE / "tests/integrations"
-    found = {path for name in ("docs", "kept_by_client", "replies", "run", *patterns) for path in folder.glob(f"test_{name}.py")}
+    names = ("docs", "kept_by_client", "replies", "run", *patterns)
+    found = {path for name in names for path in folder.glob(f"test_{name}.py")}
     return sorted(str(path.relative_to(HERE)) for path in found)
 
 
