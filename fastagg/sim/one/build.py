@@ -74,6 +74,8 @@ def model_function(config: Config) -> Callable[..., object]:
 
 
 def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
+    if model.name == "function":
+        return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
     if data.text is not None:
         raise ConfigError(f"model {model.name!r} cannot read text, expected a function of your own")
     return models.build(model.name, data.shape, data.classes, model.widths, seed, model.norm)
@@ -106,9 +108,8 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
 
 
 def build_module(config: Config, data: FederatedData, device: torch.device) -> nn.Module:
-    if config.model.name in ("function", "given"):
-        key = "model" if config.model.name == "given" else "model.name"
-        module = own_model(model_function(config), key, data, config.seed, config.model.keywords)
+    if config.model.name == "given":
+        module = own_model(config.passed("model.name"), "model", data, config.seed, config.model.keywords)
     else:
         module = build_model(config.model, data, config.seed)
     if config.run.channels_last:
