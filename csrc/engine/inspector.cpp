@@ -46,7 +46,7 @@ class OfProcessor : public Inspector {
       parts = parts_of(answer, answer.update);
       size_t nbytes = 0;
       for (const log::Part& part : parts) nbytes += part.nbytes() + log::gap_of(part.nbytes());
-      answer.copy = store::new_memory(static_cast<int64_t>(nbytes));
+      answer.copy = is_.keeps ? shelf_->take(nbytes) : store::new_memory(static_cast<int64_t>(nbytes));
       const auto* at = static_cast<const uint8_t*>(answer.copy.get());
       for (log::Part& part : parts) part.data = at, at += part.nbytes() + log::gap_of(part.nbytes());
     }
@@ -59,6 +59,7 @@ class OfProcessor : public Inspector {
   }
 
   const DirectionState::Traits& is_;
+  const std::shared_ptr<store::Shelf> shelf_ = std::make_shared<store::Shelf>();  // of a round's updates
 };
 
 }  // namespace

@@ -88,9 +88,9 @@ void to_system(void* block, size_t nbytes) noexcept {
   }
 }
 #else
-void* from_system(size_t nbytes) { return ::operator new(nbytes, std::align_val_t{kAlignment}); }
+void* from_system(size_t nbytes) { return ::operator new (nbytes, std::align_val_t{kAlignment}); }
 
-void to_system(void* block, size_t) noexcept { ::operator delete(block, std::align_val_t{kAlignment}); }
+void to_system(void* block, size_t) noexcept { ::operator delete (block, std::align_val_t{kAlignment}); }
 #endif
 
 }  // namespace
@@ -128,6 +128,31 @@ void trim() noexcept {
   const std::lock_guard<std::mutex> lock(held.mutex);
   for (Kept& one : held.kept)
     if (const Kept goes = std::exchange(one, {}); goes.block != nullptr) to_system(goes.block, goes.nbytes);
+}
+
+std::shared_ptr<void> Shelf::take(size_t nbytes) {
+  Block block, small;  // one that is too small makes way
+  {
+    const std::lock_guard<std::mutex> lock(free_blocks().mutex);
+    const auto fits = [=](const Block& one) { return one.get_deleter().nbytes >= nbytes; };
+    const auto last = std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // caches may still hold it
+    if (last != blocks_.rend()) {
+      block = std::move(*last);
+      blocks_.erase(std::next(last).base());
+    } else if (!blocks_.empty()) {
+      small = std::move(blocks_.back());
+      blocks_.pop_back();
+    } else {
+      blocks_.reserve(++all_);
+    }
+  }
+  small.reset();
+  if (!block) block = block_of(nbytes);
+  const auto put = [shelf = shared_from_this(), size = block.get_deleter()](void* back) noexcept {
+    const std::lock_guard<std::mutex> lock(free_blocks().mutex);
+    shelf->blocks_.emplace_back(back, size);
+  };
+  return {block.release(), put};
 }
 
 void use_reserve() {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace fastagg::store {
 
@@ -23,6 +24,18 @@ using Block = std::unique_ptr<void, GivesBack>;
 inline Block block_of(size_t nbytes) { return Block(take(nbytes), GivesBack{nbytes, true}); }
 // Gives all blocks kept for reuse back to the operating system.
 void trim() noexcept;
+
+// Blocks that a server needs again in every round, however many they are. It keeps as many as were in use at once, and
+// gives them back when it goes. A block comes back when nobody holds it any more, on any thread.
+class Shelf : public std::enable_shared_from_this<Shelf> {
+ public:
+  // At least `nbytes`. Throws std::bad_alloc.
+  std::shared_ptr<void> take(size_t nbytes);
+
+ private:
+  std::vector<Block> blocks_;  // with room for those in use
+  size_t all_ = 0;
+};
 
 // Torch and pybind11 end the process where a small allocation of theirs fails: in functions that may not throw, and on
 // the way back from one that did. So some memory is kept, which a failing `operator new` gives back before it tries
