@@ -2,12 +2,14 @@
 
 Settings change how fast a step is, never what it computes. The first of these sources that has settings is used:
 
-1. the environment variable ``FASTAGG_TUNE``, such as ``prefetch=512,stream_from=never``, or ``default``
+1. the environment variable ``FASTAGG_TUNE``, such as ``prefetch=512,cache=never``, or ``default``
 2. the table in csrc/cpu/tuning.cpp, by the processor's vendor and family
 
 =========== =================================================================================================
 prefetch    how many elements ahead memory is prefetched, a multiple of 64; 0: not at all
-stream_from from this many elements on, outputs that are not inputs bypass the caches; 0 or ``never``
+cache       bytes of the last cache, which the processor tells: what a pass writes beside its inputs bypasses it if the
+            pass touches a quarter more; and an update is added in place where two vectors fit, but not a third; 0 or
+            ``never``: neither
 width       bits of a vector (128, 256, 512) in loops over more than ``wide_below`` bytes
 wide_below  up to so many bytes loops use the widest vectors
 spin        microseconds that idle worker threads stay awake after a call
@@ -73,14 +75,14 @@ def from_environment() -> None:
 
 
 def parse(text: str) -> dict[str, int]:
-    """Parse settings such as ``prefetch=512,stream_from=never``."""
+    """Parse settings such as ``prefetch=512,cache=never``."""
     found = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         value = "0" if value.strip() == "never" else value.strip()
         if not value.isdecimal():
             raise ConfigError(
-                f"FASTAGG_TUNE: expected 'default' or settings such as prefetch=512,stream_from=never, got {text!r}; "
+                f"FASTAGG_TUNE: expected 'default' or settings such as prefetch=512,cache=never, got {text!r}; "
                 f"settings: {', '.join(current())}"
             )
         found[name.strip()] = int(value)

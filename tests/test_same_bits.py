@@ -27,16 +27,16 @@ ARRIVALS = {3000: 36, 70_001: 15}
 # The ends of what the tuning table may hold (csrc/cpu/tuning.h), a number of threads with each.
 EXTREMES: dict[str, tuple[dict[str, int], int]] = {
     "nothing clever": (
-        {"prefetch": 0, "stream_from": 0, "width": 128, "wide_below": 0, "spin": 0, "group": 4096, "places": 1}, 2
+        {"prefetch": 0, "cache": 0, "width": 128, "wide_below": 0, "spin": 0, "group": 4096, "places": 1}, 2
     ),
     "everything": (
-        {"prefetch": 512, "stream_from": 1, "width": 512, "wide_below": 0, "spin": 100, "group": 65536, "places": 32}, 5
+        {"prefetch": 512, "cache": 1, "width": 512, "wide_below": 0, "spin": 100, "group": 65536, "places": 32}, 5
     ),
     "between": (
-        {"prefetch": 64, "stream_from": 65536, "width": 256, "wide_below": 0, "spin": 5, "group": 5120, "places": 2}, 1
+        {"prefetch": 64, "cache": 10 * 70_001, "width": 256, "wide_below": 0, "spin": 5, "group": 5120, "places": 2}, 1
     ),
     "far ahead, widest": (
-        {"prefetch": 1 << 20, "stream_from": 1, "width": 128, "wide_below": 1 << 40, "spin": 0, "group": 4096,
+        {"prefetch": 1 << 20, "cache": 1, "width": 128, "wide_below": 1 << 40, "spin": 0, "group": 4096,
          "places": 4}, 2
     ),
 }  # fmt: skip

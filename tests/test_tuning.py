@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,8 @@ import fastagg
 from fastagg import tuning
 from fastagg._build import native
 from fastagg.cli.app import app
+
+CACHES = [*Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +37,13 @@ def test_the_table_knows_what_it_says_and_info_shows_it() -> None:
 def test_unknown_processors_get_nothing_clever() -> None:
     vendor, family, _ = native.processor()
     if (vendor, family) not in {("GenuineIntel", 6), ("AuthenticAMD", 25), ("AuthenticAMD", 26)}:
-        assert native.default_tuning()["prefetch"] == 0 and native.default_tuning()["stream_from"] == 0
+        assert native.default_tuning()["prefetch"] == 0 and native.default_tuning()["cache"] == 0
+
+
+@pytest.mark.skipif(not CACHES, reason="the system does not tell caches")
+def test_the_last_cache_is_the_systems() -> None:
+    largest = max(int(path.read_text().strip().removesuffix("K")) << 10 for path in CACHES)
+    assert native.default_tuning()["cache"] in (largest, 0)
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -46,9 +55,9 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_the_environment_comes_before_the_table() -> None:
     code = (
         "import fastagg; from fastagg import tuning; fastagg.build_info(); c = tuning.current(); "
-        "print(c['prefetch'], c['stream_from'], tuning.source())"
+        "print(c['prefetch'], c['cache'], tuning.source())"
     )
-    assert run(code, FASTAGG_TUNE="prefetch=64,stream_from=never").stdout.split() == ["64", "0", "FASTAGG_TUNE"]
+    assert run(code, FASTAGG_TUNE="prefetch=64,cache=never").stdout.split() == ["64", "0", "FASTAGG_TUNE"]
     default = run(code, FASTAGG_TUNE="default").stdout.split()
     assert default[0] == str(native.default_tuning()["prefetch"]) and default[2] == "table"
     wrong = run(code, FASTAGG_TUNE="prefetch=fast")

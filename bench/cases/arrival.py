@@ -12,12 +12,14 @@ from functools import cache, partial
 import machine
 import peers.arrivals as eager
 import torch
-from problem import Built, Candidate, Case, Problem
+from problem import SIZES, Built, Candidate, Case, Problem
 
 import fastagg
 
 LR, BETAS, EPS, BUFFER, CLIENTS, MANY = 1e-3, (0.9, 0.99), 1e-8, 10, 100, 64
 MOST = 0.08  # the part of the free memory for one candidate's rows: a group has three of them, and the streams
+# Two and three vectors of these begin to miss the caches at some of them.
+BETWEEN = (300_000, 1_000_000, 2_000_000, 3_000_000, 4_000_000, 6_000_000)
 Make = Callable[..., fastagg.Server]  # (start, **keywords)
 Peer = Callable[[eager.Model, int], eager.Receive]
 
@@ -131,7 +133,7 @@ FEDBUFF = (8 + 12 * (BUFFER - 2) + 16) / BUFFER
 
 
 def _case(name: str, bytes_: float, candidates: list[Candidate], **more: object) -> Case:
-    given = {"group": "arrival", "apart": 1e-4, **more}
+    given = {"group": "arrival", "apart": 1e-4, "sizes": tuple(sorted({*SIZES, *BETWEEN})), **more}
     return Case(name, bytes_, lambda: candidates, **given)  # type: ignore[arg-type]
 
 

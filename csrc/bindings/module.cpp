@@ -69,7 +69,7 @@ constexpr struct {
   TuningValue value;
   int64_t least, most, step;
 } kTuning[] = {
-    {"prefetch", &cpu::Tuning::prefetch, 0, 1 << 20, 64}, {"stream_from", &cpu::Tuning::stream_from, 0, INT64_MAX, 1},
+    {"prefetch", &cpu::Tuning::prefetch, 0, 1 << 20, 64}, {"cache", &cpu::Tuning::cache, 0, INT64_MAX, 1},
     {"width", &cpu::Tuning::width, 128, 512, 128},        {"wide_below", &cpu::Tuning::wide_below, 0, INT64_MAX, 1},
     {"spin", &cpu::Tuning::spin, 0, 100000, 1},           {"group", &cpu::Tuning::group, 4 * kBlock, kGroup, kBlock},
     {"places", &cpu::Tuning::places, 1, kGroupStrands, 1}};

@@ -121,8 +121,6 @@ void raise(std::atomic<T>& largest, T most) {
   }
 }
 
-inline bool streams(int64_t size) { return tuning().stream_from > 0 && size >= tuning().stream_from; }
-
 // How many elements a thread takes at a time: whole blocks, several turns per thread, and no more than the caches hold.
 // A caller that works alone takes all elements.
 inline int64_t turn_of(int64_t size, bool shared) {

@@ -27,10 +27,10 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
   if (trained.empty()) return;
   const Kernels& table = kernels();
   const int64_t size = trained.front().model.size;
-  const bool past = streams(size) && acc_out != acc && aligned(acc_out);
+  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // each model has a base or a sum
+  const bool past = bypasses(4 * size * vectors) && acc_out != acc && aligned(acc_out);
   const bool whole_blocks =
       acc_out != nullptr && trained.front().dtype == kFloat32 && together(trained, 0) == trained.size();
-  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // each model has a base or a sum
   for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin, n = 0; at < end; at += n) {
       n = std::min(kBlock, end - at);

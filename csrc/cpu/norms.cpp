@@ -255,7 +255,7 @@ void fold_once(const std::vector<Trained>& updates, const float* acc, float* acc
   const Kernels& table = kernels();
   const int64_t size = updates.front().model.size, ahead = tuning().prefetch;
   const size_t count = updates.size(), groups = static_cast<size_t>((size + kGroup - 1) / kGroup);
-  const bool past = streams(size) && acc_out != acc && aligned(acc_out);
+  const bool past = bypasses(4 * size * static_cast<int64_t>(count + 2)) && acc_out != acc && aligned(acc_out);
   std::vector<double> sums(groups * count);  // of each group
   auto group = [&](int64_t index) {
     double* const found = sums.data() + static_cast<size_t>(index) * count;

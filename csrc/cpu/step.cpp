@@ -76,7 +76,7 @@ class Step {
     whole_.x = optimizer.x;
     whole_.out = optimizer.steps() ? optimizer.x_out : direction.buffer.out;
     whole_.ahead = tuning().prefetch;
-    const bool past = streams(update.size);
+    const bool past = bypasses(update.size * bytes());
     whole_.stream_out = past && whole_.out != whole_.x && whole_.out != whole_.acc && aligned(whole_.out);
     if (is_plain()) {
       whole_.read = static_cast<const float*>(direction.row.read.data);
@@ -450,7 +450,7 @@ struct Accumulation {
     whole.weight = whole.scale = 1.0f;
     whole.acc = acc, whole.out = out;
     whole.ahead = tuning().prefetch;
-    whole.stream_out = streams(size) && acc != out && aligned(out);
+    whole.stream_out = bypasses(size * bytes) && acc != out && aligned(out);
   }
   void operator()(const float* values, int64_t at, int64_t n) const {
     Run run = whole;

@@ -1,5 +1,6 @@
 #include "tuning.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -10,23 +11,35 @@
 namespace fastagg::cpu {
 namespace {
 
-constexpr int64_t kNever = 0, kCache = int64_t{2} << 20;
+constexpr int64_t kNever = 0, kCache = int64_t{2} << 20, kUsual = int64_t{32} << 20;
+constexpr int64_t kOwn = -1;  // the processor's
 
 // Measured with bench/ (docs/performance.md). Prefetching half a block ahead gains a tenth on Intel. On AMD it costs 20
 // to 40%, because AMD's own prefetchers detect the streams. Stores that bypass the caches gain 10 to 25% on both,
-// because the loops store directly from registers. Through a scratch block they were a loss on AMD. Processors that
-// were not measured get the plain defaults.
+// because the loops store directly from registers. Through a scratch block they were a loss on AMD. Where the cache
+// would have held what they write they take twice the time. Processors that were not measured get the plain defaults.
 struct Known {
   const char* vendor;
   int family_from, family_to;
   Tuning tuning;
 };
 constexpr Known kKnown[] = {
-    {"GenuineIntel", 6, 6, {"Intel", 512, int64_t{1} << 20, 512, kCache, 200, 65536, 4}},
-    {"AuthenticAMD", 25, 25, {"AMD, Zen 3 and 4", 0, int64_t{1} << 20, 256, kCache, 200, 65536, 1}},
-    {"AuthenticAMD", 26, 26, {"AMD, Zen 5", 0, int64_t{1} << 20, 512, kCache, 200, 65536, 1}},
+    {"GenuineIntel", 6, 6, {"Intel", 512, kOwn, 512, kCache, 200, 65536, 4}},
+    {"AuthenticAMD", 25, 25, {"AMD, Zen 3 and 4", 0, kOwn, 256, kCache, 200, 65536, 1}},
+    {"AuthenticAMD", 26, 26, {"AMD, Zen 5", 0, kOwn, 512, kCache, 200, 65536, 1}},
 };
 constexpr Tuning kUnknown = {"unknown processor", 0, kNever, 256, kCache, 200, 65536, 1};
+
+#if defined(FASTAGG_X86)
+int64_t last_cache(bool amd) {
+  int64_t bytes = 0;  // of the last level, and of all smaller ones before
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  for (unsigned index = 0; __get_cpuid_count(amd ? 0x8000001d : 4, index, &a, &b, &c, &d) != 0 && (a & 31u) != 0;
+       ++index)
+    bytes = std::max(bytes, int64_t{(b >> 22) + 1} * ((b >> 12 & 1023u) + 1) * ((b & 4095u) + 1) * (int64_t{c} + 1));
+  return bytes;
+}
+#endif
 
 Processor ask() {
   Processor found{};
@@ -42,17 +55,22 @@ Processor ask() {
     found.family = static_cast<int>(family == 15 ? family + (a >> 20 & 255u) : family);
     found.model = static_cast<int>(family == 6 || family == 15 ? model | (a >> 16 & 15u) << 4 : model);
   }
+  found.cache = last_cache(std::strcmp(found.vendor, "AuthenticAMD") == 0);
 #elif defined(__aarch64__)
   std::memcpy(found.vendor, "ARM", 3);
 #endif
   return found;
 }
 
-const Tuning& row_of(const Processor& processor) {
-  for (const Known& known : kKnown)
-    if (std::strcmp(known.vendor, processor.vendor) == 0 && processor.family >= known.family_from &&
-        processor.family <= known.family_to)
-      return known.tuning;
+Tuning row_of(const Processor& processor) {
+  for (const Known& known : kKnown) {
+    if (std::strcmp(known.vendor, processor.vendor) != 0 || processor.family < known.family_from ||
+        processor.family > known.family_to)
+      continue;
+    Tuning tuning = known.tuning;
+    if (tuning.cache == kOwn) tuning.cache = processor.cache > 0 ? processor.cache : kUsual;
+    return tuning;
+  }
   return kUnknown;
 }
 
@@ -67,7 +85,10 @@ const Processor& processor() {
   return found;
 }
 
-const Tuning& default_tuning() { return row_of(processor()); }
+const Tuning& default_tuning() {
+  static const Tuning found = row_of(processor());
+  return found;
+}
 
 const Tuning& tuning() {
   const Tuning* set = current.load(std::memory_order_acquire);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "../cpu/cpu.h"
+#include "../cpu/tuning.h"
 #include "../math/optimizers.h"
 #include "../store/encoded.h"
 #include "core.h"
@@ -114,15 +115,17 @@ void AnswerTransaction::check() {
 
 // Whether the step's kernel may be the one that reads the sender's memory. It then reads it once, and the norm is known
 // when it is done: so nothing may depend on the norm, and what it writes must be memory that nobody reads. A small
-// update is copied instead, because a copy stays in the cache.
+// update is copied instead, because a copy stays in the cache; and one that is added where that is better
+// (cpu/tuning.h).
 bool AnswerTransaction::may_read_once() const {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
+  const bool steps = direction.would_step(answer_.count);
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && given_.front().counts &&
-         !answer_.is_private && !answer_.base && (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) &&
-         !core_.place.device && !core_.records && core_.clip_norm() == 0.0 && !core_.prepares(answer_) &&
-         !core_.steps_in_python() &&
-         (core_.optimizer.nbytes() == 0 || !direction.would_step(answer_.count));  // moments move in place
+         (steps || !cpu::adds_in_place(settings.size)) && !answer_.is_private && !answer_.base &&
+         (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) && !core_.place.device && !core_.records &&
+         core_.clip_norm() == 0.0 && !core_.prepares(answer_) && !core_.steps_in_python() &&
+         (core_.optimizer.nbytes() == 0 || !steps);  // moments move in place
 }
 
 // -- a batch

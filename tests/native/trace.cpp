@@ -478,7 +478,7 @@ Lines trace() {
 // The settings of a run of the trace. They must not change any bit.
 struct Setting {
   int threads;
-  int64_t prefetch, stream_from, width, wide_below, group, places;
+  int64_t prefetch, cache, width, wide_below, group, places;
 };
 constexpr int64_t kHuge = int64_t{1} << 40;
 constexpr Setting kSettings[] = {
@@ -513,13 +513,13 @@ int run(const std::string& path, bool write, bool few) {
     for (const Setting& set : kSettings) {
       if (few && &set - kSettings >= 2) break;
       cpu::set_threads(set.threads);
-      cpu::set_tuning({"trace", set.prefetch, set.stream_from, set.width, set.wide_below, 50, set.group, set.places});
+      cpu::set_tuning({"trace", set.prefetch, set.cache, set.width, set.wide_below, 50, set.group, set.places});
       const Lines found = trace();
       if (first.empty()) first = found;
       const std::string where = name + ", threads " + std::to_string(set.threads) + ", prefetch " +
-                                std::to_string(set.prefetch) + ", stream_from " + std::to_string(set.stream_from) +
-                                ", width " + std::to_string(set.width) + ", group " + std::to_string(set.group) +
-                                ", places " + std::to_string(set.places);
+                                std::to_string(set.prefetch) + ", cache " + std::to_string(set.cache) + ", width " +
+                                std::to_string(set.width) + ", group " + std::to_string(set.group) + ", places " +
+                                std::to_string(set.places);
       bad += differing(first, found, where) > 0 ? 1 : 0;
       ++runs;
     }

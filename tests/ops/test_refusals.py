@@ -305,7 +305,7 @@ def test_addresses_go_by_name() -> None:
         ({"prefetch": 100}, "prefetch: expected a multiple of 64 in 0..1048576, got 100"),
         ({"prefetch": -64}, "prefetch: expected .* got -64"),
         ({"prefetch": 2**20 + 64}, "prefetch: "),
-        ({"stream_from": -1}, "stream_from: expected 0.."),
+        ({"cache": -1}, "cache: expected 0.."),
         ({"width": 64}, "width: "),
         ({"width": 384}, "width: expected 128, 256 or 512"),
         ({"width": 1024}, "width: "),

@@ -115,11 +115,11 @@ def test_two_reserved_vectors_serve_every_round() -> None:
 
 
 @pytest.mark.parametrize("differences", [False, True])
-@pytest.mark.parametrize("stream_from", [0, 1])
-def test_groups_of_models_in_one_loop(stream_from: int, differences: bool, tuning: Any, isa: str) -> None:
+@pytest.mark.parametrize("cache", [0, 1])
+def test_groups_of_models_in_one_loop(cache: int, differences: bool, tuning: Any, isa: str) -> None:
     """Up to four models with one base are read at once, over runs that end with the shortest array of any. A refused
     one is not in the sum, and its client sends another one. What a client holds is not written over."""
-    tuning(stream_from=stream_from)
+    tuning(cache=cache)
     start = {str(i): torch.linspace(-1.0, 1.0, n) for i, n in enumerate((5000, 1, 1024, 70_001, 37))}
 
     def trained(task: fastagg.Dispatch, seed: int) -> Arrays:
@@ -152,11 +152,11 @@ def test_groups_of_models_in_one_loop(stream_from: int, differences: bool, tunin
         assert all(same(task.params, kept) for task, kept in held)
 
 
-@pytest.mark.parametrize("stream_from", [0, 1])
-def test_groups_of_updates_in_one_loop(stream_from: int, tuning: Any, isa: str) -> None:
+@pytest.mark.parametrize("cache", [0, 1])
+def test_groups_of_updates_in_one_loop(cache: int, tuning: Any, isa: str) -> None:
     """Several are added in one pass: receipts with norms, refusals, sums and the signs of zeros are those of one after
     the other, also where a round ends, or an encoded one, one of another type or one too large comes between."""
-    tuning(stream_from=stream_from)
+    tuning(cache=cache)
     size, chance = 70_003, random.Random(isa)
     staleness, optimizer = fastagg.Polynomial(0.5), fastagg.Adagrad(0.1)
 
