@@ -40,7 +40,7 @@ older() { # OBJECT: assembles the PTX that it holds, and that of its source for 
   local code=$build/older/$(basename "$1" .cu.o) architecture
   mkdir -p "$code"
   (cd "$code" && cuobjdump -xptx all "$1" >/dev/null && mv ./*.ptx 80)
-  nvcc -std=c++17 -fmad=false -ptx -arch=compute_75 "$kernel" -o "$code/75"
+  nvcc -std=c++17 -fmad=false --expt-relaxed-constexpr -ptx -arch=compute_75 "$kernel" -o "$code/75"
   # In the build's code, too, products and sums have two roundings unless a source asks for one.
   test "$(grep -cE '^\s*fma\.' "$code/80")" = "$(grep -cE '^\s*fma\.' "$code/75")" || { echo "$kernel: fused"; return 1; }
   sed -i 's/^\.version .*/.version 8.4/' "$code/75" "$code/80"

@@ -30,7 +30,7 @@ def _upload(problem: Problem, format: Any) -> Upload:
     of its own, or they would all lie in a cache."""
     if format is None:
         return lambda: problem.update
-    encoded = fastagg.encode(problem.update, format, seed=1)
+    encoded = fastagg.encode(problem.update.cpu(), format, seed=1)
     uploads = cycle([encoded.to_bytes() for _ in range(BUFFER)])
     return lambda: fastagg.Encoded.from_bytes(next(uploads))
 
@@ -44,7 +44,7 @@ def _arrivals(server: fastagg.Server, upload: Upload) -> Callable[[int], None]:
 
 
 def _round(problem: Problem, format: Any) -> Built:
-    server = FEDBUFF_SERVER(torch.zeros(problem.size))
+    server = FEDBUFF_SERVER(problem.zeros())
     run = in_turn(_arrivals(server, _upload(problem, format)), BUFFER, BUFFER)
     return Built(run, None if format is TOP else lambda: server.flat)
 
@@ -126,7 +126,7 @@ def _pair(build: Callable[..., Built], format: Any, vectors: float) -> list[Cand
 
 
 def _case(name: str, candidates: list[Candidate], period: int = 1, bytes_: float = 0, **more: Any) -> Case:
-    return Case(name, bytes_, lambda: candidates, "path", SIZES, period=period, devices=("cpu",), **more)
+    return Case(name, bytes_, lambda: candidates, "path", SIZES, period=period, **{"devices": ("cpu",), **more})
 
 
 CASES = [
@@ -135,10 +135,10 @@ CASES = [
         [
             *_pair(_round, "int8", 11),
             Candidate("fastagg, top-k 1%", partial(_round, format=TOP), 4),
-            Candidate("torch, decoded whole", partial(_torch, whole=True), 6),
-            Candidate("torch, decoded in blocks", partial(_torch, whole=False), 5),
+            Candidate("torch, decoded whole", partial(_torch, whole=True), 6, devices=("cpu",)),
+            Candidate("torch, decoded in blocks", partial(_torch, whole=False), 5, devices=("cpu",)),
         ],
-        BUFFER, apart=0.02,
+        BUFFER, apart=0.02, devices=("cpu", "cuda"),
     ),
     _case("arrival of top-k 1%", _pair(_waiting, TOP, 5), BUFFER),
     _case("ACE int8 from int8", _pair(_ace, "int8", 13), apart=0.02),

@@ -16,18 +16,18 @@ BUFFER, CLIP = 10, 1.0
 def _built(problem: Problem, noise: float | None) -> Built:
     update = problem.update * (0.5 * CLIP / problem.update.norm())
     privacy = None if noise is None else fastagg.Gaussian(noise, CLIP)
-    server = fastagg.FedBuff(torch.zeros(problem.size), buffer_size=BUFFER, privacy=privacy)
+    server = fastagg.FedBuff(problem.zeros(), buffer_size=BUFFER, privacy=privacy)
     return Built(in_turn(arrival(server, update), BUFFER, BUFFER), None)
 
 
 def _torch(problem: Problem) -> Built:
     update = problem.update * (0.5 * CLIP / problem.update.norm())
-    model, total = torch.zeros(problem.size), torch.zeros(problem.size)
+    model, total = problem.zeros(), problem.zeros()
 
     def one(k: int) -> None:
         total.add_(update * min(1.0, CLIP / float(update.norm())))
         if k % BUFFER == BUFFER - 1:
-            model.add_(total.add_(torch.randn(problem.size), alpha=CLIP).div_(BUFFER))
+            model.add_(total.add_(torch.randn_like(model), alpha=CLIP).div_(BUFFER))
             total.zero_()
 
     return Built(in_turn(one, BUFFER, BUFFER), None)
@@ -43,6 +43,5 @@ def _candidates() -> list[Candidate]:
 
 
 CASES = [
-    Case("private round", 0, _candidates, "path", (100_000, 1_000_000, 10_000_000, 100_000_000), period=BUFFER,
-         devices=("cpu",)),
+    Case("private round", 0, _candidates, "path", (100_000, 1_000_000, 10_000_000, 100_000_000), period=BUFFER),
 ]  # fmt: skip

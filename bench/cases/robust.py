@@ -108,16 +108,15 @@ def _krum(count: int) -> list[Candidate]:
     ]
 
 
-def _round(problem: Problem, rule: str | None) -> Built:
-    update = problem.update
-    direction = fastagg.Buffer(ROUND) if rule is None else fastagg.Robust("median", size=ROUND)
-    server = fastagg.Server(torch.zeros(problem.size), direction, fastagg.SGD(1.0))
+def _round(problem: Problem) -> Built:
+    update, direction = problem.update, fastagg.Robust("median", size=ROUND)
+    server = fastagg.Server(problem.zeros(), direction, fastagg.SGD(1.0))
     return Built(in_turn(arrival(server, update), ROUND, ROUND), lambda: server.flat)
 
 
 def _torch_round(problem: Problem) -> Built:
-    update, model = problem.update, torch.zeros(problem.size)
-    rows = torch.empty(ROUND, problem.size)
+    update, model = problem.update, problem.zeros()
+    rows = torch.empty(ROUND, problem.size, device=problem.device)
 
     def one(k: int) -> None:
         rows[k].copy_(update)
@@ -136,7 +135,7 @@ CASES = [
     *(Case(f"krum of {count}", 4 * count, partial(_krum, count), "kernel", SIZES[:1], devices=("cpu",))
       for count in (10, 50)),
     Case("robust round", 0, lambda: [
-        Candidate("fastagg", partial(_round, rule="median"), ROUND + 5),
+        Candidate("fastagg", _round, ROUND + 5),
         Candidate("torch sort", _torch_round, 4 * ROUND),
-    ], "path", SIZES, period=ROUND, devices=("cpu",)),
+    ], "path", SIZES, period=ROUND),
 ]  # fmt: skip
