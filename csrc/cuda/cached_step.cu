@@ -105,7 +105,6 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where) {
-  const DeviceGuard guard(where.device);
   const Exchange& row = direction.row;
   const Sum& sum = direction.sum;
   const Buffer& buffer = direction.buffer;

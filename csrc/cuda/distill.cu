@@ -168,13 +168,11 @@ __global__ void __launch_bounds__(kThreads, 2) mean_kernel(int64_t rows, Loss l)
 
 void soft_targets(const Logits& logits, double scale, const Targets& out, const Where& where) {
   if (logits.rows == 0) return;
-  const DeviceGuard guard(where.device);
   launch("soft targets", where, grid(logits.rows, where.device), targets_kernel, logits, static_cast<float>(scale),
          out);
 }
 
 void distill(const Logits& logits, const Targets& targets, const Loss& loss, const Where& where) {
-  const DeviceGuard guard(where.device);
   launch("distillation: alpha", where, 1, mixing_kernel, logits, targets, loss);
   if (logits.rows > 0)
     launch("distillation: loss", where, grid(logits.rows, where.device), distill_kernel, logits, targets, loss);

@@ -20,6 +20,8 @@ inline void check(cudaError_t status, const char* what) {
   throw Error(std::string("CUDA, ") + what + ": " + words_for(status));
 }
 
+// Lets a device be current. CUDA makes a context on whatever device is, so every call of the runtime needs one: those
+// in `launch`, rows.cu and queue.cu.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -59,10 +61,12 @@ struct Shape {
   unsigned blocks, threads;
 };
 
-// Launches kernel(arguments...) on `where`. If the launch fails, it throws an exception with the launch's name.
+// Launches kernel(arguments...) on `where`, with its device current. If the launch fails, it throws an exception with
+// the launch's name.
 template <typename... Expected, typename... Given>
 void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
   static_assert((((sizeof(Expected) + 7) / 8 * 8) + ...) <= 4096, "before CUDA 12.1 a kernel takes no more");
+  const DeviceGuard guard(where.device);
   if (where.loads) {
     cudaFuncAttributes found;
     return check(cudaFuncGetAttributes(&found, kernel), what);

@@ -11,7 +11,6 @@ int64_t measure_scratch(int64_t size) {
 int64_t measure_counters(int64_t size) { return sums_of(groups_of(size)); }
 
 void measure(const Update& update, const Against& against, double* memory, double* out, const Where& where) {
-  const DeviceGuard guard(where.device);
   const int64_t groups = groups_of(update.size);
   const Scratch scratch{memory, memory + groups * kSums * kGroupStrands,
                         reinterpret_cast<unsigned*>(memory + sums_of(groups))};

@@ -87,7 +87,6 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where) {
-  const DeviceGuard guard(where.device);
   const bool aligned =
       all_aligned(direction.buffer.acc, optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
   launch("a step with noise", where, warps(blocks_of(update.size), where.device),

@@ -12,26 +12,39 @@ namespace {
 
 constexpr size_t kApart = 16, kFirstRing = size_t{1} << 20;
 
-// A forked child has no device. What its parent's server leaves there is not touched: the device's library, and locks
-// that other threads held, may never answer.
+// What belongs to a device and a process. A forked child has no device. What its parent's server leaves there is not
+// touched: the device's library, and locks that other threads held, may never answer.
 struct Own {
-  const int process = store::process();
+  explicit Own(int device_) : device(device_) {}
   bool forked() const { return store::process() != process; }
   void check_process() const {
     if (forked())
       throw Error("CUDA: this process was forked from the one that its server belongs to: start it by spawning");
   }
+  DeviceGuard guard() const { return DeviceGuard(device); }
+  // For destructors.
+  template <typename Act>
+  void give_up(Act act) const noexcept {
+    if (forked()) return;
+    try {
+      const DeviceGuard here = guard();
+      act();
+    } catch (const Error&) {  // a device that does not work any more
+    }
+  }
+  const int device, process = store::process();
 };
 
 // Pinned memory.
 struct Block : Own {
-  explicit Block(size_t size) : bytes(size) {
+  Block(int device, size_t size) : Own(device), bytes(size) {
+    const DeviceGuard here = guard();
     void* made = nullptr;
     check(cudaHostAlloc(&made, size, cudaHostAllocPortable | cudaHostAllocMapped), "pinned memory");
     at = static_cast<char*>(made);
   }
   ~Block() {
-    if (!forked()) (void)cudaFreeHost(at);
+    give_up([this] { (void)cudaFreeHost(at); });
   }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -42,10 +55,11 @@ struct Block : Own {
 // Events, for use again.
 class Pool : public Own {
  public:
-  explicit Pool(int device_) : device(device_) {}
+  using Own::Own;
   ~Pool() {
-    if (forked()) return;
-    for (const cudaEvent_t each : events_) (void)cudaEventDestroy(each);
+    give_up([this] {
+      for (const cudaEvent_t each : events_) (void)cudaEventDestroy(each);
+    });
   }
   cudaEvent_t event() {
     if (!events_.empty()) {
@@ -53,6 +67,7 @@ class Pool : public Own {
       events_.pop_back();
       return found;
     }
+    const DeviceGuard here = guard();
     cudaEvent_t made{};
     check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "an event");
     return made;
@@ -62,10 +77,9 @@ class Pool : public Own {
     try {
       events_.push_back(event);
     } catch (const std::bad_alloc&) {
-      (void)cudaEventDestroy(event);
+      give_up([event] { (void)cudaEventDestroy(event); });
     }
   }
-  const int device;
 
  private:
   std::vector<cudaEvent_t> events_;
@@ -76,8 +90,18 @@ struct Event {
   ~Event() { pool->give_back(event); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
+  void record(cudaStream_t stream) const {
+    const DeviceGuard here = pool->guard();
+    check(cudaEventRecord(event, stream), "mark an arrival");
+  }
+  // Lets work on a stream wait for it.
+  void precede(cudaStream_t stream) const {
+    const DeviceGuard here = pool->guard();
+    check(cudaStreamWaitEvent(stream, event, 0), "wait for the work before");
+  }
   bool is_done() const {
     pool->check_process();
+    const DeviceGuard here = pool->guard();
     const cudaError_t status = cudaEventQuery(event);
     if (status == cudaSuccess) return true;
     (void)cudaGetLastError();  // clears it: that an event has not happened is no error
@@ -86,6 +110,7 @@ struct Event {
   }
   void wait() const {
     if (is_done()) return;
+    const DeviceGuard here = pool->guard();
     const store::Blocking others;
     check(cudaEventSynchronize(event), "an arrival");
   }
@@ -95,14 +120,14 @@ struct Event {
 
 class InOrder : public Queue {
  public:
-  explicit InOrder(int device) : pool_(std::make_shared<Pool>(device)), ring_(std::make_shared<Block>(kFirstRing)) {}
+  explicit InOrder(int device)
+      : pool_(std::make_shared<Pool>(device)), ring_(std::make_shared<Block>(device, kFirstRing)) {}
 
   ~InOrder() override { settle(); }
 
   void settle() noexcept override {
     try {
       pool_->check_process();
-      const DeviceGuard guard(pool_->device);
       if (last_) last_->wait();
       sweep();
     } catch (const std::exception&) {  // a device that does not work any more reads nothing either
@@ -112,26 +137,22 @@ class InOrder : public Queue {
   void begin(void* stream) override {
     if (depth_ > 0) return static_cast<void>(++depth_);
     pool_->check_process();
-    const DeviceGuard guard(pool_->device);
     sweep();
     now_ = std::make_shared<Event>(pool_);
     stream_ = static_cast<cudaStream_t>(stream);
-    if (last_ && stream_ != last_stream_)
-      check(cudaStreamWaitEvent(stream_, last_->event, 0), "wait for the work before");
+    if (last_ && stream_ != last_stream_) last_->precede(stream_);
     ++depth_;
   }
 
   void end() noexcept override {
     if (--depth_ > 0) return;
     try {
-      const DeviceGuard guard(pool_->device);
-      check(cudaEventRecord(now_->event, stream_), "mark an arrival");
+      now_->record(stream_);
       last_ = now_;
       last_stream_ = stream_;
       pending_.push_back({now_, std::move(held_), used_});
     } catch (const std::exception&) {  // the device fails, or there is no memory: nothing is given up too early
-      (void)cudaStreamSynchronize(stream_);
-      (void)cudaGetLastError();
+      pool_->give_up([this] { (void)cudaStreamSynchronize(stream_), (void)cudaGetLastError(); });
     }
     held_.clear();
     now_.reset();
@@ -140,8 +161,7 @@ class InOrder : public Queue {
   void follow(void* stream) override {
     if (!last_ || static_cast<cudaStream_t>(stream) == last_stream_) return;
     pool_->check_process();
-    const DeviceGuard guard(pool_->device);
-    check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), last_->event, 0), "wait for the server's work");
+    last_->precede(static_cast<cudaStream_t>(stream));
   }
 
   void hold(store::Owner owner) override {
@@ -168,9 +188,8 @@ class InOrder : public Queue {
   }
 
   void wait() override {
-    const DeviceGuard guard(pool_->device);
     const Event event(pool_);
-    check(cudaEventRecord(event.event, stream_), "mark what is waited for");
+    event.record(stream_);
     event.wait();
   }
 
@@ -183,7 +202,8 @@ class InOrder : public Queue {
 
   // Work that is pending ends before the current arrival's, which holds the old ring.
   void widen(size_t bytes) {
-    hold(std::exchange(ring_, std::make_shared<Block>(std::max(4 * bytes, 2 * ring_->bytes))));
+    const size_t room = std::max(4 * bytes, 2 * ring_->bytes);
+    hold(std::exchange(ring_, std::make_shared<Block>(pool_->device, room)));
     used_ = free_ = 0;
     for (Done& one : pending_) one.used = 0;
   }

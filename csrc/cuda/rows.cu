@@ -104,7 +104,6 @@ __global__ void __launch_bounds__(kThreads) read_kernel(Row row, int64_t size, b
 
 void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const Where& where) {
   if (blocks.last <= blocks.first) return;
-  const DeviceGuard guard(where.device);
   const int64_t count = (blocks.last - blocks.first + blocks.stride - 1) / blocks.stride;
   const Table table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
   launch_of(rows.format, RowFormats{}, [&](auto format) {
@@ -116,7 +115,6 @@ void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blo
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
               const Where& where) {
   if (count == 0) return;
-  const DeviceGuard guard(where.device);
   const Table table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
   launch_of(rows.format, RowFormats{}, [&](auto format) {
     launch("add rows", where, warps(count * kScaleBlocks, where.device), add_kernel<decltype(format)>, table, rows.size,
@@ -126,7 +124,6 @@ void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* 
 
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where) {
   if (count == 0) return;
-  const DeviceGuard guard(where.device);
   launch("settle rows", where, grid(count, where.device), settle_kernel, jobs, count, sum, size);
 }
 
@@ -149,7 +146,6 @@ void copy_now(void* to, const void* from, int64_t bytes, const Where& where) {
 }
 
 void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {
-  const DeviceGuard guard(where.device);
   launch_of(rows.format, RowFormats{}, [&](auto format) {
     launch("read row", where, warps(padded(rows.size) / kScaleBlock, where.device), read_kernel<decltype(format)>,
            rows.row(slot), rows.size, all_aligned(out), out);

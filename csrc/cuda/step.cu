@@ -141,7 +141,6 @@ StepKernel<Reader> step_kernel_for(List<Kinds...>, const Optimizer& optimizer, D
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where) {
   if (direction.kind == kMean || direction.kind == kCalibrated) return cached_step(update, direction, optimizer, where);
   if (direction.noise.deviation > 0.0f) return noisy_step(update, direction, optimizer, where);
-  const DeviceGuard guard(where.device);
   const Summed along = summed_of(direction);
   const bool aligned =
       all_aligned(along.acc, along.base, optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
@@ -154,7 +153,6 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
 }
 
 void accumulate(const Update& update, const float* acc, double weight, float* acc_out, const Where& where) {
-  const DeviceGuard guard(where.device);
   read_with(update, [&](auto with, const auto& source) {
     launch("accumulate", where, warps(blocks_of(update.size), where.device),
            accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc,

@@ -83,13 +83,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 void sum_parts(const Update& update, const Parts& parts, const Where& where) {
-  const DeviceGuard guard(where.device);
   launch("sums of tensors", where, warps((parts.count + 3) / 4, where.device), parts_kernel, source_of(update), parts);
 }
 
 void turned_step(const Update& update, double gain, const Turns& turns, const Optimizer& optimizer,
                  const Where& where) {
-  const DeviceGuard guard(where.device);
   const bool aligned = all_aligned(optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
   launch("a step of turned tensors", where, warps(blocks_of(update.size), where.device), turned_kernel,
          source_of(update), aligned, static_cast<float>(gain), turns, optimizer);

@@ -28,7 +28,6 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(const __grid_constant
 }  // namespace
 
 void decode(const Wire& wire, float* out, const Where& where) {
-  const DeviceGuard guard(where.device);
   const bool sparse = wire.format == kWireTopK;
   if (sparse && !where.loads) zero(out, wire.size * static_cast<int64_t>(sizeof(float)), where);
   const int64_t turns = sparse ? wire.count : (wire.size + kFour - 1) / kFour;

@@ -28,6 +28,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
 #if defined(FASTAGG_RACES)
@@ -163,6 +164,10 @@ cudaError_t wait(Stream* stream, Event* event);
 cudaError_t wait(Event* event);
 cudaError_t copy(void* to, const void* from, size_t bytes, Stream* stream);
 cudaError_t set(void* to, int value, size_t bytes, Stream* stream);
+// The current device, of this thread: at first the second of two, for which nobody asks. Whatever makes CUDA use a
+// device, and would make a context there, ends the process if it is not the first.
+extern thread_local int device;
+void check_device();
 }  // namespace emulation
 
 using cudaStream_t = emulation::Stream*;
@@ -174,46 +179,57 @@ struct cudaLaunchConfig_t {
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorName(cudaError_t) { return "an emulated error"; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an emulated error"; }
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) { return *device = emulation::device, cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) { return emulation::device = device, cudaSuccess; }
 inline cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
-inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 2, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int) {
   *value = what == cudaDevAttrMultiProcessorCount ? 1 : 9;
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  return emulation::set(to, value, bytes, stream);
+  return emulation::check_device(), emulation::set(to, value, bytes, stream);
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return emulation::settle(stream); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return emulation::check_device(), emulation::settle(stream);
+}
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  return emulation::wait(stream, event);
+  return emulation::check_device(), emulation::wait(stream, event);
 }
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return emulation::make(event); }
-inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return emulation::end(event); }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return emulation::record(event, stream); }
-inline cudaError_t cudaEventQuery(cudaEvent_t event) { return emulation::query(event); }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t event) { return emulation::wait(event); }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return emulation::check_device(), emulation::make(event);
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return emulation::check_device(), emulation::end(event); }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return emulation::check_device(), emulation::record(event, stream);
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) { return emulation::check_device(), emulation::query(event); }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) { return emulation::check_device(), emulation::wait(event); }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  return emulation::copy(to, from, bytes, stream);
+  return emulation::check_device(), emulation::copy(to, from, bytes, stream);
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  return emulation::copy(to, from, bytes, nullptr);
+  return emulation::check_device(), emulation::copy(to, from, bytes, nullptr);
 }
 inline cudaError_t cudaHostAlloc(void** made, size_t bytes, unsigned) {
+  emulation::check_device();
   return *made = aligned_alloc(64, (bytes + 63) / 64 * 64), cudaSuccess;
 }
-inline cudaError_t cudaFreeHost(void* memory) { return free(memory), cudaSuccess; }
+inline cudaError_t cudaFreeHost(void* memory) {
+  emulation::check_device();
+  return free(memory), cudaSuccess;
+}
 struct cudaFuncAttributes {};
 template <typename... Expected>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*kernel)(Expected...)) {
-  return emulation::load(reinterpret_cast<const void*>(kernel));
+  return emulation::check_device(), emulation::load(reinterpret_cast<const void*>(kernel));
 }
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Given&&... arguments) {
   const auto taken = std::make_shared<std::tuple<std::decay_t<Expected>...> >(std::forward<Given>(arguments)...);
   const void* const which = reinterpret_cast<const void*>(kernel);
-  return emulation::launch(config->stream, which, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
-    emulation::run(blocks, threads, [&] { std::apply(kernel, *taken); });
-  });
+  return emulation::check_device(),
+         emulation::launch(config->stream, which, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
+           emulation::run(blocks, threads, [&] { std::apply(kernel, *taken); });
+         });
 }

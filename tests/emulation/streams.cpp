@@ -73,8 +73,13 @@ cudaError_t give(Stream* stream, std::function<void()> act) {
 
 Counts counts;
 thread_local Stream* current = nullptr;
+thread_local int device = 1;
 std::atomic<bool> empty{false};
 std::atomic<int64_t> fails_after{-1};
+
+void check_device() {
+  if (device != 0) fprintf(stderr, "emulation: CUDA on a device that nobody asked for\n"), abort();
+}
 
 cudaError_t load(const void* kernel) {
   const Lock lock;
