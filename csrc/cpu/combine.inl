@@ -11,29 +11,6 @@ FASTAGG_FN void ask_for_rows(const Combination& c, int64_t i, int64_t n) {
       ahead_of(c.rows[k] + line);
 }
 
-template <int N>
-struct Network {
-  uint8_t low[N * 8] = {}, high[N * 8] = {};
-  int size = 0;
-  constexpr Network() {
-    sorting_network(N, [this](int64_t i, int64_t j) {
-      low[size] = static_cast<uint8_t>(i);
-      high[size++] = static_cast<uint8_t>(j);
-    });
-  }
-};
-template <int N>
-constexpr Network<N> kNetwork{};
-
-// A recursion instead of a loop: so the places are constants, and the values stay in registers.
-template <int N, typename L, int At = 0>
-FASTAGG_FN void sort(typename L::F* values) {
-  if constexpr (At < kNetwork<N>.size) {
-    exchange<L>(values[kNetwork<N>.low[At]], values[kNetwork<N>.high[At]]);
-    sort<N, L, At + 1>(values);
-  }
-}
-
 template <int N, typename L>
 FASTAGG_FN void trimmed_at(const Combination& c, int64_t i) {
   typename L::F values[N], sum{};

@@ -5,20 +5,27 @@
 namespace fastagg::cuda {
 namespace {
 
+// The same as read_four without the factor, for a row that is not in fp32. No kernel needs to have this more than once.
+__device__ __noinline__ Four decode_four(const HeldRow& row, int64_t at, int64_t left) {
+  Four found{};
+#pragma unroll 1
+  for (int e = 0; e < kFour && e < left; ++e) {
+    const float value = row.data != nullptr ? widen(row.dtype, static_cast<const uint16_t*>(row.data)[at + e])
+                                            : number_at(row.wire, at + e);
+#pragma unroll
+    for (int k = 0; k < kFour; ++k) found.v[k] = k == e ? value : found.v[k];
+  }
+  return found;
+}
+
 // Elements at..at+3 of a row, times its factor. Only `left` of them exist; the others are 0.
 __device__ __forceinline__ Four read_four(const HeldRow& row, int64_t at, int64_t left) {
-  Four found{};
+  Four found;
   if (row.data != nullptr && row.dtype == kFloat32) {
     const float* const in = static_cast<const float*>(row.data) + at;
     found = left >= kFour ? load<true>(in, left) : load<false>(in, left);
   } else {
-#pragma unroll 1
-    for (int e = 0; e < kFour && e < left; ++e) {
-      const float value = row.data != nullptr ? widen(row.dtype, static_cast<const uint16_t*>(row.data)[at + e])
-                                              : number_at(row.wire, at + e);
-#pragma unroll
-      for (int k = 0; k < kFour; ++k) found.v[k] = k == e ? value : found.v[k];
-    }
+    found = decode_four(row, at, left);
   }
 #pragma unroll
   for (int e = 0; e < kFour; ++e) found.v[e] = row.by * found.v[e];
@@ -55,26 +62,28 @@ inline int width_of(int64_t count) {
 }
 
 // Value k of the tile's element c is at k*width + c. A block of threads sorts a tile. The comparisons of a stage of the
-// network have no place in common, so they may come in any order.
+// network have no place in common, so they may come in any order. All that divides is a power of two.
 __global__ void __launch_bounds__(kThreads, 2)
     sorted_kernel(const HeldRows rows, int width, Combining how, float* out) {
   alignas(16) __shared__ float values[kSortedNumbers];
-  const int count = static_cast<int>(rows.count), fours = width / kFour, thread = static_cast<int>(threadIdx.x);
+  const int count = static_cast<int>(rows.count), fours = __ffs(width / kFour) - 1;
+  const int thread = static_cast<int>(threadIdx.x);
   const int column = thread % width, turn = thread / width, turns = kThreads / width;
   const int64_t step = static_cast<int64_t>(gridDim.x) * width;
   for (int64_t begin = static_cast<int64_t>(blockIdx.x) * width; begin < rows.size; begin += step) {
     __syncthreads();  // the tile before is read
-    for (int q = thread; q < count * fours; q += kThreads) {
-      const int k = q / fours, c = q % fours * kFour;
+    for (int q = thread; q < count << fours; q += kThreads) {
+      const int k = q >> fours, c = (q & ((1 << fours) - 1)) * kFour;
       put_four(values + k * width + c, read_four(rows.of[k], begin + c, rows.size - begin - c));
     }
-    for (int sorted = 1; sorted < count; sorted *= 2)
-      for (int apart = sorted; apart >= 1; apart /= 2) {
+    for (int sorted = 0; 1 << sorted < count; ++sorted)
+      for (int shift = sorted; shift >= 0; --shift) {
         __syncthreads();
+        const int apart = 1 << shift, first = apart & ((1 << sorted) - 1);
         for (int q = turn;; q += turns) {
-          const int i = apart % sorted + q / apart * 2 * apart + q % apart;
+          const int i = first + (q >> shift << (shift + 1)) + (q & (apart - 1));
           if (i + apart >= count) break;
-          if (i / (2 * sorted) == (i + apart) / (2 * sorted))
+          if (i >> (sorted + 1) == (i + apart) >> (sorted + 1))
             exchange<Scalar>(values[i * width + column], values[(i + apart) * width + column]);
         }
       }
@@ -87,75 +96,131 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
+// The trimmed mean of at most N rows. A thread sorts them in registers, for four elements. Places without a row have
+// infinity, which stays behind all others.
+template <int N>
+__global__ void __launch_bounds__(kThreads, 2) trimmed_kernel(const HeldRows rows, int cut, float* out) {
+  const int count = static_cast<int>(rows.count);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * kFour;
+  for (int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kFour; at < rows.size; at += step) {
+    float values[kFour][N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      Four row{{HUGE_VALF, HUGE_VALF, HUGE_VALF, HUGE_VALF}};
+      if (k < count) row = read_four(rows.of[k], at, rows.size - at);
+#pragma unroll
+      for (int e = 0; e < kFour; ++e) values[e][k] = row.v[e];
+    }
+    Four mean{};
+#pragma unroll
+    for (int e = 0; e < kFour; ++e) {
+      sort<N, Scalar>(values[e]);
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (k >= cut && k < count - cut) mean.v[e] = mean.v[e] + values[e][k];
+      mean.v[e] = mean.v[e] / static_cast<float>(count - 2 * cut);
+    }
+    store(at + kFour <= rows.size, out + at, rows.size - at, mean);
+  }
+}
+
 // -- sums over pairs
 
 constexpr int kWide = static_cast<int>(kSide), kPairs = kWide * kWide, kTurn = static_cast<int>(kSumLanes);
-constexpr int kPart = static_cast<int>(kBlock) / 2, kRoom = kPart + kTurn;  // of a block, in shared memory
-constexpr int kEach = kPairs * kTurn / kThreads;  // pairs of a thread, which have the same second row
+constexpr int kEach = 4;  // a thread has a lane of the pairs of so many rows of either side
+constexpr int kPairThreads = kPairs / (kEach * kEach) * kTurn;
+constexpr int kPart = kWarp * kFour;  // elements of a row in shared memory; a warp brings them
+constexpr int kRoom = kPart + 2;      // so that four rows later another bank is next
 
-// A block of threads adds a tile of pairs over a group. A thread has a lane of its pairs; lanes fold after a block of
-// 1,024 elements, as on the CPU.
+// A block of threads adds a tile of pairs over a group. Lanes fold after a block of 1,024 elements, as on the CPU. Of a
+// tile on the diagonal nothing below it is added, and rows that are not there are the last one.
 template <bool Apart>
-__global__ void __launch_bounds__(kThreads, 2) pairs_kernel(const HeldRows rows, const Tiles tiles) {
-  alignas(16) __shared__ float held[2][kWide][kRoom];
-  const int thread = static_cast<int>(threadIdx.x), mine = thread % kTurn;
-  const int column = thread / kTurn % kWide, row = thread / (kTurn * kWide) * kEach;
+__global__ void __launch_bounds__(kPairThreads, 4) pairs_kernel(const HeldRows rows, const Tiles tiles) {
+  alignas(16) __shared__ double held[2][kWide][kRoom];
+  const int thread = static_cast<int>(threadIdx.x), mine = thread % kTurn, warp = thread / kWarp;
+  const int column = thread / kTurn % (kWide / kEach) * kEach, row = thread / (kTurn * kWide / kEach) * kEach;
   const int64_t groups = groups_of(rows.size), wide = (rows.count + kWide - 1) / kWide;
   for (int64_t job = blockIdx.x; job < groups * tiles.count; job += gridDim.x) {
     const int64_t group = job / tiles.count, listed = job % tiles.count, tile = tiles.listed[listed];
+    const int64_t first[2] = {tile / wide * kWide, tile % wide * kWide};
+    const bool square = first[0] == first[1];
+    int there[2];
+#pragma unroll
+    for (int side = 0; side < 2; ++side)
+      there[side] = static_cast<int>(rows.count - first[side] < kWide ? rows.count - first[side] : kWide);
+    const bool wanted = row < there[0] && column < there[1] && !(square && column < row);
+    const double *a[kEach], *b[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      a[k] = held[0][row + k < there[0] ? row + k : there[0] - 1] + mine;
+      b[k] = held[square ? 0 : 1][column + k < there[1] ? column + k : there[1] - 1] + mine;
+    }
     const int64_t end = (group + 1) * kGroup < rows.size ? (group + 1) * kGroup : rows.size;
-    double total[kEach] = {};
+    double total[2] = {};  // of the pairs 2*mine and 2*mine + 1 of the thread's sixteen
     for (int64_t block = group * kGroup; block < end; block += kBlock) {
-      double sum[kEach] = {};
+      double sum[kEach][kEach] = {};
       for (int64_t begin = block; begin < block + kBlock && begin < end; begin += kPart) {
-        const int there = end - begin < kPart ? static_cast<int>(end - begin) : kPart;
-        const int fours = (there + kTurn - 1) / kTurn * (kTurn / kFour);  // of whole turns; missing elements are 0
-        __syncthreads();                                                  // the part before is read
-        for (int q = thread; q < 2 * kWide * fours; q += kThreads) {
-          const int side = q / (kWide * fours), k = q / fours % kWide, at = q % fours * kFour;
-          const int64_t which = (side == 0 ? tile / wide : tile % wide) * kWide + k;
-          put_four(&held[side][k][at],
-                   which < rows.count ? read_four(rows.of[which], begin + at, end - begin - at) : Four{});
-        }
-        __syncthreads();
-        for (int i = mine; i < there; i += kTurn) {
-          const double b = static_cast<double>(held[1][column][i]);
+        __syncthreads();  // the part before is read
 #pragma unroll
-          for (int r = 0; r < kEach; ++r) {
-            const double a = static_cast<double>(held[0][row + r][i]), difference = a - b;
-            sum[r] = Apart ? sum[r] + difference * difference : __fma_rn(a, b, sum[r]);
+        for (int side = 0; side < 2; ++side)
+          for (int k = warp; k < there[side] && !(square && side == 1); k += kPairThreads / kWarp) {
+            const int64_t at = begin + lane() * kFour;
+            const Four read = read_four(rows.of[first[side] + k], at, end - at);
+#pragma unroll
+            for (int e = 0; e < kFour; ++e) held[side][k][lane() * kFour + e] = static_cast<double>(read.v[e]);
           }
+        __syncthreads();
+        if (!wanted) continue;
+#pragma unroll 4
+        for (int i = 0; i < kPart; i += kTurn) {
+          double of_a[kEach], of_b[kEach];
+#pragma unroll
+          for (int k = 0; k < kEach; ++k) of_a[k] = a[k][i], of_b[k] = b[k][i];
+#pragma unroll
+          for (int r = 0; r < kEach; ++r)
+#pragma unroll
+            for (int c = 0; c < kEach; ++c) {
+              const double difference = of_a[r] - of_b[c];
+              sum[r][c] = Apart ? sum[r][c] + difference * difference : __fma_rn(of_a[r], of_b[c], sum[r][c]);
+            }
         }
       }
 #pragma unroll
-      for (int r = 0; r < kEach; ++r) {
+      for (int r = 0; r < kEach; ++r)
 #pragma unroll
-        for (int other = 1; other < kTurn; other *= 2) sum[r] += __shfl_xor_sync(kAll, sum[r], other);
-        total[r] += sum[r];
-      }
+        for (int c = 0; c < kEach; ++c) {
+          double folded = sum[r][c];
+#pragma unroll
+          for (int other = 1; other < kTurn; other *= 2) folded += __shfl_xor_sync(kAll, folded, other);
+          const int pair = r * kEach + c;
+          if (mine == pair / 2) total[pair % 2] += folded;
+        }
     }
 #pragma unroll
-    for (int r = 0; r < kEach; ++r)
-      if (mine == 0) tiles.sums[(listed * kPairs + (row + r) * kWide + column) * groups + group] = total[r];
+    for (int k = 0; k < 2; ++k) {
+      const int pair = 2 * mine + k, at = (row + pair / kEach) * kWide + column + pair % kEach;
+      tiles.sums[(listed * kPairs + at) * groups + group] = total[k];
+    }
   }
 }
 
 }  // namespace
 
 void combine(const HeldRows& rows, const Combining& how, float* out, const Where& where) {
-  const DeviceGuard guard(where.device);
-  if (how.kind == kMeans) {
-    const int64_t each = kThreads * kFour;
-    return launch("combine", where, grid((rows.size + each - 1) / each, where.device), mean_kernel, rows, out);
+  const unsigned fours = grid((rows.size + kThreads * kFour - 1) / (kThreads * kFour), where.device);
+  if (how.kind == kMeans) return launch("combine", where, fours, mean_kernel, rows, out);
+  if (how.kind == kTrims && rows.count <= 16) {
+    void (*const kernels[])(HeldRows, int, float*) = {trimmed_kernel<4>, trimmed_kernel<8>, trimmed_kernel<12>,
+                                                      trimmed_kernel<16>};
+    return launch("combine", where, fours, kernels[(rows.count - 1) / 4], rows, static_cast<int>(how.cut), out);
   }
   const int width = width_of(rows.count);
   launch("combine", where, grid((rows.size + width - 1) / width, where.device), sorted_kernel, rows, width, how, out);
 }
 
 void pair_sums(const HeldRows& rows, const Tiles& tiles, const Where& where) {
-  const DeviceGuard guard(where.device);
-  launch("sums of pairs", where, grid(groups_of(rows.size) * tiles.count, where.device),
-         tiles.apart ? pairs_kernel<true> : pairs_kernel<false>, rows, tiles);
+  const Shape shape(grid(groups_of(rows.size) * tiles.count, where.device), kPairThreads);
+  launch("sums of pairs", where, shape, tiles.apart ? pairs_kernel<true> : pairs_kernel<false>, rows, tiles);
 }
 
 }  // namespace fastagg::cuda

@@ -82,8 +82,8 @@ void combine(const HeldRows& rows, const Combining& how, float* out, const Where
 
 // Sums over pairs of rows, as Runner::pair_sums tells, by group (math/reduce.h) and a tile of kSide*kSide pairs at a
 // time. Tile t has the rows from t/n*kSide on, and from t%n*kSide on, of n tiles in a row; `listed` are those that are
-// wanted. sums: [listed, kSide, kSide, groups].
-constexpr int64_t kSide = 8;
+// wanted. sums: [listed, kSide, kSide, groups]; 0 for pairs that others are equal to.
+constexpr int64_t kSide = 16;
 struct Tiles {
   const int32_t* listed;
   int64_t count;

@@ -1,5 +1,6 @@
 #include "on_cuda.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -25,7 +26,7 @@ class Launches : public Runner {
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
     if (direction.buffer.combine != nullptr) return combined(direction.buffer, optimizer);
     if (direction.turns != nullptr) {
-      const size_t place = pack(direction.turns->data(), direction.turns->size());
+      const size_t place = pack(direction.turns->data(), direction.turns->size(), update.size);
       const auto count = static_cast<int64_t>(direction.turns->size());
       launches.push_back([=, &update, gain = direction.gain](const cuda::Where& where, const char* bytes) {
         cuda::turned_step(update, gain, {at<Turn>(bytes, place), count}, optimizer, where);
@@ -49,7 +50,7 @@ class Launches : public Runner {
     for (size_t tile = 0; tile < tiles.size(); ++tile)
       if (tiles[tile] != 0) tiles[listed++] = static_cast<int32_t>(tile);
     const std::vector<cuda::HeldRow> rows = rows_of(held, nullptr);
-    const size_t first = pack(rows.data(), rows.size()), second = pack(tiles.data(), listed);
+    const size_t first = pack(rows.data(), rows.size(), size), second = pack(tiles.data(), listed, size);
     const std::vector<char> sent = std::exchange(packed, {});
     const auto in = static_cast<int64_t>(sent.size()), most = static_cast<int64_t>(listed);
     const int64_t groups = (size + kGroup - 1) / kGroup;
@@ -80,7 +81,7 @@ class Launches : public Runner {
   }
 
   void recompute_sum(const Rows& rows, const float* weights, float* sum) override {
-    const size_t place = pack(weights, static_cast<size_t>(rows.slots));
+    const size_t place = pack(weights, static_cast<size_t>(rows.slots), rows.size);
     launches.push_back([rows, place, sum](const cuda::Where& where, const char* bytes) {
       const cuda::Blocks blocks{0, (rows.size + kBlock - 1) / kBlock, 1};
       cuda::recompute_sum(rows, at<float>(bytes, place), sum, blocks, where);
@@ -96,8 +97,9 @@ class Launches : public Runner {
       job.shift = job.first_slot - static_cast<int64_t>(some.size());
       some.insert(some.end(), weights + job.first_slot, weights + job.last_slot);
     }
-    const size_t place = pack(sent.data(), sent.size()), weighed = pack(some.data(), some.size());
     const auto count = static_cast<int64_t>(jobs.size());
+    const size_t place = pack(sent.data(), sent.size(), count * kBlock);
+    const size_t weighed = pack(some.data(), some.size(), count * kBlock);
     launches.push_back([=](const cuda::Where& where, const char* bytes) {
       const float* all = has ? at<float>(bytes, weighed) : nullptr;
       cuda::add_rows(rows, at<RowJob>(bytes, place), count, all, weight, where);
@@ -105,8 +107,8 @@ class Launches : public Runner {
   }
 
   void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override {
-    const size_t place = pack(jobs.data(), jobs.size());
     const auto count = static_cast<int64_t>(jobs.size());
+    const size_t place = pack(jobs.data(), jobs.size(), count * kBlock);
     launches.push_back([=](const cuda::Where& where, const char* bytes) {
       cuda::settle_rows(at<RowJob>(bytes, place), count, sum, size, where);
     });
@@ -116,15 +118,17 @@ class Launches : public Runner {
     launches.push_back([=](const cuda::Where& where, const char*) { cuda::zero(memory, bytes, where); });
   }
 
-  void clear() noexcept { launches.clear(), packed.clear(); }
+  void clear() noexcept { launches.clear(), packed.clear(), longest = 0; }
 
   std::vector<std::function<void(const cuda::Where& where, const char* bytes)>> launches;
   std::vector<char> packed;
+  int64_t longest = 0;  // vector whose blocks each read them
 
  private:
-  // Appends the values to the bytes. Returns where they begin.
+  // Appends the values to the bytes, which are read for each block of `size` elements. Returns where they begin.
   template <typename T>
-  size_t pack(const T* values, size_t count) {
+  size_t pack(const T* values, size_t count, int64_t size) {
+    longest = std::max(longest, size);
     const size_t place = (packed.size() + kApart - 1) / kApart * kApart, bytes = count * sizeof(T);
     packed.resize(place + bytes);
     std::memcpy(packed.data() + place, values, bytes);
@@ -153,8 +157,8 @@ class Launches : public Runner {
   // A step along what whole updates become, which is a vector of its own.
   void combined(const Buffer& buffer, const Optimizer& optimizer) {
     const std::vector<cuda::HeldRow> rows = rows_of(*buffer.held, buffer.desks->weights());
-    const size_t place = pack(rows.data(), rows.size());
     const int64_t size = buffer.held->front().update->size, count = static_cast<int64_t>(rows.size());
+    const size_t place = pack(rows.data(), rows.size(), size);
     const store::Vector along = card_.memory->vector(size);
     card_.queue->hold(along.owner);
     launches.push_back(
@@ -227,8 +231,9 @@ class OnCuda : public Device {
       }
     }
     if (is.combines) {
-      for (const int kind : {place_in<Mean>(Combines{}), place_in<Trimmed>(Combines{})})
-        cuda::combine({nullptr, 1, 1}, {kind, 0}, nullptr, loads);
+      cuda::combine({nullptr, 1, 1}, {place_in<Mean>(Combines{}), 0}, nullptr, loads);
+      for (const int64_t count : {4, 8, 12, 16, 20})
+        cuda::combine({nullptr, count, 1}, {place_in<Trimmed>(Combines{}), 0}, nullptr, loads);
       for (const bool apart : {false, true}) cuda::pair_sums({nullptr, 1, 1}, {nullptr, 1, apart, nullptr}, loads);
     }
     if (is.tensors != nullptr) {
@@ -263,7 +268,7 @@ class OnCuda : public Device {
     const auto bytes = static_cast<int64_t>(packed.size());
     char* const pinned = card_.queue->pinned(packed.size());
     std::memcpy(pinned, packed.data(), packed.size());
-    if (packed.size() <= kFew) return pinned;
+    if (packed.size() <= kFew && kernels_->longest <= kShort) return pinned;
     if (packed.size() > room_) {
       hold(sent_.owner);
       sent_ = card_.memory->bytes(static_cast<int64_t>(room_ = 2 * packed.size()));

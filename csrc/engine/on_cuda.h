@@ -24,7 +24,9 @@ std::unique_ptr<Inspector> inspector_on(const Card& card, const Settings& settin
 void keep(const Card& card, Update& update, store::Owner& owner);
 
 constexpr size_t kApart = 16;  // bytes: every vector begins at a multiple of this
-// Bytes that kernels read in the host's memory. A copy of more takes less time than reading them there twice.
+// Bytes that kernels read in the host's memory, and for how many elements again and again. Copies of more, or for more,
+// take less time.
 constexpr size_t kFew = size_t{16} << 10;
+constexpr int64_t kShort = int64_t{1} << 18;
 
 }  // namespace fastagg::engine

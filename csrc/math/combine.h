@@ -55,6 +55,31 @@ FASTAGG_FN void exchange(F& first, F& second) {
   first = smaller;
 }
 
+// The same for a constant number of values.
+template <int N>
+struct Network {
+  uint8_t low[N * 8] = {}, high[N * 8] = {};
+  int size = 0;
+  constexpr Network() {
+    sorting_network(N, [this](int64_t i, int64_t j) {
+      low[size] = static_cast<uint8_t>(i);
+      high[size++] = static_cast<uint8_t>(j);
+    });
+  }
+};
+template <int N>
+constexpr Network<N> kNetwork{};
+
+// A recursion instead of a loop: so the places are constants, and the values stay in registers.
+template <int N, typename L, int At = 0, typename F>
+FASTAGG_FN void sort(F* values) {
+  if constexpr (At < kNetwork<N>.size) {
+    constexpr int kLow = kNetwork<N>.low[At], kHigh = kNetwork<N>.high[At];
+    exchange<L>(values[kLow], values[kHigh]);
+    sort<N, L, At + 1>(values);
+  }
+}
+
 // What trimmed makes of sorted values; at(k) is the k-th.
 template <typename F, typename At>
 FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {

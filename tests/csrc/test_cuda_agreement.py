@@ -341,12 +341,15 @@ WAITING: dict[str, Callable[..., fastagg.Server]] = {
         [p[:1], p[1:]], fastagg.Aligned(), fastagg.Nesterov(0.5), fastagg.Euclidean(1.0, 1.0), clip_norm=4.0, **k
     ),
     "median": lambda p, **k: fastagg.Server(
-        p, fastagg.Robust("median", 4), fastagg.Adam(0.1), fastagg.Polynomial(0.5), clip_norm=4.0, **k
+        p, fastagg.Robust("median", 4), fastagg.Adam(0.1), fastagg.Polynomial(0.5), clip_norm=4.0,
+        answers_per_step=None, **k
     ),
     "Krum in 8 bits": lambda p, **k: fastagg.Server(
-        p, fastagg.Robust("multi_krum", 5, f=1), fastagg.AMSGrad(0.1, moments="8bit"), **k
+        p, fastagg.Robust("multi_krum", 5, f=1), fastagg.AMSGrad(0.1, moments="8bit"), answers_per_step=None, **k
     ),
-    "median, in order": lambda p, **k: fastagg.FedMedian(p, clients_per_round=3, deterministic=True, **k),
+    "median, in order": lambda p, **k: fastagg.FedMedian(
+        p, clients_per_round=3, deterministic=True, answers_per_step=None, **k
+    ),
     "one by one, correlated noise": lambda p, **k: fastagg.Server(
         p, fastagg.Buffer(1, privacy=fastagg.Gaussian(
             0.5, 2.0, correlation=fastagg.BLT((0.3, 0.2), (0.95, 0.4)), max_participations=99,

@@ -46,7 +46,9 @@ RULES: dict[str, Make] = {
     "CA2FL": lambda **k: fastagg.CA2FL(model(), lr=0.1, num_clients=CLIENTS, buffer_size=3, cache="int8", **k),
 }
 ROBUST: dict[str, Make] = {
-    rule: lambda rule=rule, **k: fastagg.Server(model(), fastagg.Robust(rule, 5), fastagg.Adam(0.1), **k)
+    rule: lambda rule=rule, **k: fastagg.Server(
+        model(), fastagg.Robust(rule, 5), fastagg.Adam(0.1), answers_per_step=None, **k
+    )
     for rule in ("median", "krum")
 }
 
