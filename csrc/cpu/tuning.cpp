@@ -11,22 +11,22 @@
 namespace fastagg::cpu {
 namespace {
 
-constexpr int64_t kNever = 0, kCache = int64_t{2} << 20, kUsual = int64_t{32} << 20;
-constexpr int64_t kOwn = -1;  // the processor's
+constexpr int64_t kNever = 0, kCache = int64_t{2} << 20;
 
 // Measured with bench/ (docs/performance.md). Prefetching half a block ahead gains a tenth on Intel. On AMD it costs 20
 // to 40%, because AMD's own prefetchers detect the streams. Stores that bypass the caches gain 10 to 25% on both,
 // because the loops store directly from registers. Through a scratch block they were a loss on AMD. Where the cache
-// would have held what they write they take twice the time. Processors that were not measured get the plain defaults.
+// would have held what they write they take twice the time. Processors that were not measured get the plain
+// defaults. The cache's size is what the processor tells.
 struct Known {
   const char* vendor;
   int family_from, family_to;
   Tuning tuning;
 };
 constexpr Known kKnown[] = {
-    {"GenuineIntel", 6, 6, {"Intel", 512, kOwn, 512, kCache, 200, 65536, 4}},
-    {"AuthenticAMD", 25, 25, {"AMD, Zen 3 and 4", 0, kOwn, 256, kCache, 200, 65536, 1}},
-    {"AuthenticAMD", 26, 26, {"AMD, Zen 5", 0, kOwn, 512, kCache, 200, 65536, 1}},
+    {"GenuineIntel", 6, 6, {"Intel", 512, kNever, 512, kCache, 200, 65536, 4}},
+    {"AuthenticAMD", 25, 25, {"AMD, Zen 3 and 4", 0, kNever, 256, kCache, 200, 65536, 1}},
+    {"AuthenticAMD", 26, 26, {"AMD, Zen 5", 0, kNever, 512, kCache, 200, 65536, 1}},
 };
 constexpr Tuning kUnknown = {"unknown processor", 0, kNever, 256, kCache, 200, 65536, 1};
 
@@ -63,14 +63,12 @@ Processor ask() {
 }
 
 Tuning row_of(const Processor& processor) {
-  for (const Known& known : kKnown) {
-    if (std::strcmp(known.vendor, processor.vendor) != 0 || processor.family < known.family_from ||
-        processor.family > known.family_to)
-      continue;
-    Tuning tuning = known.tuning;
-    if (tuning.cache == kOwn) tuning.cache = processor.cache > 0 ? processor.cache : kUsual;
-    return tuning;
-  }
+  for (Known known : kKnown)
+    if (std::strcmp(known.vendor, processor.vendor) == 0 && processor.family >= known.family_from &&
+        processor.family <= known.family_to) {
+      known.tuning.cache = processor.cache;
+      return known.tuning;
+    }
   return kUnknown;
 }
 
