@@ -42,7 +42,7 @@ int SystemDisk::open(const std::string& name) {
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   const int file = retried([&] { return openat(folder_, name.c_str(), flags, 0600); });
   if (file < 0) fail();
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) {
     ::close(file);
     throw DiskFailed((name + ": it is there, and no regular file").c_str(), false);
@@ -59,14 +59,14 @@ void SystemDisk::close(int file) noexcept {
 }
 
 uint64_t SystemDisk::size(int file) {
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) != 0) fail();
   return static_cast<uint64_t>(found.st_size);
 }
 
 void SystemDisk::allocate(int file, uint64_t nbytes) {
 #if defined(__linux__)
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) != 0) fail();
   const off_t begin = found.st_blocks * 512 < found.st_size ? 0 : found.st_size;
   if (begin >= static_cast<off_t>(nbytes)) return;  // a full XFS refuses blocks that the file has already
@@ -133,7 +133,7 @@ void SystemDisk::sync(int file) {
   // After a failed sync the system may have dropped the data. A second sync could then falsely succeed, so the failure
   // is final.
   if (retried([&] { return store::sync_data(file); }) < 0) fail(true);
-  struct stat found {};
+  struct stat found{};
   if (fstat(file, &found) == 0 && found.st_nlink == 0)
     throw DiskFailed("the file was removed while it was written to", true);
 }

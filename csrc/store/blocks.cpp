@@ -88,9 +88,9 @@ void to_system(void* block, size_t nbytes) noexcept {
   }
 }
 #else
-void* from_system(size_t nbytes) { return ::operator new (nbytes, std::align_val_t{kAlignment}); }
+void* from_system(size_t nbytes) { return ::operator new(nbytes, std::align_val_t{kAlignment}); }
 
-void to_system(void* block, size_t) noexcept { ::operator delete (block, std::align_val_t{kAlignment}); }
+void to_system(void* block, size_t) noexcept { ::operator delete(block, std::align_val_t{kAlignment}); }
 #endif
 
 }  // namespace

@@ -92,7 +92,8 @@ std::vector<float> write(const std::string& folder, Rule rule) {
   const int opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
   CHECK(opened >= 0);
   log::Journal::Start start;
-  start.folder = folder, start.folder_id = kFolder, start.number = 1, start.segment_bytes = start.pending_bytes = 1 << 22;
+  start.folder = folder, start.folder_id = kFolder, start.number = 1,
+  start.segment_bytes = start.pending_bytes = 1 << 22;
   const auto journal = log::Journal::begin(std::make_unique<log::SystemDisk>(opened), start);
   Server server(rule, kSize);
   Engine& engine = *server.engine;
