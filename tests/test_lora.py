@@ -49,8 +49,9 @@ def test_a_mixture_of_ranks_is_the_product_of_the_stacks() -> None:
     server = fastagg.FedAvg(base, clients_per_round=3)
     ranks, samples = {"a": 1, "b": 2, "c": 4}, {"a": 10, "b": 30, "c": 60}
     sent = {client: adapters(rank, seed=rank) for client, rank in ranks.items()}
+    scaled = {"stated": {"fastagg-scale": 0.5}}
     answers = [
-        (server.dispatch(client), sent[client], {"kind": "lora", "samples": samples[client], "stated": {"fastagg-scale": 0.5}})
+        (server.dispatch(client), sent[client], {"kind": "lora", "samples": samples[client], **scaled})
         for client in ranks
     ]
     assert all(isinstance(outcome, fastagg.Receipt) for outcome in taken(server, *answers))
