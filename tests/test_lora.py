@@ -50,11 +50,7 @@ def test_a_mixture_of_ranks_is_the_product_of_the_stacks() -> None:
     ranks, samples = {"a": 1, "b": 2, "c": 4}, {"a": 10, "b": 30, "c": 60}
     sent = {client: adapters(rank, seed=rank) for client, rank in ranks.items()}
     answers = [
-        (
-            server.dispatch(client),
-            sent[client],
-            {"kind": "lora", "samples": samples[client], "stated": {"fastagg-scale": 0.5}},
-        )
+        (server.dispatch(client), sent[client], {"kind": "lora", "samples": samples[client], "stated": {"fastagg-scale": 0.5}})
         for client in ranks
     ]
     assert all(isinstance(outcome, fastagg.Receipt) for outcome in taken(server, *answers))

@@ -280,9 +280,9 @@ def test_batchnorm_statistics_of_arrays_without_names() -> None:
     model = {"w": START["w"], "mean": np.zeros(3, np.float32), "var": np.ones(3, np.float32), "batches": np.array(7)}
     with pytest.warns(UserWarning, match="'3' are kept"):
         mine, other = (
-            Classic.run(strategy, grid=with_statistics(ClassicGrid)(), model=model)[1]
-            for strategy in (Classic.ours(), Classic.flowers())
-        )
+        Classic.run(strategy, grid=with_statistics(ClassicGrid)(), model=model)[1]
+        for strategy in (Classic.ours(), Classic.flowers())
+    )
     for a, b in zip(mine[:3], other[:3], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
     assert other[3] == 0 and mine[3].dtype == np.int64 and mine[3] == 7
