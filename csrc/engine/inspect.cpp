@@ -81,17 +81,25 @@ void Stages::find_task(Given& given) {
   if (!core_.prepares(answer)) weigh(core_, given);
 }
 
-// Finds where the answer's clients are counted. A leaf's sum counts for those that it names.
-void Stages::find_participants(Given& given) {
-  Participation& participation = core_.ledger.participation;
+// Checks that the answer's clients may take part. A leaf's sum counts for those that it names.
+void Stages::check_participants(const Answer& answer) const {
+  const Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits()) return;
-  const Answer& answer = *given.answer;
-  const auto add = [&](const ClientId& client) {
+  const auto check = [&](const ClientId& client) {
     participation.check(client, core_.ledger.steps, core_.ledger.now);
-    given.participants.push_back(participation.place_for(client));
   };
-  if (answer.kind != Answer::kSum) return add(answer.client);
-  for (const ClientId& client : answer.participants) add(client);
+  if (answer.kind != Answer::kSum) return check(answer.client);
+  for (const ClientId& client : answer.participants) check(client);
+}
+
+// Makes places where the answer's clients are counted, once nothing refuses it: what is refused leaves no names behind.
+void Stages::place_participants(Given& given) {
+  Participation& participation = core_.ledger.participation;
+  if (!participation.policy.limits() || !given.counts) return;
+  const Answer& answer = *given.answer;
+  const auto place = [&](const ClientId& client) { given.participants.push_back(participation.place_for(client)); };
+  if (answer.kind != Answer::kSum) return place(answer.client);
+  for (const ClientId& client : answer.participants) place(client);
 }
 
 // Looks at a few numbers of an answer of any kind, before they are read for the step. What they say is only told: a

@@ -70,7 +70,7 @@ Given& Stages::add(Answer& answer) {
 
 bool AnswerTransaction::find() {
   find_task(add(answer_));
-  find_participants(pending());
+  check_participants(answer_);
   compare_form(pending());
   reads_once_ = may_read_once();
   return true;
@@ -159,7 +159,7 @@ bool BatchTransaction::find() {
     Given& pending = add(answers_[i]);
     try {
       find_task(pending);
-      find_participants(pending);
+      check_participants(answers_[i]);
       compare_form(pending);
       if (!pending.counts) throw Refusal(Why::kSetting, "dropped");
     } catch (const Refusal&) {  // it comes again as the first answer, by itself
@@ -308,6 +308,7 @@ bool Stages::applied() const { return steps() && (step_.lr != 0.0 || core_.optim
 // Writes an answer's receipt, and the outcome into its record. `ends`: it is the one that makes a version.
 void Stages::write_receipt(Given& given, bool ends, double norm) {
   const DirectionState& direction = *core_.direction;
+  place_participants(given);
   Receipt& receipt = given.answer->receipt;
   const double weight = given.counts ? given.findings.reported_weight.value_or(given.brings.weight) : 0.0;
   receipt = {};

@@ -80,7 +80,8 @@ class Stages {
 
   Given& add(Answer& answer);
   void find_task(Given& given);
-  void find_participants(Given& given);
+  void check_participants(const Answer& answer) const;
+  void place_participants(Given& given);
   void compare_form(Given& given);
   void inspect_update(Given& given);
   void ask_extension(Given& given);

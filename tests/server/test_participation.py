@@ -103,3 +103,17 @@ def test_a_simulated_client_waits_when_no_other_answer_of_it_could_count(tmp_pat
     sim.run("fedbuff-digits-large", {**changes, "algorithm.answers_per_step": 2}, out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["versions"], summary["uploads"]) == (2, 24), summary
+
+
+@pytest.mark.parametrize("size", [3, 30_000])  # the large one is read once, by the step's own kernel
+def test_a_refused_sum_leaves_none_of_its_clients_behind(size: int) -> None:
+    server = fastagg.FedAvg(torch.zeros(size), clients_per_round=5000, weighting="uniform")
+    server.dispatch("leaf")
+    before = server.memory()["clients"]
+    for turn in range(20):
+        names = tuple(f"{turn} of {client}" for client in range(1000))
+        with pytest.raises(fastagg.NonFiniteUpdate):
+            server.receive_partial("leaf", fastagg.Partial(torch.full((size,), float("nan")), 1000, 1000.0, names))
+    assert server.memory()["clients"] == before
+    server.receive_partial("leaf", fastagg.Partial(torch.ones(size), 1000, 1000.0, names))
+    assert server.memory()["clients"] > before
