@@ -35,7 +35,7 @@ void set_tuning(const Tuning& tuning);  // values must be in range; applies from
 
 // Whether a pass that touches so many bytes writes outputs that are not inputs past the caches: if they hold clearly
 // less.
-inline bool bypasses(int64_t bytes) { return tuning().cache > 0 && bytes > tuning().cache / 4 * 5; }
+inline bool bypasses(int64_t bytes) { return tuning().cache > 0 && bytes / 5 * 4 > tuning().cache; }
 // Whether an update of `size` elements is better copied, and then added where the sum is, than added beside it while it
 // is read: if the cache holds two such vectors, but not a third.
 inline bool adds_in_place(int64_t size) { return 8 * size <= tuning().cache && 12 * size > tuning().cache; }

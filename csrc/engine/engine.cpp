@@ -201,6 +201,7 @@ void Engine::limit(const Limits& limits) {
 Engine::Result Engine::receive(Answer* answers, size_t count) {
   const Locked locked(lock, true);
   Result result;
+  last_misformed = nullptr;
   try {
     while (result.done < count) {
       Answer* const next = answers + result.done;
@@ -278,7 +279,12 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
       if (!RoundEndTransaction(*this, receipt, &operation.decided).execute())
         throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
-    case log::kAnswer: AnswerTransaction(*this, *answer).execute(); return;
+    case log::kAnswer: {
+      const int64_t told = misformed;
+      AnswerTransaction(*this, *answer).execute();
+      misformed = told, last_misformed = nullptr;  // it was told when it came
+      return;
+    }
     case log::kDispatch:
     case log::kHandOn: send(operation); return;
     default: apply(operation);

@@ -85,9 +85,7 @@ void Stages::find_task(Given& given) {
 void Stages::check_participants(const Answer& answer) const {
   const Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits()) return;
-  const auto check = [&](const ClientId& client) {
-    participation.check(client, core_.ledger.steps, core_.ledger.now);
-  };
+  const auto check = [&](const ClientId& client) { participation.check(client, core_.ledger.steps, core_.ledger.now); };
   if (answer.kind != Answer::kSum) return check(answer.client);
   for (const ClientId& client : answer.participants) check(client);
 }
@@ -102,11 +100,11 @@ void Stages::place_participants(Given& given) {
   for (const ClientId& client : answer.participants) place(client);
 }
 
-// Looks at a few numbers of an answer of any kind, before they are read for the step. What they say is only told: a
-// recovery, and numbers on a device, which the host would have to wait for, are left out.
+// Looks at a few numbers of an answer of any kind, before they are read for the step. What they say is only told, so
+// numbers on a device, which the host would have to wait for, are left out.
 void Stages::compare_form(Given& given) {
   const Answer& answer = *given.answer;
-  if (core_.place.device || answer.decided || answer.kind == Answer::kSum) return;
+  if (core_.place.device || answer.kind == Answer::kSum) return;
   const bool is_trained = answer.kind == Answer::kModel && answer.base;
   const store::Vector sent = is_trained ? answer.base : core_.ledger.kept.of(given.task.version);
   given.is_misformed = cpu::is_misformed(

@@ -224,19 +224,25 @@ bool Journal::close(double seconds) {
 
 std::vector<std::string> Journal::release(uint64_t sequence) {
   std::vector<std::string> marked;
-  for (;;) {
-    std::string name;
-    {
+  try {
+    for (;;) {
+      std::string name;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (busy_.size() < 2 || busy_[1].first > sequence + 1) break;
+        name = busy_.front().name;
+      }
+      std::string mark = "free" + name.substr(name.find('-'));
+      disk_->rename(name, mark);
+      marked.push_back(std::move(mark));
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (busy_.size() < 2 || busy_[1].first > sequence + 1) break;
-      name = busy_.front().name;
+      busy_.pop_front();
     }
-    marked.push_back("free" + name.substr(name.find('-')));
-    disk_->rename(name, marked.back());
-    const std::lock_guard<std::mutex> lock(mutex_);
-    busy_.pop_front();
+    if (!marked.empty()) disk_->sync_folder();
+  } catch (...) {  // those that are renamed stay the log's
+    for (const std::string& name : marked) reuse(name);
+    throw;
   }
-  if (!marked.empty()) disk_->sync_folder();
   return marked;
 }
 

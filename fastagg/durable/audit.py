@@ -14,7 +14,7 @@ from fastagg._types import Native, Plain, State
 from fastagg.durable import folder, trees
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.doctor import server_of
-from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log
+from fastagg.durable.folder import Checkpoint, Contents, checkpoint_name, contents, is_gone, read_checkpoint, read_log
 from fastagg.durable.recovery import Replay
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.server.server import Server
@@ -118,11 +118,20 @@ class _Audit(Replay):
             if self.wanted.get(self.last, self.digest.hex()) != self.digest.hex():
                 raise _Differs(f"record {self.last}: the receipt's digest is another: a record up to it was changed")
             if record.sequence in self.found.checkpoints:
-                self.check_checkpoint(read_checkpoint(self.disk, record.sequence))
+                self._check_there(record.sequence)
         self._at(self.reader.end[:2])
         beyond = [record for record in self.wanted if record > self.last]
         if beyond:
             raise _Differs(f"the log ends with record {self.last}, and there is a receipt of record {max(beyond)}")
+
+    def _check_there(self, sequence: int) -> None:
+        try:
+            checkpoint = read_checkpoint(self.disk, sequence)
+        except (CheckpointError, OSError):
+            if not is_gone(self.disk, sequence):
+                raise
+        else:
+            self.check_checkpoint(checkpoint)
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Compare a checkpoint with the server, which has executed all before it."""

@@ -9,7 +9,16 @@ from typing import Any
 
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import LOCK, Checkpoint, Contents, checkpoint_name, contents, read_checkpoint, read_log
+from fastagg.durable.folder import (
+    LOCK,
+    Checkpoint,
+    Contents,
+    checkpoint_name,
+    contents,
+    is_gone,
+    read_checkpoint,
+    read_log,
+)  # fmt: skip
 from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_key
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
@@ -93,6 +102,8 @@ def _checkpoints(
         except OtherFormat:  # which an opening refuses
             raise
         except (CheckpointError, OSError) as error:
+            if is_gone(disk, sequence):
+                continue
             problems.append(str(error))
             one["healthy"] = False
         found.append(one)

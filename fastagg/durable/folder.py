@@ -103,6 +103,11 @@ class Checkpoint(NamedTuple):
         return int(self.manifest["next_upload"])
 
 
+def is_gone(disk: Disk, sequence: int) -> bool:
+    """Whether a checkpoint was removed since somebody looked: a running server writes a newer one over it."""
+    return checkpoint_name(sequence) not in disk.names()
+
+
 def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
     """Read a checkpoint."""
     name = checkpoint_name(sequence)

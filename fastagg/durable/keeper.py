@@ -340,8 +340,9 @@ class Keeper:
             self._shrink(freed)
         except OSError as error:  # it is tried again after the next one
             wrong = str(error)
-        for name in freed:
-            self.journal.reuse(name)
+        finally:
+            for name in freed:
+                self.journal.reuse(name)
         if wrong and not self._wrong and not self._closing:
             _log.warning("%s: the volume has no room for the next checkpoint: %s", self.disk.path, wrong)
         self._wrong = wrong
@@ -363,8 +364,8 @@ class Keeper:
             rooms.append(room_name(next(self._numbers)))
             large = [name for name in freed if self.disk.size_of(name) >= self.room - self.slack // 4]
             if large:
+                self._rename(large[0], rooms[-1])
                 freed.remove(large[0])
-                self.disk.rename(large[0], rooms[-1])
         for name in rooms[: self.keep + 1]:
             with self.disk.opened(name, create=True) as file:
                 self.disk.allocate(file, self.room)
@@ -378,7 +379,8 @@ class Keeper:
             except OSError:
                 if not freed:
                     raise
-                self.disk.remove(freed.pop())
+                self.disk.remove(freed[-1])
+                freed.pop()
 
     def _shrink(self, freed: list[str]) -> None:
         """Remove free segments while the log and uploads have more than they may."""
@@ -388,4 +390,5 @@ class Keeper:
                 used += self.disk.size_of(name)
         while used > (self.keep + 1) * self.every and freed:
             used -= self.disk.size_of(freed[-1])
-            self.disk.remove(freed.pop())
+            self.disk.remove(freed[-1])
+            freed.pop()

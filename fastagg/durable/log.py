@@ -58,12 +58,18 @@ class Log:
 
     def whole_state(self) -> State:
         """Return the state at one moment, from a new checkpoint: nobody waits for a copy of it."""
-        name = checkpoint_name(self.keeper.checkpoint())
-        with named(self.folder / name):
-            found = trees.read(self._disk, name, trees.read_manifest(self._disk, name))
-        if not isinstance(found, dict):
-            raise CheckpointError(f"{self.folder / name}: the checkpoint is damaged")
-        return found
+        while True:
+            number = self.keeper.checkpoint()
+            name = checkpoint_name(number)
+            try:
+                with named(self.folder / name):
+                    found = trees.read(self._disk, name, trees.read_manifest(self._disk, name))
+                if not isinstance(found, dict):
+                    raise CheckpointError(f"{self.folder / name}: the checkpoint is damaged")
+                return found
+            except CheckpointError:
+                if number in self.keeper.kept:
+                    raise  # else its room became that of a newer one while it was read
 
     def upload(
         self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],

@@ -102,7 +102,8 @@ class Writer:
         }
         self._tree = json.dumps(tree, separators=(",", ":"))
         self._more = {"format": FORMAT, **more, "parts": self._parts}
-        last = len(json.dumps(self._more)) + len(self._tree) + 11 * sum(map(len, self.sums.values())) + _LAST
+        last = len(json.dumps(self._more)) + len(self._tree) + _LAST
+        last += sum(len(json.dumps(name)) + 4 + 11 * len(sums) for name, sums in self.sums.items())
         self.sizes = reserve(disk, folder, [16 + len(text) + end, last], slack)
         self._base = (self.sizes[0] - end) // 8 * 8
         self._file = disk.open(f"{folder}/{TENSORS}")

@@ -54,14 +54,13 @@ class Uploads:
         self._last: weakref.WeakValueDictionary[Task, StoredUpload] = weakref.WeakValueDictionary()
         self.refused: Callable[[], None] = lambda: None
 
-    def begin(self, upload: StoredUpload, task: Task) -> int:
-        """Return the number of a new upload. An open one for the same task is dropped, so that a client that has lost
-        its connection can begin again, and many attempts hold one file."""
+    def begin(self, upload: StoredUpload, task: Task) -> None:
+        """Note a new upload. An open one for the same task is dropped, so that a client that has lost its connection
+        can begin again, and many attempts hold one file."""
         before = self._last.get(task)
         if before is not None and not before.give_way():
             raise Busy("upload: another copy of this update is complete, or is written to: wait for its receipt")
         self._last[task] = upload
-        return self.next()
 
     def next(self) -> int:
         """Return a number that no upload has, or had."""
@@ -103,18 +102,19 @@ class StoredUpload(Upload):
         refusing: Refusing, encoded: int | None, disk: Disk, uploads: Uploads, task: Task,
     ) -> None:  # fmt: skip
         super().__init__(size, dtype, finish, refusing, encoded)
-        self._disk, self._uploads = disk, uploads
-        self._number = uploads.begin(self, task)
+        self._disk, self._uploads, self._number = disk, uploads, uploads.next()
         self._name = upload_name(self._number)
-        self._crc = 0
+        self._crc, self._has_begun = 0, False
         self._file: list[int] = []  # the descriptor, as soon as there is one
-        self._ends: Callable[[], bool | None] | None = None  # :func:`_end`, once, whoever calls it
+        # Called once, whoever does it. The next opening removes what a program leaves behind.
+        self._ends = weakref.finalize(self, _end, disk, uploads, self._number, self._file)
+        self._ends.atexit = False
+        uploads.begin(self, task)
 
     def _put(self, chunk: bytes) -> None:
         with self._naming():
-            if self._ends is None:
-                self._ends = ends = weakref.finalize(self, _end, self._disk, self._uploads, self._number, self._file)
-                ends.atexit = False  # the next opening removes the file
+            if not self._file:
+                self._has_begun = True
                 self._uploads.comes(self._number)
                 self._file.append(self._disk.open(self._name, create=True))
                 self._disk.truncate(self._file[0], self._nbytes)
@@ -144,14 +144,14 @@ class StoredUpload(Upload):
         return in_place(held.numpy()) if coded else Pieces([held.view(self._dtype)]), blob
 
     def _close(self) -> bool:
-        return self._ends is not None and self._ends() is False
+        return self._ends() is False and self._has_begun
 
 
 def _end(disk: Disk, uploads: Uploads, number: int, opened: list[int]) -> bool:
     """Close an upload's file, and remove it if no record refers to it. Return whether none does."""
-    for file in opened:
+    while opened:
         with contextlib.suppress(OSError):
-            disk.close(file)
+            disk.close(opened.pop())
     is_dropped = uploads.drop(number)
     if is_dropped:
         with contextlib.suppress(OSError):  # the next checkpoint removes it, or the next opening

@@ -235,6 +235,10 @@ class Run:
             best = replace(best, file=_tried("best", app.folder, Path(best.file)))
             said.append(f"best {best.file}")
         drawn = trackers.placed(self.settings.trackers, app.folder)
+        table = drawn.get("csv") if isinstance(drawn, Mapping) else None
+        if isinstance(table, Mapping) and isinstance(file := table.get("file"), str):
+            app.folder.mkdir(parents=True, exist_ok=True)
+            said.append(f"csv {_tried('trackers', app.folder, Path(file))}")
         self.settings = replace(self.settings, best=best, trackers=drawn)
         if said:
             self.log(f"fastagg: {app}: {', '.join(said)}")

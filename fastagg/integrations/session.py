@@ -297,7 +297,10 @@ class Session:
         try:
             stepped = self.server.close_round() is not None
         except ConfigError as error:
-            drop_round(self.server)
+            try:
+                drop_round(self.server)
+            except ConfigError:  # a server with a folder goes on from what is there
+                raise error from None
             self._skipped += 1
             warn(f"fastagg: this round is skipped, the {self._skipped}. in a row: {error}")
             if self._skipped == self.settings.max_in_a_row:
@@ -315,11 +318,12 @@ class Session:
 
     def waits_for(self) -> str:
         """What the run waits for, in words; empty if nothing is known."""
-        out = [] if self.book is None else sorted(map(str, self.book.busy))
-        replies = f"{len(out)} replies, of {', '.join(out[:5])}{', ...' * (len(out) > 5)}" if out else ""
+        busy = [] if self.book is None else [*self.book.busy]
+        names = sorted(str(who) for who in busy if who is not None)
+        replies = f"{len(busy)} replies, of {', '.join(names[:5])}{', ...' * (len(busy) > 5)}" if busy else ""
         evaluated = ", ".join(map(str, self._evaluation.waiting))
         words = self.lacks, replies, evaluated and f"the evaluation of version {evaluated}"
-        return "; ".join(filter(None, words)) or "clients"
+        return "; ".join(filter(None, words))
 
     def at_end(self, act: Callable[[], object]) -> None:
         """Call ``act`` when the session is closed."""

@@ -119,7 +119,7 @@ class Upload:
     def give_way(self) -> bool:
         """Drop the upload if it is open, for a newer one. Return whether it has ended: it does not while it is
         complete, or while a thread is writing to it."""
-        if not self._busy.acquire(blocking=False):
+        if self.state == "complete" or not self._busy.acquire(blocking=False):
             return False
         try:
             if self.state == "open":

@@ -380,13 +380,14 @@ class Beside:
     def other_defaults(self) -> Iterator[None]:
         """Another process's, if no Python of a user's own relies on them; and another processor's."""
         kept, threads, tuning = torch.get_default_dtype(), fastagg.get_num_threads(), native.tuning()
-        if self.draw.random() < 0.3 and not is_own(self.values):
-            torch.set_default_dtype(self.draw.choice([torch.float64, torch.bfloat16]))
-            fastagg.set_num_threads(self.draw.choice([1, 2, 3]))
-        if self.draw.random() < 0.3:
-            fastagg.set_isa(self.draw.choice(ISAS))
-            native.set_tuning({"stream_from": self.draw.choice((0, 1))})
         try:
+            if self.draw.random() < 0.3 and not is_own(self.values):
+                torch.set_default_dtype(self.draw.choice([torch.float64, torch.bfloat16]))
+                fastagg.set_num_threads(self.draw.choice([1, 2, 3]))
+            if self.draw.random() < 0.3:
+                fastagg.set_isa(self.draw.choice(ISAS))
+                # never past the cache, always, and added in place
+                native.set_tuning({"cache": self.draw.choice((0, 1, 9 * self.server.layout.size))})
             yield
         finally:
             torch.set_default_dtype(kept)

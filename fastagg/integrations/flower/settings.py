@@ -69,7 +69,7 @@ def callable_or_none(name: str, given: Function | None) -> Function | None:
 def proximal(rule: Rule, mu: float | None) -> float | None:
     """FedProx's ``mu``, which clients are sent; None if they are sent none."""
     check_limits(proximal_mu=mu)
-    if mu is None and rule.name == "FedProx":
+    if mu is None and rule.is_preset and rule.name == "FedProx":
         log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
         return 0.0
     return mu

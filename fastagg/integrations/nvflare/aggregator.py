@@ -49,8 +49,8 @@ class Aggregator(ModelAggregator):
             restart FLARE gets this model, whatever model the job starts from.
         weight_key: the key of a reply's weight in its ``meta``. A reply without it counts as 1.
         at_once: replies that are added in one pass. With 1, each is checked and then added where the sum is: one model
-            beside the model and the reply. 4 take a third of the time, and 3.5 models: three replies wait. With a rule
-            that makes its own steps (not one of the synchronous presets) all wait until the round ends.
+            beside the model and the reply. 4 take a third of the time, and two models, while three replies wait. With a
+            rule that makes its own steps (not one of the synchronous presets) all wait until the round ends.
 
     Raises:
         ConfigError: the preset is unknown, or not synchronous.

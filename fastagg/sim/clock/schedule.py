@@ -124,7 +124,9 @@ class _Timed(VirtualClock):
             task = task.for_client(client, int(local), task.id)
         job = Job(client, number, task)
         duration = self._delays.duration(client, number, self._steps(client, task))
-        return duration + self._delays.sending(client, number, *self._bytes(job)), job
+        duration += self._delays.sending(client, number, *self._bytes(job))
+        self._history.last(client, duration)
+        return duration, job
 
     def state_dict(self) -> State:
         heap = [(due, order, job.state_dict()) for due, order, job in self._heap]

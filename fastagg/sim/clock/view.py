@@ -26,7 +26,7 @@ class ClientView:
         client, samples: its number, and how many samples it trains on.
         tasks, answers: how many tasks were sent to it, and how many it answered.
         sent, arrived: the virtual time of its last task and of its last answer; None: there is none.
-        duration, version, delay: of its last answer: the time since its task was sent, the version that it was trained
+        duration, version, delay: of its last answer: the time that its task took, the version that it was trained
             from, and the versions made since. None: there is none.
         extra: what it sent besides its last update, tensors by name.
     """
@@ -62,6 +62,7 @@ class History:
 
     def __init__(self, server: Server, sizes: Sequence[int]) -> None:
         self._server, self._sizes, self._clients = server, sizes, dict[int, ClientView]()
+        self._takes: dict[int, float] = {}  # how long each client's open task takes
 
     def of(self, client: int) -> ClientView:
         return self._clients.get(client) or ClientView(client, self._sizes[client])
@@ -76,24 +77,32 @@ class History:
         own = self.of(client)
         self._clients[client] = replace(own, tasks=own.tasks + 1, sent=time)
 
+    def last(self, client: int, duration: float) -> None:
+        """Note how long the task takes that was sent last. In rounds all are received when the slowest is done."""
+        self._takes[client] = duration
+
     def answer(self, client: int, time: float, version: int, delay: int, extra: Mapping[str, Tensor] | None) -> None:
         own = self.of(client)
-        duration = None if own.sent is None else time - own.sent
         self._clients[client] = replace(
-            own, answers=own.answers + 1, arrived=time, duration=duration, version=version, delay=delay,
-            extra=extra or {},
+            own, answers=own.answers + 1, arrived=time, duration=self._takes.pop(client, None), version=version,
+            delay=delay, extra=extra or {},
         )  # fmt: skip
 
-    def facts(self, takes: Collection[str], client: int, time: float, sent: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return what a rule ``takes``: what the client ``sent``, and else the field of the view of this name, 0 if it
-        is not known yet."""
+    def facts(
+        self, takes: Collection[str], client: int, time: float, start: int, sent: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return what a rule ``takes`` of an answer to a task of version ``start``: what the client ``sent``, and else
+        the field of the view of this name, 0 if it is not known. ``duration`` and ``delay`` are this answer's."""
         view = self.view(time, client)
         known: dict[str, Any] = {own.name: getattr(view.client, own.name) for own in fields(ClientView)}
-        known |= {"time": view.time, "version": view.version, **sent}
+        known |= {"time": view.time, "version": view.version, "arrived": time}
+        known |= {"duration": self._takes.get(client), "delay": view.version - start, **sent}
         return {name: 0.0 if known[name] is None else known[name] for name in takes if name in known}
 
     def state_dict(self) -> State:
-        return {"clients": [{f.name: getattr(own, f.name) for f in fields(own)} for own in self._clients.values()]}
+        clients = [{f.name: getattr(own, f.name) for f in fields(own)} for own in self._clients.values()]
+        return {"clients": clients, "takes": dict(self._takes)}
 
     def load_state_dict(self, state: State) -> None:
         self._clients = {own["client"]: ClientView(**own) for own in state["clients"]}
+        self._takes = dict(state["takes"])

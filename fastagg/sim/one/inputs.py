@@ -13,6 +13,8 @@ import ast
 import copyreg
 import dis
 import functools
+import inspect
+import os
 import sys
 import sysconfig
 import types
@@ -215,6 +217,7 @@ class _Reader:
             yield "", b"".join(sorted(self.digest(part, "a member") for part in thing))
         elif isinstance(thing, CodeType):
             yield "", f"{thing.co_names} {thing.co_varnames} {thing.co_argcount} {thing.co_kwonlyargcount}".encode()
+            yield "", b"%d" % (thing.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
             yield "", thing.co_code + thing.co_exceptiontable
             yield "", thing.co_consts
         elif type(thing) in _HELD:
@@ -225,7 +228,7 @@ class _Reader:
             yield from self._function(thing)
         elif isinstance(thing, type):
             yield from self._class(thing)
-        elif hasattr(thing, "__wrapped__"):  # such as a function with a cache
+        elif isinstance(thing, functools._lru_cache_wrapper):
             yield "", thing.__wrapped__
         elif isinstance(thing, types.BuiltinFunctionType):
             yield "", f"{thing.__module__}.{thing.__qualname__}".encode()
@@ -307,7 +310,7 @@ class _Reader:
         """Yield the bytes of a file that is called so in the current folder, or beside the code that says so."""
         if 0 < len(name) < 256 and name.isprintable():
             for path in {Path(name): 0, folder / name: 0}:
-                if path.is_file():
+                if os.path.isfile(path):  # Path's own raises for what no file can be called
                     yield f".{name}", blake2b(path.read_bytes()).digest()
 
     def _module(self, name: str) -> bytes:

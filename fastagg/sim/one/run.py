@@ -14,7 +14,7 @@ import torch
 
 from fastagg import _checks
 from fastagg._types import Plain
-from fastagg.errors import DataError, FastaggError, NonFiniteUpdate, UpdateTooLarge
+from fastagg.errors import DataError, NonFiniteUpdate, UpdateTooLarge
 from fastagg.integrations.trackers import AnyTrackers, Trackers
 from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.sim.clients.own import Own
@@ -99,7 +99,7 @@ def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> 
 
     ``known``: as in :func:`fastagg.sim.one.inputs.digests`."""
     folder, load = Folder(out, config), cache(lambda: build.data_of(config))
-    with beside(config.folder), torch_settings(config.run.torch_threads), suppress(FastaggError):
+    with beside(config.folder), torch_settings(config.run.torch_threads), suppress(Exception):
         if folder.same_config("again", replace=False) and (ended := _ended(folder, load, known)) is not None:
             return None if folder.other_inputs() else ended
     return None

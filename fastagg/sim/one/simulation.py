@@ -137,7 +137,9 @@ class Simulation:
     def _facts(self, job: Job, sent: Mapping[str, torch.Tensor] | None) -> Mapping[str, Any] | None:
         """Return what goes with an update to a rule of the user's own: what the client ``sent``, and what is known."""
         takes = {**self.server.direction.takes, **self.server.staleness.takes}
-        return self.history.facts(takes, job.client, self.schedule.now, sent or {}) if takes else None
+        if not takes:
+            return None
+        return self.history.facts(takes, job.client, self.schedule.now, job.task.version, sent or {})
 
     def _down(self, task: Dispatch) -> int:
         return (self._model_bytes if task.encoded is None else task.encoded.nbytes) + _nbytes(task.control)
