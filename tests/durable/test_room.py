@@ -150,17 +150,20 @@ def test_a_folder_is_as_large_as_the_page_says(seed: int, tmp_path: Path) -> Non
 # -- errors of the system ------------------------------------------------------------------------------------------
 
 
-def test_a_chunk_that_was_refused_may_be_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("call", "before"), [("open", 0), ("truncate", 0), ("write", 0), ("write", 40)])
+def test_a_chunk_that_was_refused_may_be_sent_again(
+    call: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log, "SMALL", 0)
     with fastagg.open(tmp_path, make) as server:
         server.dispatch(1)
         with server.receiving(1) as upload:
-            upload.write((-torch.ones(SIZE)).numpy().tobytes()[:40])
+            upload.write((-torch.ones(SIZE)).numpy().tobytes()[:before])
             with monkeypatch.context() as patch:
-                patch.setattr(inside.log(server)._disk, "write", lambda *_: 1 / 0)
+                patch.setattr(inside.log(server)._disk, call, lambda *_, **__: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
                     upload.write(bytes(8))
-            upload.write((-torch.ones(SIZE)).numpy().tobytes()[40:])
+            upload.write((-torch.ones(SIZE)).numpy().tobytes()[before:])
     with fastagg.open(tmp_path, make) as server:
         assert server.version == 1, "its checksum is that of the file"
 

@@ -225,6 +225,12 @@ FORMS: dict[str, tuple[str, dict[str, str]]] = {
         "def at(lr):\n    def wrap(f):\n        @functools.wraps(f)\n        def g(model): return f(model, lr)\n"
         f"        return g\n    return wrap\n@at(X)\ndef rule(model, lr):\n    return {BUFF('lr')}\n"
         "del rule.__wrapped__", {}),
+    "an object that wraps a function": (
+        f"def at(model, lr): return {BUFF('lr')}\nclass A:\n    def __init__(self, lr):\n        self.lr = lr\n"
+        "        functools.update_wrapper(self, at)\n    def __call__(self, model): return at(model, self.lr)\n"
+        "rule = A(X)", {}),
+    "a sentence that no file can be called": (
+        f"def rule(model):\n    said = {'ж' * 200!r}\n    return {BUFF('X')}", {}),
     "a function with a cache": ("@functools.cache\n" + RULE, {}),
     "a registered part by its name": (
         "@fastagg.register\n@dataclasses.dataclass(frozen=True)\nclass Forms(fastagg.Staleness):\n    weighs = True\n"

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -111,6 +112,34 @@ def test_a_view_is_what_happened():
             assert view.client.arrived == last[client][-1] + view.client.duration <= view.time
             assert view.client.extra["loss"] == number - 1 and view.client.delay <= view.version - view.client.version
         last[client].append(view.time)
+
+
+def test_in_a_round_a_view_has_each_client_s_own_time_and_a_rule_that_of_the_answer():
+    seen, told = [], []
+
+    def law(client, number, steps, rng, view):
+        seen.append((number, view.client))
+        return 1.0 + client % 3
+
+    @fastagg.register
+    @dataclass(frozen=True)
+    class Durations(fastagg.Direction):
+        takes: ClassVar = {"duration": 1, "client": 1, "delay": 1}
+
+        def combine(self, update, facts, state):
+            told.append([float(facts.extra[name]) for name in ("client", "duration", "delay")])
+            return update, state
+
+    fastagg.sim.run(config("fedprox", **{"run.versions": 4}), delay=law)
+    assert any(number for number, _ in seen)
+    assert all(own.duration == 1.0 + own.client % 3 for number, own in seen if number)
+    seen.clear()
+    fastagg.sim.run(
+        asynchronous(algorithm=FEDBUFF),
+        algorithm=lambda model: fastagg.Server(model, Durations(), fastagg.SGD(1.0)), delay=law,
+    )  # fmt: skip
+    assert told and all(duration == 1.0 + client % 3 for client, duration, _ in told)
+    assert any(delay for *_, delay in told)
 
 
 def test_a_rule_of_one_s_own_says_how_many_local_steps():
