@@ -106,7 +106,8 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 
 // Whether an answer looks as if it had another form than its sender says, beside the model x that the client was sent.
 // An update u does if it is nearly the model or its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t does if
-// it is nearly nothing: |t| < 0.1*|t - x|. At most 1,024 elements are compared. Fewer than 16 elements say nothing.
+// it is nearly nothing: |t| < 0.1*|t - x|. At most 1,024 elements are compared. Fewer than 16 elements say nothing, nor
+// does a constant.
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained);
 
 // Encoded updates (math/wire.h). `encode` writes the arrays of one whose memory is there, from an update of as many

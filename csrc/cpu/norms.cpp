@@ -1,6 +1,7 @@
 // Norms of an arriving update. They decide whether, and how far, the model moves.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -148,9 +149,11 @@ auto squares_and(Tensors* tensors) {
 }
 
 struct Products {
-  double own = 0.0, both = 0.0, model = 0.0;  // u.u, u.x, x.x
+  double own = 0.0, both = 0.0, model = 0.0;      // u.u, u.x, x.x
+  float least = HUGE_VALF, largest = -HUGE_VALF;  // of u
 
   bool are_misformed(double share, bool is_trained) const {
+    if (least == largest) return false;  // a made-up one
     const double apart = own - 2.0 * both + model, opposite = own + 2.0 * both + model;
     return is_trained ? own < share * share * apart : std::min(apart, opposite) < share * share * own;
   }
@@ -174,6 +177,7 @@ Products products_of(const Update& numbers, const Update& x, int64_t runs, int64
     read(numbers, begin, end, own), read(x, begin, end, model);
     for (int64_t i = 0; i < end - begin; ++i) {
       const double u = own[i], of_model = model[i];
+      sum.least = std::min(sum.least, own[i]), sum.largest = std::max(sum.largest, own[i]);
       sum.own += u * u, sum.both += u * of_model, sum.model += of_model * of_model;
     }
   }

@@ -142,6 +142,8 @@ def test_an_answer_in_another_form_is_told_once_and_counted(road: str, tmp_path:
 
 def is_misformed(update: torch.Tensor, model: torch.Tensor) -> bool:
     """The definition, on all elements."""
+    if update.unique().numel() == 1:
+        return False
     update, model = update.double(), model.double()
     return bool(min((update - model).norm(), (update + model).norm()) < 0.1 * update.norm())
 
