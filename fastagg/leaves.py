@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -160,8 +159,10 @@ class Leaf:
     def _add(
         self, update: object, count: int, weight: float, clients: tuple[Client, ...], *, is_sum: bool = False
     ) -> None:
+        while self._clients and next(reversed(self._clients.values())) > self._sum.folds:  # of a fold that was refused
+            self._clients.popitem()
         for client in clients:
-            if self._clients.get(client, math.inf) <= self._sum.folds:
+            if client in self._clients:
                 raise TooSoon(f"client {client!r}: this leaf's sum has its update; take() the sum first")
         self._clients |= dict.fromkeys(clients, self._sum.folds + 1)  # it counts when its fold does
         parsed = self.layout.parse(update)

@@ -86,7 +86,11 @@ void warn(const ClientId& client, const char* what) {
   try {
     py::module_::import("fastagg._checks").attr("warn")(text);
   } catch (py::error_already_set& error) {
-    error.discard_as_unraisable(text.c_str());
+    if (error.matches(PyExc_KeyboardInterrupt)) {
+      PyErr_SetInterrupt();  // it comes again when the answers' outcomes are with the caller
+    } else {
+      error.discard_as_unraisable(text.c_str());
+    }
   }
 }
 

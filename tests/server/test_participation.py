@@ -117,3 +117,15 @@ def test_a_refused_sum_leaves_none_of_its_clients_behind(size: int) -> None:
     assert server.memory()["clients"] == before
     server.receive_partial("leaf", fastagg.Partial(torch.ones(size), 1000, 1000.0, names))
     assert server.memory()["clients"] > before
+
+
+def test_a_leaf_names_no_client_whose_update_it_refused() -> None:
+    leaf, nan = fastagg.Leaf(torch.zeros(3)), torch.full((3,), float("nan"))
+    for client in ("ann", "bob"):
+        with pytest.raises(fastagg.NonFiniteUpdate):
+            leaf.fold(nan, client=client)
+    leaf.fold(torch.ones(3), client="cy")
+    leaf.fold(torch.ones(3), client="bob")
+    with pytest.raises(fastagg.TooSoon):
+        leaf.fold(torch.ones(3), client="bob")
+    assert leaf.take().clients == ("cy", "bob")

@@ -34,7 +34,9 @@ def other(client: Client) -> int:
 
 def model(server: fastagg.Server, client: Client, number: int, **how: Any) -> fastagg.Answer:
     """A trained model, or its difference."""
-    return fastagg.Answer.to(server.dispatch(client), sent(server, number), samples(number), **how)
+    task, update = server.dispatch(client), sent(server, number)
+    update = update if how else server.flat.float() + update.float()
+    return fastagg.Answer.to(task, update, samples(number), **how)
 
 
 def whole(answer: fastagg.Answer, server: fastagg.Server) -> Any:
