@@ -280,9 +280,9 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
         throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
     case log::kAnswer: {
-      const int64_t told = misformed;
+      const int64_t before = misformed;
       AnswerTransaction(*this, *answer).execute();
-      misformed = told, last_misformed = nullptr;  // it was told when it came
+      misformed = before, last_misformed = nullptr;  // it was told when it came
       return;
     }
     case log::kDispatch:
