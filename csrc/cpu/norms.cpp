@@ -161,20 +161,29 @@ struct Products {
 
 constexpr int64_t kMostCompared = 1024;
 
+// Elements begin..end-1: in place if they are fp32 of a single piece, otherwise copied to `scratch`.
+const float* floats_of(const Update& update, int64_t begin, int64_t end, float* scratch) {
+  const Piece& piece = *piece_at(update, begin);
+  const int64_t offset = begin - piece.begin;
+  if (piece.dtype == kFloat32 && offset + end - begin <= piece.size)
+    return static_cast<const float*>(piece.data) + offset;
+  for_each_run(update, kernels(), begin, end, [&](const float* values, int64_t at, int64_t n) {
+    std::memcpy(scratch + (at - begin), values, static_cast<size_t>(n) * sizeof(float));
+  });
+  return scratch;
+}
+
 // The products over evenly spaced runs of elements, kMostCompared at most. Of encoded numbers a run begins at a block.
 Products products_of(const Update& numbers, const Update& x, int64_t runs, int64_t length) {
   Products sum;
-  float own[kMostCompared], model[kMostCompared];
-  const auto read = [&](const Update& from, int64_t begin, int64_t end, float* to) {
-    for_each_run(from, kernels(), begin, end, [&](const float* values, int64_t at, int64_t n) {
-      std::memcpy(to + (at - begin), values, static_cast<size_t>(n) * sizeof(float));
-    });
-  };
+  const int64_t apart = numbers.size / runs;
+  float of_numbers[kMostCompared], of_x[kMostCompared];
   for (int64_t run = 0; run < runs; ++run) {
-    int64_t begin = run * (numbers.size / runs);
+    int64_t begin = run * apart;
     if (numbers.pieces.front().dtype == kEncoded) begin -= begin % kScaleBlock;
     const int64_t end = std::min(begin + length, numbers.size);
-    read(numbers, begin, end, own), read(x, begin, end, model);
+    const float* const own = floats_of(numbers, begin, end, of_numbers);
+    const float* const model = floats_of(x, begin, end, of_x);
     for (int64_t i = 0; i < end - begin; ++i) {
       const double u = own[i], of_model = model[i];
       sum.least = std::min(sum.least, own[i]), sum.largest = std::max(sum.largest, own[i]);
