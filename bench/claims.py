@@ -28,10 +28,10 @@ import torch
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.functions import beside
-from fastagg.sim.one.passed import configured
-from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes import config
 from fastagg.sim.recipes import tables as recipes
+from fastagg.sim.runs.passed import configured
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.timing import Stopwatch
 
 PAGES = Path(__file__).parents[1] / "docs"

@@ -56,7 +56,7 @@ def test_memory_is_made_in_one_place() -> None:
         if name != "storage/memory.py" and not name.startswith(FREE):
             found += [f"{name}:{line}: {call}" for line, call in makes_memory(path.read_text())]
     # with these types and on this device nothing native is written: a probe of a device, an empty view of a file
-    allowed = ("sim/one/build.py", "durable/trees.py", "storage/pieces.py")
+    allowed = ("sim/runs/build.py", "durable/trees.py", "storage/pieces.py")
     assert [one for one in found if not one.startswith(allowed)] == []
 
 

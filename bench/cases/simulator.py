@@ -51,7 +51,7 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
 def even(clients: int, seed: int) -> Any:
     """The digits, as many to each client: so both sides take as many steps, whoever answers when."""
     from fastagg.sim.data.sections import Digits
-    from fastagg.sim.one import build
+    from fastagg.sim.runs import build
 
     data = build.build_data(Digits(name="digits", clients=clients), seed)
     whole = replace(data.clients[0], **{k: torch.cat([getattr(s, k) for s in data.clients]) for k in ("x", "y")})
@@ -93,7 +93,7 @@ def recipe(
 
 def plain(given: Any) -> float:
     """Do the same run with a plain loop. Return the final test loss."""
-    from fastagg.sim.one import build
+    from fastagg.sim.runs import build
 
     data = build.build_data(given.data, given.seed)
     module = build.build_model(given.model, data, given.seed)
@@ -152,13 +152,13 @@ def plain(given: Any) -> float:
 
 
 def _simulated(given: Any) -> float:
-    from fastagg.sim.one.run import run
+    from fastagg.sim.runs.run import run
 
     return float(run(given).rows[-1].loss)
 
 
 def _compared(recipes: list[Any]) -> float:
-    from fastagg.sim.many.compare import compare
+    from fastagg.sim.comparison.compare import compare
     from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show.progress import Watcher
 

@@ -9,7 +9,7 @@ import torch
 from cases import simulator
 from simulated import GIVEN, UPDATES, WARM, done
 
-from fastagg.sim.one.run import run
+from fastagg.sim.runs.run import run
 from fastagg.timing import Stopwatch
 
 

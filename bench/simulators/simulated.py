@@ -10,7 +10,7 @@ import torch
 from cases import simulator
 from torch import nn
 
-from fastagg.sim.one import build
+from fastagg.sim.runs import build
 
 UPDATES = simulator.UPLOADS
 GIVEN = simulator.recipe(simulator.MODELS[0][1])

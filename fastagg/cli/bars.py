@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich import progress as rich
 from rich.console import Console
 
-from fastagg.sim.one.metrics import Row, duration
+from fastagg.sim.runs.metrics import Row, duration
 from fastagg.sim.show.progress import Progress, Watcher
 
 if TYPE_CHECKING:
-    from fastagg.sim.one.result import Outcome
     from fastagg.sim.recipes.tables import Cell
+    from fastagg.sim.runs.result import Outcome
 
 EVERY = 30.0  # seconds between two lines where there is no terminal
 

@@ -20,8 +20,8 @@ from fastagg.cli.screen import fail, listing, say, show
 from fastagg.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fastagg.sim.one.result import Result
     from fastagg.sim.recipes.config import Config
+    from fastagg.sim.runs.result import Result
     from fastagg.sim.show.findings import Conclusions
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
@@ -92,9 +92,9 @@ def run(
     from fastagg import _checks
     from fastagg.cli.bars import ProgressBar
     from fastagg.integrations.trackers import parse
-    from fastagg.sim.one.output import check_folder
-    from fastagg.sim.one.run import run as simulate
     from fastagg.sim.recipes import load
+    from fastagg.sim.runs.output import check_folder
+    from fastagg.sim.runs.run import run as simulate
     from fastagg.sim.show.style import FORMATS
 
     if resume and replace:
@@ -252,7 +252,7 @@ def _compare(recipes: Sequence[str | Config], out: Path, picture: str, **setting
 
 
 def _show(result: Result, out: Path, picture: str) -> None:
-    from fastagg.sim.many.groups import grouped
+    from fastagg.sim.comparison.groups import grouped
     from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show import findings
 

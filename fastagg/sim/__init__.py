@@ -6,10 +6,10 @@
 
 Rooms:
 
-    recipes/   a run, or a table of runs, as TOML      data/      who holds which samples
-    clock/     who trains when, in virtual time        models/    small networks
-    clients/   local training, functions of your own   one/       one run: its parts, its loop, its folder
-    many/      comparisons, claims                     show/      progress, tables, pictures, pages
+    recipes/      a run, or a table of runs, as TOML      data/      who holds which samples
+    clock/        who trains when, in virtual time        models/    small networks
+    clients/      local training, functions of your own   runs/      a run: its parts, its loop, its folder
+    comparison/   comparisons, claims                     show/      progress, tables, pictures, pages
 
 Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package imports neither torch nor
 scikit-learn.
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from fastagg._types import Plain
     from fastagg.sim.clients.own import Own
+    from fastagg.sim.comparison.cells import Rule
+    from fastagg.sim.comparison.compare import Comparison
     from fastagg.sim.data.federated import FederatedData
-    from fastagg.sim.many.cells import Rule
-    from fastagg.sim.many.compare import Comparison
-    from fastagg.sim.one.result import Result
     from fastagg.sim.recipes.config import Config
+    from fastagg.sim.runs.result import Result
 
 from fastagg import _checks, _extras
 from fastagg.errors import WrongArguments
@@ -68,7 +68,7 @@ def run(
         model: called with (shape, classes) of the data, returns the network. It replaces the config's ``model``.
         out: the run's folder. None writes nothing.
         **settings: further ``changes`` of keys at a recipe's first level, such as ``seed=3``, and the settings of
-            :func:`fastagg.sim.one.run.run`, such as ``replace=True``, which deletes the run that is in ``out``.
+            :func:`fastagg.sim.runs.run.run`, such as ``replace=True``, which deletes the run that is in ``out``.
 
     Raises:
         ConfigError, DataError: an input is not as documented. Nothing has been written.
@@ -79,9 +79,9 @@ def run(
         >>> result.summary["uploads"], len(result.rows) > 1
         (50, True)
     """
-    from fastagg.sim.one import run as runs
-    from fastagg.sim.one.passed import configured
     from fastagg.sim.recipes.config import ELSEWHERE, full_keys
+    from fastagg.sim.runs import run as runs
+    from fastagg.sim.runs.passed import configured
 
     more = _sections(settings, data=data, model=model, own=settings.pop("own", None))
     for key, value in settings.items():
@@ -134,10 +134,10 @@ def compare(
         out: the folder of all runs, tables and pictures.
         data, model, own: as in :func:`run`, of all runs.
         **settings: ``algorithm``, ``delay``, ``sampling`` and the recipe's other first-level keys; and the settings of
-            :func:`fastagg.sim.many.compare.compare`, such as ``jobs=2``, ``baseline="FedAvg"``, ``target=0.9``.
+            :func:`fastagg.sim.comparison.compare.compare`, such as ``jobs=2``, ``baseline="FedAvg"``, ``target=0.9``.
 
     Returns:
-        A :class:`fastagg.sim.many.compare.Comparison`: ``results``, ``to_pandas()``, ``to_latex()``, ``figure()``.
+        A :class:`fastagg.sim.comparison.compare.Comparison`: ``results``, ``to_latex()``, ``figure()``.
 
     Raises:
         ConfigError, DataError: an input is not as documented; all runs are checked before the first one starts.
@@ -149,9 +149,9 @@ def compare(
         >>> [group.label for group in found.groups], len(found.results)
         (['FedBuff', 'FedAsync'], 4)
     """
-    from fastagg.sim.many.cells import cells
-    from fastagg.sim.many.compare import compare as run_all
-    from fastagg.sim.many.search import Range, searched
+    from fastagg.sim.comparison.cells import cells
+    from fastagg.sim.comparison.compare import compare as run_all
+    from fastagg.sim.comparison.search import Range, searched
     from fastagg.sim.show.progress import Printed
 
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]

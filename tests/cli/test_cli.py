@@ -200,7 +200,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(recipe, tmp_path):
 
 def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
     program = (
-        "import signal, sys; from fastagg.sim.one import simulation as r; step = r.Simulation.step\n"
+        "import signal, sys; from fastagg.sim.runs import simulation as r; step = r.Simulation.step\n"
         "def interrupted(self):\n"
         "    if self.uploads == 6: signal.raise_signal(signal.SIGINT)\n"
         "    return step(self)\n"

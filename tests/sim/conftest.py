@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from fastagg.sim.many.groups import Group
-from fastagg.sim.one.metrics import ACTIVITIES, Row, summarise
-from fastagg.sim.one.result import Result
+from fastagg.sim.comparison.groups import Group
 from fastagg.sim.recipes.config import Config, from_toml
 from fastagg.sim.recipes.tables import Paper
+from fastagg.sim.runs.metrics import ACTIVITIES, Row, summarise
+from fastagg.sim.runs.result import Result
 from fastagg.sim.show.findings import RUN_NUMBERS
 
 TINY = """

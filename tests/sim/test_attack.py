@@ -9,9 +9,9 @@ from fastagg.errors import ConfigError
 from fastagg.model import ModelState
 from fastagg.sim.clients.attack import Liars, liars_of, with_flipped_labels
 from fastagg.sim.data.federated import FederatedData, Samples
-from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import Config, from_dict
 from fastagg.sim.recipes.sections import Attack
+from fastagg.sim.runs.simulation import Simulation
 
 CLIENTS = 10
 

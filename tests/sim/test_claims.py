@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastagg.sim.many.cells import cells
-from fastagg.sim.many.groups import Group, Judged, contrasts, grouped, holm, judged, paired, scores
-from fastagg.sim.one.result import Result
+from fastagg.sim.comparison.cells import cells
+from fastagg.sim.comparison.groups import Group, Judged, contrasts, grouped, holm, judged, paired, scores
 from fastagg.sim.recipes.tables import Claim, Paper
+from fastagg.sim.runs.result import Result
 from fastagg.sim.show.findings import claims_table, sentences
 
 TABLE = """

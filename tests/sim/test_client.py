@@ -13,8 +13,8 @@ from torch import nn
 from fastagg.sim.clients.client import LocalTrainer, LocalWork, Turn, rated
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.models import build
-from fastagg.sim.one.build import build_work
-from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.runs.build import build_work
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.seeds import generator
 
 

@@ -11,9 +11,9 @@ from fastagg.errors import ConfigError, DataError
 from fastagg.sim.clients.own import Own
 from fastagg.sim.clock.sampling import Available, BySamples, read_traces
 from fastagg.sim.clock.schedule import VirtualClock
-from fastagg.sim.one.passed import configured
-from fastagg.sim.one.run import run
-from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.runs.passed import configured
+from fastagg.sim.runs.run import run
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.seeds import below, generator, integer, permutations, uniform, words
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from fastagg._checks import parse_change
 from fastagg.errors import ConfigError
-from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import from_toml, load, to_toml
+from fastagg.sim.runs.run import run
 
 SYNTHETIC = {"data": {"name": "synthetic", "clients": 12}}
 

@@ -13,7 +13,7 @@ import torch
 
 from fastagg.errors import DataError
 from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
-from fastagg.sim.one.build import LOADERS, build_data
+from fastagg.sim.runs.build import LOADERS, build_data
 
 from .fake_data import IMAGES, PLAY, TRAIN, arrays, vector_users, write_arrays, write_leaf, write_mnist, write_parquet
 

@@ -5,10 +5,10 @@ import torch
 
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.sections import Digits, Function, named_function
-from fastagg.sim.one.build import build_data, build_model
-from fastagg.sim.one.run import run
 from fastagg.sim.recipes.config import from_dict
 from fastagg.sim.recipes.sections import Model
+from fastagg.sim.runs.build import build_data, build_model
+from fastagg.sim.runs.run import run
 
 from .fake_data import PAIRS, WORDS, save_pretrained, write_newsgroups, write_rte
 

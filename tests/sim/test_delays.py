@@ -17,10 +17,10 @@ from fastagg.sim.clock.delays import SIZE_TIED_TABLES, THREE_CLASS_TABLES, Aroun
 from fastagg.sim.clock.delays import ThreeClass as Three
 from fastagg.sim.clock.sampling import Participation
 from fastagg.sim.clock.view import History
-from fastagg.sim.one.build import build_delays
-from fastagg.sim.one.run import run
-from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.sections import ExponentialDelay
+from fastagg.sim.runs.build import build_delays
+from fastagg.sim.runs.run import run
+from fastagg.sim.runs.simulation import Simulation
 
 from .engine_models import halved, train
 

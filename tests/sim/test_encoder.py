@@ -9,11 +9,11 @@ from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.sim import run
 from fastagg.sim.clients.encoder import Encoder
-from fastagg.sim.many.groups import grouped
-from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.comparison.groups import grouped
 from fastagg.sim.recipes.config import Config, from_dict
 from fastagg.sim.recipes.sections import Encoding
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.show import series
 
 SIZE = 650  # parameters of the logistic model on digits

@@ -11,10 +11,10 @@ import pytest
 
 from fastagg import sim
 from fastagg.errors import ConfigError
-from fastagg.sim.many.cells import run_cells
-from fastagg.sim.one.run import run
+from fastagg.sim.comparison.cells import run_cells
 from fastagg.sim.recipes.config import to_toml
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs.run import run
 from fastagg.sim.show.progress import Watcher
 
 from .test_resume import TORCH, same

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fastagg.sim.many.groups import speedups
-from fastagg.sim.one.metrics import duration, seconds
+from fastagg.sim.comparison.groups import speedups
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs.metrics import duration, seconds
 from fastagg.sim.show import findings
 from fastagg.sim.show.findings import comparison_csv, factor, find, verdict
 

@@ -14,10 +14,10 @@ from fastagg.errors import ConfigError
 from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.data.federated import FederatedData, Samples
-from fastagg.sim.one.build import build_data, build_device
-from fastagg.sim.one.passed import configured
-from fastagg.sim.one.run import run
-from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.runs.build import build_data, build_device
+from fastagg.sim.runs.passed import configured
+from fastagg.sim.runs.run import run
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.seeds import generator
 
 from .test_resume import CASES, GRADIENTS, TORCH

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fastagg.sim.many.cells import cells
-from fastagg.sim.many.groups import Group, grouped, speedups
+from fastagg.sim.comparison.cells import cells
+from fastagg.sim.comparison.groups import Group, grouped, speedups
 from fastagg.sim.recipes.tables import Cell, Paper
 from fastagg.sim.show import findings
 

@@ -14,11 +14,11 @@ import torch
 import fastagg.sim
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.clients.own import Own
-from fastagg.sim.many.cells import cells
-from fastagg.sim.many.compare import compare
-from fastagg.sim.one.build import build_data
-from fastagg.sim.one.run import run
+from fastagg.sim.comparison.cells import cells
+from fastagg.sim.comparison.compare import compare
 from fastagg.sim.recipes.config import load, to_toml
+from fastagg.sim.runs.build import build_data
+from fastagg.sim.runs.run import run
 from fastagg.sim.show.progress import Watcher
 
 from .test_resume import Killed, Stop
@@ -325,7 +325,7 @@ SCRIPT = """
 import logging
 import torch
 from fastagg.sim.clients.own import Own
-from fastagg.sim.one.run import run
+from fastagg.sim.runs.run import run
 from fastagg.sim.recipes.config import load
 log = logging.getLogger("mine")
 class Scale:

@@ -15,10 +15,10 @@ from fastagg import timing
 from fastagg.cli import bars
 from fastagg.cli.bars import CellsBar, ProgressBar
 from fastagg.errors import DataError
-from fastagg.sim.one.metrics import ACTIVITIES, ClientRow, DelayStatistics, Row, reaching, spread, summarise
-from fastagg.sim.one.output import read_rows, rows_csv, summary_json, write_text
-from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs.metrics import ACTIVITIES, ClientRow, DelayStatistics, Row, reaching, spread, summarise
+from fastagg.sim.runs.output import read_rows, rows_csv, summary_json, write_text
+from fastagg.sim.runs.result import Result
 from fastagg.storage import files
 
 

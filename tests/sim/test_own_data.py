@@ -14,9 +14,9 @@ import fastagg.sim
 from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.models import build
-from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import from_toml, to_toml
 from fastagg.sim.recipes.sections import WIDTHS, Model
+from fastagg.sim.runs.simulation import Simulation
 
 
 def federation(clients: int = 12, seed: int = 0) -> FederatedData:

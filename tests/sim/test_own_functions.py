@@ -13,10 +13,10 @@ import torch
 import fastagg
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.own import Own
-from fastagg.sim.one.result import Folder
-from fastagg.sim.one.run import run
-from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import load
+from fastagg.sim.runs.result import Folder
+from fastagg.sim.runs.run import run
+from fastagg.sim.runs.simulation import Simulation
 
 from .test_resume import Killed, Stop
 

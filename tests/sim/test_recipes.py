@@ -4,9 +4,9 @@ import torch
 from fastagg.cli import demo
 from fastagg.errors import ConfigError
 from fastagg.sim import recipes
-from fastagg.sim.one.build import build_data, build_model
 from fastagg.sim.recipes import load, names, tables
 from fastagg.sim.recipes.config import to_toml
+from fastagg.sim.runs.build import build_data, build_model
 
 from .fake_data import write_everything, write_models
 

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from fastagg.sim.many import compare as comparing
-from fastagg.sim.one.metrics import Row, summarise
-from fastagg.sim.one.output import rows_csv, summary_json
-from fastagg.sim.one.result import Folder
+from fastagg.sim.comparison import compare as comparing
 from fastagg.sim.recipes.config import to_toml
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs.metrics import Row, summarise
+from fastagg.sim.runs.output import rows_csv, summary_json
+from fastagg.sim.runs.result import Folder
 from fastagg.sim.show.findings import RUN_NUMBERS
 from fastagg.sim.show.progress import Watcher
 

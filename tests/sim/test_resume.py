@@ -13,11 +13,11 @@ from support.properties import examples
 
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.server import checkpoint
-from fastagg.sim.one import output
-from fastagg.sim.one.interrupt import on_ctrl_c
-from fastagg.sim.one.result import Folder
-from fastagg.sim.one.run import run
-from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.runs import output
+from fastagg.sim.runs.interrupt import on_ctrl_c
+from fastagg.sim.runs.result import Folder
+from fastagg.sim.runs.run import run
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.show.progress import Progress
 
 EVERY = {"run.checkpoint_every": 0.0}

@@ -10,10 +10,10 @@ from support import inside
 
 from fastagg.errors import DataError
 from fastagg.sim.clock.delays import ThreeClass
-from fastagg.sim.one import build
-from fastagg.sim.one.run import run
-from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import Config, from_dict
+from fastagg.sim.runs import build
+from fastagg.sim.runs.run import run
+from fastagg.sim.runs.simulation import Simulation
 
 ALL = {"participation": {"rule": "all"}}
 # Nobody is slow: with a full warm-up ACE would wait for them, longer than these runs last.

@@ -9,11 +9,11 @@ import torch
 import fastagg
 from fastagg.errors import DataError, UpdateTooLarge
 from fastagg.sim.clients.client import rated
-from fastagg.sim.one.metrics import Row
-from fastagg.sim.one.output import rows_csv
-from fastagg.sim.one.run import run, summary
-from fastagg.sim.one.simulation import Simulation
 from fastagg.sim.recipes.config import load
+from fastagg.sim.runs.metrics import Row
+from fastagg.sim.runs.output import rows_csv
+from fastagg.sim.runs.run import run, summary
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.show.progress import Progress
 
 FADAS = {"algorithm": {"name": "FADAS", "lr": 0.01, "buffer_size": 3}}

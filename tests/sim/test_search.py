@@ -8,7 +8,7 @@ import pytest
 from fastagg import sim
 from fastagg.cli.runs import parse_range
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.sim.many.search import SEED, Range
+from fastagg.sim.comparison.search import SEED, Range
 
 pytest.importorskip("optuna")
 

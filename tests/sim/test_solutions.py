@@ -7,10 +7,10 @@ import torch
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.data.sections import Function
-from fastagg.sim.one.build import build_data, split_unlabelled
-from fastagg.sim.one.run import run
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import from_dict
+from fastagg.sim.runs.build import build_data, split_unlabelled
+from fastagg.sim.runs.run import run
 
 from .fake_data import save_writer, write_math
 from .test_resume import Killed, Stop, same

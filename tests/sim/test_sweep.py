@@ -9,11 +9,11 @@ import pytest
 
 from fastagg.cli.runs import parse_choices
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.many.cells import cells, run_cells
-from fastagg.sim.many.compare import compare
-from fastagg.sim.one.run import run
-from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.comparison.cells import cells, run_cells
+from fastagg.sim.comparison.compare import compare
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs.run import run
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.show.progress import Watcher
 
 from .test_resume import Killed, same

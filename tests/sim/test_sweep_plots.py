@@ -4,11 +4,11 @@ import struct
 import numpy as np
 import pytest
 
-from fastagg.sim.many.compare import Comparison
-from fastagg.sim.many.groups import grouped
-from fastagg.sim.one.metrics import Row
-from fastagg.sim.one.result import Result
+from fastagg.sim.comparison.compare import Comparison
+from fastagg.sim.comparison.groups import grouped
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs.metrics import Row
+from fastagg.sim.runs.result import Result
 from fastagg.sim.show.plots import curves, delay_tails, lines_over_key, to_target
 from fastagg.sim.show.series import MOST_LINES, few_lines, line_labels, mean_curve, time_scale
 from fastagg.sim.show.style import save

@@ -9,10 +9,10 @@ from fastagg.errors import ConfigError
 from fastagg.registry import presets
 from fastagg.sim import recipes
 from fastagg.sim.clients.own import Own
-from fastagg.sim.one.build import build_distillation, build_server, check_clients
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.tables import Table, load, merge
+from fastagg.sim.runs.build import build_distillation, build_server, check_clients
 
 BASE = """
 title = "A table"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fastagg import page
 from fastagg._build import facts
 from fastagg.sheet import Sheet
-from fastagg.sim.many.groups import (
+from fastagg.sim.comparison.groups import (
     LEVEL,
     Contrast,
     Group,
@@ -22,11 +22,11 @@ from fastagg.sim.many.groups import (
     name_of,
     speedups,
 )  # fmt: skip
-from fastagg.sim.one.metrics import duration, seconds, unit_text
-from fastagg.sim.one.output import csv_text
-from fastagg.sim.one.result import Result
 from fastagg.sim.recipes.config import to_toml
 from fastagg.sim.recipes.tables import Cell, Paper
+from fastagg.sim.runs.metrics import duration, seconds, unit_text
+from fastagg.sim.runs.output import csv_text
+from fastagg.sim.runs.result import Result
 
 # The numbers of summary.json in comparison.csv.
 RUN_NUMBERS = (

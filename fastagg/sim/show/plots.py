@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg._types import Plain
-from fastagg.sim.many.groups import Group, by_setting, choice_keys, goal, name_of, speedups
-from fastagg.sim.one.metrics import duration
+from fastagg.sim.comparison.groups import Group, by_setting, choice_keys, goal, name_of, speedups
+from fastagg.sim.runs.metrics import duration
 from fastagg.sim.show import findings, series
 from fastagg.sim.show.findings import measure
 from fastagg.sim.show.series import MOST_LINES

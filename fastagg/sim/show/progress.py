@@ -6,11 +6,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fastagg.sim.one.metrics import Row, duration
+from fastagg.sim.runs.metrics import Row, duration
 
 if TYPE_CHECKING:
-    from fastagg.sim.one.result import Outcome
     from fastagg.sim.recipes.tables import Cell
+    from fastagg.sim.runs.result import Outcome
 
 
 class Progress:

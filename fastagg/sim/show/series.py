@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastagg.sim.many.groups import Group, by_setting, choice_keys, setting_text
-from fastagg.sim.one.metrics import seconds, unit_text
+from fastagg.sim.comparison.groups import Group, by_setting, choice_keys, setting_text
+from fastagg.sim.runs.metrics import seconds, unit_text
 
 MOST_LINES = 6  # in one picture
 FAR = 8  # if the longest curve is so many times as long as the shortest, the time axis is logarithmic

@@ -26,13 +26,13 @@ from fastagg._types import Plain
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.model import Layout
 from fastagg.server import checkpoint
-from fastagg.sim.one import output
-from fastagg.sim.one.metrics import ClientRow, DelayRow, Row, summarise
-from fastagg.sim.one.passed import configured
+from fastagg.sim.runs import output
+from fastagg.sim.runs.metrics import ClientRow, DelayRow, Row, summarise
+from fastagg.sim.runs.passed import configured
 from fastagg.sim.recipes.config import Config, differences, load, to_toml
 
 if TYPE_CHECKING:
-    from fastagg.sim.one.simulation import Simulation
+    from fastagg.sim.runs.simulation import Simulation
 
 FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and a picture
 INPUTS = "inputs.json"  # the digests of what the run reads beside its config

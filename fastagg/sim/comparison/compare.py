@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from fastagg import _checks
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError, MissingDependency, RunFailed
-from fastagg.sim.many.cells import check_cells, check_folders, file_name, run_cells
-from fastagg.sim.many.groups import Group, grouped, judged
-from fastagg.sim.one import output
-from fastagg.sim.one.result import COMPARISON, Result, begun
+from fastagg.sim.comparison.cells import check_cells, check_folders, file_name, run_cells
+from fastagg.sim.comparison.groups import Group, grouped, judged
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs import output
+from fastagg.sim.runs.result import COMPARISON, Result, begun
 from fastagg.sim.show import findings, plots, series, style
 from fastagg.sim.show.findings import RUN_NUMBERS
 from fastagg.sim.show.progress import Watcher

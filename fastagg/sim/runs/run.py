@@ -20,13 +20,13 @@ from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
-from fastagg.sim.one import build, output
-from fastagg.sim.one.inputs import OF_DATA, digests
-from fastagg.sim.one.interrupt import on_ctrl_c
-from fastagg.sim.one.metrics import LAST, ClientRow, DelayRow, Row, summarise
-from fastagg.sim.one.passed import Factory, configured
-from fastagg.sim.one.result import Folder, Result, Resume
-from fastagg.sim.one.simulation import Simulation
+from fastagg.sim.runs import build, output
+from fastagg.sim.runs.inputs import OF_DATA, digests
+from fastagg.sim.runs.interrupt import on_ctrl_c
+from fastagg.sim.runs.metrics import LAST, ClientRow, DelayRow, Row, summarise
+from fastagg.sim.runs.passed import Factory, configured
+from fastagg.sim.runs.result import Folder, Result, Resume
+from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
 
@@ -97,7 +97,7 @@ def run(
 def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> Result | None:
     """Return the run in ``out`` if it has ended and is of this config and its inputs; else None, whatever is there.
 
-    ``known``: as in :func:`fastagg.sim.one.inputs.digests`."""
+    ``known``: as in :func:`fastagg.sim.runs.inputs.digests`."""
     folder, load = Folder(out, config), cache(lambda: build.data_of(config))
     with beside(config.folder), torch_settings(config.run.torch_threads), suppress(Exception):
         if folder.same_config("again", replace=False) and (ended := _ended(folder, load, known)) is not None:
@@ -227,7 +227,7 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
 
 
 def _finish(folder: Folder, result: Result, simulation: Simulation, picture: str) -> None:
-    from fastagg.sim.many.groups import grouped
+    from fastagg.sim.comparison.groups import grouped
     from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.show import findings, plots, style
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fastagg._types import Plain
 from fastagg.errors import DataError
-from fastagg.sim.one.metrics import ClientRow, DelayRow, Row
+from fastagg.sim.runs.metrics import ClientRow, DelayRow, Row
 from fastagg.storage import files
 
 T = TypeVar("T", Row, ClientRow, DelayRow)

@@ -20,9 +20,9 @@ from typing import Literal
 
 from scipy.special import stdtr, stdtrit
 
-from fastagg.sim.one.result import Result
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.tables import NO_PAPER, SETTING, Cell, Choice, Paper
+from fastagg.sim.runs.result import Result
 
 LEVEL = 0.05  # how often a test of equal methods says that they differ
 ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}  # how far a run came that never got there

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from fastagg import _extras
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.sim.many.cells import check_cells, run_cells
-from fastagg.sim.one import output
-from fastagg.sim.one.passed import configured
-from fastagg.sim.one.result import Result
+from fastagg.sim.comparison.cells import check_cells, run_cells
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs import output
+from fastagg.sim.runs.passed import configured
+from fastagg.sim.runs.result import Result
 from fastagg.sim.show.progress import Watcher
 
 SEED = 1_000_000  # of trials: far from those that anybody compares

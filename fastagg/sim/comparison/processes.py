@@ -15,10 +15,10 @@ from typing import Any
 
 from fastagg._build import set_num_threads, usable_cores
 from fastagg._types import Foreign
-from fastagg.sim.one.interrupt import without_ctrl_c
+from fastagg.sim.runs.interrupt import without_ctrl_c
 
 # What every run imports sooner or later; torch's first optimizer imports torch._dynamo.
-PRELOAD = ["fastagg.sim.one.run", "fastagg.sim.show.plots", "sklearn.datasets", "torch._dynamo"]
+PRELOAD = ["fastagg.sim.runs.run", "fastagg.sim.show.plots", "sklearn.datasets", "torch._dynamo"]
 
 
 class Processes:

@@ -21,17 +21,17 @@ from typing import Any
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError
+from fastagg.sim.comparison.processes import Processes
 from fastagg.sim.functions import beside
-from fastagg.sim.many.processes import Processes
-from fastagg.sim.one import build
-from fastagg.sim.one.interrupt import on_ctrl_c
-from fastagg.sim.one.output import writing
-from fastagg.sim.one.passed import configured, taken
-from fastagg.sim.one.result import Outcome
-from fastagg.sim.one.run import finished, run
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
+from fastagg.sim.runs import build
+from fastagg.sim.runs.interrupt import on_ctrl_c
+from fastagg.sim.runs.output import writing
+from fastagg.sim.runs.passed import configured, taken
+from fastagg.sim.runs.result import Outcome
+from fastagg.sim.runs.run import finished, run
 from fastagg.sim.show.progress import Progress, Watcher
 
 # What takes the place of a recipe's algorithm: a preset's name, a function that makes a server, or a table's row.

@@ -1,1 +1,0 @@
-"""One run: its parts, its loop, its folder and its checkpoint."""

@@ -1,0 +1,1 @@
+"""A run: its parts, its loop, its folder and its checkpoint."""
