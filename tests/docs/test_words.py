@@ -43,6 +43,15 @@ def test_the_glossary_is_short_and_its_words_are_used() -> None:
     assert not [word for line in lines for word in line.split(", ") if word not in everything]
 
 
+def test_the_walk_names_what_is_in_the_code() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", "\n".join(CODE.values())))
+    for name in re.findall(r"`([^`]+)`", page):
+        is_file = (ROOT / name).exists() or any(path.name == name for path in CODE)
+        is_there = set(re.findall(r"\w+", name.partition("(")[0])) <= words
+        assert is_file or ("/" not in name and is_there) or name.startswith("fastagg "), name
+
+
 def test_every_room_says_what_may_be_touched() -> None:
     rooms = [path for path in (ROOT / "csrc").iterdir() if path.is_dir()]
     assert len(rooms) >= 8 and all(len((room / "README.md").read_text().splitlines()) <= 12 for room in rooms)
