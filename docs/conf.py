@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
+from collections.abc import Iterator
 from functools import reduce
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
@@ -98,7 +100,7 @@ def listed(docname: str, text: str) -> str:
         option = "\n   :show-inheritance:" if kind == "exception" else ""
         text = text.replace(mark, "\n".join(f".. auto{kind}:: fastagg.{name}{option}" for name in names))
     made = {
-        "api/recipes": ("ALL KEYS", keys),
+        "api/recipes": ("<!-- ALL KEYS -->", keys),
         "api/integrations": ("ALL ADAPTERS", adapters),
         "api/index": ("ALL OBJECTS", objects),
     }
@@ -174,28 +176,46 @@ def signed(name: str) -> tuple[str, str]:
     return f"{wanted}({given})", ast.get_docstring(found) or ""
 
 
-def keys() -> str:
-    """Return the sections of a recipe: what each says, its keys, what they may be, their defaults."""
-    pages = [part("recipe", Config), part("delay, but of `version`", TimedDelay)]
+def sections() -> Iterator[tuple[str, type[Section], type[Section]]]:
+    """Yield the sections of a recipe: each one's title, its keys, and a kind whose keys have a section of their own."""
+    yield "recipe", Config, Section
+    yield "delay, but of `version`", TimedDelay, Section
     for name, field in Config.model_fields.items():
         kinds = [one for one in get_args(field.annotation) or [field.annotation] if isinstance(one, type)]
         for kind in (one for one in kinds if issubclass(one, Section)):
             called = get_args(kind.model_fields["name"].annotation) if len(kinds) > 1 else ()
-            base = TimedDelay if issubclass(kind, TimedDelay) else Section
-            pages.append(part(" ".join([name, *called]), kind, base))
-    return "\n\n".join(pages)
+            yield " ".join([name, *called]), kind, TimedDelay if issubclass(kind, TimedDelay) else Section
+
+
+def keys() -> str:
+    """Return the sections of a recipe: what each says, its keys, what they may be, their defaults."""
+    return "\n\n".join(part(*section) for section in sections())
+
+
+def overview() -> str:
+    """Return every key of a recipe with its default, a paragraph for each section."""
+    paragraphs = []
+    for title, kind, base in sections():
+        words = [key if default == "none" else f"{key}={default}" for key, _, default in rows(kind, base)]
+        text = f"{title}: {', '.join(words)}".replace("`", "").replace("=needed", "=?")
+        paragraphs.append(textwrap.fill(text, 118, subsequent_indent="    "))
+    return "\n".join(paragraphs)
+
+
+def rows(kind: type[Section], base: type[Section]) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys that ``base`` does not have, what they may be, and their defaults."""
+    for key, one in kind.model_json_schema()["properties"].items():
+        if key in base.model_fields or "#/$defs" in str(one):
+            continue
+        default = "none" if one.get("default") is None else f"`{one['default']!r}`"
+        yield key, may_be(one), "needed" if kind.model_fields[key].is_required() else default
 
 
 def part(title: str, kind: type[Section], base: type[Section] = Section) -> str:
     """Return a section: what it says of itself, and a table of the keys that ``base`` does not have."""
     texts = [getdoc(one) or "" for one in kind.__mro__ if issubclass(one, base) and one is not base]
     lines = [f"## {title}", "", *dict.fromkeys(texts), "", "| key | may be | default |", "|---|---|---|"]
-    for key, one in kind.model_json_schema()["properties"].items():
-        if key in base.model_fields or "#/$defs" in str(one):
-            continue
-        needed = kind.model_fields[key].is_required()
-        default = "needed" if needed else "none" if one.get("default") is None else f"`{one['default']!r}`"
-        lines.append(f"| `{key}` | {may_be(one)} | {default} |")
+    lines += [f"| `{key}` | {words} | {default} |" for key, words, default in rows(kind, base)]
     return "\n".join(lines)
 
 

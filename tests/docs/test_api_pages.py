@@ -39,7 +39,7 @@ from pathlib import Path
 docs = Path(sys.argv[1])
 conf = runpy.run_path(str(docs / "conf.py"))
 pages = {page.stem: conf["listed"](f"api/{page.stem}", page.read_text()) for page in (docs / "api").glob("*.md")}
-print(json.dumps(pages))
+print(json.dumps(pages | {"overview of recipes": conf["overview"]()}))
 """
 
 
@@ -54,6 +54,7 @@ def made() -> Made:
 
 def test_every_key_of_a_recipe_is_on_a_page_which_says_what_it_does(made: Made) -> None:
     sections = dict(re.findall(r"^## (.+)\n\n((?:(?!## ).*\n?)*)", made["recipes"] + "\n", re.MULTILINE))
+    assert f"```text\n{made['overview of recipes']}\n```\n" in made["recipes"]  # for who reads the file, not the site
     delays = sections["delay, but of `version`"]
     kinds = [kind for kinds in config._KINDS.values() for kind in kinds]
     assert len(sections) == len(kinds) + 2
