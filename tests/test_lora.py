@@ -77,14 +77,3 @@ def test_what_is_no_adapter_is_refused_and_changes_nothing(bad: dict, words: str
     [outcome] = taken(server, (server.dispatch("a"), bad, {"kind": "lora"}))
     assert isinstance(outcome, fastagg.ShapeMismatch) and words in str(outcome)
     assert server.version == 0 and not server.flat.any()
-
-
-def test_ranks_that_do_not_fit() -> None:
-    with pytest.raises(fastagg.ShapeMismatch, match="at least 3, got 2"):
-        lora.cut(adapters(2), 3)
-    with pytest.raises(fastagg.ShapeMismatch, match="at most 1, got 2"):
-        lora.padded(adapters(2), 1)
-    with pytest.raises(fastagg.ConfigError, match="rank"):
-        lora.cut(adapters(2), 0)
-    with pytest.raises(fastagg.ShapeMismatch, match="two dimensions"):
-        lora.cut({"x.lora_A.weight": torch.ones(2, 2, 2)}, 1)

@@ -87,12 +87,6 @@ def test_the_default_folder_is_named_after_recipe_and_seed_and_set_changes_keys(
     assert 'label = "Other"' in written
 
 
-def test_an_audit_says_what_it_cannot_read(tmp_path):
-    (tmp_path / "receipts").write_text("no")
-    assert "expected a JSON object a line" in refused("audit", tmp_path, "--receipts", tmp_path / "receipts")
-    assert "no_such_module" in refused("audit", tmp_path, "--import", "no_such_module")
-
-
 def test_compare_writes_one_table_and_one_plot_for_all(recipe, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text(RECIPE.replace("mine", "other").replace("Mine", "Other"))
@@ -120,8 +114,6 @@ def test_run_writes_its_picture_in_the_format_asked_for(recipe, tmp_path):
     assert invoke("run", recipe, "--out", tmp_path / "out", "--format", "svg").exit_code == 0
     assert (tmp_path / "out" / "accuracy.svg").is_file()
     assert not (tmp_path / "out" / "accuracy.png").exists()
-    assert "'jpeg'" in refused("run", recipe, "--out", tmp_path / "b", "--format", "jpeg")
-    assert not (tmp_path / "b").exists()
 
 
 def test_the_demo_compares_the_methods_and_says_who_wins(tmp_path, monkeypatch):
@@ -152,7 +144,6 @@ def test_recipes_can_be_filtered():
     assert all("ace" in name for name in listed("ace", "table"))
     assert "fadas-digits-large" in listed("FADAS", "digits") and "fedbuff-digits-large" not in listed("FADAS", "digits")
     assert "cifar8-quick" in listed("fedbuff", "files")  # which its line does not name
-    assert "lists them all" in refused("recipes", "nothing is like this")
 
 
 def test_info_says_where_it_was_made_and_what_was_built():
@@ -180,22 +171,6 @@ def test_help_names_every_command_and_needs_no_simulator(tmp_path):
     assert done.returncode == 0, done.stderr
     for command in ("demo", "run", "compare", "recipes", "info", "bench"):
         assert command in done.stdout
-
-
-def test_what_is_wrong_is_one_line_and_exit_code_2(recipe, tmp_path):
-    """What the messages say has tables of its own: sim/test_config.py, test_mistakes.py."""
-    assert "mine.toml: client.lr: input should be greater than 0" in refused("run", recipe, "--set", "client.lr=-1")
-    assert "expected key=value" in refused("run", recipe, "--set", "client.lr")
-    assert "unknown key data.dir" in refused("run", recipe, "--data-dir", "nowhere")
-    assert "x" * 300 in refused("run", recipe, "--set", f"data.{'x' * 300}=1")  # a long one, too
-    clients = ("--set", "data.clients=2000", "--set", "data.min_samples=1")
-    assert "cannot give each of 2000 clients" in refused("run", recipe, *clients)
-    assert "did you mean 'fadas-table7" in refused("compare", "fadas-tabel7")
-    table = Path(__file__).parents[2] / "reproduction" / "cifar8-quick.toml"  # an installed package has none
-    assert "nowhere does not exist" in refused("compare", table, "--data-dir", tmp_path / "nowhere")
-    assert "given more than once" in refused("compare", recipe, recipe)
-    assert "no baseline 'FedAvg' is compared here, known: mine" in refused("compare", recipe, "--baseline", "FedAvg")
-    assert "cannot write results to" in refused("run", recipe, "--out", recipe / "below-a-file")
 
 
 def test_ctrl_c_ends_with_130_after_writing(recipe, tmp_path):
@@ -262,8 +237,6 @@ def test_runs_side_by_side_take_the_package_that_is_installed(recipe, tmp_path):
 
 
 def test_a_tracker_of_the_command_line(recipe, tmp_path):
-    assert "expected NAME=SETTING" in refused("run", recipe, "--out", tmp_path / "out", "--tracker", "tensorboard")
-    assert not (tmp_path / "out").exists()
     pytest.importorskip("tensorboard")
     done = invoke("run", recipe, "--out", tmp_path / "out", "--tracker", f"tensorboard={tmp_path / 'events'}")
     assert done.exit_code == 0 and list((tmp_path / "events").glob("events.out.tfevents.*"))

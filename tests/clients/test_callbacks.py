@@ -131,16 +131,7 @@ def test_lightning(tmp_path: Path) -> None:
     check(loop, net.net)
 
 
-def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastagg.clients.callbacks import _Periodic
-
-    with pytest.raises(fastagg.ConfigError, match="every: expected a whole number >= 1"):
-        _Periodic(lambda update: torch.zeros(3), 0)
-    net = model(1)
-    before = [one.clone() for one in net.parameters()]
-    with pytest.raises(fastagg.ShapeMismatch, match="the server's model has 3 parameters, and 20 of this one train"):
-        _Periodic(lambda update: torch.zeros(3), 1).begin(net, 0)
-    assert all(torch.equal(one, old) for one, old in zip(net.parameters(), before, strict=True))
+def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
     with pytest.raises(fastagg.MissingDependency, match="lightning"):
         fastagg.clients.lightning_callback(lambda update: torch.zeros(3), 1)

@@ -17,7 +17,7 @@ from support.traces import Case, Driven, cases, drive
 from torch import Tensor, nn
 
 import fastagg
-from fastagg.errors import CheckpointError, ConfigError, DataError, NonFiniteUpdate, ShapeMismatch
+from fastagg.errors import CheckpointError, ConfigError, NonFiniteUpdate, ShapeMismatch
 
 INPUTS, HIDDEN, CLASSES, SAMPLES = 4, 5, 3, 9
 NETWORK = TanhNetwork(INPUTS, HIDDEN, CLASSES)
@@ -269,25 +269,6 @@ def test_a_failure_leaves_everything_as_it_was(fault: str, error: type[Exception
     assert torch.equal(server.flat, twin.flat)
 
 
-def test_settings_are_checked() -> None:
-    for wrong in (
-        {"alpha": (0.8, 0.2)}, {"alpha": 2.0}, {"steps": 0}, {"batch_size": 0}, {"lr": -1.0}, {"eps": 0.0},
-        {"betas": (1.0, 0.9)}, {"betas": (0.9, 0.9, 0.9)}, {"clip_norm": 0.0}, {"samples": 0},
-        {"unlabelled": None}, {"model": None},
-    ):  # fmt: skip
-        with pytest.raises(ConfigError):
-            distillation(**wrong)
-    with pytest.raises(ConfigError, match="distill"):
-        fastagg.FedEcho(network(), distill=None, num_clients=2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="parameters"):
-        fastagg.FedEcho(torch.zeros(5), distill=distillation(), num_clients=2)
-    with pytest.raises(ConfigError, match="logits"):
-        distill = distillation(forward=lambda model, x: x.argmax(dim=1))
-        fastagg.FedEcho(network(), distill=distill, num_clients=2)
-    with pytest.raises(ConfigError, match=r"needs .* GB"):
-        fastagg.FedEcho(network(), distill=distillation(unlabelled=torch.zeros(2000, 4)), num_clients=10**9)
-
-
 # -- unlabelled data ------------------------------------------------------------
 
 
@@ -311,15 +292,3 @@ def test_unlabelled_data_from_anywhere(tmp_path: Path) -> None:
     torch.testing.assert_close(resized[:, 0], resized[:, 2])
     drawn = [load(pixels, 2, None, seed) for seed in (0, 0, 1, 2, 3)]
     assert torch.equal(drawn[0], drawn[1]) and any(not torch.equal(drawn[0], d) for d in drawn[2:])  # type: ignore[arg-type]
-
-
-def test_unlabelled_data_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text.npz").write_text("no array")
-    (tmp_path / "text.txt").write_text("no array")
-    for source in (
-        tmp_path / "empty", tmp_path / "none", tmp_path / "text.npz", tmp_path / "text.txt",
-        torch.zeros(0, 4), [], object(), {"a": torch.zeros(2), "b": torch.zeros(3)},
-    ):  # fmt: skip
-        with pytest.raises(DataError, match="distill"):
-            fastagg.FedEcho(network(), distill=distillation(unlabelled=source), num_clients=2)

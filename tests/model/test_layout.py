@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.liars import fake, freed
 from support.models import Residual, Tied
 from torch import Tensor, nn
 
@@ -190,40 +189,11 @@ def test_counters_of_any_integer_type(dtype: torch.dtype) -> None:
     assert server.version == 1 and server.parameters()["n"].tolist() == [1] and server.parameters()["n"].dtype == dtype
 
 
-@pytest.mark.parametrize(
-    "empty",
-    [[], {}, nn.ReLU(), torch.zeros(0), [torch.zeros(0), torch.zeros(0, 3)], nn.Linear(2, 2).requires_grad_(False)],
-)
-def test_models_without_parameters_that_train_are_refused(empty: Any) -> None:
-    with pytest.raises(
-        fastagg.ShapeMismatch, match=r"^params: expected a model with parameters that train, got .*requires_grad"
-    ):
-        fastagg.FedBuff(empty)
-
-
 def test_a_layout_survives_its_spec() -> None:
     layout = Layout.of(Tied())
     again = Layout.from_spec(layout.spec())
     assert again.entries == layout.entries and again.same_as(layout)
     assert not again.same_as(Layout.of(Residual()))
-
-
-def test_models_without_numbers_are_refused_by_name() -> None:
-    module = Residual()
-    freed(module.head.bias)
-    half = {"w": torch.zeros(300), "half": freed(torch.zeros(8).half()[::2])}
-    for params, words in (
-        (module, "^params 'head.bias': .*memory was freed"),
-        (half, "'half': .*memory was freed"),
-        ([torch.zeros(2), fake(3)], "'1': .*FakeTensor"),
-        (np.ma.zeros(3), "masked"),
-        (nn.Linear(2, 2, device="meta"), r"'weight': .*\(meta\)"),
-    ):
-        with pytest.raises(fastagg.DTypeMismatch, match=words):
-            fastagg.FedBuff(params)
-    task = fastagg.FedBuff(Residual()).dispatch(0)
-    with pytest.raises(fastagg.DTypeMismatch, match=r"trained model 'head.bias': .*memory was freed"):
-        task.delta(module)
 
 
 class Normalized(nn.Module):

@@ -103,14 +103,6 @@ def test_large_logits_one_class_one_row_and_ties() -> None:
     assert loss == 0.0 and gradient.tolist() == [[0.0]]
 
 
-def test_alpha_follows_the_teachers_uncertainty() -> None:
-    z, certain, uncertain = logits(3, 8, 1.0, 5), 1e3 * torch.eye(8)[:3], torch.zeros(3, 8)
-    assert fused(z, ops.soft_targets(certain))[0] == pytest.approx(fused(z, ops.soft_targets(certain), alpha=0.2)[0])
-    assert fused(z, ops.soft_targets(uncertain))[0] == pytest.approx(
-        fused(z, ops.soft_targets(uncertain), alpha=0.8)[0]
-    )
-
-
 def test_rows_are_read_where_they_are_and_ignored_ones_count_for_nothing() -> None:
     y, z = logits(6, 11, 2.0, 3), logits(4, 11, 2.0, 4)
     rows = torch.tensor([5, 0, 3, 3])

@@ -3,7 +3,6 @@
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.kernels import DECAYS, SIZES, extreme, moments, same_bits, spec_step, vector
@@ -99,44 +98,6 @@ def test_servers_step_as_torch_optim(name: str) -> None:
     torch.testing.assert_close(server.flat.double(), theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
-def optax(name: str, gradients: list[Any], x: Any, lr: float, **how: Any) -> Any:
-    """The formulas of optax 0.2's scale_by_adam, scale_by_yogi, scale_by_rss and add_decayed_weights, in float64."""
-    b1, b2, eps, root, decay = 0.9, 0.999, how.get("eps", 0.0), how["eps_root"], how.get("weight_decay", 0.0)
-    first, second = np.zeros_like(x), np.full_like(x, how.get("initial", 0.0))
-    for r, g in enumerate(gradients, 1):
-        if name == "adagrad":  # g / sqrt(the sum of squares + eps)
-            second = second + g * g
-            along = g / np.sqrt(second + root)
-        else:
-            first = b1 * first + (1 - b1) * g
-            if name == "yogi":
-                second = second - (1 - b2) * np.sign(second - g * g) * g * g
-            else:
-                second = b2 * second + (1 - b2) * g * g
-            along = first / (1 - b1**r) / (np.sqrt(second / (1 - b2**r) + root) + eps)
-        x = x - lr * (along + decay * x)
-    return x
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
-def test_servers_step_as_optax(name: str, decay: float) -> None:
-    size, updates = 1000, [vector(1000, 10 + r, 1.0 / r) for r in range(1, 7)]
-    how = {"eps_root": 1e-3, "initial": 0.1, "weight_decay": decay}
-    ours: dict[str, Any] = {
-        "adam": lambda **more: fastagg.Adam(0.01, (0.9, 0.999), 1e-3, True, **more),
-        "yogi": lambda **more: fastagg.Yogi(0.01, (0.9, 0.999), 1e-3, True, **more),
-        "adagrad": lambda **more: fastagg.Adagrad(0.01, eps=0.0, **more),
-    }
-    server = fastagg.Server(vector(size, 1), optimizer=ours[name](**how, decoupled_weight_decay=True))
-    for update in updates:
-        server.dispatch(0)
-        server.receive(0, update)
-    start = vector(size, 1).double().numpy()
-    want = optax(name, [-update.double().numpy() for update in updates], start, 0.01, eps=1e-3, **how)
-    np.testing.assert_allclose(server.flat.double().numpy(), want, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", DIRECTIONS)
 def test_a_period_is_the_specification_to_the_bit(kind: str, isa: str) -> None:
     size = 3001
@@ -173,15 +134,3 @@ def test_writing_beside_the_model_leaves_it_alone(optimizer: str, size: int, off
     assert same_bits(x, before)
     ops.step_(x, update, optimizer=kind, lr=0.5, **inside)
     assert same_bits(out, x) and all(torch.equal(aside[name], inside[name]) for name in aside)
-
-
-def test_thread_count_changes_no_bit(threads: None) -> None:
-    size = 1_000_003
-    results = []
-    for count in (1, 2, 3, 7):
-        fastagg.set_num_threads(count)
-        x, state = vector(size, 1), moments("amsgrad", size, 3)
-        ops.step_(x, vector(size, 2, 1e-2), optimizer="amsgrad", lr=1e-2, acc=vector(size, 4), scale=0.2, **state)
-        results.append((x, *state.values()))
-    for other in results[1:]:
-        assert all(same_bits(a, b) for a, b in zip(results[0], other, strict=True))

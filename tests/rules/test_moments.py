@@ -4,16 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.kernels import DECAYS, extreme, same_bits, spec_step, vector
-from support.models import same
 from support.reference import moments as codec
 
 import fastagg
 from fastagg import ops
 from fastagg._build import native
-from fastagg.errors import CheckpointError
 from fastagg.rules import moments
 
 pytestmark = pytest.mark.kernel
@@ -129,33 +125,6 @@ def test_an_overflow_stays_finite_and_in_its_own_block() -> None:
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("signed", [True, False])
-def test_every_code_is_stored_as_it_was(signed: bool) -> None:
-    """This holds for all random bits and units. For v and vhat zero counts as the smallest value."""
-    codes = torch.arange(256, dtype=torch.uint8)
-    for exponent in (-100, -31, 0, 80):
-        units = torch.tensor([2.0**exponent])
-        values = codec.decode(codes, units, signed)
-        for bits in (0, 2**20 - 1):
-            again = codec.encode(values, units, torch.full((256,), bits), signed)
-            want = codes if signed else codes.clamp_min(1)
-            assert torch.equal(again, want)
-
-
-@given(
-    seed=st.integers(0, 2**64 - 1), step=st.integers(0, 2**40), shape=st.integers(0, 999), signed=st.booleans()
-)  # fmt: skip
-def test_error_is_below_one_step_of_the_grid(seed: int, step: int, shape: int, signed: bool) -> None:
-    values = extreme(512, shape) if signed else extreme(512, shape).abs()
-    units = codec.units_of(values, SPAN[signed])
-    c = units.double().repeat_interleave(256)
-    bits = codec.random_bits(seed, step, 512)["m" if signed else "v"]
-    found = codec.decode(codec.encode(values, units, bits, signed), units, signed).double()
-    # Neighbours are an eighth of a binade apart, counted from -c.
-    assert ((found - values.double()).abs() <= (values.double().abs() + c) / 8 * (1 + 1e-6)).all()
-    assert signed or bool((found >= c / 8).all())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_rounding_is_unbiased(optimizer: str) -> None:
@@ -181,19 +150,6 @@ def test_rounding_is_unbiased(optimizer: str) -> None:
         scores = (total / deviation)[checked & (up > 0.05) & (up < 0.95)]
         assert len(scores) > size / 2
         assert abs(float(scores.mean())) < 5 / len(scores) ** 0.5 and 0.9 < float(scores.std()) < 1.1
-
-
-def test_an_element_and_its_neighbours_round_independently() -> None:
-    bits = codec.random_bits(1, 2, 1 << 16)
-    drawn = {name: values.double() / 2**20 - 0.5 for name, values in bits.items()}
-    bound = 5 / 12 / (1 << 8)
-    for name, values in drawn.items():
-        assert abs(float(values.mean())) < 5 * 12**-0.5 / (1 << 8)
-        for shift in (1, 16, 32, 64, 128, 192, 256, 1024):
-            assert abs(float((values[shift:] * values[:-shift]).mean())) < bound, (name, shift)
-    assert abs(float((drawn["m"] * drawn["v"]).mean())) < bound
-    for other in ((2, 2), (1, 3), (1 << 32 | 1, 2), (1, 1 << 32 | 2)):
-        assert (codec.random_bits(*other, 1 << 16)["m"] == bits["m"]).float().mean() < 0.01
 
 
 def trajectory(format: str, steps: int, size: int = 4096, spread: float = 2.0) -> tuple[dict[str, Any], torch.Tensor]:
@@ -279,19 +235,6 @@ def test_memory_is_a_quarter(name: str) -> None:
     owned = len(ops.OPTIMIZERS[server.optimizer.kernel])
     assert server.memory()["moments"] <= owned * size * (1 + 4 / 256) * 1.03
     assert server.memory()["moments"] < owned * size * 4 / 3  # a third of fp32's, and less
-
-
-def test_a_checkpoint_of_the_other_format_is_refused() -> None:
-    coded, plain = (fastagg.FADAS(torch.zeros(300), lr=0.1, moments=format) for format in ("8bit", "fp32"))
-    for mine, theirs, text in ((coded, plain, "are fp32, this server's are 8bit"), (plain, coded, "are 8bit")):
-        before = mine.state_dict()
-        with pytest.raises(CheckpointError, match=text):
-            mine.load_state_dict(theirs.state_dict())
-        assert same(mine.state_dict(), before)
-    state = coded.state_dict()
-    state["moments"]["m"] = state["moments"]["m"][:-1]
-    with pytest.raises(CheckpointError, match="damaged"):
-        coded.load_state_dict(state)
 
 
 # -- convergence -----------------------------------------------------------------------------------------------------

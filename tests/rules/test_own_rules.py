@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import registry
-from fastagg.errors import ConfigError, NonFiniteUpdate, ShapeMismatch
+from fastagg.errors import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rules.md").read_text()
 POLICY, OPTIMIZER, DIRECTION, CHECKPOINT = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
@@ -246,28 +246,6 @@ def test_a_log_has_what_clients_sent_besides(rule: str, tmp_path: Path) -> None:
         assert torch.equal(again.flat, alone.flat)
         mine, theirs = again.state_dict(), alone.state_dict()
         assert same(mine["direction"], theirs["direction"]) and mine["taken_part"] == theirs["taken_part"]
-
-
-@pytest.mark.parametrize(
-    ("extra", "error", "words"),
-    [
-        (None, ConfigError, "takes loss, own, 8 numbers in all, besides an update, got 0"),
-        ({"loss": 1.0}, ConfigError, "expected a dict with 'loss', 'own'"),
-        ({"loss": 1.0, "own": torch.ones(D), "more": 1}, ConfigError, "expected a dict with"),
-        ({"loss": "low", "own": torch.ones(D)}, ConfigError, "extra: loss: expected numbers"),
-        ({"loss": 1.0, "own": torch.ones(2)}, ShapeMismatch, "own: expected 7 numbers, got 2"),
-        ({"loss": float("nan"), "own": torch.ones(D)}, NonFiniteUpdate, "loss: NaN or infinity"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_changes_nothing(extra: Any, error: type[Exception], words: str) -> None:
-    server = make("direction")
-    task, before = server.dispatch("ann"), server.state_dict()
-    with pytest.raises(error, match=words):
-        server.receive("ann", torch.ones(D), extra=extra)
-    assert same(before, server.state_dict())
-    server.receive("ann", torch.ones(D), task.version, extra={"loss": 1.0, "own": torch.ones(D)})
-    with pytest.raises(ConfigError, match="this server's rule takes none"):
-        fastagg.FedBuff(torch.ones(D)).receive("ann", torch.ones(D), extra={"loss": 1.0})
 
 
 @pytest.mark.parametrize(("rule", "hook"), [("direction", "send"), ("direction", "combine"), ("policy", "weigh")])

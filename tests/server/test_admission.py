@@ -200,35 +200,6 @@ def test_a_state_that_is_not_finite_is_not_loaded(name: str, value: float) -> No
 # -- ids ---------------------------------------------------------------------------------------------------------
 
 
-class Worst:
-    """An id that is neither a number nor text, and whose repr fails."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no")
-
-
-@pytest.mark.parametrize("num_clients", [None, 5])
-@pytest.mark.parametrize(
-    "client",
-    [2**64, -(2**63) - 1, 10**700, 10**5000, "é" * 257, 1.0, float("nan"), None, b"a", (1,), np.float32(1), "\ud800",
-     Worst()],
-    ids=lambda c: type(c).__name__,
-)  # fmt: skip
-def test_ids_that_are_none(client: Any, num_clients: int | None) -> None:
-    server = fastagg.FedBuff(model(D), num_clients=num_clients)
-    server.dispatch(1)
-    before = server.state_dict()
-    for call in (
-        lambda: server.dispatch(client),
-        lambda: server.receive(client, update(0, D)),
-        lambda: server.forget(client),
-        lambda: server.hand_on(server.dispatch(1), client),
-    ):
-        with pytest.raises(UnknownClient):
-            call()
-    assert same(server.state_dict(), before)
-
-
 def test_ids_that_are() -> None:
     server = fastagg.FedBuff(model(D), buffer_size=100)
     ids = [2**64 - 1, -(2**63), np.int64(7), np.uint8(8), np.str_("n"), "", "é" * 256, "\0", "1", 1]

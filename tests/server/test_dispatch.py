@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,23 +184,3 @@ def test_the_next_call_after_the_window_takes_the_step(call: str) -> None:
         assert server.receive("late", torch.ones(SIZE)).delay == 1
     assert server.version == 1 and torch.equal(server.flat, torch.full((SIZE,), 2.0))
     assert server.close_round(if_due=True) is None  # a new round
-
-
-@pytest.mark.parametrize("durability", ["step", "arrival", "none"])
-def test_a_replay_needs_no_clock(tmp_path: Path, durability: Any) -> None:
-    with fastagg.open(tmp_path / "state", make, durability=durability) as server:
-        for turn in range(20):
-            answer(server, turn % 4, float(turn))
-            wait(server, 2.0)
-        server.flush()
-        flat, version, held = server.flat.clone(), server.version, server.state_dict()["direction"]["versions"]
-        assert version > 2
-        shutil.copytree(tmp_path / "state", tmp_path / "killed")
-    with fastagg.open(tmp_path / "killed", make) as again:
-        assert (again.version, again.state_dict()["direction"]["versions"]) == (version, held)
-        assert torch.equal(again.flat, flat)
-        for client in range(3):
-            answer(again, client)
-        assert again.version == version
-        wait(again, 6.0)
-        assert again.dispatch(7).version == version + 1

@@ -18,7 +18,6 @@ import fastagg
 from fastagg import TopK, encode
 from fastagg._build import native
 from fastagg.encoding.encode import Values
-from fastagg.errors import ConfigError, EncodingError, NonFiniteUpdate, ShapeMismatch, UpdateTooLarge
 
 pytestmark = pytest.mark.kernel
 
@@ -177,22 +176,11 @@ def test_what_waits_needs_no_vector_of_the_models_size() -> None:
         assert server.memory()["direction"] == (0 if client == 7 else sum(one.nbytes for one in uploads[: client + 1]))
 
 
-def test_a_refused_one_changes_nothing() -> None:
+def test_a_damaged_one_in_a_state_is_refused() -> None:
     server = fastagg.FedBuff(torch.zeros(SIZE), buffer_size=3)
     server.dispatch(0)
     server.receive(0, encode(update(0), "int8", seed=0))
-    server.dispatch(1)
     state = server.state_dict()
-    arrays = {name: one.copy() for name, one in encode(update(1), "int8", seed=0).arrays().items()}
-    arrays["scales"][0] = 3e38
-    with pytest.raises(NonFiniteUpdate):
-        server.receive(1, fastagg.Encoded.from_arrays(arrays))
-    with pytest.raises(ShapeMismatch, match="encoded one of 5"):
-        server.receive(1, encode(torch.ones(5), "sign", seed=0))
-    arrays["scales"][0] = -1.0
-    with pytest.raises(EncodingError):
-        fastagg.Encoded.from_arrays(arrays)
-    assert same(server.state_dict(), state)
     damaged = {**state, "direction": {**state["direction"], "held": [dict(state["direction"]["held"][0])]}}
     damaged["direction"]["held"][0]["update"] = [damaged["direction"]["held"][0]["update"][0][:-8]]
     with pytest.raises(fastagg.CheckpointError):
@@ -256,17 +244,3 @@ def test_a_rounded_model_is_the_model_on_average(format: Any) -> None:
     step = 2.0 ** (exponent - 8) if format == "bf16" else x.abs().max().double().expand(600) / 127
     assert bool((error.abs() <= 5.5 * step / 2 / turns**0.5).all())
     assert bool((found - x).abs().le(step * 1.001).all()) and not torch.equal(found[0], found[1])
-
-
-def test_a_model_that_cannot_be_rounded_is_refused_by_name() -> None:
-    half = fastagg.FedBuff({"w": torch.full((300,), 65_200.0, dtype=torch.float16)})
-    asynchronous = fastagg.FedAsync(torch.ones(3))
-    for server, format, error, says in (
-        (half, "bf16", UpdateTooLarge, "format: the model that is sent"),
-        (asynchronous, "int8", ConfigError, "format: this rule compares"),
-        (asynchronous, "int4", ConfigError, "format: expected one of"),
-    ):
-        with pytest.raises(error, match=says):
-            server.dispatch(0, format=format)  # type: ignore[arg-type]
-        assert server._engine.known == 0 and server.dispatch(0).encoded is None
-        server.forget(0)

@@ -19,7 +19,7 @@ from support.forms import FORMS, Arrays, cast
 from support.models import same
 
 import fastagg
-from fastagg.errors import ConfigError, NonFiniteUpdate, ShapeMismatch, UnknownVersion
+from fastagg.errors import NonFiniteUpdate, ShapeMismatch, UnknownVersion
 from fastagg.model import Layout
 from fastagg.storage import memory
 
@@ -171,13 +171,6 @@ def test_small_models_are_compared_whole(
 
 
 # -- trained models ----------------------------------------------------------------------------------------------------
-
-
-def test_models_of_a_gradient_rule_and_of_nobody() -> None:
-    server = fastagg.ASGD(model(SMALL), lr=0.1)
-    with pytest.raises(ConfigError, match="gradient"):
-        server.receive_model(server.dispatch(1), model(SMALL))
-    assert server.receive_many([]) == []
 
 
 def test_finite_models_may_be_an_infinite_way_apart(isa: str) -> None:

@@ -224,8 +224,3 @@ def test_what_is_no_regular_file_is_left_alone(what: str, tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match=r"a folder, no file|no regular file"):
         fastagg.load(path)
     assert path.stat().st_mode == before
-
-
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="could not be written"):
-        MAKE["FedBuff"]().save(tmp_path / "nowhere" / "state")

@@ -143,27 +143,6 @@ def test_what_is_remembered_ends() -> None:
         again.receive("ann", torch.ones(2), task=first.id)
 
 
-@pytest.mark.parametrize("given", ["1", 1.0, object(), [], torch.ones(2)])
-def test_what_is_no_id_is_refused(given: Any) -> None:
-    server = make()
-    server.dispatch("ann")
-    before = server.state_dict()
-    for take in (
-        lambda: server.receive("ann", ones(), task=given),
-        lambda: server.receive("ann", ones(), kind="delta", task=given),
-        lambda: server.receiving("ann", task=given),
-        lambda: server.receive_partial("ann", fastagg.Partial(ones(), 1, 1.0), task=given),
-        lambda: server.receive("ann", ones(), offset=given),
-        lambda: server.receiving("ann", offset=given),
-    ):
-        with pytest.raises(ConfigError, match=r"task: expected|offset: expected"):
-            take()
-    assert isinstance(server.receive_many([("ann", ones(), None, None, given)])[0], ConfigError)
-    assert same(server.state_dict(), before)
-    with pytest.raises(ConfigError, match=r"write task\.id"):
-        server.receive("ann", ones(), task=server.dispatch("ann"))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("given", [-1, 0, 1, 2**63 - 1, 2**63, 2**200, -(2**200)])
 def test_an_id_of_nobody_is_refused(given: int) -> None:
     server = make()

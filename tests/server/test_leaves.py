@@ -60,49 +60,6 @@ def test_a_sum_that_is_refused_does_not_close_the_buffer() -> None:
         fastagg.Server(torch.zeros(2), Cohort(4, overflow="close"))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: fastagg.ASGD(torch.zeros(SIZE), lr=0.1),
-        lambda: fastagg.ACE(torch.zeros(SIZE), lr=0.1, num_clients=3),
-        lambda: fastagg.FedAC(torch.zeros(SIZE), lr=0.1),
-        lambda: fastagg.FedAvg(torch.zeros(SIZE), clients_per_round=3, weighting="uniform", deterministic=True),
-        lambda: fastagg.Server(torch.zeros(SIZE), fastagg.Buffer(3), staleness=fastagg.Euclidean()),
-    ],
-)
-def test_rules_that_need_every_update_say_so(make: Any) -> None:
-    server = make()
-    server.dispatch(1)
-    with pytest.raises(fastagg.ConfigError, match="only for rules that add updates up"):
-        server.receive_partial(1, fastagg.Partial(torch.zeros(SIZE), 1, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("partial", "error"),
-    [
-        (fastagg.Partial(torch.zeros(SIZE), 2**20 + 1, 2.0**20 + 1), "at most 1048576 more"),
-        (fastagg.Partial(torch.zeros(SIZE), 0, 1.0), "updates"),
-        (fastagg.Partial(torch.zeros(SIZE), 2, 3.0), "weight"),
-        (fastagg.Partial(torch.zeros(SIZE), 2, float("nan")), "weight"),
-        (fastagg.Partial(torch.zeros(SIZE - 1), 2, 2.0), "shape"),
-        (fastagg.Partial(torch.full((SIZE,), float("nan")), 2, 2.0), "NaN"),
-        (fastagg.Partial(torch.full((SIZE,), 3e38), 2, 2.0), "too large"),
-    ],
-)
-def test_a_partial_that_is_refused_changes_nothing(partial: fastagg.Partial, error: str) -> None:
-    root = MAKES["FedBuff"]()
-    root.dispatch(1)
-    root.receive(1, updates(1)[0])
-    root.dispatch("leaf")
-    before = root.state_dict()["direction"]
-    with pytest.raises(fastagg.FastaggError, match=error):
-        root.receive_partial("leaf", partial)
-    after = root.state_dict()["direction"]
-    assert torch.equal(before["acc"], after["acc"]) and before["versions"] == after["versions"]
-    root.receive_partial("leaf", fastagg.Partial(torch.zeros(SIZE), 5, 5.0))
-    assert root.version == 1
-
-
 def test_an_update_that_a_leaf_refuses_is_not_in_its_sum() -> None:
     leaf = fastagg.Leaf(torch.zeros(SIZE))
     with pytest.raises(fastagg.ConfigError, match="no updates yet"):

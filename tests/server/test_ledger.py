@@ -1,5 +1,5 @@
-"""A crowd in the ledger, exact sums and the scrub, each against a model that does it the slow way. Tasks and the active
-set: tests/fuzz."""
+"""A crowd in the ledger and exact sums, each against a model that does it the slow way. Tasks and the active set:
+tests/fuzz. The scrub: test_sums.py."""
 
 import random
 from fractions import Fraction
@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import inside
-from support.models import same
 from support.presets import update
 from support.properties import examples
 
@@ -102,65 +101,3 @@ def test_the_mean_by_weights_of_every_size(arrivals: list[tuple[int, float, int]
         size = max(float(np.abs(row).max()) for _, row in rows.values())
         after = server.flat.double().numpy()
         np.testing.assert_allclose(after - before, -mean, rtol=0, atol=4e-7 * (size + float(np.abs(after).max())))
-
-
-# -- the scrub ---------------------------------------------------------------------------------------------------
-
-SCRUBBED = {
-    "ACE": lambda x, **k: fastagg.ACE(x, lr=0.1, num_clients=20, warmup="partial", **k),
-    "ACE, by samples, int8": lambda x, **k: fastagg.ACE(
-        x, lr=0.1, num_clients=20, warmup="partial", weighting="samples", cache="int8", **k
-    ),
-    "ACED": lambda x, **k: fastagg.ACED(x, lr=0.1, num_clients=20, warmup="partial", max_delay=7, **k),
-    "CA2FL": lambda x, **k: fastagg.CA2FL(x, num_clients=20, buffer_size=3, **k),
-}
-
-
-def arrive(server: fastagg.Server, first: int, last: int, begin: int, end: int) -> None:
-    draw = np.random.default_rng(first)
-    for number in range(first, last):
-        client = int(draw.integers(0, 20))
-        server.dispatch(client)
-        server.receive(client, update(number % 50, 70_000)[begin:end], num_samples=1.0 + number % 3)
-
-
-def distance_from_its_rows(server: fastagg.Server) -> float:
-    """The largest difference between the sum that is kept and the rows added up in float64."""
-    state, held = inside.direction(server), inside.direction(server).native.state()
-    cache = state.cache
-    if "weights" in held:
-        weights = {slot: float(w) for slot, w in enumerate(held["weights"]) if w}
-    else:
-        weights = {slot: 1.0 for _, slot in held["slots"]}
-    total = torch.zeros(cache.size, dtype=torch.float64)
-    for slot, weight in weights.items():
-        total += weight * inside.row_in(cache, slot).double()
-    return float((state.sum.double() - total).abs().max() / total.abs().max())
-
-
-@pytest.mark.parametrize("name", SCRUBBED)
-def test_the_sum_is_that_of_the_rows(name: str) -> None:
-    """After two cycles, and with a checkpoint in the middle of one; a sum that was wrong is right again."""
-    size = 3000
-    server, whole = SCRUBBED[name](torch.zeros(size)), SCRUBBED[name](torch.zeros(size))
-    arrive(server, 0, 100, 0, size), arrive(whole, 0, 100, 0, size)
-    for turn in range(100, 260, 13):  # in the middle of passes: each takes two arrivals
-        other = fastagg.server.loading.server_from(server.state_dict())
-        arrive(other, turn, turn + 13, 0, size), arrive(whole, turn, turn + 13, 0, size)
-        assert same(other.state_dict(), whole.state_dict())
-        server = other
-    assert distance_from_its_rows(server) < 1e-6
-    inside.direction(server).sum.add_(1e-3)
-    assert distance_from_its_rows(server) > 1e-6
-    arrive(server, 300, 300 + 4 * 23 + 3, 0, size)
-    assert distance_from_its_rows(server) < 1e-6
-
-
-def test_a_heavy_row_that_leaves_takes_its_rounding_along() -> None:
-    server = fastagg.ACE(torch.zeros(D), lr=1.0, num_clients=2, warmup="partial", weighting="samples")
-    for client, weight, seed in ((0, 1e12, 0), (1, 1.0, 1), (0, 1.0, 2)):
-        server.dispatch(client)
-        before = server.flat.clone()
-        server.receive(client, update(seed, D).float(), num_samples=weight)
-    mean = (update(1, D).double() + update(2, D).double()) / 2
-    torch.testing.assert_close((server.flat - before).double(), -mean, rtol=1e-3, atol=1e-6)

@@ -163,15 +163,6 @@ def test_samples_that_make_statistics_infinite_are_refused() -> None:
     torch.testing.assert_close(server.parameters()["bn.running_mean"], torch.ones(3))
 
 
-def test_a_state_of_ordered_rounds_is_no_plain_servers() -> None:
-    ordered, plain = (fastagg.FedAvg(torch.zeros(D), clients_per_round=3, deterministic=d) for d in (True, False))
-    for client in range(3):
-        ordered.dispatch(client)
-    ordered.receive(2, normals(2), num_samples=1)  # it waits for its turn
-    with pytest.raises(fastagg.CheckpointError, match="deterministic"):
-        plain.load_state_dict(ordered.state_dict())
-
-
 def test_numpy_halves_and_deltas_of_half_models() -> None:
     """A difference of half-precision models is fp32: it holds what the half type itself would round away."""
     model = {"w": torch.full((64,), 1.0, dtype=torch.bfloat16)}

@@ -7,7 +7,6 @@ from support import reference
 
 import fastagg
 from fastagg.errors import ConfigError
-from fastagg.integrations.run import FLOWER, Rule
 
 pytestmark = pytest.mark.kernel
 
@@ -21,31 +20,6 @@ def update(number: int) -> torch.Tensor:
 def answer(server: fastagg.Server, client: int, number: int) -> fastagg.Receipt:
     server.dispatch(client)
     return server.receive(client, update(number))
-
-
-def test_numbers_of_samples_are_not_believed() -> None:
-    with pytest.raises(ConfigError, match="could be a lie"):
-        fastagg.Server(torch.zeros(2), fastagg.Robust("median", 3), weighting="samples")
-    with pytest.raises(ConfigError, match="unknown setting 'weighting'"):
-        fastagg.Krum(torch.zeros(2), clients_per_round=3, weighting="samples")  # type: ignore[call-arg]
-    settings = Rule(FLOWER, fastagg.Krum, rounds=True).settings
-    assert settings == {"buffers": "weighted", "clients_per_round": None}  # a strategy weighs nobody
-
-
-def test_a_part_of_a_model_has_no_distances_between_whole_updates() -> None:
-    model = {"a": torch.zeros(3), "b": torch.zeros(2)}
-    for part in fastagg.parts(model, 2):
-        fastagg.FedMedian(part, clients_per_round=3)
-        with pytest.raises(ConfigError, match="the distances between whole updates"):
-            fastagg.Krum(part, clients_per_round=3)
-
-
-def test_a_sum_of_several_clients_is_refused() -> None:
-    server = fastagg.Server(torch.zeros(2), fastagg.Robust("median", 3))
-    server.dispatch("leaf")
-    with pytest.raises(ConfigError, match="this rule needs every single one"):
-        server.receive_partial("leaf", fastagg.Partial(torch.ones(2), 2, 2.0))
-    assert server.memory()["direction"] == 0
 
 
 def test_a_round_has_no_more_updates_than_can_be_combined() -> None:

@@ -63,7 +63,7 @@ def test_lists_that_other_threads_change_while_they_are_read() -> None:
         task = layered.dispatch("sender")
         try:
             assert layered.receive(task.client, arrays, task.version, task=task.id).applied
-        except fastagg.errors.ShapeError:  # there were three arrays at this moment
+        except fastagg.ShapeMismatch:  # there were three arrays at this moment
             layered.forget("sender")
 
     together(add, receive, receive, replace, send)
