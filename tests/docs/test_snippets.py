@@ -51,7 +51,7 @@ PROGRAMS = {page.relative_to(ROOT).as_posix(): code for page in PAGES if (code :
 
 
 def test_there_are_programs() -> None:
-    assert {"README.md", "docs/index.md", "docs/quickstart.md", "docs/rules.md"} <= set(PROGRAMS)
+    assert {"README.md", "docs/quickstart.md", "docs/rules.md"} <= set(PROGRAMS)
     assert sum(name.startswith("docs/tutorials/") for name in PROGRAMS) >= 3
 
 
