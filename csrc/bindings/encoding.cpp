@@ -44,7 +44,8 @@ py::list described(const std::vector<Encoded::Array>& arrays) {
 void bind_encoding(py::module_& to) {
   py::module_ m = to.def_submodule("encoding", "Encoded updates.");
   py::dict formats;  // name -> whether it is unbiased, by the number in the header
-  for (int place = 0; place < WireFormats::kCount; ++place) formats[wire_facts(place).name] = wire_facts(place).unbiased;
+  for (int place = 0; place < WireFormats::kCount; ++place)
+    formats[wire_facts(place).name] = wire_facts(place).unbiased;
   m.attr("formats") = formats;
   m.attr("values") = names_of(ValueCodecs{});
   py::class_<Encoded, std::shared_ptr<Encoded>>(m, "Encoded")

@@ -29,7 +29,8 @@ bool for_each_block(const Update& update, int64_t bytes, Visit visit) {
 }
 
 // Every element as a code of `bits` bits. `random`: whether the codec rounds with random bits.
-bool encode_codes(const Update& update, Encoder encoder, int bits, bool random, const Wire& into, const RandomKey& key) {
+bool encode_codes(const Update& update, Encoder encoder, int bits, bool random, const Wire& into,
+                  const RandomKey& key) {
   auto* const codes = const_cast<uint8_t*>(into.codes);
   auto* const scales = const_cast<float*>(into.scales);
   return for_each_block(update, 4 + bits / 8, [&](const float* values, int64_t at, int64_t n) {

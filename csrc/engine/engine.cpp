@@ -46,7 +46,8 @@ Model::Sent Engine::sent_now(int format) {
                   "format: this rule compares an update with the version that was sent, and its client had a rounded "
                   "one; send it as it is");
   const store::Vector from = sent_now(kAsItIs).model;
-  const bool same = format >= 0 && wire_facts(format).row == kHalfRows && from.dtype == kBFloat16;  // nothing is rounded
+  const bool same =
+      format >= 0 && wire_facts(format).row == kHalfRows && from.dtype == kBFloat16;  // nothing is rounded
   Model::Sent made{same ? from : place.memory->vector(settings.size),
                    store::Encoded::make(format, 0, settings.size, 0)};
   cpu::encode(store::update_of(from, settings.size), *made.encoded,

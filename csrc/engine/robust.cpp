@@ -151,8 +151,8 @@ struct CenteredClipRule {
 
 // To add a rule, write a struct and add it here, its name to fastagg/ops/combine.py, and its plain version to
 // tests/support/formulas.py.
-using Rules = List<MedianRule, TrimmedRule, MeanAroundMedianRule, KrumRule, MultiKrumRule, GeometricMedianRule,
-                   CenteredClipRule>;
+using Rules =
+    List<MedianRule, TrimmedRule, MeanAroundMedianRule, KrumRule, MultiKrumRule, GeometricMedianRule, CenteredClipRule>;
 
 template <typename Rule, typename = void>
 struct Parts {
@@ -199,7 +199,8 @@ std::vector<double> squared_distances(const std::vector<Held>& held, int64_t siz
 
 Robust::Robust(const std::string& rule, const RobustSetting& setting) : setting_(setting) {
   const auto& rules = robust_rules();
-  const auto entry = std::find_if(rules.begin(), rules.end(), [&](const RobustRule& each) { return rule == each.name; });
+  const auto entry =
+      std::find_if(rules.begin(), rules.end(), [&](const RobustRule& each) { return rule == each.name; });
   if (entry == rules.end()) throw Refusal(Why::kSetting, "rule: unknown '" + rule + "'");
   rule_ = &*entry;
 }

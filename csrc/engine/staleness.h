@@ -13,7 +13,7 @@
 namespace fastagg::engine {
 
 struct StalenessSetting {
-  double a = 0.0, b = 0.0;                   // of the weight, by its own names
+  double a = 0.0, b = 0.0;                  // of the weight, by its own names
   double threshold = 0.0, lipschitz = 1.0;  // of the rate
 };
 

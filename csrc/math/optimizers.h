@@ -68,9 +68,9 @@ struct MomentsOf {
 
 // `advance` updates the moments. decay1 and decay2 multiply the old m and v. They are the betas times the unit, if a
 // moment is stored in units. kScalesV: v is also used without a decay, so its unit must be multiplied in first. `moved`
-// computes the new x from the moments before and after. L: the operations on lanes (portable.h). `reach` raises the bounds of the
-// moments to what they can be after a step along a direction whose elements are at most d, and returns a bound of what
-// lr multiplies; kAlong: that is the direction itself. kPlain: it has no 8-bit moments.
+// computes the new x from the moments before and after. L: the operations on lanes (portable.h). `reach` raises the
+// bounds of the moments to what they can be after a step along a direction whose elements are at most d, and returns a
+// bound of what lr multiplies; kAlong: that is the direction itself. kPlain: it has no 8-bit moments.
 struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true, kPlain = true;

@@ -224,7 +224,8 @@ using ValueCodecs = List<Float32Codec, BFloat16Codec, Int8Codec, Int2Codec>;  //
 // Value k of a top-k.
 FASTAGG_FN float value_of(const Wire& wire, int64_t k) {
   float value = 0.0f;
-  visit_at(wire.values, ValueCodecs{}, [&](auto codec) { value = value_at<decltype(codec)>(wire.codes, wire.scales, k); });
+  visit_at(wire.values, ValueCodecs{},
+           [&](auto codec) { value = value_at<decltype(codec)>(wire.codes, wire.scales, k); });
   return value;
 }
 
