@@ -90,10 +90,12 @@ std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& s
   return std::make_shared<Calibrated>(sign, setting, rows, seed, at(sum), at(acc), std::move(resummation));
 }
 
-Robust robust(const std::string& rule, double trim, int64_t f, int64_t keep, double radius, int64_t iterations,
-              double smoothing) {
-  const auto place = static_cast<RobustRule>(named(rule, kRobustNames, "rule"));
-  return Robust({place, trim, f, keep, iterations, smoothing, radius});
+// name -> the settings that it has, and whether it compares whole updates
+py::dict facts_of_rules() {
+  py::dict facts;
+  for (const RobustRule& rule : robust_rules())
+    facts[rule.name] = py::make_tuple(py::tuple(py::cast(rule.settings)), rule.shares != nullptr);
+  return facts;
 }
 
 // -- rows
@@ -154,8 +156,14 @@ void bind_directions(py::module_& m) {
            by_name, arg("sign"), arg("setting"), arg("ends"));
   py::class_<Combine, std::shared_ptr<Combine>>(m, "Combine");
   py::class_<Robust, Combine, std::shared_ptr<Robust>>(m, "Robust")
-      .def(py::init(&robust), by_name, arg("rule"), arg("trim"), arg("f"), arg("keep"), arg("radius"),
-           arg("iterations"), arg("smoothing"));
+      .def(py::init([](const std::string& rule, const py::kwargs& settings) {
+             using S = RobustSetting;
+             return Robust(rule, made_of<S>(settings, "trim", &S::trim, "f", &S::f, "keep", &S::keep, "iterations",
+                                            &S::iterations, "smoothing", &S::smoothing, "radius", &S::radius));
+           }),
+           arg("rule"))
+      .def("check", &Robust::check);
+  m.attr("robust_rules") = facts_of_rules();
   using Round = Buffered::Setting;
   bind_fields<Round>(m, "BufferedSetting", "capacity", &Round::capacity, "synchronous", &Round::synchronous,
                      "closes_first", &Round::closes_first, "at_least", &Round::at_least, "grace", &Round::grace,

@@ -10,11 +10,13 @@ namespace {
 using py::arg;
 using store::Encoded;
 
+// `count`: of a top-k's values.
 std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
                                 int64_t count, const std::vector<int64_t>& ends, std::pair<uint64_t, uint64_t> key) {
   const Released released;
-  const auto made = Encoded::make(static_cast<WireFormat>(named(format, kWireNames, "format")),
-                                  static_cast<WireValues>(named(values, kValueNames, "values")), update.size, count);
+  const int place = named(format, WireFormats{}, "format");
+  if (wire_facts(place).tensors) count = static_cast<int64_t>(ends.size());
+  const auto made = Encoded::make(place, named(values, ValueCodecs{}, "values"), update.size, count);
   if (made->ends != nullptr) std::copy(ends.begin(), ends.end(), const_cast<int64_t*>(made->ends));
   if (!cpu::encode(update, *made, {key.first, key.second, 0}))
     throw Refusal(Why::kNotFinite, "encode: NaN or infinity in the update");
@@ -33,7 +35,7 @@ py::array bytes_of(const py::object& self) {
 py::list described(const std::vector<Encoded::Array>& arrays) {
   py::list found;
   for (const Encoded::Array& array : arrays)
-    found.append(py::make_tuple(array.name, array.type, array.count, array.begin));
+    found.append(py::make_tuple(kWireParts[array.part], array.type, array.count, array.begin));
   return found;
 }
 
@@ -41,8 +43,11 @@ py::list described(const std::vector<Encoded::Array>& arrays) {
 
 void bind_encoding(py::module_& to) {
   py::module_ m = to.def_submodule("encoding", "Encoded updates.");
-  m.attr("formats") = py::cast(std::vector<std::string>(std::begin(kWireNames), std::end(kWireNames)));
-  m.attr("values") = py::cast(std::vector<std::string>(std::begin(kValueNames), std::end(kValueNames)));
+  py::dict formats;  // name -> whether it is unbiased, by the number in the header
+  for (int place = 0; place < WireFormats::kCount; ++place)
+    formats[wire_facts(place).name] = wire_facts(place).unbiased;
+  m.attr("formats") = formats;
+  m.attr("values") = names_of(ValueCodecs{});
   py::class_<Encoded, std::shared_ptr<Encoded>>(m, "Encoded")
       .def(py::init([](const py::buffer& given, bool own) {
              const py::buffer_info info = given.request();
@@ -59,8 +64,7 @@ void bind_encoding(py::module_& to) {
       .def_readonly("size", &Encoded::size)
       .def_readonly("count", &Encoded::count)
       .def_readonly("nbytes", &Encoded::nbytes)
-      .def_property_readonly("format", [](const Encoded& one) { return kWireNames[one.format]; })
-      .def_property_readonly("values", [](const Encoded& one) { return kValueNames[one.values]; })
+      .def_property_readonly("format", [](const Encoded& update) { return wire_facts(update.format).name; })
       .def_property_readonly("bytes", &bytes_of)
       .def("arrays", [](const Encoded& one) { return described(one.arrays()); })
       .def("decode", [](const Encoded& one, Address out) {

@@ -62,11 +62,23 @@ auto read_by(Of of) {
 
 // -- settings and state
 
-engine::Staleness staleness_of(const std::string& weight, const std::string& rate, double a, double b, double threshold,
-                               double lipschitz) {
-  using S = engine::Staleness;
-  return {static_cast<S::Weight>(named(weight, S::kWeights, "weight")), a,         b,
-          static_cast<S::Rate>(named(rate, S::kRates, "rate")),         threshold, lipschitz};
+// `settings`: all that a policy has, by name. "ask" for a formula: it is a user's own.
+engine::Staleness staleness_of(const std::string& weight, const std::string& rate, const py::dict& settings) {
+  const auto number = [&](const char* name, double otherwise) {
+    return name != nullptr && settings.contains(name) ? py::cast<double>(settings[name]) : otherwise;
+  };
+  engine::Staleness staleness{nullptr, nullptr, {}};
+  staleness.setting.threshold = number("threshold", 0.0);
+  staleness.setting.lipschitz = number("lipschitz", 1.0);
+  if (weight != "ask")
+    visit_at(named(weight, engine::Weights{}, "weight"), engine::Weights{}, [&](auto kind) {
+      using Kind = decltype(kind);
+      staleness.weight = Kind::of;
+      staleness.setting.a = number(Kind::kSettings[0], 0.0), staleness.setting.b = number(Kind::kSettings[1], 0.0);
+    });
+  if (rate != "ask")
+    visit_at(named(rate, engine::Rates{}, "rate"), engine::Rates{}, [&](auto kind) { staleness.rate = kind.of; });
+  return staleness;
 }
 
 std::shared_ptr<Shared> make_server(const engine::Settings& settings, std::shared_ptr<engine::DirectionState> direction,
@@ -162,8 +174,10 @@ void bind_engine(py::module_& m) {
       .def("__enter__", [](Block& block) { block.held.enter(); })
       .def("__exit__", [](Block& block, const py::args&) { block.held.leave(); });
   py::class_<engine::Staleness>(m, "Staleness")
-      .def(py::init(&staleness_of), by_name, arg("weight") = "one", arg("rate") = "same", arg("a") = 0.0,
-           arg("b") = 0.0, arg("threshold") = 0.0, arg("lipschitz") = 1.0);
+      .def(py::init(&staleness_of), arg("weight"), arg("rate"), arg("settings"))
+      .def("weight", &engine::Staleness::weight_of)
+      .def("rate", &engine::Staleness::rate_of);
+  m.attr("rates") = names_of(engine::Rates{});
   py::class_<engine::OptimizerSettings>(m, "Optimizer")
       .def(py::init([](const std::string& kind, std::pair<double, double> betas, const py::kwargs& given) {
              using S = engine::OptimizerSettings;

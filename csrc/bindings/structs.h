@@ -41,9 +41,14 @@ int named(const std::string& name, List<Each...>, const char* what) {
 // The same of an array of names.
 template <size_t Count>
 int named(const std::string& name, const char* const (&names)[Count], const char* what) {
-  const auto* const found = std::find(std::begin(names), std::end(names), name);
-  if (found == std::end(names)) throw Refused(std::string(what) + ": unknown '" + name + "'");
-  return static_cast<int>(found - std::begin(names));
+  const auto* const place = std::find(std::begin(names), std::end(names), name);
+  if (place == std::end(names)) throw Refused(std::string(what) + ": unknown '" + name + "'");
+  return static_cast<int>(place - std::begin(names));
+}
+
+template <typename... Each>
+pybind11::tuple names_of(List<Each...>) {
+  return pybind11::make_tuple(Each::kName...);
 }
 
 // Sets the fields of a struct that Python gives by name, (name, field, name, field, ...). Returns how many it gives.

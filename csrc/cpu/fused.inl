@@ -146,11 +146,12 @@ FASTAGG_FN void fused_at(const Run& r, int64_t i) {
     if constexpr (Does::kM) s.m = L::load(r.m + i);
     if constexpr (Does::kV) s.v = L::load(r.v + i);
     if constexpr (Does::kVhat) s.vhat = L::load(r.vhat + i);
+    const MomentsOf<Of> before = s;
     Does::template advance<L>(d, s, r.hyper, r.hyper.beta1, r.hyper.beta2);
     if constexpr (Does::kM) L::store(s.m, r.m + i);
     if constexpr (Does::kV) L::store(s.v, r.v + i);
     if constexpr (Does::kVhat) L::store(s.vhat, r.vhat + i);
-    put<L, Streams>(Does::template moved<L>(d, x, s, r.hyper), r.out + i, r.stream_out);
+    put<L, Streams>(Does::template moved<L>(d, x, before, s, r.hyper), r.out + i, r.stream_out);
   }
 }
 

@@ -131,6 +131,9 @@ struct RowLoss {
 
 constexpr int kSums = 3;
 
+// Codes and scales of a block whose first element begins a scale block. `words`: the block's random words.
+using Encoder = void (*)(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales);
+
 struct Kernels {
   const char* isa;
   int lanes;                                      // floats per vector
@@ -147,10 +150,9 @@ struct Kernels {
   void (*change[RowFormats::kCount])(const RowChange& change);
   void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
   // Elements at..at+n-1 of an encoded update; `at` is a multiple of kScaleBlock.
-  void (*decode_wire[kWireFormats])(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead);
-  // Of a block whose first element begins a scale block (math/wire.h).
-  void (*encode_sign)(const float* in, int64_t n, uint8_t* bits, float* scales);
-  void (*encode_two_bits)(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales);
+  void (*decode_wire[WireFormats::kCount])(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead);
+  Encoder encode_wire[WireFormats::kCount];  // null: not every element has a code of its own
+  Encoder encode_values[ValueCodecs::kCount];
   void (*encode_nearest)(const float* in, int64_t n, float inverse, int8_t* codes);
   uint32_t (*largest)(const float* in, int64_t n);  // bits of the largest magnitude
   // sum += weight*row
@@ -164,7 +166,7 @@ struct Kernels {
   // The same, and copies the update on the way: each element is loaded once.
   void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
   // The sum over a whole group of a top-k that begins there.
-  double (*squares_topk[kWireValues])(const Wire& wire, int64_t begin);
+  double (*squares_topk[ValueCodecs::kCount])(const Wire& wire, int64_t begin);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
   void (*combine[Combines::kCount])(const Combination& run);

@@ -71,6 +71,18 @@ constexpr void fill_rows(Kernels& to, List<Each...>) {
     to.add_row[place] = add_row_block<Each>, to.add_exactly[place++] = add_exactly_block<Each>),
    ...);
 }
+
+template <typename... Each>
+constexpr void fill_formats(Kernels& to, List<Each...>) {
+  int place = 0;
+  ((to.decode_wire[place] = decode_wire_block<Each>, to.encode_wire[place++] = encoder_of(Each{})), ...);
+}
+
+template <typename... Each>
+constexpr void fill_values(Kernels& to, List<Each...>) {
+  int place = 0;
+  ((to.encode_values[place] = encode_block<Each>, to.squares_topk[place++] = squares_topk<Each>), ...);
+}
 #endif
 
 // A direction with every optimizer, and alone. Tensors are turned towards m.
@@ -99,14 +111,8 @@ constexpr Kernels made() {
 #if !defined(FASTAGG_LOOPS_ONLY)
   fill_coded(to, Optimizers{});
   fill_rows(to, RowFormats{});
-  to.decode_wire[kWireInt8] = decode_row_wire<Int8>;
-  to.decode_wire[kWireInt4] = decode_row_wire<Int4>;
-  to.decode_wire[kWireBf16] = decode_row_wire<BFloat16>;
-  to.decode_wire[kWireTensor] = decode_tensor_wire;
-  to.decode_wire[kWireSign] = decode_sign_wire;
-  to.decode_wire[kWireTopK] = decode_topk_wire;
-  to.encode_sign = encode_sign_block;
-  to.encode_two_bits = encode_two_bits_block;
+  fill_formats(to, WireFormats{});
+  fill_values(to, ValueCodecs{});
   to.encode_nearest = encode_nearest_block;
   to.largest = largest_block;
   to.widen_f16 = widen_f16_block;
@@ -117,10 +123,6 @@ constexpr Kernels made() {
   to.settle = settle_block;
   to.squares = squares_strand;
   to.copy_squares = copy_squares_strand;
-  to.squares_topk[kValuesFp32] = squares_topk<kValuesFp32>;
-  to.squares_topk[kValuesBf16] = squares_topk<kValuesBf16>;
-  to.squares_topk[kValuesInt8] = squares_topk<kValuesInt8>;
-  to.squares_topk[kValuesInt2] = squares_topk<kValuesInt2>;
   to.apart = apart_strand;
   to.combine[place_in<Mean>(Combines{})] = combine_mean;
   to.combine[place_in<Trimmed>(Combines{})] = combine_trimmed;

@@ -59,12 +59,13 @@ struct Fresh {
 struct Turn {
   Hyper h;
   float full_m, full_v, decay1, decay2;
+  float old_full_m, old_full_v;  // of the block before
   float unit_m, unit_v;
   uint32_t minus_m, minus_v;
 };
 
 struct Words3 {
-  U m, v, vhat, random, m_out, v_out;
+  U m, v, vhat, old_m, old_v, old_vhat, random, m_out, v_out;
 };
 
 // The addresses of a block's vectors, and how far ahead they are prefetched.
@@ -101,12 +102,19 @@ FASTAGG_FN void advance_quarter(const Turn& t, const Vectors& at_block, Fresh& n
 template <typename Opt, int I>
 FASTAGG_FN void finish_quarter(const Turn& t, const Vectors& at_block, const Fresh& before, int64_t j, Words3& w) {
   const int64_t at = I * kQuarter + j;
-  MomentsOf<F> held{};
+  MomentsOf<F> old{}, held{};
+  old.m = decoded_m<I>(w.old_m) * t.old_full_m;
   held.m = vector_at<F>(before.m + at);
-  if constexpr (Opt::kV) held.v = vector_at<F>(before.v + at);
-  if constexpr (Opt::kVhat) held.vhat = vector_at<F>(before.vhat + at);
+  if constexpr (Opt::kV) {
+    old.v = decoded_v<I>(w.old_v) * t.old_full_v;
+    held.v = vector_at<F>(before.v + at);
+  }
+  if constexpr (Opt::kVhat) {
+    old.vhat = decoded_v<I>(w.old_vhat) * t.old_full_v;
+    held.vhat = vector_at<F>(before.vhat + at);
+  }
   const F d = vector_at<F>(at_block.direction + at), x = vector_at<F>(at_block.x + at);
-  put_vector(Opt::template moved<Simd>(d, x, held, t.h), at_block.x_out + at);
+  put_vector(Opt::template moved<Simd>(d, x, old, held, t.h), at_block.x_out + at);
   w.m_out = encoded_m<I>(held.m, rotate<8 * I>(w.random), t.unit_m, t.minus_m, w.m_out);
   // Uses another element's random bits, so that the two rounding errors of an element are independent.
   if constexpr (Opt::kV) w.v_out = encoded_v<I>(held.v, rotate<8 * (I ^ 2)>(w.random), t.unit_v, t.minus_v, w.v_out);
@@ -141,6 +149,8 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
     t.minus_m = 0u - before.unit_m;
     t.unit_v = float_from_bits(before.unit_v);
     t.minus_v = 0u - before.unit_v;
+    t.old_full_m = full_of(block.units_m[b - 1], kSpanM);
+    if constexpr (Opt::kV) t.old_full_v = full_of(block.units_v[b - 1], kSpanV);
   }
   F most_m{}, most_v{};
   for (int64_t j = 0; j < kQuarter; j += kFloats) {
@@ -157,7 +167,12 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
         if (block.ahead != 0) ahead_of(vhat + j + block.ahead / 2);
       }
     }
-    if constexpr (Finishes) w.random = vector_at<U>(before.words + j);
+    if constexpr (Finishes) {
+      w.random = vector_at<U>(before.words + j);
+      w.old_m = vector_at<U>(m - kQuarter + j);
+      if constexpr (Opt::kV) w.old_v = vector_at<U>(v - kQuarter + j);
+      if constexpr (Opt::kVhat) w.old_vhat = vector_at<U>(vhat - kQuarter + j);
+    }
     if constexpr (Finishes) finish_quarter<Opt, 0>(t, at_before, before, j, w);
     if constexpr (Advances) advance_quarter<Opt, 0>(t, at_now, now, j, w, most_m, most_v);
     if constexpr (Finishes) finish_quarter<Opt, 1>(t, at_before, before, j, w);

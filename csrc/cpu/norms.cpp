@@ -248,7 +248,7 @@ Tensors::Sums Tensors::of(size_t tensor) const {
 double sum_squares(const Update& update, Tensors* tensors) {
   const Piece* const only = update.pieces.size() == 1 ? update.pieces.data() : nullptr;
   const Wire* const wire = only != nullptr && only->dtype == kEncoded ? static_cast<const Wire*>(only->data) : nullptr;
-  if (tensors == nullptr && wire != nullptr && wire->format == kWireTopK) {
+  if (tensors == nullptr && wire != nullptr && wire->indices != nullptr) {
     std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup));
     const auto squares = kernels().squares_topk[wire->values];
     auto group = [&](int64_t g) { groups[static_cast<size_t>(g)][0] = squares(*wire, g * kGroup); };

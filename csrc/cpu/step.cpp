@@ -32,10 +32,10 @@ const float* add_block(const Kernels& table, const std::vector<Held>& held, size
   for (size_t k = 0; k < count; ++k) {
     const Piece& piece = held[k].update->pieces.front();
     const Wire* const wire = piece.dtype == kEncoded ? static_cast<const Wire*>(piece.data) : nullptr;
-    if (wire != nullptr && acc == out && wire->format == kWireTopK && held[k].by != 0.0f &&
+    if (wire != nullptr && acc == out && wire->indices != nullptr && held[k].by != 0.0f &&
         add_sparse(*wire, held[k].by, at, n, out, &signed_zeros))
       continue;
-    if (const int format = wire != nullptr && acc == out ? row_of_wire(wire->format) : -1; format >= 0) {
+    if (const int format = wire != nullptr && acc == out ? wire_facts(wire->format).row : -1; format >= 0) {
       const Row row{const_cast<uint8_t*>(wire->codes) + at * format_facts(format).bits / 8,
                     shifted(const_cast<float*>(wire->scales), at / kScaleBlock)};
       // The same operations, from the codes. No processor's own prefetchers follow so many streams in turn.

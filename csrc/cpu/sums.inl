@@ -52,15 +52,13 @@ void copy_squares_strand(const float* update, float* copy, int64_t n, int64_t ah
 }
 
 // Of the group at `begin` of a top-k: places that are left out add nothing to their lanes.
-template <WireValues Values>
-double squares_topk(const Wire& given, int64_t begin) {
-  Wire wire = given;
-  wire.values = Values;
+template <typename Codec>
+double squares_topk(const Wire& wire, int64_t begin) {
   double lanes[kGroupStrands * kLanes] = {};
   const int64_t first = first_above(wire.indices, wire.count, begin - 1);
   const int64_t last = first_above(wire.indices, wire.count, begin + kGroup - 1);
   for (int64_t k = first; k < last; ++k) {
-    const double value = static_cast<double>(value_of(wire, k));
+    const double value = static_cast<double>(value_at<Codec>(wire.codes, wire.scales, k));
     const int64_t i = wire.indices[k] - begin;
     lanes[i / kStrand * kLanes + i % kLanes] += value * value;
   }

@@ -28,20 +28,27 @@ bool for_each_block(const Update& update, int64_t bytes, Visit visit) {
   return finite;
 }
 
-// As a client's row, of which `codes` is the first byte.
-bool encode_row(const Update& update, int format, uint8_t* codes, float* scales, const RandomKey& key) {
-  const Kernels& table = kernels();
-  const int64_t bits = format_facts(format).bits;
+// Every element as a code of `bits` bits. `random`: whether the codec rounds with random bits.
+bool encode_codes(const Update& update, Encoder encoder, int bits, bool random, const Wire& into,
+                  const RandomKey& key) {
+  auto* const codes = const_cast<uint8_t*>(into.codes);
+  auto* const scales = const_cast<float*>(into.scales);
   return for_each_block(update, 4 + bits / 8, [&](const float* values, int64_t at, int64_t n) {
     alignas(64) uint32_t words[4 * kCalls];
-    table.random_words(key, at / kBlock, words, nullptr);
-    const Row write{codes + at * bits / 8, shifted(scales, at / kScaleBlock)};
-    table.change[format]({values, 1.0f, words, write, padded(n), 0, nullptr});
+    if (random) kernels().random_words(key, at / kBlock, words, nullptr);
+    encoder(values, n, words, codes + at * bits / 8, shifted(scales, at / kScaleBlock));
   });
 }
 
-bool encode_tensors(const Update& update, const Wire& into, int8_t* codes, float* scales) {
+template <typename Codec>
+bool encode(DenseFormat<Codec>, const Update& update, const Wire& into, const RandomKey& key) {
+  return encode_codes(update, kernels().encode_wire[into.format], Codec::kBits, Codec::kRandom, into, key);
+}
+
+bool encode(TensorFormat, const Update& update, const Wire& into, const RandomKey&) {
   const Kernels& table = kernels();
+  auto* const codes = reinterpret_cast<int8_t*>(const_cast<uint8_t*>(into.codes));
+  auto* const scales = const_cast<float*>(into.scales);
   // Calls visit(array, first, n) for the runs of one array each in elements at..at+n-1.
   const auto for_each_array = [&](int64_t at, int64_t n, auto visit) {
     int64_t array = std::upper_bound(into.ends, into.ends + into.count, at) - into.ends;
@@ -124,42 +131,25 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
   });
 }
 
-bool encode_top(const Update& update, const Wire& into, uint8_t* codes, float* scales, const RandomKey& key) {
-  auto* const indices = const_cast<int32_t*>(into.indices);
+bool encode(TopKFormat, const Update& update, const Wire& into, const RandomKey& key) {
   std::vector<float> chosen(static_cast<size_t>(into.count));
-  choose(update, into.count, indices, chosen.data());
+  choose(update, into.count, const_cast<int32_t*>(into.indices), chosen.data());
   Update values;
   values.add(chosen.data(), into.count, kFloat32);
-  switch (into.values) {
-    case kValuesBf16: return encode_row(values, place_in<BFloat16>(RowFormats{}), codes, nullptr, key);
-    case kValuesInt8: return encode_row(values, place_in<Int8>(RowFormats{}), codes, scales, key);
-    case kValuesInt2:
-      return for_each_block(values, 4, [&](const float* block, int64_t at, int64_t n) {
-        alignas(64) uint32_t words[4 * kCalls];
-        kernels().random_words(key, at / kBlock, words, nullptr);
-        kernels().encode_two_bits(block, n, words, codes + at / 4, scales + at / kScaleBlock);
-      });
-    default:
-      return for_each_block(values, 8, [&](const float* block, int64_t at, int64_t n) {
-        std::memcpy(codes + at * 4, block, static_cast<size_t>(n) * sizeof(float));
-      });
-  }
+  bool finite = false;
+  visit_at(into.values, ValueCodecs{}, [&](auto kind) {
+    using Codec = decltype(kind);
+    finite = encode_codes(values, kernels().encode_values[into.values], Codec::kBits, Codec::kRandom, into, key);
+  });
+  return finite;
 }
 
 }  // namespace
 
 bool encode(const Update& update, const Wire& into, const RandomKey& key) {
-  auto* const codes = const_cast<uint8_t*>(into.codes);
-  auto* const scales = const_cast<float*>(into.scales);
-  switch (into.format) {
-    case kWireTensor: return encode_tensors(update, into, reinterpret_cast<int8_t*>(codes), scales);
-    case kWireTopK: return encode_top(update, into, codes, scales, key);
-    case kWireSign:
-      return for_each_block(update, 4, [&](const float* values, int64_t at, int64_t n) {
-        kernels().encode_sign(values, n, codes + at / 8, scales + at / kScaleBlock);
-      });
-    default: return encode_row(update, row_of_wire(into.format), codes, scales, key);
-  }
+  bool finite = false;
+  visit_at(into.format, WireFormats{}, [&](auto format) { finite = encode(format, update, into, key); });
+  return finite;
 }
 
 void decode(const Wire& wire, int64_t at, float* out, int64_t n) { decode(kernels(), wire, at, out, n); }

@@ -7,12 +7,50 @@ FASTAGG_FN Row row_in(const Wire& wire, int64_t at) {
           scales == nullptr ? nullptr : scales + at / kScaleBlock};
 }
 
-template <typename Format>
-void decode_row_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead) {
-  decode_block<Format>(row_in<Format>(wire, at), out, n, ahead);
+// Codes of a few bits are read and written several at a time, in a word.
+template <bool Small>
+struct PackedWord {
+  typedef uint32_t Type;
+};
+template <>
+struct PackedWord<false> {
+  typedef uint64_t Type;
+};
+template <typename Codec>
+struct PackedCodes {
+  static constexpr bool kSmall = 32 % Codec::kBits == 0;
+  typedef typename PackedWord<kSmall>::Type Word;
+  static constexpr int64_t kCount = kSmall ? 32 / Codec::kBits : 8;  // in a word
+  static constexpr size_t kBytes = kCount * Codec::kBits / 8;
+  static constexpr Word kMask = (Word{1} << Codec::kBits) - 1;
+};
+
+// decode_wire: elements at..at+n-1 of an encoded update of each format.
+
+template <typename Codec>
+void decode_wire(DenseFormat<Codec>, const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead) {
+  if constexpr (Codec::kRow >= 0) {
+    decode_block<typename Codec::Row>(row_in<typename Codec::Row>(wire, at), out, n, ahead);
+  } else {
+    typedef PackedCodes<Codec> Packed;
+    for (int64_t b = 0; b < n; b += kScaleBlock) {
+      const float scale = wire.scales[(at + b) / kScaleBlock];
+      const int64_t end = n - b < kScaleBlock ? n - b : kScaleBlock;
+      for (int64_t i = 0; i < end; i += Packed::kCount) {
+        typename Packed::Word word = 0;
+        memcpy(&word, wire.codes + (at + b + i) * Codec::kBits / 8, Packed::kBytes);
+        float rest[Packed::kCount];
+        const bool whole = end - i >= Packed::kCount;
+        float* const to = whole ? out + b + i : rest;
+        for (int64_t k = 0; k < Packed::kCount; ++k)
+          to[k] = Codec::value(static_cast<uint32_t>(word >> (k * Codec::kBits) & Packed::kMask), scale);
+        if (!whole) memcpy(out + b + i, rest, static_cast<size_t>(end - i) * sizeof(float));
+      }
+    }
+  }
 }
 
-void decode_tensor_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64_t) {
+void decode_wire(TensorFormat, const Wire& wire, int64_t at, float* out, int64_t n, int64_t) {
   const int8_t* const codes = reinterpret_cast<const int8_t*>(wire.codes) + at;
   int64_t array = first_above(wire.ends, wire.count, at);
   for (int64_t i = 0; i < n; ++array) {
@@ -24,61 +62,51 @@ void decode_tensor_wire(const Wire& wire, int64_t at, float* out, int64_t n, int
   }
 }
 
-void decode_sign_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64_t) {
-  for (int64_t b = 0; b < n; b += kScaleBlock) {
-    const uint32_t scale = bits_of(wire.scales[(at + b) / kScaleBlock]);
-    const int64_t end = n - b < kScaleBlock ? n - b : kScaleBlock;
-    for (int64_t i = 0; i < end; i += 32) {
-      uint32_t word;
-      memcpy(&word, wire.codes + (at + b + i) / 8, sizeof word);
-      float rest[32];
-      const bool whole = end - i >= 32;
-      float* const to = whole ? out + b + i : rest;
-      for (uint32_t k = 0; k < 32; ++k) to[k] = float_from_bits(scale | (word << (31 - k) & 0x80000000u));
-      if (!whole) memcpy(out + b + i, rest, static_cast<size_t>(end - i) * sizeof(float));
-    }
-  }
-}
-
-void decode_topk_wire(const Wire& wire, int64_t at, float* out, int64_t n, int64_t) {
+void decode_wire(TopKFormat, const Wire& wire, int64_t at, float* out, int64_t n, int64_t) {
   memset(out, 0, static_cast<size_t>(n) * sizeof(float));
   for (int64_t k = first_above(wire.indices, wire.count, at - 1); k < wire.count && wire.indices[k] < at + n; ++k)
     out[wire.indices[k] - at] = value_of(wire, k);
 }
 
-// The sum of magnitudes in lanes of a fixed number, so that its bits do not depend on the vectors' width.
-FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
-  constexpr int64_t kWidth = 32;
-  float lanes[kWidth] = {};
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth)
-    for (int64_t k = 0; k < kWidth; ++k) lanes[k] += fabsf(in[i + k]) * unit;
-  for (int64_t k = 0; i + k < n; ++k) lanes[k] += fabsf(in[i + k]) * unit;
-  for (int64_t half = kWidth / 2; half > 0; half /= 2)
-    for (int64_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
-  return lanes[0];
+template <typename Format>
+void decode_wire_block(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead) {
+  decode_wire(Format{}, wire, at, out, n, ahead);
 }
 
-// The mean of at most a scale block's. The sum of finite ones may be beyond fp32; their mean is not.
-FASTAGG_FN float mean_magnitude(const float* in, int64_t n) {
-  constexpr float kMost = static_cast<float>(kScaleBlock);
-  const float mean = sum_of_magnitudes(in, n, 1.0f) / static_cast<float>(n);
-  if (mean <= FLT_MAX) return mean;
-  const float smaller = sum_of_magnitudes(in, n, 1.0f / kMost) / static_cast<float>(n);
-  return smaller < FLT_MAX / kMost ? smaller * kMost : FLT_MAX;
-}
-
-// Of a block of whole scale blocks, but for the vector's end. Bits behind it are zeros.
-void encode_sign_block(const float* in, int64_t n, uint8_t* bits, float* scales) {
-  for (int64_t b = 0; b < n; b += kScaleBlock) {
-    const int64_t end = n - b < kScaleBlock ? n - b : kScaleBlock;
-    scales[b / kScaleBlock] = mean_magnitude(in + b, end);
-    for (int64_t byte = 0; byte < kScaleBlock / 8; ++byte) {
-      uint32_t found = 0;
-      for (int64_t i = 0; i < 8 && byte * 8 + i < end; ++i) found |= (bits_of(in[b + byte * 8 + i]) >> 31) << i;
-      bits[b / 8 + byte] = static_cast<uint8_t>(found);
+// Codes of a block whose first element begins a scale block; the codes and scales are those of that element. `words`:
+// random bits as rows.inl uses them. Only a codec that fills whole scale blocks writes behind its last element: zeros.
+template <typename Codec>
+void encode_block(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales) {
+  if constexpr (!Codec::kBlocks) {
+    memcpy(codes, in, static_cast<size_t>(n) * sizeof(float));
+  } else if constexpr (Codec::kRow >= 0) {
+    change_block<typename Codec::Row>({in, 1.0f, words, {codes, scales}, padded(n), 0, nullptr});
+  } else {
+    typedef PackedCodes<Codec> Packed;
+    for (int64_t b = 0; b < n; b += kScaleBlock) {
+      const int64_t end = n - b < kScaleBlock ? n - b : kScaleBlock;
+      const float scale = Codec::scale(in + b, end), inverse = 1.0f / scale;
+      scales[b / kScaleBlock] = scale;
+      for (int64_t i = 0; i < kScaleBlock; i += Packed::kCount) {
+        typename Packed::Word word = 0;
+        for (int64_t k = 0; k < Packed::kCount && i + k < end; ++k) {
+          const uint32_t pair = Codec::kRandom ? words[b / kScaleBlock * kCalls + (i + k) % kHalf] : 0;
+          const uint32_t code = Codec::code(in[b + i + k], inverse, i + k < kHalf ? pair & 0xffffu : pair >> 16);
+          word |= static_cast<typename Packed::Word>(code) << (k * Codec::kBits);
+        }
+        memcpy(codes + (b + i) * Codec::kBits / 8, &word, Packed::kBytes);
+      }
     }
   }
+}
+
+template <typename Codec>
+constexpr Encoder encoder_of(DenseFormat<Codec>) {
+  return encode_block<Codec>;
+}
+template <typename Format>
+constexpr Encoder encoder_of(Format) {
+  return nullptr;
 }
 
 void encode_nearest_block(const float* in, int64_t n, float inverse, int8_t* codes) {
@@ -89,26 +117,4 @@ void encode_nearest_block(const float* in, int64_t n, float inverse, int8_t* cod
   }
 }
 
-// Bits of the largest magnitude; those of infinity and NaN are the largest.
-uint32_t largest_block(const float* in, int64_t n) {
-  int32_t most = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const int32_t pattern = static_cast<int32_t>(bits_of(in[i]) & 0x7fffffffu);
-    most = pattern > most ? pattern : most;
-  }
-  return static_cast<uint32_t>(most);
-}
-
-void encode_two_bits_block(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales) {
-  for (int64_t b = 0; b < n; b += kScaleBlock) {
-    const int64_t end = n - b < kScaleBlock ? n - b : kScaleBlock;
-    const float scale = scale_of(float_from_bits(largest_block(in + b, end)), 1.0f), inverse = 1.0f / scale;
-    scales[b / kScaleBlock] = scale;
-    for (int64_t i = 0; i < end; ++i) {
-      const uint32_t word = words[b / kScaleBlock * kCalls + i % kHalf];
-      const uint32_t code = put_two_bits(in[b + i], inverse, i < kHalf ? word & 0xffffu : word >> 16);
-      uint8_t& byte = codes[(b + i) / 4];
-      byte = static_cast<uint8_t>(i % 4 == 0 ? code : byte | code << (2 * (i % 4)));
-    }
-  }
-}
+uint32_t largest_block(const float* in, int64_t n) { return largest_bits(in, n); }

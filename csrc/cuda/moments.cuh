@@ -159,8 +159,12 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
   Words m{}, v{}, vhat{};
   Halves out;
   visit_at(o.kind, Optimizers{}, [&](auto kind) {
+    using Kind = decltype(kind);
     each([&](int h, int e) {
-      out.half[h].v[e] = decltype(kind)::template moved<Scalar>(d.half[h].v[e], x.half[h].v[e], now[h][e], o.hyper);
+      const MomentsOf<float> before{decoded_m(held.m.of[e] >> place(h)) * full_m,
+                                    decoded_v(held.v.of[e] >> place(h)) * full_v,
+                                    decoded_v(held.vhat.of[e] >> place(h)) * full_v};
+      out.half[h].v[e] = Kind::template moved<Scalar>(d.half[h].v[e], x.half[h].v[e], before, now[h][e], o.hyper);
     });
   });
   each([&](int h, int e) { m.of[e] |= encoded_m(now[h][e].m, rotated(random.of[e], place(h)), unit_m) << place(h); });

@@ -80,14 +80,15 @@ __device__ __forceinline__ Four stepped(const Hyper& hyper, const Four& d, const
   const bool with_decay = decays(hyper);
 #pragma unroll
   for (int e = 0; e < kFour; ++e) {
-    MomentsOf<float> one{held.m.v[e], held.v.v[e], held.vhat.v[e]};
+    const MomentsOf<float> before{held.m.v[e], held.v.v[e], held.vhat.v[e]};
+    MomentsOf<float> after = before;
     float along = d.v[e], from = x.v[e];
     if (with_decay) decay(along, from, hyper);
-    Kind::template advance<Scalar>(along, one, hyper, hyper.beta1, hyper.beta2);
-    out.v[e] = Kind::template moved<Scalar>(along, from, one, hyper);
-    held.m.v[e] = one.m;
-    held.v.v[e] = one.v;
-    held.vhat.v[e] = one.vhat;
+    Kind::template advance<Scalar>(along, after, hyper, hyper.beta1, hyper.beta2);
+    out.v[e] = Kind::template moved<Scalar>(along, from, before, after, hyper);
+    held.m.v[e] = after.m;
+    held.v.v[e] = after.v;
+    held.vhat.v[e] = after.vhat;
   }
   return out;
 }

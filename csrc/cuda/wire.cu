@@ -10,13 +10,14 @@ __device__ __forceinline__ int64_t thread_of_grid() {
 }
 __device__ __forceinline__ int64_t threads_of_grid() { return static_cast<int64_t>(gridDim.x) * kThreads; }
 
+template <typename Format>
 __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant__ Wire wire, float* out) {
   for (int64_t at = thread_of_grid() * kFour; at < wire.size; at += threads_of_grid() * kFour) {
-    Four found{};
+    Four numbers{};
 #pragma unroll
     for (int e = 0; e < kFour; ++e)
-      if (at + e < wire.size) found.v[e] = element_of(wire, at + e);
-    store(at + kFour <= wire.size, out + at, wire.size - at, found);
+      if (at + e < wire.size) numbers.v[e] = Format::element(wire, at + e);
+    store(at + kFour <= wire.size, out + at, wire.size - at, numbers);
   }
 }
 
@@ -28,11 +29,17 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(const __grid_constant
 }  // namespace
 
 void decode(const Wire& wire, float* out, const Where& where) {
-  const bool sparse = wire.format == kWireTopK;
-  if (sparse && !where.loads) zero(out, wire.size * static_cast<int64_t>(sizeof(float)), where);
-  const int64_t turns = sparse ? wire.count : (wire.size + kFour - 1) / kFour;
-  launch("decode", where, grid((turns + kThreads - 1) / kThreads, where.device),
-         sparse ? scatter_kernel : decode_kernel, wire, out);
+  visit_at(wire.format, WireFormats{}, [&](auto kind) {
+    using Format = decltype(kind);
+    const int64_t turns = Format::kSparse ? wire.count : (wire.size + kFour - 1) / kFour;
+    const auto blocks = grid((turns + kThreads - 1) / kThreads, where.device);
+    if constexpr (Format::kSparse) {
+      if (!where.loads) zero(out, wire.size * static_cast<int64_t>(sizeof(float)), where);
+      launch("decode", where, blocks, scatter_kernel, wire, out);
+    } else {
+      launch("decode", where, blocks, decode_kernel<Format>, wire, out);
+    }
+  });
 }
 
 }  // namespace fastagg::cuda

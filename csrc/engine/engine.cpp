@@ -46,9 +46,10 @@ Model::Sent Engine::sent_now(int format) {
                   "format: this rule compares an update with the version that was sent, and its client had a rounded "
                   "one; send it as it is");
   const store::Vector from = sent_now(kAsItIs).model;
-  const bool same = format == kWireBf16 && from.dtype == kBFloat16;  // nothing is rounded
+  const bool same =
+      format >= 0 && wire_facts(format).row == kHalfRows && from.dtype == kBFloat16;  // nothing is rounded
   Model::Sent made{same ? from : place.memory->vector(settings.size),
-                   store::Encoded::make(static_cast<WireFormat>(format), kValuesFp32, settings.size, 0)};
+                   store::Encoded::make(format, 0, settings.size, 0)};
   cpu::encode(store::update_of(from, settings.size), *made.encoded,
               {optimizer.seed(), static_cast<uint64_t>(ledger.now), kDownloads});
   if (!same) cpu::accumulate(made.encoded->update(), nullptr, 1.0f, made.model.data);

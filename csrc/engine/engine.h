@@ -34,7 +34,7 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   using Core::Core;
 
   // Each takes the lock, and throws Refusal with nothing changed.
-  // `format`: of WireFormat, in which the model is sent; negative: as it is.
+  // `format`: of WireFormats, in which the model is sent; negative: as it is.
   Task dispatch(const ClientId& client, int format = kAsItIs);
   // Gives an open task of one client to one more.
   Task hand_on(const ClientId& from, int64_t version, const ClientId& to);

@@ -101,7 +101,7 @@ double bound_of(const HeldUpdate& one, int64_t size) {
 
 const void* row_in(const Contribution& one, int format) {
   const Wire* const wire = store::wire_in(*one.update);
-  const bool is_row = wire != nullptr && one.gain * one.weight == 1.0 && row_of_wire(wire->format) == format;
+  const bool is_row = wire != nullptr && one.gain * one.weight == 1.0 && wire_facts(wire->format).row == format;
   return is_row ? wire->codes : nullptr;
 }
 

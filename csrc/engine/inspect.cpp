@@ -13,14 +13,11 @@ constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for
 void weigh(const Core& of, Given& given) {
   Contribution& brings = given.brings;
   const int64_t delay = brings.now - brings.start;
-  if (of.settings.staleness.weight != Staleness::kAskWeight) {
-    brings.weight = of.settings.staleness.weight_of(delay);
-    given.counts = given.counts && !of.settings.staleness.drops(delay);
-  } else if (const auto weight = of.extension->weight(delay); weight) {
+  const Staleness& staleness = of.settings.staleness;
+  if (const auto weight = staleness.weight ? staleness.weight_of(delay) : of.extension->weight(delay); weight)
     brings.weight = *weight;
-  } else {
+  else
     given.counts = false;
-  }
 }
 
 // What an answer counts for in a mean.

@@ -41,10 +41,10 @@ class Model {
   }
   // For all that is sent of one more version.
   void make_room() {
-    if (before_.size() + 2 + kWireFormats <= before_.capacity()) return;
+    if (before_.size() + 2 + WireFormats::kCount <= before_.capacity()) return;
     const auto gone = [](const Before& one) { return one.owner.expired(); };
     before_.erase(std::remove_if(before_.begin(), before_.end(), gone), before_.end());
-    before_.reserve(2 * before_.size() + 8 + kWireFormats);
+    before_.reserve(2 * before_.size() + 8 + WireFormats::kCount);
   }
   // The next version, which then is the one of before; none: it was made in place.
   void advance(store::Vector& next) noexcept {

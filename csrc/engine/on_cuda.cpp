@@ -210,9 +210,8 @@ class OnCuda : public Device {
     cuda::Where loads = card_.where();
     loads.loads = true;
     const float* const some = optimizer.x;  // nothing is launched, so nobody reads or writes there
-    Wire dense, sparse;
-    sparse.format = kWireTopK;
-    for (const Wire* wire : {&dense, &sparse}) cuda::decode(*wire, nullptr, loads);
+    Wire wire;
+    for (wire.format = 0; wire.format < WireFormats::kCount; ++wire.format) cuda::decode(wire, nullptr, loads);
     Update whole, pieces;
     whole.add(some, 8, kFloat32);
     pieces.add(some, 4, kFloat32), pieces.add(some, 4, kFloat32);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <string>
 
 #include "../refusal.h"
 
@@ -12,6 +11,86 @@ namespace {
 
 // A squared distance below this share of both squares has lost 20 bits of 53.
 constexpr double kLost = 0x1p-20;
+
+using Names = std::vector<std::string>;
+
+// -- rules that combine each element alone
+
+struct MedianRule {
+  static constexpr const char* kName = "median";
+  static Names settings() { return {}; }
+  static int64_t least(const RobustSetting&) { return 1; }
+  static Combining combining(const RobustSetting&, int64_t count) {
+    return {place_in<Trimmed>(Combines{}), (count - 1) / 2};
+  }
+};
+
+// The mean without the int(trim*count) smallest and largest (Yin et al. 2018).
+struct TrimmedRule {
+  static constexpr const char* kName = "trimmed";
+  static Names settings() { return {"trim"}; }
+  static int64_t least(const RobustSetting&) { return 1; }
+  static Combining combining(const RobustSetting& setting, int64_t count) {
+    return {place_in<Trimmed>(Combines{}), static_cast<int64_t>(setting.trim * static_cast<double>(count))};
+  }
+};
+
+// The mean of the count - f values nearest to the median (Xie et al. 2018).
+struct MeanAroundMedianRule {
+  static constexpr const char* kName = "mean_around_median";
+  static Names settings() { return {"f"}; }
+  static int64_t least(const RobustSetting& setting) { return 2 * setting.f + 1; }
+  static Combining combining(const RobustSetting& setting, int64_t) {
+    return {place_in<Around>(Combines{}), setting.f};
+  }
+};
+
+// -- rules that compare whole updates
+
+// Equal shares of the `keep` updates with the smallest sum of squared distances to their count - f - 2 nearest others.
+std::vector<double> nearest_to_others(int64_t f, size_t keep, const std::vector<Held>& held, int64_t size,
+                                      Runner& runner) {
+  const std::vector<double> distances = squared_distances(held, size, runner);
+  const size_t count = held.size();
+  const auto others = static_cast<std::ptrdiff_t>(count) - f - 2;
+  std::vector<double> scores(count), near;
+  for (size_t i = 0; i < count; ++i) {
+    near.clear();
+    for (size_t k = 0; k < count; ++k)
+      if (k != i) near.push_back(distances[i * count + k]);
+    std::sort(near.begin(), near.end());
+    scores[i] = std::accumulate(near.begin(), near.begin() + others, 0.0);
+  }
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] < scores[b]; });
+  std::vector<double> shares(count);
+  for (size_t k = 0; k < keep; ++k) shares[order[k]] = 1.0 / static_cast<double>(keep);
+  return shares;
+}
+
+// Blanchard et al. 2017.
+struct KrumRule {
+  static constexpr const char* kName = "krum";
+  static Names settings() { return {"f"}; }
+  static int64_t least(const RobustSetting& setting) { return 2 * setting.f + 3; }
+  static std::vector<double> shares(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+                                    Runner& runner) {
+    return nearest_to_others(setting.f, 1, held, size, runner);
+  }
+};
+
+struct MultiKrumRule {
+  static constexpr const char* kName = "multi_krum";
+  static Names settings() { return {"f", "keep"}; }
+  static int64_t least(const RobustSetting& setting) { return std::max(2 * setting.f + 3, setting.keep); }
+  static std::vector<double> shares(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+                                    Runner& runner) {
+    const auto all_but_f = static_cast<int64_t>(held.size()) - setting.f;
+    const auto keep = static_cast<size_t>(setting.keep > 0 ? setting.keep : all_but_f);
+    return nearest_to_others(setting.f, keep, held, size, runner);
+  }
+};
 
 // How far each row is from the sum of all with these shares, from the products of all pairs of rows. A row that is far
 // away has a small share, so no term is much larger than a distance. Squared distances of pairs would cancel.
@@ -28,90 +107,122 @@ std::vector<double> distances_from_point(const std::vector<double>& products, co
   return distances;
 }
 
+// Shares of a point that moves from zero, so that nothing large draws it away at the start: in every iteration by
+// move(distance)/whole(sum of moves) towards each update.
+template <typename Move, typename Whole>
+std::vector<double> moved_from_zero(int64_t iterations, const std::vector<Held>& held, int64_t size, Runner& runner,
+                                    Move move, Whole whole) {
+  const std::vector<double> products = runner.pair_sums(held, size, nullptr, false);
+  std::vector<double> shares(held.size()), moves(held.size());
+  for (int64_t turn = 0; turn < iterations; ++turn) {
+    const std::vector<double> distances = distances_from_point(products, shares);
+    double sum = 0.0;
+    for (size_t i = 0; i < moves.size(); ++i) sum += moves[i] = move(distances[i]);
+    const double divisor = whole(sum);
+    for (size_t i = 0; i < moves.size(); ++i) shares[i] = shares[i] * (1.0 - sum / divisor) + moves[i] / divisor;
+  }
+  return shares;
+}
+
+// Weiszfeld's iteration, with distances of at least `smoothing` (Pillutla et al. 2022).
+struct GeometricMedianRule {
+  static constexpr const char* kName = "geometric_median";
+  static Names settings() { return {"iterations", "smoothing"}; }
+  static int64_t least(const RobustSetting&) { return 1; }
+  static std::vector<double> shares(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+                                    Runner& runner) {
+    const auto move = [&](double distance) { return 1.0 / std::max(setting.smoothing, distance); };
+    return moved_from_zero(setting.iterations, held, size, runner, move, [](double sum) { return sum; });
+  }
+};
+
+// v <- v + mean of (update - v), each clipped to `radius`, from zero (Karimireddy et al. 2021).
+struct CenteredClipRule {
+  static constexpr const char* kName = "centered_clip";
+  static Names settings() { return {"iterations", "radius"}; }
+  static int64_t least(const RobustSetting&) { return 1; }
+  static std::vector<double> shares(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+                                    Runner& runner) {
+    const auto move = [&](double distance) { return distance > setting.radius ? setting.radius / distance : 1.0; };
+    const auto count = static_cast<double>(held.size());
+    return moved_from_zero(setting.iterations, held, size, runner, move, [=](double) { return count; });
+  }
+};
+
+// To add a rule, write a struct and add it here, its name to fastagg/ops/combine.py, and its plain version to
+// tests/support/formulas.py.
+using Rules =
+    List<MedianRule, TrimmedRule, MeanAroundMedianRule, KrumRule, MultiKrumRule, GeometricMedianRule, CenteredClipRule>;
+
+template <typename Rule, typename = void>
+struct Parts {
+  static RobustRule rule() { return {Rule::kName, Rule::settings(), Rule::least, nullptr, Rule::shares}; }
+};
+template <typename Rule>
+struct Parts<Rule, decltype(void(&Rule::combining))> {
+  static RobustRule rule() { return {Rule::kName, Rule::settings(), Rule::least, Rule::combining, nullptr}; }
+};
+
+template <typename... Each>
+std::vector<RobustRule> table_of(List<Each...>) {
+  return {Parts<Each>::rule()...};
+}
+
 }  // namespace
+
+const std::vector<RobustRule>& robust_rules() {
+  static const std::vector<RobustRule> rules = table_of(Rules{});
+  return rules;
+}
 
 std::vector<double> squared_distances(const std::vector<Held>& held, int64_t size, Runner& runner) {
   const size_t count = held.size();
-  std::vector<double> found = runner.pair_sums(held, size, nullptr, false);
+  std::vector<double> squares = runner.pair_sums(held, size, nullptr, false);
   std::vector<uint8_t> near(count * count);
   bool any = false;
   for (size_t i = 0; i < count; ++i)
     for (size_t k = i + 1; k < count; ++k) {
-      double& square = found[i * count + k];
-      const double both = found[i * count + i] + found[k * count + k];
+      double& square = squares[i * count + k];
+      const double both = squares[i * count + i] + squares[k * count + k];
       square = both - 2.0 * square;
       any |= near[i * count + k] = square < kLost * both ? 1 : 0;
     }
   if (any) {
     const std::vector<double> again = runner.pair_sums(held, size, near.data(), true);
     for (size_t pair = 0; pair < near.size(); ++pair)
-      if (near[pair] != 0) found[pair] = again[pair];
+      if (near[pair] != 0) squares[pair] = again[pair];
   }
   for (size_t i = 0; i < count; ++i)
-    for (size_t k = i + 1; k < count; ++k) found[k * count + i] = found[i * count + k];
-  return found;
+    for (size_t k = i + 1; k < count; ++k) squares[k * count + i] = squares[i * count + k];
+  return squares;
+}
+
+Robust::Robust(const std::string& rule, const RobustSetting& setting) : setting_(setting) {
+  const auto& rules = robust_rules();
+  const auto entry =
+      std::find_if(rules.begin(), rules.end(), [&](const RobustRule& each) { return rule == each.name; });
+  if (entry == rules.end()) throw Refusal(Why::kSetting, "rule: unknown '" + rule + "'");
+  rule_ = &*entry;
+}
+
+void Robust::check(int64_t count) const {
+  const int64_t least = rule_->least(setting_);
+  if (count < least || count > kMostCombined)
+    throw Refusal(Why::kSetting, std::string(rule_->name) + " needs " + std::to_string(least) + ".." +
+                                     std::to_string(kMostCombined) + " updates, got " + std::to_string(count));
 }
 
 std::vector<double> Robust::weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const {
-  const auto count = static_cast<int64_t>(held.size());
-  const bool krum = setting_.rule == kKrum || setting_.rule == kMultiKrum;
-  const int64_t least = krum ? std::max(2 * setting_.f + 3, setting_.keep)
-                             : (setting_.rule == kMeanAroundMedian ? 2 * setting_.f + 1 : 1);
-  if (count < least || count > kMostCombined)
-    throw Refusal(Why::kSetting, std::string(kRobustNames[setting_.rule]) + " needs " + std::to_string(least) + ".." +
-                                     std::to_string(kMostCombined) + " updates, and the round has " +
-                                     std::to_string(count));
+  check(static_cast<int64_t>(held.size()));
   for (size_t k = 0; k < held.size(); ++k) weights[k] = held[k].by;
-  if (sorts()) return {};
-  const std::vector<double> found = krum ? nearest_to_others(squared_distances(held, size, runner), held.size())
-                                         : moved_from_zero(runner.pair_sums(held, size, nullptr, false), held.size());
-  for (size_t k = 0; k < held.size(); ++k) weights[k] = static_cast<float>(found[k] * static_cast<double>(weights[k]));
-  return found;
+  if (rule_->shares == nullptr) return {};
+  const std::vector<double> shares = rule_->shares(setting_, held, size, runner);
+  for (size_t k = 0; k < held.size(); ++k) weights[k] = static_cast<float>(shares[k] * static_cast<double>(weights[k]));
+  return shares;
 }
 
 Combining Robust::how(int64_t count) const {
-  if (setting_.rule == kMeanAroundMedian) return {place_in<Around>(Combines{}), setting_.f};
-  if (!sorts()) return {};
-  const int64_t cut =
-      setting_.rule == kMedian ? (count - 1) / 2 : static_cast<int64_t>(setting_.trim * static_cast<double>(count));
-  return {place_in<Trimmed>(Combines{}), cut};
-}
-
-// What each update counts for.
-std::vector<double> Robust::nearest_to_others(const std::vector<double>& apart, size_t count) const {
-  const auto others = static_cast<std::ptrdiff_t>(count) - setting_.f - 2;
-  std::vector<double> scores(count), near;
-  for (size_t i = 0; i < count; ++i) {
-    near.clear();
-    for (size_t k = 0; k < count; ++k)
-      if (k != i) near.push_back(apart[i * count + k]);
-    std::sort(near.begin(), near.end());
-    scores[i] = std::accumulate(near.begin(), near.begin() + others, 0.0);
-  }
-  std::vector<size_t> order(count);
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] < scores[b]; });
-  const auto all_but_f = count - static_cast<size_t>(setting_.f);
-  const auto keep = setting_.rule == kKrum ? 1 : setting_.keep > 0 ? static_cast<size_t>(setting_.keep) : all_but_f;
-  std::vector<double> shares(count);
-  for (size_t k = 0; k < keep; ++k) shares[order[k]] = 1.0 / static_cast<double>(keep);
-  return shares;
-}
-
-// The same of rules that move a point from zero, so that nothing large draws it away at the start.
-std::vector<double> Robust::moved_from_zero(const std::vector<double>& products, size_t count) const {
-  std::vector<double> shares(count), moves(count);
-  for (int64_t turn = 0; turn < setting_.iterations; ++turn) {
-    const std::vector<double> distances = distances_from_point(products, shares);
-    double moved = 0.0;
-    for (size_t i = 0; i < count; ++i)
-      moved += moves[i] = setting_.rule == kGeometricMedian ? 1.0 / std::max(setting_.smoothing, distances[i])
-                          : distances[i] > setting_.radius  ? setting_.radius / distances[i]
-                                                            : 1.0;
-    const double whole = setting_.rule == kGeometricMedian ? moved : static_cast<double>(count);
-    for (size_t i = 0; i < count; ++i) shares[i] = shares[i] * (1.0 - moved / whole) + moves[i] / whole;
-  }
-  return shares;
+  return rule_->combining == nullptr ? Combining{} : rule_->combining(setting_, count);
 }
 
 }  // namespace fastagg::engine

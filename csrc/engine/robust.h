@@ -1,54 +1,47 @@
-// What a round's updates become if some clients may send anything. Of the rules, and what each needs:
-//
-//   median              of every element
-//   trimmed             trim < 1/2: the mean without the int(trim*count) smallest and largest (Yin et al. 2018)
-//   mean_around_median  count > 2*f: of every element the mean of the count - f values nearest to the median
-//                       (Xie et al. 2018)
-//   krum, multi_krum    count >= 2*f + 3: the one update, or the mean of `keep`, with the smallest sum of squared
-//                       distances to its count - f - 2 nearest others (Blanchard et al. 2017)
-//   geometric_median    Weiszfeld's iteration from the mean, with distances of at least `smoothing`
-//                       (Pillutla et al. 2022)
-//   centered_clip       v <- v + mean of (update - v), each clipped to `radius`, from zero (Karimireddy et al. 2021)
+// What a round's updates become if some clients may send anything. robust.cpp has a struct for each rule, with what it
+// needs and its source. Python takes names, settings and needs from `robust_rules()`.
 #pragma once
+
+#include <string>
+#include <vector>
 
 #include "../runner.h"
 
 namespace fastagg::engine {
 
-enum RobustRule : int {
-  kMedian,
-  kTrimmed,
-  kMeanAroundMedian,
-  kKrum,
-  kMultiKrum,
-  kGeometricMedian,
-  kCenteredClip,
-  kRobustRules
+// The settings of all rules; each has a few of them.
+struct RobustSetting {
+  double trim = 0.0;       // in [0, 1/2)
+  int64_t f = 0;           // how many may send anything
+  int64_t keep = 0;        // 0: all but f
+  int64_t iterations = 0;  // at least 1
+  double smoothing = 0.0, radius = 0.0;
 };
-constexpr const char* kRobustNames[kRobustRules] = {"median",     "trimmed",          "mean_around_median", "krum",
-                                                    "multi_krum", "geometric_median", "centered_clip"};
+
+// A rule combines each element alone, or gives every update a share. The other function is null.
+struct RobustRule {
+  const char* name;
+  std::vector<std::string> settings;               // names of those that it has
+  int64_t (*least)(const RobustSetting& setting);  // how many updates it needs
+  Combining (*combining)(const RobustSetting& setting, int64_t count);
+  std::vector<double> (*shares)(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+                                Runner& runner);
+};
+const std::vector<RobustRule>& robust_rules();
 
 class Robust : public Combine {
  public:
-  struct Setting {
-    RobustRule rule;
-    double trim;
-    int64_t f;     // how many may send anything
-    int64_t keep;  // 0: all but f
-    int64_t iterations;
-    double smoothing, radius;
-  };
-  explicit Robust(const Setting& setting) : setting_(setting) {}
-  // Throws Refusal: there are too few updates, or too many.
+  // Throws Refusal, kSetting: there is no such rule.
+  Robust(const std::string& rule, const RobustSetting& setting);
+  // Throws Refusal, kSetting: there are too few updates, or too many.
+  void check(int64_t count) const;
+  // Throws as `check`.
   std::vector<double> weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const override;
   Combining how(int64_t count) const override;
 
  private:
-  bool sorts() const { return setting_.rule <= kMeanAroundMedian; }
-  std::vector<double> nearest_to_others(const std::vector<double>& apart, size_t count) const;
-  std::vector<double> moved_from_zero(const std::vector<double>& products, size_t count) const;
-
-  Setting setting_;
+  const RobustRule* rule_;
+  RobustSetting setting_;
 };
 
 // [count, count]: the squared distances of all updates; where two are so near that their difference is lost in their

@@ -1,47 +1,100 @@
-// What a delay changes: the weight of one update, and the learning rate of a step (fastagg/rules/staleness.py says who
-// defined each rule). A rule of a user's own is asked for (extension.h).
+// What a delay changes: the weight of one update, and the learning rate of a step. fastagg/rules/staleness.py says who
+// defined each formula, and computes with these. A formula of a user's own is called instead (extension.h).
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <vector>
+
+#include "../math/list.h"
 
 namespace fastagg::engine {
 
-struct Staleness {
-  static constexpr double kPi = 3.14159265358979323846;
-  enum Weight { kOne, kHinge, kPolynomial, kCosine, kCutoff, kAskWeight };
-  enum Rate { kSame, kScaled, kReciprocal, kThreshold, kLipschitz, kDrop, kAskRate };
-  static constexpr const char* kWeights[] = {"one", "hinge", "polynomial", "cosine", "cutoff", "ask"};
-  static constexpr const char* kRates[] = {"same", "scaled", "reciprocal", "threshold", "lipschitz", "drop", "ask"};
-  Weight weight = kOne;
-  double a = 0.0, b = 0.0;
-  Rate rate = kSame;
-  double threshold = 0.0, lipschitz = 1.0;
+struct StalenessSetting {
+  double a = 0.0, b = 0.0;                  // of the weight, by its own names
+  double threshold = 0.0, lipschitz = 1.0;  // of the rate
+};
 
-  double weight_of(int64_t delay) const {
-    const auto tau = static_cast<double>(delay);
-    if (weight == kHinge) return tau <= b ? 1.0 : 1.0 / (a * (tau - b) + 1.0);
-    if (weight == kPolynomial) return std::pow(tau + 1.0, -a);
-    if (weight == kCosine) return tau < b ? std::exp(-a * tau) * 0.5 * (1.0 + std::cos(kPi * tau / b)) : 0.0;
-    return 1.0;
+// -- weights: `of` an update that is tau versions old. None: it is dropped. kSettings are Python's names of a and b.
+
+struct ConstantWeight {
+  static constexpr const char* kName = "constant";
+  static constexpr const char* kSettings[2] = {nullptr, nullptr};
+  static std::optional<double> of(double, const StalenessSetting&) { return 1.0; }
+};
+struct HingeWeight {
+  static constexpr const char* kName = "hinge";
+  static constexpr const char* kSettings[2] = {"a", "b"};
+  static std::optional<double> of(double tau, const StalenessSetting& s) {
+    return tau <= s.b ? 1.0 : 1.0 / (s.a * (tau - s.b) + 1.0);
   }
-  bool drops(int64_t delay) const { return weight == kCutoff && static_cast<double>(delay) >= a; }
+};
+struct PolynomialWeight {
+  static constexpr const char* kName = "polynomial";
+  static constexpr const char* kSettings[2] = {"a", nullptr};
+  static std::optional<double> of(double tau, const StalenessSetting& s) { return std::pow(tau + 1.0, -s.a); }
+};
+struct CosineWeight {
+  static constexpr const char* kName = "cosine";
+  static constexpr const char* kSettings[2] = {"alpha", "cutoff"};
+  static std::optional<double> of(double tau, const StalenessSetting& s) {
+    constexpr double kPi = 3.14159265358979323846;
+    return tau < s.b ? std::exp(-s.a * tau) * 0.5 * (1.0 + std::cos(kPi * tau / s.b)) : 0.0;
+  }
+};
+struct CutoffWeight {
+  static constexpr const char* kName = "cutoff";
+  static constexpr const char* kSettings[2] = {"delay", nullptr};
+  static std::optional<double> of(double tau, const StalenessSetting& s) {
+    return tau < s.a ? std::optional<double>(1.0) : std::nullopt;
+  }
+};
+using Weights = List<ConstantWeight, HingeWeight, PolynomialWeight, CosineWeight, CutoffWeight>;
 
+// -- rates: `of` a step whose largest delay tau is above the threshold, in place of lr
+
+struct SameRate {
+  static constexpr const char* kName = "same";
+  static double of(double lr, double, const StalenessSetting&) { return lr; }
+};
+struct ScaledRate {
+  static constexpr const char* kName = "scaled";
+  static double of(double lr, double tau, const StalenessSetting&) { return std::min(lr, lr / tau); }
+};
+struct ReciprocalRate {
+  static constexpr const char* kName = "reciprocal";
+  static double of(double lr, double tau, const StalenessSetting&) { return std::min(lr, 1.0 / tau); }
+};
+struct ThresholdRate {
+  static constexpr const char* kName = "threshold";
+  static double of(double lr, double tau, const StalenessSetting& s) { return lr * s.threshold / tau; }
+};
+struct LipschitzRate {
+  static constexpr const char* kName = "lipschitz";
+  static double of(double lr, double tau, const StalenessSetting& s) {
+    return std::min(lr, 1.0 / (4.0 * s.lipschitz * tau));
+  }
+};
+struct DropRate {
+  static constexpr const char* kName = "drop";
+  static double of(double, double, const StalenessSetting&) { return 0.0; }
+};
+using Rates = List<SameRate, ScaledRate, ReciprocalRate, ThresholdRate, LipschitzRate, DropRate>;
+
+// The formulas of a server. Null: the extension is asked.
+struct Staleness {
+  std::optional<double> (*weight)(double tau, const StalenessSetting& setting) = ConstantWeight::of;
+  double (*rate)(double lr, double tau, const StalenessSetting& setting) = SameRate::of;
+  StalenessSetting setting;
+
+  std::optional<double> weight_of(int64_t delay) const { return weight(static_cast<double>(delay), setting); }
+  bool changes_rate() const { return rate != SameRate::of; }
   double rate_of(double lr, const std::vector<int64_t>& delays) const {
-    int64_t longest = 0;
-    for (const int64_t one : delays) longest = std::max(longest, one);
-    const auto tau = static_cast<double>(longest);
-    if (tau <= threshold) return lr;
-    switch (rate) {
-      case kScaled: return std::min(lr, lr / tau);
-      case kReciprocal: return std::min(lr, 1.0 / tau);
-      case kThreshold: return lr * threshold / tau;
-      case kLipschitz: return std::min(lr, 1.0 / (4.0 * lipschitz * tau));
-      case kDrop: return 0.0;
-      default: return lr;
-    }
+    const auto longest = std::max_element(delays.begin(), delays.end());
+    const double tau = longest == delays.end() ? 0.0 : static_cast<double>(*longest);
+    return tau <= setting.threshold ? lr : rate(lr, tau, setting);
   }
 };
 

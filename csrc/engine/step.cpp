@@ -31,11 +31,11 @@ void check_outcome(const log::Decided* was, const Receipt& now, bool answers) {
 
 double rate_of(const Core& of) {
   const Staleness& staleness = of.settings.staleness;
-  if (staleness.rate == Staleness::kSame) return of.optimizer.settings.lr;
+  if (!staleness.changes_rate()) return of.optimizer.settings.lr;
   std::vector<int64_t> delays;
   for (const int64_t start : of.direction->versions()) delays.push_back(of.ledger.now - start);
-  return staleness.rate == Staleness::kAskRate ? of.extension->rate(of.optimizer.settings.lr, delays)
-                                               : staleness.rate_of(of.optimizer.settings.lr, delays);
+  const double lr = of.optimizer.settings.lr;
+  return staleness.rate ? staleness.rate_of(lr, delays) : of.extension->rate(lr, delays);
 }
 
 }  // namespace

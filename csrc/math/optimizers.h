@@ -68,16 +68,16 @@ struct MomentsOf {
 
 // `advance` updates the moments. decay1 and decay2 multiply the old m and v. They are the betas times the unit, if a
 // moment is stored in units. kScalesV: v is also used without a decay, so its unit must be multiplied in first. `moved`
-// computes the new x from the new moments. L: the operations on lanes (portable.h). `reach` raises the bounds of the
-// moments to what they can be after a step along a direction whose elements are at most d, and returns a bound of what
-// lr multiplies; kAlong: that is the direction itself. kPlain: it has no 8-bit moments.
+// computes the new x from the moments before and after. L: the operations on lanes (portable.h). `reach` raises the
+// bounds of the moments to what they can be after a step along a direction whose elements are at most d, and returns a
+// bound of what lr multiplies; kAlong: that is the direction itself. kPlain: it has no 8-bit moments.
 struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true, kPlain = true;
   template <typename L, typename F>
   FASTAGG_FN void advance(F, MomentsOf<F>&, const Hyper&, float, float) {}
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const MomentsOf<F>&, const Hyper& h) {
     return x + h.lr * d;
   }
   static double reach(const Decay&, double d, MomentBounds&) { return d; }
@@ -91,7 +91,7 @@ struct Momentum {
     s.m = decay1 * s.m + d;
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F, F x, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
     return x + h.lr * s.m;
   }
   static double reach(const Decay& s, double d, MomentBounds& bound) { return bound.m = s.beta1 * bound.m + d; }
@@ -106,7 +106,7 @@ struct Adam {
     s.v = ema(decay2, s.v, h.rest2, d * d);
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F, F x, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
     return descend<L>(x, s.m, s.v, h);
   }
   static double reach(const Decay& s, double d, MomentBounds& bound) {
@@ -124,7 +124,7 @@ struct Amsgrad : Adam {
     s.vhat = L::larger(s.vhat, s.v);
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F, F x, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
     return descend<L>(x, s.m, s.vhat, h);
   }
 };
@@ -162,7 +162,7 @@ struct Lookahead : Adam {
   static constexpr const char* kName = "lookahead";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
     return descend<L>(x, ema(h.beta1, s.m, h.rest1, d), s.v, h);
   }
 };
@@ -175,7 +175,7 @@ struct Nesterov {
     s.m = ema(decay1, s.m, h.rest2, d);
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
     return x + h.lr * (d + h.beta1 * s.m);
   }
   static double reach(const Decay& s, double d, MomentBounds& bound) {
@@ -195,7 +195,7 @@ struct Delayed {
     s.v = F{};
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
     const F along = h.part * d;
     return x + h.lr * (h.ends ? along + h.beta1 * s.m : along);
   }

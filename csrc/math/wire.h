@@ -1,5 +1,5 @@
-// What a client sends in place of its numbers: formats of encoded updates, and how one element is read back. Bytes:
-// docs/encoding.md.
+// The formats of encoded updates, a struct for each: which arrays an update becomes, and how an element is read back.
+// Bytes: docs/encoding.md. The header's checks, the kernels for CPU and CUDA, Python and the tests read the lists here.
 //
 //   int8, int4  the codes and scales of a client's row (rows.h), rounded without bias
 //   tensor      int8 with one scale for each of the model's arrays: absmax/127, rounded to the nearest
@@ -7,16 +7,17 @@
 //   bf16        rounded to bfloat16 without bias, padded as a row
 //   topk        the k largest by rising index; all others are zero. Their values are a row of k elements in fp32, bf16
 //               or int8, or have two bits each and, for every 256, a scale: absmax*{-1, -1/3, 1/3, 1}, without bias
+//
+// To add a format in which every element has a code, write its codec, append DenseFormat<it> to WireFormats (the place
+// is the number in the header), and its plain version to tests/support/wire.py. A format of another kind is a struct as
+// TensorFormat, with its own `encode` in cpu/wire.cpp and `decode_wire` in cpu/wire.inl.
 #pragma once
+
+#include <float.h>
 
 #include "rows.h"
 
 namespace fastagg {
-
-enum WireFormat : uint8_t { kWireInt8 = 0, kWireInt4, kWireTensor, kWireSign, kWireTopK, kWireBf16, kWireFormats };
-constexpr const char* kWireNames[kWireFormats] = {"int8", "int4", "int8-tensor", "sign", "topk", "bf16"};
-enum WireValues : uint8_t { kValuesFp32 = 0, kValuesBf16, kValuesInt8, kValuesInt2, kWireValues };
-constexpr const char* kValueNames[kWireValues] = {"fp32", "bf16", "int8", "int2"};
 
 constexpr int64_t kWireAligned = 64;
 constexpr uint8_t kWireVersion = 1;
@@ -32,26 +33,16 @@ static_assert(sizeof(WireHead) == kWireAligned);
 
 // An encoded update, checked. Its addresses lie in its bytes. Who holds it holds them (store/encoded.h).
 struct Wire {
-  WireFormat format = kWireInt8;
-  WireValues values = kValuesFp32;
+  int format = 0;  // place in WireFormats
+  int values = 0;  // of a top-k: place in ValueCodecs
   int64_t size = 0, count = 0;
   const uint8_t* bytes = nullptr;
   int64_t nbytes = 0;
   const uint8_t* codes = nullptr;
   const float* scales = nullptr;
-  const int32_t* indices = nullptr;  // rising
+  const int32_t* indices = nullptr;  // of a top-k, rising; null: all elements are there
   const int64_t* ends = nullptr;     // of the arrays, rising
 };
-
-// The row format with the same codes; negative: none.
-constexpr int row_of_wire(WireFormat format) {
-  switch (format) {
-    case kWireInt8: return place_in<Int8>(RowFormats{});
-    case kWireInt4: return place_in<Int4>(RowFormats{});
-    case kWireBf16: return place_in<BFloat16>(RowFormats{});
-    default: return -1;
-  }
-}
 
 // The first place whose value is above `limit`, of rising ones.
 template <typename T>
@@ -67,52 +58,216 @@ FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
   return low;
 }
 
-// Two bits: up with probability equal to the fraction.
-FASTAGG_FN uint32_t put_two_bits(float value, float inverse, uint32_t random) {
-  const float at = (value * inverse + 1.0f) * 1.5f + dither(random);
-  const int32_t code = number_of(static_cast<Whole>(bits_of(at + kWhole)));
-  return static_cast<uint32_t>(code < 0 ? 0 : code > 3 ? 3 : code);
-}
-FASTAGG_FN float two_bits(uint32_t code, float scale) {
-  return (static_cast<float>(2 * static_cast<int32_t>(code) - 3) * (1.0f / 3.0f)) * scale;
+// -- codecs: how numbers become codes
+
+// What every codec says:
+//   kName, kType  its name, and what NumPy calls the type of its codes
+//   kBits         of a code
+//   kScaled       whether each scale block (256 elements) has a scale
+//   kBlocks       whether its codes fill whole scale blocks
+//   kRandom       whether it rounds with random bits, without bias
+//   kRow          its place in RowFormats, whose kernels read and write it; negative: none
+
+template <typename Format>
+struct RowCodec {
+  typedef Format Row;
+  static constexpr const char* kName = Format::kName;
+  static constexpr int kBits = Format::kBits, kRow = place_in<Format>(RowFormats{});
+  static constexpr bool kScaled = Format::kLevels > 0, kBlocks = Format::kRandom, kRandom = Format::kRandom;
+};
+struct Float32Codec : RowCodec<Float32> {
+  static constexpr const char* kType = "f4";
+};
+struct BFloat16Codec : RowCodec<BFloat16> {
+  static constexpr const char* kType = "u2";
+};
+struct Int8Codec : RowCodec<Int8> {
+  static constexpr const char* kType = "i1";
+};
+struct Int4Codec : RowCodec<Int4> {
+  static constexpr const char* kType = "u1";
+};
+
+// Codes of `Bits` bits, the first in the lowest of a byte. Each says besides:
+//   scale  of at most a scale block of numbers
+//   code   of a number, from 16 random bits; `inverse` is 1/scale
+//   value  what a code stands for
+template <int Bits>
+struct BitCodec {
+  static constexpr const char* kType = "u1";
+  static constexpr int kBits = Bits, kRow = -1;
+  static constexpr bool kScaled = true, kBlocks = true;
+};
+
+// Bits of the largest magnitude; those of infinity and NaN are the largest.
+FASTAGG_FN uint32_t largest_bits(const float* in, int64_t n) {
+  int32_t most = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t pattern = static_cast<int32_t>(bits_of(in[i]) & 0x7fffffffu);
+    most = pattern > most ? pattern : most;
+  }
+  return static_cast<uint32_t>(most);
 }
 
-FASTAGG_FN float bf16_at(const uint8_t* codes, int64_t i) {
-  return widen_bf16(static_cast<uint16_t>(codes[2 * i] | codes[2 * i + 1] << 8));
+// The sum of magnitudes in lanes of a fixed number, so that its bits do not depend on the vectors' width.
+FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
+  constexpr int64_t kWidth = 32;
+  float lanes[kWidth] = {};
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth)
+    for (int64_t k = 0; k < kWidth; ++k) lanes[k] += fabsf(in[i + k]) * unit;
+  for (int64_t k = 0; i + k < n; ++k) lanes[k] += fabsf(in[i + k]) * unit;
+  for (int64_t half = kWidth / 2; half > 0; half /= 2)
+    for (int64_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+  return lanes[0];
 }
 
-// Element i, if all are there. Only a top-k leaves some out.
-FASTAGG_FN float element_of(const Wire& wire, int64_t i) {
-  if (wire.format == kWireBf16) return bf16_at(wire.codes, i);
-  const float scale = wire.scales[wire.format == kWireTensor ? first_above(wire.ends, wire.count, i) : i / kScaleBlock];
-  if (wire.format == kWireSign)
-    return float_from_bits(bits_of(scale) | static_cast<uint32_t>(wire.codes[i / 8] >> (i % 8) & 1) << 31);
-  if (wire.format != kWireInt4) return Int8::value(static_cast<int8_t>(wire.codes[i]), scale);
-  int32_t pair[2];
-  Int4::split(wire.codes, i / kScaleBlock * kHalf + i % kHalf, 0, pair[0], pair[1]);
-  return Int4::value(i % kScaleBlock < kHalf ? pair[0] : pair[1], scale);
+struct SignCodec : BitCodec<1> {
+  static constexpr const char* kName = "sign";
+  static constexpr bool kRandom = false;
+  // The mean magnitude. The sum of finite numbers may be beyond fp32; their mean is not.
+  FASTAGG_FN float scale(const float* in, int64_t n) {
+    constexpr float kLargestCount = static_cast<float>(kScaleBlock);
+    const float mean = sum_of_magnitudes(in, n, 1.0f) / static_cast<float>(n);
+    if (mean <= FLT_MAX) return mean;
+    const float smaller = sum_of_magnitudes(in, n, 1.0f / kLargestCount) / static_cast<float>(n);
+    return smaller < FLT_MAX / kLargestCount ? smaller * kLargestCount : FLT_MAX;
+  }
+  FASTAGG_FN uint32_t code(float value, float, uint32_t) { return bits_of(value) >> 31; }
+  FASTAGG_FN float value(uint32_t code, float scale) { return float_from_bits(bits_of(scale) | code << 31); }
+};
+
+struct Int2Codec : BitCodec<2> {
+  static constexpr const char* kName = "int2";
+  static constexpr bool kRandom = true;
+  FASTAGG_FN float scale(const float* in, int64_t n) { return scale_of(float_from_bits(largest_bits(in, n)), 1.0f); }
+  FASTAGG_FN uint32_t code(float value, float inverse, uint32_t random) {
+    const float level = (value * inverse + 1.0f) * 1.5f + dither(random);
+    const int32_t code = number_of(static_cast<Whole>(bits_of(level + kWhole)));
+    return static_cast<uint32_t>(code < 0 ? 0 : code > 3 ? 3 : code);
+  }
+  FASTAGG_FN float value(uint32_t code, float scale) {
+    return (static_cast<float>(2 * static_cast<int32_t>(code) - 3) * (1.0f / 3.0f)) * scale;
+  }
+};
+
+// The number that code i stands for.
+template <typename Codec>
+FASTAGG_FN float value_at(const uint8_t* codes, const float* scales, int64_t i) {
+  const float scale = Codec::kScaled ? scales[i / kScaleBlock] : 1.0f;
+  if constexpr (Codec::kRow >= 0) {
+    using Row = typename Codec::Row;
+    constexpr bool kPairs = Row::kPlanes == 1;  // elements i and i+128 share a code
+    int32_t first, second;
+    Row::split(reinterpret_cast<const typename Row::Code*>(codes), kPairs ? i / kScaleBlock * kHalf + i % kHalf : i, 0,
+               first, second);
+    return Row::value(kPairs && i % kScaleBlock >= kHalf ? second : first, scale);
+  } else {
+    constexpr int kBits = Codec::kBits;
+    const int64_t byte = i * kBits / 8;
+    const auto shift = static_cast<int>(i * kBits % 8);
+    uint32_t code = static_cast<uint32_t>(codes[byte]) >> shift;
+    if (8 % kBits != 0 && shift + kBits > 8) code |= static_cast<uint32_t>(codes[byte + 1]) << (8 - shift);
+    return Codec::value(code & ((1u << kBits) - 1u), scale);
+  }
 }
+
+// -- formats: which arrays an update becomes
+
+enum WirePart { kCodes, kScales, kIndices, kEnds };
+constexpr const char* kWireParts[] = {"codes", "scales", "indices", "ends"};
+
+// visit(part, type, count) for the arrays that `count` codes need.
+template <typename Codec, typename Visit>
+void visit_codes(int64_t count, Visit visit) {
+  const int64_t width = Codec::kType[1] - '0';
+  visit(kCodes, Codec::kType, (Codec::kBlocks ? padded(count) : count) * Codec::kBits / 8 / width);
+  if (Codec::kScaled) visit(kScales, "f4", padded(count) / kScaleBlock);
+}
+
+// What every format says:
+//   kName      in Python
+//   kRow       the row format with the same codes and scales; negative: none
+//   kUnbiased  whether the numbers read back are, on average, the update's
+//   kSparse    whether it has indices and says `values` in its header; `count` is their number
+//   kTensors   whether it has the model's arrays in `ends`; `count` is their number
+//   arrays     visits its arrays in their order
+//   element    number i of the update
+
+template <typename Codec>
+struct DenseFormat {
+  static constexpr const char* kName = Codec::kName;
+  static constexpr int kRow = Codec::kRow;
+  static constexpr bool kUnbiased = Codec::kRandom, kSparse = false, kTensors = false;
+  template <typename Visit>
+  static void arrays(const WireHead& head, Visit visit) {
+    visit_codes<Codec>(head.size, visit);
+  }
+  FASTAGG_FN float element(const Wire& wire, int64_t i) { return value_at<Codec>(wire.codes, wire.scales, i); }
+};
+
+struct TensorFormat {
+  static constexpr const char* kName = "int8-tensor";
+  static constexpr int kRow = -1;
+  static constexpr bool kUnbiased = false, kSparse = false, kTensors = true;
+  template <typename Visit>
+  static void arrays(const WireHead& head, Visit visit) {
+    visit(kCodes, "i1", head.size), visit(kScales, "f4", head.count), visit(kEnds, "i8", head.count);
+  }
+  FASTAGG_FN float element(const Wire& wire, int64_t i) {
+    return Int8::value(static_cast<int8_t>(wire.codes[i]), wire.scales[first_above(wire.ends, wire.count, i)]);
+  }
+};
+
+using ValueCodecs = List<Float32Codec, BFloat16Codec, Int8Codec, Int2Codec>;  // of a top-k's values
 
 // Value k of a top-k.
 FASTAGG_FN float value_of(const Wire& wire, int64_t k) {
-  const uint8_t* const codes = wire.codes;
-  switch (wire.values) {
-    case kValuesBf16: return bf16_at(codes, k);
-    case kValuesInt8: return Int8::value(static_cast<int8_t>(codes[k]), wire.scales[k / kScaleBlock]);
-    case kValuesInt2: return two_bits((codes[k / 4] >> (2 * (k % 4))) & 3u, wire.scales[k / kScaleBlock]);
-    default: {
-      float value;
-      memcpy(&value, codes + 4 * k, sizeof value);
-      return value;
-    }
+  float value = 0.0f;
+  visit_at(wire.values, ValueCodecs{},
+           [&](auto codec) { value = value_at<decltype(codec)>(wire.codes, wire.scales, k); });
+  return value;
+}
+
+struct TopKFormat {
+  static constexpr const char* kName = "topk";
+  static constexpr int kRow = -1;
+  static constexpr bool kUnbiased = false, kSparse = true, kTensors = false;
+  template <typename Visit>
+  static void arrays(const WireHead& head, Visit visit) {
+    visit(kIndices, "i4", head.count);
+    visit_at(head.values, ValueCodecs{}, [&](auto codec) { visit_codes<decltype(codec)>(head.count, visit); });
   }
+  FASTAGG_FN float element(const Wire& wire, int64_t i) {
+    const int64_t k = first_above(wire.indices, wire.count, i) - 1;
+    return k >= 0 && wire.indices[k] == i ? value_of(wire, k) : 0.0f;
+  }
+};
+
+using WireFormats = List<DenseFormat<Int8Codec>, DenseFormat<Int4Codec>, TensorFormat, DenseFormat<SignCodec>,
+                         TopKFormat, DenseFormat<BFloat16Codec>>;
+
+struct WireFacts {
+  const char* name;
+  int row;
+  bool unbiased, sparse, tensors;
+};
+
+// What is known of a format by its number.
+FASTAGG_FN WireFacts wire_facts(int format) {
+  WireFacts facts{};
+  visit_at(format, WireFormats{}, [&](auto kind) {
+    using Format = decltype(kind);
+    facts = {Format::kName, Format::kRow, Format::kUnbiased, Format::kSparse, Format::kTensors};
+  });
+  return facts;
 }
 
 // Element i of any.
 FASTAGG_FN float number_at(const Wire& wire, int64_t i) {
-  if (wire.format != kWireTopK) return element_of(wire, i);
-  const int64_t k = first_above(wire.indices, wire.count, i) - 1;
-  return k >= 0 && wire.indices[k] == i ? value_of(wire, k) : 0.0f;
+  float number = 0.0f;
+  visit_at(wire.format, WireFormats{}, [&](auto format) { number = decltype(format)::element(wire, i); });
+  return number;
 }
 
 }  // namespace fastagg

@@ -22,44 +22,29 @@ int64_t width_of(const char* type) { return type[1] - '0'; }
 void check_head(const WireHead& head) {
   if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0) refuse("it does not begin with FAEU");
   if (head.version != kWireVersion) refuse("version " + std::to_string(head.version) + ", expected 1");
-  if (head.format >= kWireFormats) refuse("unknown format " + std::to_string(head.format));
+  if (head.format >= WireFormats::kCount) refuse("unknown format " + std::to_string(head.format));
   const auto is_zero = [](uint8_t byte) { return byte == 0; };
   if (head.zero != 0 || !std::all_of(std::begin(head.rest), std::end(head.rest), is_zero))
     refuse("bytes of the header that must be zero are not");
-  const bool sparse = head.format == kWireTopK, counts = sparse || head.format == kWireTensor;
-  if (head.values >= kWireValues || (!sparse && head.values != 0)) refuse("unknown values");
-  const int64_t most = sparse ? int64_t{INT32_MAX} : kLargest;
-  if (head.size < 1 || head.size > most) refuse("a size of " + std::to_string(head.size));
+  const WireFacts facts = wire_facts(head.format);
+  const bool counts = facts.sparse || facts.tensors;
+  if (head.values >= ValueCodecs::kCount || (!facts.sparse && head.values != 0)) refuse("unknown values");
+  const int64_t largest = facts.sparse ? int64_t{INT32_MAX} : kLargest;
+  if (head.size < 1 || head.size > largest) refuse("a size of " + std::to_string(head.size));
   if (head.count < counts || head.count > (counts ? head.size : 0)) refuse("a count of " + std::to_string(head.count));
 }
 
 std::vector<Encoded::Array> arrays_of(const WireHead& head, int64_t* nbytes) {
-  const int64_t whole = padded(head.size), kept = padded(head.count);
-  std::vector<Encoded::Array> found;
-  switch (head.format) {
-    case kWireInt8: found = {{"codes", "i1", whole, 0}, {"scales", "f4", whole / kScaleBlock, 0}}; break;
-    case kWireInt4: found = {{"codes", "u1", whole / 2, 0}, {"scales", "f4", whole / kScaleBlock, 0}}; break;
-    case kWireTensor:
-      found = {{"codes", "i1", head.size, 0}, {"scales", "f4", head.count, 0}, {"ends", "i8", head.count, 0}};
-      break;
-    case kWireBf16: found = {{"codes", "u2", whole, 0}}; break;
-    case kWireSign: found = {{"codes", "u1", whole / 8, 0}, {"scales", "f4", whole / kScaleBlock, 0}}; break;
-    default:
-      found = {{"indices", "i4", head.count, 0}};
-      if (head.values == kValuesFp32) found.push_back({"codes", "f4", head.count, 0});
-      if (head.values == kValuesBf16) found.push_back({"codes", "u2", kept, 0});
-      if (head.values == kValuesInt8) found.push_back({"codes", "i1", kept, 0});
-      if (head.values == kValuesInt2) found.push_back({"codes", "u1", kept / 4, 0});
-      if (head.values >= kValuesInt8) found.push_back({"scales", "f4", kept / kScaleBlock, 0});
-  }
-  int64_t at = kWireAligned;
-  for (Encoded::Array& array : found) {
-    array.begin = at;
-    at += array.count * width_of(array.type);
-    if (&array != &found.back()) at = (at + kWireAligned - 1) / kWireAligned * kWireAligned;
-  }
-  *nbytes = at;
-  return found;
+  std::vector<Encoded::Array> arrays;
+  int64_t end = kWireAligned;
+  const auto add = [&](WirePart part, const char* type, int64_t count) {
+    const int64_t begin = (end + kWireAligned - 1) / kWireAligned * kWireAligned;
+    arrays.push_back({part, type, count, begin});
+    end = begin + count * width_of(type);
+  };
+  visit_at(head.format, WireFormats{}, [&](auto format) { decltype(format)::arrays(head, add); });
+  *nbytes = end;
+  return arrays;
 }
 
 // The first place below `count` that is not fit; `count`: all are. Runs are looked at whole, which a compiler can do
@@ -88,14 +73,16 @@ WireHead head_of(const Wire& wire) {
 void Encoded::take(const WireHead& head, Owner memory) {
   memory_ = std::move(memory);
   bytes = data();
-  format = static_cast<WireFormat>(head.format), values = static_cast<WireValues>(head.values);
+  format = head.format, values = head.values;
   size = head.size, count = head.count;
   for (const Array& array : arrays_of(head, &nbytes)) {
     const uint8_t* const at = bytes + array.begin;
-    if (array.name[0] == 'c') codes = at;
-    if (array.name[0] == 's') scales = reinterpret_cast<const float*>(at);
-    if (array.name[0] == 'i') indices = reinterpret_cast<const int32_t*>(at);
-    if (array.name[0] == 'e') ends = reinterpret_cast<const int64_t*>(at);
+    switch (array.part) {
+      case kCodes: codes = at; break;
+      case kScales: scales = reinterpret_cast<const float*>(at); break;
+      case kIndices: indices = reinterpret_cast<const int32_t*>(at); break;
+      case kEnds: ends = reinterpret_cast<const int64_t*>(at); break;
+    }
   }
 }
 
@@ -124,7 +111,7 @@ std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes,
   return made;
 }
 
-std::shared_ptr<Encoded> Encoded::make(WireFormat format, WireValues values, int64_t size, int64_t count) {
+std::shared_ptr<Encoded> Encoded::make(int format, int values, int64_t size, int64_t count) {
   WireHead head{{}, kWireVersion, static_cast<uint8_t>(format), static_cast<uint8_t>(values), 0, size, count, {}};
   std::memcpy(head.magic, kMagic, sizeof kMagic);
   check_head(head);
@@ -145,7 +132,7 @@ std::shared_ptr<Encoded> Encoded::make(WireFormat format, WireValues values, int
 // What the arrays hold.
 void Encoded::check() const {
   for (const Array& array : arrays()) {
-    if (array.name[0] != 's') continue;
+    if (array.part != kScales) continue;
     const auto is_fit = [from = scales](int64_t i) { return (from[i] >= 0.0f) & (from[i] <= FLT_MAX); };
     if (const int64_t i = first_unfit(array.count, is_fit); i < array.count)
       refuse("a scale of " + std::to_string(scales[i]) + ", expected a finite one that is not negative");
@@ -162,7 +149,7 @@ void Encoded::check() const {
   for (int64_t k = 0; ends != nullptr && k < count; last = ends[k++])
     if (ends[k] <= last || ends[k] > size) refuse("arrays whose ends do not rise to its size");
   if (ends != nullptr && last != size) refuse("arrays that end before its size");
-  if (row_of_wire(format) < 0 || padded(size) == size) return;
+  if (wire_facts(format).row < 0 || padded(size) == size) return;
   // Behind the last element a row has zeros.
   const int64_t begin = size / kScaleBlock * kScaleBlock;
   float last_ones[kScaleBlock];

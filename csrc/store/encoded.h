@@ -17,12 +17,14 @@ class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
   // kEncoding, before anything is allocated that is not as large as they are.
   static std::shared_ptr<Encoded> read(const void* bytes, int64_t nbytes, Owner owner = nullptr);
   // Memory for one that will be written: whoever made it writes the arrays, and calls `check`.
-  static std::shared_ptr<Encoded> make(WireFormat format, WireValues values, int64_t size, int64_t count);
+  // `format` and `values` are places in WireFormats and ValueCodecs; `count` as in WireHead.
+  static std::shared_ptr<Encoded> make(int format, int values, int64_t size, int64_t count);
   void check() const;
 
   // Its arrays behind the head, as NumPy names their types. docs/encoding.md has this table.
   struct Array {
-    const char *name, *type;
+    WirePart part;
+    const char* type;
     int64_t count, begin;  // elements; bytes from the start
   };
   std::vector<Array> arrays() const;
@@ -42,14 +44,14 @@ class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
 inline bool is_encoded(const Update& update) {
   return update.pieces.size() == 1 && update.pieces.front().dtype == kEncoded;
 }
-// What is known of an encoded update, wherever it lies; null: it is none.
+// The header and arrays of an encoded update, on the host or a device. Null: the update is not encoded.
 inline const Wire* wire_in(const Update& update) {
   if (update.pieces.size() != 1) return nullptr;
-  const Piece& one = update.pieces.front();
-  if (one.dtype == kEncodedThere) return static_cast<const WireThere*>(one.data);
-  return one.dtype == kEncoded ? static_cast<const Wire*>(one.data) : nullptr;
+  const Piece& whole = update.pieces.front();
+  if (whole.dtype == kEncodedThere) return static_cast<const WireThere*>(whole.data);
+  return whole.dtype == kEncoded ? static_cast<const Wire*>(whole.data) : nullptr;
 }
-// The one that an update is. Who holds the result holds its memory.
+// The encoded update that `update` is. The result keeps its memory.
 std::shared_ptr<const Encoded> encoded_in(const Update& update);
 
 }  // namespace fastagg::store

@@ -20,7 +20,10 @@ from fastagg.storage.pieces import Pieces
 
 Format = Literal["int8", "int4", "int8-tensor", "sign", "bf16"]
 Values = Literal["fp32", "bf16", "int8", "int2"]
-UNBIASED: tuple[Format | TopK, ...] = ("bf16", "int8", "int4")  # formats that need no error feedback
+_FORMATS: dict[str, bool] = native.encoding.formats
+if {*get_args(Format), "topk"} != _FORMATS.keys() or get_args(Values) != native.encoding.values:
+    raise ImportError("fastagg.encoding: Format and Values must be the formats of csrc/math/wire.h")
+UNBIASED = frozenset(name for name, unbiased in _FORMATS.items() if unbiased)  # formats that need no error feedback
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,7 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
     given, number = pieces, 0
     if feedback is not None:
         given, number = Pieces([_with_residual(pieces, feedback)]), feedback.count
-    count = len(ends) if name == "int8-tensor" else 0
-    if isinstance(format, TopK):
-        count = max(1, round(format.share * pieces.size))
+    count = max(1, round(format.share * pieces.size)) if isinstance(format, TopK) else 0
     made = native.encoding.encode(
         update_of(given), format=name, values=values, count=count, ends=ends, key=(seed, number)
     )

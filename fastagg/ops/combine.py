@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypedDict, Unpack, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -22,15 +22,10 @@ RobustRule = Literal[
 ]
 MOST = native.most_combined  # updates
 
-# Which settings a rule has.
-_OF = {
-    "trim": ("trimmed",),
-    "f": ("mean_around_median", "krum", "multi_krum"),
-    "keep": ("multi_krum",),
-    "radius": ("centered_clip",),
-    "iterations": ("geometric_median", "centered_clip"),
-    "smoothing": ("geometric_median",),
-}
+_RULES: dict[str, tuple[tuple[str, ...], bool]] = native.engine.robust_rules
+if get_args(RobustRule) != tuple(_RULES):
+    raise ImportError(f"fastagg.ops.RobustRule: expected the rules of csrc/engine/robust.cpp, {', '.join(_RULES)}")
+COMPARING = frozenset(name for name, (_, compares) in _RULES.items() if compares)  # rules that compare whole updates
 
 
 class RobustSettings(TypedDict, total=False):
@@ -55,19 +50,14 @@ def robust_of(rule: str, count: int | None, settings: RobustSettings) -> Native:
     for name, value in settings.items():
         if name not in DEFAULTS:
             raise ConfigError(_checks.unknown("setting", name, DEFAULTS))
-        if rule not in _OF[name] and value != DEFAULTS[name]:  # type: ignore[literal-required]
-            raise ConfigError(f"{name}: a setting of {' and '.join(_OF[name])}, not of {rule}; leave it out")
+        if name not in _RULES[rule][0] and value != DEFAULTS[name]:  # type: ignore[literal-required]
+            of = " and ".join(each for each, (settings_of, _) in _RULES.items() if name in settings_of)
+            raise ConfigError(f"{name}: a setting of {of}, not of {rule}; leave it out")
     given: Any = {name: _checks.fits(name, one, _MAY_BE[name]) for name, one in {**DEFAULTS, **settings}.items()}
-    f, keep = given["f"], given["keep"]
+    made = native.engine.Robust(rule, **{**given, "keep": given["keep"] or 0})
     if count is not None:
-        least = 2 * f + {"mean_around_median": 1, "krum": 3, "multi_krum": 3}.get(rule, -2 * f)
-        if count < max(least, keep or 1) or count > MOST:
-            raise ConfigError(
-                f"{rule}: {count} updates, and with f={f} it needs at least {least}"
-                if count < least
-                else _checks.wrong("updates", f"a number in {keep or 1}..{MOST}", count)
-            )
-    return native.engine.Robust(rule=rule, **{**given, "keep": keep or 0})
+        made.check(count)
+    return made
 
 
 def combine(

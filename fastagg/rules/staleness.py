@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, ClassVar, NamedTuple, get_args
 
 from torch import Tensor
 
 from fastagg import _checks
+from fastagg._build import native
 from fastagg._checks import Count, NotNegative, Positive
+from fastagg._types import Native
 from fastagg.errors import ConfigError
 from fastagg.registry import Part
 from fastagg.rules.names import Rule
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 _MOST_STEPS = 2**31 - 1
+if native.engine.rates != ("same", *get_args(Rule)):
+    raise ImportError("fastagg.rules.names.Rule: expected the rates of csrc/engine/staleness.h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,12 @@ class Staleness(Part):
     needs_base: ClassVar[bool] = False
     counts: ClassVar[bool] = False
     takes: ClassVar[Mapping[str, int | None]] = {}
+    kernel: ClassVar[str] = "constant"  # the formula of its weight in csrc/engine/staleness.h
+
+    @property
+    def rate_kernel(self) -> str:
+        """The formula of its rate in csrc/engine/staleness.h."""
+        return "same"
 
     @property
     def measures(self) -> bool:
@@ -99,11 +109,12 @@ class Staleness(Part):
 
     def weight(self, delay: int) -> float | None:
         """Factor on an update that is ``delay`` versions old. None: it is answered, and changes nothing."""
-        return 1.0
+        weight: float | None = self._formulas(self.kernel, "same").weight(delay)
+        return weight
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
         """Learning rate of a step whose updates have these delays."""
-        return lr
+        return float(self._formulas("constant", self.rate_kernel).rate(lr, delays))
 
     def weigh(self, facts: Facts) -> float | None:
         """Factor on an update, of a policy of a user's own that looks at more than its delay. None: it is dropped."""
@@ -115,6 +126,15 @@ class Staleness(Part):
         return type(self).weigh is not Staleness.weigh
 
     # Of the package's own, within a running server (fastagg/server/extension.py).
+
+    def _native(self) -> Native:
+        """The formulas as the engine takes them. It asks Python for a user's own."""
+        own_weight, own_rate = type(self).weight is not Staleness.weight, type(self).rate is not Staleness.rate
+        return self._formulas("ask" if own_weight else self.kernel, "ask" if own_rate else self.rate_kernel)
+
+    def _formulas(self, weight: str, rate: str) -> Native:
+        numbers = {name: value for name, value in asdict(self).items() if isinstance(value, (int, float))}
+        return native.engine.Staleness(weight, rate, numbers)
 
     @property
     def _first_steps(self) -> int | None:
@@ -146,9 +166,7 @@ class Hinge(Staleness):
     a: Positive = 10.0
     b: NotNegative = 4.0
     weighs: ClassVar[bool] = True
-
-    def weight(self, delay: int) -> float:
-        return 1.0 if delay <= self.b else 1.0 / (self.a * (delay - self.b) + 1.0)
+    kernel: ClassVar[str] = "hinge"
 
 
 @dataclass(frozen=True)
@@ -165,9 +183,7 @@ class Polynomial(Staleness):
 
     a: Positive = 0.5
     weighs: ClassVar[bool] = True
-
-    def weight(self, delay: int) -> float:
-        return float((delay + 1.0) ** -self.a)
+    kernel: ClassVar[str] = "polynomial"
 
 
 @dataclass(frozen=True)
@@ -190,11 +206,7 @@ class CosineGate(Staleness):
     alpha: NotNegative = 0.1
     cutoff: Positive = 8.0
     weighs: ClassVar[bool] = True
-
-    def weight(self, delay: int) -> float:
-        if delay >= self.cutoff:
-            return 0.0
-        return math.exp(-self.alpha * delay) * 0.5 * (1.0 + math.cos(math.pi * delay / self.cutoff))
+    kernel: ClassVar[str] = "cosine"
 
 
 @dataclass(frozen=True)
@@ -211,9 +223,7 @@ class Cutoff(Staleness):
 
     delay: Count = 10
     weighs: ClassVar[bool] = True
-
-    def weight(self, delay: int) -> float | None:
-        return 1.0 if delay < self.delay else None
+    kernel: ClassVar[str] = "cutoff"
 
 
 @dataclass(frozen=True)
@@ -250,19 +260,9 @@ class DelayAdaptive(Staleness):
             do = f"leave it out with {self.rule!r}" if self.lipschitz is not None else "write lipschitz=1.0"
             raise ConfigError(_checks.wrong("lipschitz", "a number with 'lipschitz' alone", self.lipschitz, do))
 
-    def rate(self, lr: float, delays: Sequence[int]) -> float:
-        longest = max(delays, default=0)
-        if longest <= self.threshold:
-            return lr
-        if self.rule == "scaled":
-            return min(lr, lr / longest)
-        if self.rule == "reciprocal":
-            return min(lr, 1.0 / longest)
-        if self.rule == "threshold":
-            return lr * self.threshold / longest
-        if self.rule == "lipschitz":
-            return min(lr, 1.0 / (4.0 * (self.lipschitz or 1.0) * longest))
-        return 0.0
+    @property
+    def rate_kernel(self) -> str:
+        return self.rule
 
 
 @dataclass(frozen=True)

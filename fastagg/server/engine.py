@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from fastagg.ops.place import CPU, place
 from fastagg.rules.directions import Direction, Material
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.privacy import NoiseKey
-from fastagg.rules.staleness import CosineGate, Cutoff, DelayAdaptive, Hinge, Polynomial, Staleness
+from fastagg.rules.staleness import Staleness
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.extension import Extension, TakenPart
@@ -113,7 +112,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             largest_model=_largest(layout, flat),
             keeps_versions=extension.keeps_model, participation=_participation(direction, settings),
             closes_early=direction.buffered and not state.asks,
-            folds=_folds(parts, extension), staleness=_native_staleness(parts.staleness),
+            folds=_folds(parts, extension), staleness=parts.staleness._native(),
         ),
         direction=native.engine.Ordered(state.native) if settings["deterministic"] else state.native,
         optimizer=native.engine.Optimizer(
@@ -365,25 +364,3 @@ def _reader(layout: Layout) -> Native:
         parts=[(name, shape, getattr(native.engine.Role, role)) for name, shape, role in layout.parts()],
         named=layout.form in ("module", "state_dict"), whole=ModelState, limit=layout.bounds.limit, size=layout.size,
     )  # fmt: skip
-
-
-# The weights that the engine knows, by its names, and which settings are its a and b.
-_WEIGHTS: dict[Callable[..., float | None], tuple[str, tuple[str, ...]]] = {
-    Hinge.weight: ("hinge", ("a", "b")), Polynomial.weight: ("polynomial", ("a",)),
-    CosineGate.weight: ("cosine", ("alpha", "cutoff")), Cutoff.weight: ("cutoff", ("delay",)),
-}  # fmt: skip
-
-
-def _native_staleness(staleness: Staleness) -> Native:
-    """The rule as the engine's, which asks Python for a user's own."""
-    rate, settings = type(staleness).rate, Plain()
-    if type(staleness).weight is not Staleness.weight:
-        settings["weight"], names = _WEIGHTS.get(type(staleness).weight, ("ask", ()))
-        settings |= {place: float(getattr(staleness, name)) for place, name in zip("ab", names, strict=False)}
-    if rate is DelayAdaptive.rate:
-        assert isinstance(staleness, DelayAdaptive)
-        settings |= {"rate": staleness.rule, "threshold": float(staleness.threshold)}
-        settings["lipschitz"] = float(staleness.lipschitz or 1.0)
-    elif rate is not Staleness.rate:
-        settings["rate"] = "ask"
-    return native.engine.Staleness(**settings)

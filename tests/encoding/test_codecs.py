@@ -13,15 +13,16 @@ from torch import Tensor
 import fastagg
 from fastagg import EncodingError, ErrorFeedback, TopK, encode
 from fastagg._build import native
+from fastagg.encoding.encode import UNBIASED as UNBIASED_NAMES
 from fastagg.errors import CheckpointError, FastaggError, NonFiniteUpdate, ShapeMismatch
 from fastagg.storage.encoded import in_place
 
 pytestmark = pytest.mark.kernel
 
-DENSE = ("int8", "int4", "int8-tensor", "sign", "bf16")
+DENSE = tuple(name for name in native.encoding.formats if name != "topk")
 SPARSE = tuple(TopK(share, values) for share, values in ((0.01, "fp32"), (0.3, "bf16"), (0.2, "int8"), (1.0, "int2")))
 FORMATS = (*DENSE, *SPARSE)
-UNBIASED = ("int8", "int4", "bf16", *(TopK(1.0, values) for values in ("fp32", "bf16", "int8", "int2")))
+UNBIASED = (*sorted(UNBIASED_NAMES), *(TopK(1.0, values) for values in native.encoding.values))
 SIZES = (1, 7, 255, 256, 257, 1024, 5000, 70_001)
 
 

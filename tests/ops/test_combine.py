@@ -188,13 +188,13 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
     ("median", 3, {"f": 1}, "f: a setting of mean_around_median and krum and multi_krum, not of median"),
     ("trimmed", 3, {"trim": 0.5}, r"trim: expected a number in \[0, 0.5\)"),
     ("trimmed", 3, {"trim": float("nan")}, "trim"),
-    ("krum", 6, {"f": 2}, "krum: 6 updates, and with f=2 it needs at least 7"),
-    ("multi_krum", 7, {"f": 2, "keep": 8}, "updates: expected a number in 8"),
-    ("mean_around_median", 4, {"f": 2}, "needs at least 5"),
+    ("krum", 6, {"f": 2}, "krum needs 7..1024 updates, got 6"),
+    ("multi_krum", 7, {"f": 2, "keep": 8}, "multi_krum needs 8..1024 updates, got 7"),
+    ("mean_around_median", 4, {"f": 2}, "needs 5..1024 updates"),
     ("centered_clip", 3, {"radius": 0.0}, "radius"),
     ("geometric_median", 3, {"iterations": 0}, "iterations"),
     ("median", 0, {}, "there is no update"),
-    ("median", 1025, {}, "updates: expected a number in 1..1024"),
+    ("median", 1025, {}, "median needs 1..1024 updates, got 1025"),
 ]
 
 

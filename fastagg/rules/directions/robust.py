@@ -13,7 +13,7 @@ from fastagg import ops
 from fastagg._build import native
 from fastagg._checks import Rule
 from fastagg.errors import ConfigError
-from fastagg.ops.combine import DEFAULTS, MOST, RobustRule, RobustSettings, robust_of
+from fastagg.ops.combine import COMPARING, DEFAULTS, MOST, RobustRule, RobustSettings, robust_of
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.directions.buffer import check_window
 from fastagg.rules.staleness import Staleness
@@ -75,7 +75,7 @@ class Robust(Direction):
 
     @property
     def compares(self) -> bool:
-        return self.rule not in ("median", "trimmed", "mean_around_median")
+        return self.rule in COMPARING
 
     def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
         if weighting != "uniform":

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from fastagg._types import Plain
+from fastagg.encoding.encode import Format, Values
 from fastagg.sim.data.sections import Section, named_function
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -179,14 +180,14 @@ class Attack(Section):
 
 
 class Encoding(Section):
-    """``format``: how updates are encoded on their way (docs/encoding.md), "bf16", "int8", "int4", "int8-tensor",
-    "sign", or "topk", of which ``share`` of the elements are sent as ``values``. ``feedback``: clients add what they
+    """``format``: how updates are encoded on their way (docs/encoding.md), by the name of :func:`fastagg.encode`'s
+    format, or "topk", of which ``share`` of the elements are sent as ``values``. ``feedback``: clients add what they
     have not sent yet to their next update. ``download``: how the server sends its model, rounded without bias.
     """
 
-    format: Literal["none", "bf16", "int8", "int4", "int8-tensor", "sign", "topk"] = "none"
+    format: Literal["none", Format, "topk"] = "none"
     share: Annotated[float, Field(gt=0, le=1)] = 0.01
-    values: Literal["fp32", "bf16", "int8", "int2"] = "bf16"
+    values: Values = "bf16"
     feedback: bool = False
     download: Literal["none", "bf16", "int8"] = "none"
 
