@@ -181,13 +181,6 @@ def test_health_is_answered_while_no_other_request_is(serve: Serve) -> None:
     server.until(lambda: bool(server.get("/model")))
 
 
-def stalled(server: Breeder, name: str) -> socket.socket:
-    """Ask for a task, and read nothing of its model."""
-    connection = server.begin(f"GET /task/{name} HTTP/1.1")
-    assert connection.recv(1, socket.MSG_PEEK)
-    return connection
-
-
 def test_slow_downloads_of_many_versions_keep_nobody_waiting(serve: Serve) -> None:
     """Eight stand still, another is slow and steady. Memory is for four versions, and no request is refused."""
     server = serve([LARGE], "--reading", 4 * 4 * LARGE / 1e6, "--set", "max_clients=100")
@@ -202,7 +195,7 @@ def test_slow_downloads_of_many_versions_keep_nobody_waiting(serve: Serve) -> No
 
     reader = threading.Thread(target=read_steadily)
     for version in range(8):
-        connections.append(stalled(server, f"slow{version}"))
+        connections.append(server.stalled(f"slow{version}"))
         ann.task()
         assert ann.send(torch.ones(LARGE))["version"] == version + 1
         assert server.number("fastagg_serve_downloads") <= 5  # two of one version among them

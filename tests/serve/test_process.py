@@ -264,21 +264,14 @@ def test_names_give_the_order_of_a_clients_vector(serve: Serve) -> None:
         client_of(server, "eve", names=["0", "1"]).task()
 
 
-def stalled(server: Breeder, name: str) -> socket.socket:
-    """Ask for a task, wait until its model comes, and read nothing of it."""
-    found = server.begin(f"GET /task/{name} HTTP/1.1")
-    assert found.recv(1, socket.MSG_PEEK)
-    return found
-
-
 def test_clients_that_read_nothing_share_one_model_and_do_not_keep_it_from_ending(serve: Serve) -> None:
     server = serve([LARGE], "--set", "max_clients=100")
-    stalled(server, "first").close()
+    server.stalled("first").close()
     before = server.resident()
-    connections = [stalled(server, f"client{number}") for number in range(30)]
+    connections = [server.stalled(f"client{number}") for number in range(30)]
     assert server.number("fastagg_serve_downloads") >= 30
     assert server.resident() - before < 2 * 4 * LARGE
-    whole = rest_of_answer(stalled(server, "another"))  # who reads, gets it meanwhile
+    whole = rest_of_answer(server.stalled("another"))  # who reads, gets it meanwhile
     assert whole.startswith(b"HTTP/1.1 200") and len(whole.partition(b"\r\n\r\n")[2]) == 4 * LARGE
     begun = time.monotonic()
     server.end(signal.SIGTERM)
@@ -292,7 +285,7 @@ def test_whoever_brings_and_takes_nothing_is_cut(serve: Serve, monkeypatch: pyte
     half = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     half.sendall(b"GET /ta")
     assert rest_of(half) == b""
-    slow = stalled(server, "slow")
+    slow = server.stalled("slow")
     server.until(lambda: server.number("fastagg_serve_downloads") == 0)
     assert len(rest_of(slow)) < 4 * LARGE
     ann = client_of(server, "ann")
