@@ -77,7 +77,7 @@ def test_whoever_sends_all_of_a_body_gets_an_answer_that_was_known_before(serve:
         paths[4 * size] = f"/update/ann/{ann._tasks[part].id}?part={part}"
         assert ann.send(torch.ones(size), part) == {"version": 1, "applied": True}
     for nbytes, path in paths.items():
-        for seconds in (0.0, 3.0):
+        for seconds in (0.0, 1.0):
             status, said = posted(server, path, nbytes, seconds)
             assert (status, json.loads(said)) == (200, {"version": 1, "applied": True})  # it counts once
             assert posted(server, path, nbytes, seconds, token="another-token-of-16")[0] == 401
@@ -111,11 +111,10 @@ def test_a_body_that_is_no_chunk_ends_its_connection_and_nothing_else(serve: Ser
 @pytest.mark.parametrize(
     ("count", "limit", "said"),
     [
-        (MANY, None, b""),
-        (1500, 1024, b"GET /ta"),
+        (MANY, None, b"GET /ta"),
         (1500, 1024, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"),
     ],
-    ids=["silent", "half a head", "half a body"],
+    ids=["half a head", "half a body"],
 )
 def test_connections_that_stay_silent_keep_nobody_out(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, count: int, limit: int | None, said: bytes
