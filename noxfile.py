@@ -451,8 +451,8 @@ def readers(session: nox.Session) -> None:
 
 @target("nightly")
 def clang(session: nox.Session) -> None:
-    """Compile with Clang's warnings, and compare the bits."""
-    install(session, *COMPILING)
+    """Look at the sizes of functions, compile with Clang's warnings, and compare the bits."""
+    install(session, *COMPILING, "clang-tidy")
     debian(session, "clang", "clang")
     script(session, "clang")
 

@@ -22,7 +22,7 @@ assert not bad, f"{len(bad)} kernels spill or use local memory: {bad}"
 print(f"{len(kernels)} kernels for {', '.join(architectures)}: no spills, no local memory")
 PY
 
-# The assembler's output: 128-bit accesses in the kernels that stream vectors, and the bandwidth that they allow.
+# The assembler's output: 128-bit accesses in the kernels that stream vectors.
 pip install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm -c constraints.txt
 packages=$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 tools=$(dirname "$(find "$packages" -name nvdisasm | head -n 1)")

@@ -153,9 +153,8 @@ def of_presets(folder: Path) -> Iterator[tuple[str, Any]]:
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "bf16, Turkish": {"dtype": torch.bfloat16, "threads": 1, "locale": "tr_TR.UTF-8"},  # i and I are two letters
-    "float64, meta, German": {"dtype": torch.float64, "device": "meta", "threads": 3, "locale": "de_DE.UTF-8"},  # 0,5
-    "flushes to zero": {"flush": True},
+    "bf16, meta, Turkish": {"dtype": torch.bfloat16, "device": "meta", "threads": 1, "locale": "tr_TR.UTF-8"},
+    "float64, German, flushes to zero": {"dtype": torch.float64, "threads": 3, "locale": "de_DE.UTF-8", "flush": True},
 }
 
 

@@ -160,35 +160,16 @@ def test_adapters_use_no_private_member_of_the_server() -> None:
 
 def test_circles_through_functions_and_types_are_found(tmp_path: Path) -> None:
     package = tmp_path / "fastagg"
-    (package / "model").mkdir(parents=True)
+    package.mkdir()
     for name, text in {
-        "__init__": "from fastagg import model",
-        "model/__init__": "from fastagg.model.layout import go",
-        "model/layout": "def go():\n    from fastagg.storage import cache",
-        "storage": "",
-        "errors": "import typing as t\nif t.TYPE_CHECKING:\n    import fastagg.model\nelse:\n import fastagg._build",
-        "_build": "import os, torch.nn",
-    }.items():
+        "__init__": "from fastagg import storage", "storage": "def go():\n    from fastagg import errors",
+        "errors": "import os, typing\nif typing.TYPE_CHECKING:\n    import fastagg._build", "_build": "",
+    }.items():  # fmt: skip
         (package / f"{name}.py").write_text(text)
     graph = graph_of(package)
-    assert graph == {
-        "fastagg": {"fastagg.model"},
-        "fastagg.model": {"fastagg.model.layout"},
-        "fastagg.model.layout": {"fastagg.storage"},
-        "fastagg.storage": set(),
-        "fastagg.errors": {"fastagg._build", "fastagg.model"},
-        "fastagg._build": set(),
-    }
-    assert not circle(graph) and upward(graph) == [
-        f"fastagg.errors imports fastagg.{above}" for above in ("_build", "model")
-    ]
-    (package / "storage.py").write_text("class Cache:\n    def row(self):\n        from fastagg import model")
-    graph = graph_of(package)
-    assert set(circle(graph)) == {"fastagg.model", "fastagg.model.layout", "fastagg.storage"}
-    assert "fastagg.storage imports fastagg.model" in upward(graph)
-    for name, above in (("storage", ""), ("_build", "import typing\nif typing.TYPE_CHECKING:\n import fastagg.errors")):
-        (package / f"{name}.py").write_text(above)
-    assert set(circle(graph_of(package))) >= {"fastagg.errors", "fastagg._build"}
+    assert not circle(graph) and upward(graph) == ["fastagg.errors imports fastagg._build"]
+    (package / "_build.py").write_text("import fastagg.storage")
+    assert set(circle(graph_of(package))) == {"fastagg.storage", "fastagg.errors", "fastagg._build"}
 
 
 def test_a_module_without_a_room_is_said() -> None:

@@ -158,7 +158,7 @@ def test_which_architectures_are_compiled(
     assert architectures == (chosen or skipped)
 
 
-@pytest.mark.parametrize("name", ["a b", "a(b", "a&b", "a'b", "a$b", "a)b", "a;b", "a#b", 'a"b'])
+@pytest.mark.parametrize("name", ["a b(&'$)", "a;b", "a#b", 'a"b'])
 def test_a_checkout_may_have_any_path_or_it_is_named(name: str, tmp_path: Path) -> None:
     if shutil.which("cmake") is None or shutil.which("ninja") is None or shutil.which("c++") is None:
         pytest.skip("needs cmake, ninja and a compiler")

@@ -108,29 +108,6 @@ def test_formats_of_rows_are_those_of_the_kernels() -> None:
     assert get_args(names.Cache) == tuple(FORMATS)
 
 
-def test_every_word_is_accepted_and_another_is_not() -> None:
-    x, of = torch.zeros(D), get_args
-    fadas, ace = fastagg.FADAS, fastagg.ACE
-    for setting, words, make in (
-        ("delay_rule", of(names.DelayRule), lambda **k: fadas(x, **k)),
-        ("moments", of(names.Moments), lambda **k: fadas(x, **k)),
-        ("buffers", of(names.Buffers), lambda **k: fadas(x, **k)),
-        ("weighting", of(names.Weighting), lambda **k: fastagg.FedAvg(x, clients_per_round=2, **k)),
-        ("policy", of(names.Policy), lambda **k: fastagg.FedAsync(x, **k)),
-        ("stale", of(names.Stale), lambda **k: fastagg.DelayAdaptiveASGD(
-            x, lr=1.0, delay_threshold=1, lipschitz=1.0 if k["stale"] == "lipschitz" else None, **k)),
-        ("cache", of(names.Cache), lambda **k: ace(x, lr=1.0, num_clients=2, **k)),
-        ("warmup", of(names.Warmup), lambda **k: ace(x, lr=1.0, num_clients=2, **k)),
-        ("mode", of(names.AceMode), lambda **k: ace(x, lr=1.0, num_clients=2, **k)),
-        ("freshness", of(names.Freshness), lambda **k: fastagg.ACED(x, lr=1.0, num_clients=2, **k)),
-        ("repeat", of(names.Repeat), lambda **k: fastagg.CA2FL(x, num_clients=2, **k)),
-    ):  # fmt: skip
-        for word in words:
-            assert isinstance(make(**{setting: word}), fastagg.Server)
-            with pytest.raises(ConfigError, match=f"{setting}: .*did you mean '{word}'"):
-                make(**{setting: word + "_"})
-
-
 # ── keywords that are not known ─────────────────────────────────────────────────────────────────────────────────
 
 

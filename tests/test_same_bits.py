@@ -92,12 +92,14 @@ def test_every_preset_has_the_committed_bits() -> None:
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)
-def test_neither_loops_nor_threads_change_a_bit(
-    extreme: str, isa: str, threads: None, tuning: Callable[..., None]
+def test_neither_loops_nor_threads_nor_instruction_sets_change_a_bit(
+    extreme: str, every_isa: Callable[[], Iterator[str]], threads: None, tuning: Callable[..., None]
 ) -> None:
     settings, count = EXTREMES[extreme]
     tuning(**settings)
     fastagg.set_num_threads(count)
+    sets = [*every_isa()]
+    fastagg.set_isa(sets[[*EXTREMES].index(extreme) % len(sets)])
     assert_committed()
 
 

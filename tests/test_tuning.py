@@ -46,19 +46,24 @@ def test_the_last_cache_is_the_systems() -> None:
     assert native.default_tuning()["cache"] in (largest, 0)
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"FASTAGG_ISA": "baseline", "FASTAGG_NUM_THREADS": "3", "FASTAGG_TUNE": "prefetch=64,cache=never"},
+         "baseline 3 64 0 FASTAGG_TUNE"),
+        ({"FASTAGG_ISA": "mmx"}, "not available here"),
+        ({"FASTAGG_NUM_THREADS": "none"}, "FASTAGG_NUM_THREADS"),
+        ({"FASTAGG_TUNE": "prefetch=fast"}, "FASTAGG_TUNE: expected"),
+    ],
+)  # fmt: skip
+def test_the_environment_comes_before_the_table(environment: dict[str, str], words: str) -> None:
     """In a process that imports the installed package, not the source folder (-P): only one of them is built."""
-    given = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-P", "-c", code], env=given, capture_output=True, text=True, check=False)
-
-
-def test_the_environment_comes_before_the_table() -> None:
     code = (
-        "import fastagg; from fastagg import tuning; fastagg.build_info(); c = tuning.current(); "
-        "print(c['prefetch'], c['cache'], tuning.source())"
+        "import fastagg; from fastagg import tuning; i, c = fastagg.build_info(), tuning.current(); "
+        "print(i['isa'], i['threads'], c['prefetch'], c['cache'], tuning.source())"
     )
-    assert run(code, FASTAGG_TUNE="prefetch=64,cache=never").stdout.split() == ["64", "0", "FASTAGG_TUNE"]
-    default = run(code, FASTAGG_TUNE="default").stdout.split()
-    assert default[0] == str(native.default_tuning()["prefetch"]) and default[2] == "table"
-    wrong = run(code, FASTAGG_TUNE="prefetch=fast")
-    assert wrong.returncode != 0 and "FASTAGG_TUNE: expected" in wrong.stderr
+    given = {**os.environ, **environment}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=given, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert words in done.stdout + done.stderr

@@ -76,9 +76,3 @@ def planted(tmp_path, name, changes):
 def test_a_wrong_result_fails_and_a_candidate_that_cannot_run_is_skipped(bench, tmp_path, changes, code, said):
     done = measured(bench, *SMALL, "--only", "add_", *planted(tmp_path, "plant", changes))
     assert done.returncode == code and said in done.stdout, done.stdout
-
-
-@pytest.mark.parametrize("arguments", [["--sizes", "1.5"], ["--threads", "0"], ["--device", "tpu"]])
-def test_wrong_arguments_are_named(bench, arguments):
-    done = measured(bench, *arguments)
-    assert done.returncode == 4 and f"argument {arguments[0]}: invalid" in done.stderr

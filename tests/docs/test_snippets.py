@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_typing import CONFIG
 
 import fastagg
 import fastagg.sim
@@ -27,14 +28,6 @@ PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.
 FENCE = re.compile(r"^```(?:python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # A page that takes for granted what its reader has.
 BEFORE = {"algorithms.md": "import fastagg, torch\nmodel, images = torch.nn.Linear(784, 2), torch.zeros(4, 784)\n"}
-CONFIG = """
-[mypy]
-strict = true
-python_version = 3.11
-follow_imports = silent
-[mypy-torch.*,numpy.*]
-follow_imports = skip
-"""
 
 
 def program(page: Path) -> str:
@@ -144,14 +137,6 @@ def test_a_page_uses_the_words_of_its_reader(name: str) -> None:
 
 # An error's text may get better; a docstring shows its public name.
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL | doctest.ELLIPSIS
-FIRST = [
-    *fastagg.registry.presets(), "Server", "Server.dispatch", "Server.receive", "Server.receive_many",
-    "Server.receive_model", "Server.receiving", "Server.close_round", "Server.expire", "Server.parameters",
-    "Server.save", "Dispatch", "Receipt", "load", "open", "watch", "Leaf",
-    "Distillation", "register", "Polynomial", "Hinge", "DelayAdaptive", "Euclidean", "FastaggError", "sim.run",
-    "Single", "Mixing", "Buffer", "Cohort", "AllClients", "ActiveSet", "Calibrated", "SGD", "Momentum", "Adam",
-    "AMSGrad", "Yogi", "Adagrad", "Lookahead", "Nesterov", "DelayedNesterov", "Aligned", "CosineGate", "Cutoff",
-]  # fmt: skip
 
 
 def listed() -> Iterator[tuple[str, Any]]:
@@ -180,10 +165,6 @@ def documented() -> Iterator[tuple[str, str]]:
 
 NAMES = {doc: name for name, doc in reversed([*documented()]) if ">>>" in doc}  # each once, by its first name
 EXAMPLES = {name: doc for doc, name in reversed(NAMES.items())}
-
-
-def test_what_users_call_first_has_an_example() -> None:
-    assert not set(FIRST) - set(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

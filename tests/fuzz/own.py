@@ -1,8 +1,11 @@
-"""Rules of a user's own, for servers that are drawn. tests/support/model.py has their formulas once more."""
+"""Rules of a user's own, for servers that are drawn: two of docs/rules.md, as they stand there, and two more.
+tests/support/model.py has their formulas once more."""
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -12,32 +15,11 @@ import fastagg
 State = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Lion(fastagg.Optimizer):
-    """``x <- x + lr*sign(b1*m + (1-b1)*D); m <- b2*m + (1-b2)*D`` (docs/rules.md)."""
-
-    beta1: float = 0.9
-    beta2: float = 0.99
-
-    def step(self, x: Tensor, direction: Tensor, state: State, lr: float, round: int) -> tuple[Tensor, State]:
-        m = state.get("m", torch.zeros_like(x))
-        towards = torch.sign(self.beta1 * m + (1 - self.beta1) * direction)
-        return x + lr * towards, {"m": self.beta2 * m + (1 - self.beta2) * direction}
-
-
-@dataclass(frozen=True)
-class HalfLife(fastagg.Staleness):
-    """A weight by the delay, and a rate by the largest one (docs/rules.md)."""
-
-    versions: float = 5.0
-    most: int = 20
-    weighs = True
-
-    def weight(self, delay: int) -> float:
-        return float(0.5 ** (delay / self.versions))
-
-    def rate(self, lr: float, delays: Sequence[int]) -> float:
-        return lr / 10 if max(delays, default=0) > self.most else lr
+PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+page: dict[str, Any] = {"__name__": __name__}  # what its first two programs make: HalfLife and Lion
+with mock.patch.dict(fastagg.registry._parts):
+    for program in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[:2]:
+        exec(compile(program, "docs/rules.md", "exec", dont_inherit=True), page)
 
 
 @dataclass(frozen=True)
@@ -64,4 +46,4 @@ class Trail(fastagg.Direction):
         return total / self.size, {"sum": 0.25 * update, "count": torch.zeros(1)}
 
 
-OWN: tuple[Any, ...] = Lion, HalfLife, Rare, Trail
+OWN: tuple[Any, ...] = page["Lion"], page["HalfLife"], Rare, Trail

@@ -50,15 +50,6 @@ def a_sum_is_divided_by_the_number_of_its_updates_and_not_by_their_weights(patch
 
 
 @defect
-def the_model_decays_twice(patch: Patch) -> None:
-    def change(direction: Any, optimizer: dict[str, Any], settings: Any) -> None:
-        if "weight_decay" in optimizer:
-            optimizer["weight_decay"] *= 2
-
-    _made_with(patch, change)
-
-
-@defect
 def a_client_counts_for_more_samples_than_it_may(patch: Patch) -> None:
     _made_with(patch, lambda direction, optimizer, settings: settings.pop("max_samples", None))
 
@@ -71,18 +62,6 @@ def a_checkpoint_loses_a_moment(patch: Patch) -> None:
         whole(running, {name: 0 * one if name == "m" else one for name, one in moments.items()}, *more)
 
     patch(engine, "_load_moments", load)
-
-
-@defect
-def a_new_rate_is_forgotten_when_the_folder_is_opened_again(patch: Patch) -> None:
-    whole = beside.open_on
-
-    def open_on(disk: Any, make: Any, *more: Any, **rest: Any) -> fastagg.Server:
-        server: fastagg.Server = whole(disk, make, *more, **rest)
-        server.lr = make().lr
-        return server
-
-    patch(beside, "open_on", open_on)
 
 
 @defect
@@ -123,20 +102,6 @@ def a_checkpoint_removes_an_open_upload(patch: Patch) -> None:
 
 
 @defect
-def several_answers_end_at_the_first_error(patch: Patch) -> None:
-    def receive_many(self: fastagg.Server, answers: Any) -> list[Any]:
-        found: list[Any] = []
-        for answer in answers:
-            found += whole(self, [answer])
-            if isinstance(found[-1], Exception):
-                return found + found[-1:] * (len(answers) - len(found))
-        return found
-
-    whole = fastagg.Server.receive_many
-    patch(fastagg.Server, "receive_many", receive_many)
-
-
-@defect
 def a_refusal_is_felt_later(patch: Patch) -> None:
     def refused(self: fastagg.Server, error: Exception) -> None:
         if isinstance(error, fastagg.NonFiniteUpdate) and self._log is not None:
@@ -145,43 +110,7 @@ def a_refusal_is_felt_later(patch: Patch) -> None:
     patch(fastagg.Server, "_refused", refused)
 
 
-@defect
-def what_waits_in_a_buffer_is_not_saved(patch: Patch) -> None:
-    def without(*given: Any, **how: Any) -> Any:
-        state = whole(*given, **how)
-        if isinstance(state["direction"].get("acc"), torch.Tensor):
-            state["direction"]["acc"] = torch.zeros_like(state["direction"]["acc"])
-        return state
-
-    whole = engine.whole
-    patch(engine, "whole", without)
-
-
-@defect
-def samples_stay_those_of_the_answer_before(patch: Patch) -> None:
-    def receive_many(self: fastagg.Server, answers: Any) -> list[Any]:
-        return whole(self, [(*answer[:3], answers[0][3], *answer[4:]) for answer in answers])
-
-    whole = fastagg.Server.receive_many
-    patch(fastagg.Server, "receive_many", receive_many)
-
-
 # -- in the model
-
-
-@defect
-def the_end_of_a_round_leaves_the_users_own_step_out(patch: Patch) -> None:
-    whole = Model.close_round
-
-    def close_round(self: Model, **how: Any) -> float | None:
-        held = self.optimizer.part
-        self.optimizer.part = {**held, "name": "SGD"} if held["name"] == "Lion" else held
-        try:
-            return whole(self, **how)
-        finally:
-            self.optimizer.part = held
-
-    patch(Model, "close_round", close_round)
 
 
 @defect
@@ -203,49 +132,9 @@ def an_update_is_clipped_after_its_weight(patch: Patch) -> None:
 
 
 @defect
-def a_round_that_was_closed_leaves_its_updates_behind(patch: Patch) -> None:
-    whole = Model.close_round
-
-    def close_round(self: Model, **how: Any) -> float | None:
-        held, version = self.held, self.version
-        rate = whole(self, **how)
-        self.held = held if self.version > version else self.held
-        return rate
-
-    patch(Model, "close_round", close_round)
-
-
-@defect
 def an_answer_that_comes_twice_counts_twice(patch: Patch) -> None:
     whole = Model.end
     patch(Model, "end", lambda self, task, end="": None if end == "AlreadyCounted" else whole(self, task))
-
-
-@defect
-def the_bias_correction_is_a_step_behind(patch: Patch) -> None:
-    whole = Optimizer.towards
-
-    def towards(self: Optimizer, p: Any, d: Any) -> Any:
-        self.steps += bool(p.get("bias_correction"))
-        found = whole(self, p, d)
-        self.steps -= bool(p.get("bias_correction"))
-        return found
-
-    patch(Optimizer, "towards", towards)
-
-
-@defect
-def a_row_is_not_replaced_before_all_are_there(patch: Patch) -> None:
-    whole = Model.add
-
-    def add(self: Model, a: Any, s: float) -> Any:
-        held = self.rows.get(a.client)
-        found = whole(self, a, s)
-        if isinstance(found, str) and held is not None and self.name == "AllClients":
-            self.rows[a.client] = held
-        return found
-
-    patch(Model, "add", add)
 
 
 @defect
@@ -254,15 +143,3 @@ def the_look_ahead_is_that_of_the_rate_before(patch: Patch) -> None:
         return np.multiply(0.5 * self.part["momentum"], self.m) if self.part.get("look_ahead") else 0.0 * self.m
 
     patch(Optimizer, "ahead", property(ahead))
-
-
-@defect
-def statistics_of_a_step_that_was_dropped_are_kept(patch: Patch) -> None:
-    whole = Model.advance
-
-    def advance(self: Model, applied: bool) -> None:
-        reported = self.reported
-        whole(self, applied)
-        self.reported = [] if applied else reported
-
-    patch(Model, "advance", advance)

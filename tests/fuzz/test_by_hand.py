@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support import book, formulas, model
-from support.formulas import rate_of
 from support.traces import Driven
 
 SGD = {"name": "SGD", "lr": 1.0}
@@ -50,19 +49,6 @@ def test_model_buffers(rule: Any) -> None:
     dropping.turn(0, [0.0], buffers=(np.array([5.0]), 1))
     dropping.receive(9, [1.0], buffers=(np.array([7.0]), 1))
     assert dropping.model.statistics is not None and dropping.model.statistics[0] == (0.0 if rule == "keep" else 5.0)
-
-
-@pytest.mark.parametrize(
-    ("rule", "lr", "expected"),
-    [
-        ("scaled", 0.1, {2: 0.1, 3: 0.1 / 3, 20: 0.1 / 20}),
-        ("reciprocal", 0.1, {2: 0.1, 3: 0.1, 20: 0.05}),  # Eq. 4 bites only beyond 1/eta
-        ("reciprocal", 1.0, {0: 1.0, 2: 1.0, 4: 0.25}),
-    ],
-)
-def test_delay_rules_of_fadas(rule: Any, lr: float, expected: dict[int, float]) -> None:
-    policy = {"name": "DelayAdaptive", "threshold": 2, "rule": rule}
-    assert {tau: rate_of(policy, lr, [tau]) for tau in expected} == pytest.approx(expected)
 
 
 def test_fedac() -> None:

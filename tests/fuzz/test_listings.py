@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.book import Vector
 from support.properties import examples
@@ -259,28 +258,4 @@ def test_fedavg_is_eq_38(drawn: tuple[Case, int]) -> None:
         Driven(case.x0, {"name": "Cohort", "size": m}, {"name": "SGD", "lr": 1.0}, weighting="samples"),
         Loop(case, arrive),
         case,
-    )
-
-
-@pytest.mark.parametrize("want", ["stale", "repeat in a buffer", "two versions owed", "half full at the end"])
-def test_interesting_traces_are_found(want: str) -> None:
-    def interesting(case: Case) -> bool:
-        rule = {"name": "Single"} if want in ("stale", "two versions owed") else {"name": "Buffer", "size": 3}
-        server = Driven(case.x0, rule, {"name": "SGD", "lr": 1.0})
-        records = drive(server, case, lambda s: s.x)
-        arrivals = [r for r in records if isinstance(r.event, Return)]
-        if want == "stale":
-            return any((r.delay or 0) >= 3 for r in arrivals)
-        if want == "two versions owed":
-            return len(server.model.owed(0)) >= 2
-        if want == "half full at the end":
-            return len(arrivals) > 3 and len(arrivals) % 3 == 2
-        return any(a.event.client == b.event.client and not a.applied for a, b in pairwise(arrivals))
-
-    find(
-        cases(size=st.just(1)),
-        interesting,
-        settings=settings(
-            max_examples=2000, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-        ),
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.liars import Foreign
 from support.models import Residual, Tied
 from torch import Tensor, nn
 
@@ -136,19 +137,6 @@ def test_any_shapes_and_dtypes(specs: list, seed: int, how: str, named: bool) ->
     assert torch.equal(server.flat, want)
 
 
-class Elsewhere:
-    """An array of another library: nothing but DLPack."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def __dlpack__(self, **keywords: Any) -> Any:
-        return self.tensor.__dlpack__(**keywords)
-
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
-
-
 @pytest.mark.parametrize(
     "update",
     [
@@ -157,8 +145,8 @@ class Elsewhere:
         torch.complex(torch.zeros(6), -torch.arange(6.0)).conj().imag,
         np.arange(6, dtype=np.float32)[::-1][::-1],
         -np.arange(-5, 1, dtype=np.float32)[::-1],
-        Elsewhere(torch.arange(6.0)),
-        [Elsewhere(torch.arange(6.0))],
+        Foreign(torch.arange(6.0)),
+        [Foreign(torch.arange(6.0))],
     ],
 )
 def test_updates_of_unusual_kinds(update: Any) -> None:

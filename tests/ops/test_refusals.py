@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.kernel
 
 native = fastagg._build.native
 D = 3000
-MOST_ARGUMENTS = 6
 
 
 def refused(call: Callable[[], Any], words: str, *watched: torch.Tensor, error: type[Exception] = ConfigError) -> None:
@@ -332,41 +330,3 @@ def test_tuning_in_range(tuning: Callable[..., None]) -> None:
     tuning(prefetch=128, places=2)
     assert native.tuning() == {**before, "prefetch": 128, "places": 2}
     assert before.keys() == native.default_tuning().keys()
-
-
-def _signatures(module: Any) -> Iterator[tuple[str, str]]:
-    """(name, arguments) of every function, constructor and method of the extension, submodules included."""
-    for name, thing in vars(module).items():
-        if isinstance(thing, ModuleType):
-            yield from ((f"{name}.{inner}", arguments) for inner, arguments in _signatures(thing))
-        elif isinstance(thing, type):
-            for member in (thing.__init__, *(getattr(thing, key) for key in vars(thing) if key[0] != "_")):
-                yield from _documented(f"{name}.{getattr(member, '__name__', '')}", member)
-        elif callable(thing):
-            yield from _documented(name, thing)
-
-
-def _documented(name: str, thing: Any) -> Iterator[tuple[str, str]]:
-    for arguments in re.findall(r"^(?:\d+\. )?\w+\((.*)\) -> ", getattr(thing, "__doc__", None) or "", re.MULTILINE):
-        yield name, arguments
-
-
-def _count(arguments: str) -> int:
-    """Arguments of a signature, without self and the star."""
-    while "[" in arguments:
-        arguments = re.sub(r"\[[^\[\]]*\]", "", arguments)
-    names = [one.split(":")[0].split("=")[0].strip() for one in arguments.split(",")]
-    return len([name for name in names if name not in ("", "self", "*", "/")])
-
-
-def test_nothing_in_the_extension_takes_more_than_six_arguments() -> None:
-    found = list(_signatures(native))
-    names = {name for name, _ in found}
-    assert {"read_row", "Rows.__init__", "Update.one", "engine.Optimizer.__init__"} <= names
-    counts = {name: _count(arguments) for name, arguments in found}
-    assert counts["distill_f32"] == 6 and counts["Rows.__init__"] == 5 and counts["read_row"] == 3
-    # These take everything by name, so that nothing can be mixed up.
-    by_name = {name for name, arguments in found if re.match(r"self: [\w.]+, (kind: str, )?\*, ", arguments)}
-    many = {name for name, count in counts.items() if count > MOST_ARGUMENTS}
-    expected = {"Table.train", "engine.Engine.__init__"}
-    assert many == expected and many <= by_name

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.kernels import SIZES, same_bits, vector
+from support.liars import Foreign
 
 import fastagg
 from fastagg import ops
@@ -63,19 +64,6 @@ def test_pieces_are_the_flat_vector(cuts: list[int], seed: int, data: st.DataObj
     assert same_bits(
         ops.step_(x.clone(), pieces, optimizer="sgd", lr=0.1), ops.step_(x.clone(), whole, optimizer="sgd", lr=0.1)
     )
-
-
-class Foreign:
-    """An array of some other library: all it has is DLPack."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __dlpack__(self, **arguments: object) -> object:
-        return self.tensor.__dlpack__(**arguments)
-
-    def __dlpack_device__(self) -> object:
-        return self.tensor.__dlpack_device__()
 
 
 def test_dlpack_is_read_where_it_lies() -> None:

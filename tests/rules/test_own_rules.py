@@ -49,46 +49,15 @@ def send(server: fastagg.Server, rows: torch.Tensor) -> None:
         server.receive("a", row)
 
 
-def goes_on(server: fastagg.Server, path: Path) -> None:
-    """A server in the middle of things and one from its checkpoint do the same, to the bit."""
-    send(server, updates(5))
-    server.save(path)
-    other = fastagg.load(path)
-    for one in (server, other):
-        send(one, updates(9))
-    assert same(server.state_dict(), other.state_dict())
-
-
 def test_each_class_has_at_most_twenty_lines() -> None:
     for block in (POLICY, OPTIMIZER, DIRECTION):
-        (found,) = re.findall(r"^@fastagg\.register\n.*?(?=\n\n\n)", block, re.DOTALL | re.MULTILINE)
+        (found,) = re.findall(r"^@fastagg\.register\n.*?(?=\n\n\S)", block, re.DOTALL | re.MULTILINE)
         assert len(found.splitlines()) <= 20
-
-
-def test_the_staleness_policy(run: Any, tmp_path: Path) -> None:
-    half_life = run(POLICY)["HalfLife"]
-    server = fastagg.Server(torch.zeros(SIZE), fastagg.Single(), fastagg.SGD(1.0), half_life(versions=1.0, most=3))
-    for late in ("late", "later"):
-        server.dispatch(late)
-    send(server, torch.zeros(2, SIZE))
-    receipt = server.receive("late", torch.ones(SIZE))  # two versions late: a quarter
-    assert receipt.delay == 2 and receipt.weight == 0.25
-    assert torch.equal(server.flat, torch.full((SIZE,), 0.25))
-    send(server, torch.zeros(1, SIZE))
-    before = server.flat.clone()
-    assert server.receive("later", torch.ones(SIZE)).delay == 4  # a sixteenth, and a tenth of the rate
-    torch.testing.assert_close(server.flat - before, torch.full((SIZE,), 1 / 160))
-    goes_on(server, tmp_path / "s.pt")
-
-
-def test_the_checkpoint(run: Any, tmp_path: Path) -> None:
-    run(POLICY, CHECKPOINT)
-    assert (tmp_path / "mine.pt").is_file()
 
 
 def test_hooks_are_pure(run: Any) -> None:
     """The same arguments twice give the same result, and are as they were."""
-    scope = run(POLICY, OPTIMIZER.partition("\n\n\nserver")[0], DIRECTION.partition("\n\n\nserver")[0])
+    scope = run(POLICY, OPTIMIZER.partition("\n\nserver")[0], DIRECTION.partition("\n\nserver")[0])
     x, row = updates(2)
     facts = SimpleNamespace(client="a", version=0, delay=0)
     _, moments = scope["Lion"](1.0).step(x, row, {}, 0.5, 1)
@@ -104,27 +73,14 @@ def test_hooks_are_pure(run: Any) -> None:
         assert same([x, row, *moments.values(), *held.values()], before)
 
 
-def test_the_optimizer(run: Any, tmp_path: Path) -> None:
-    lion = run(POLICY, OPTIMIZER)["Lion"]
-    server = fastagg.Server(torch.zeros(SIZE), fastagg.Single(), lion(0.5, beta1=0.7, beta2=0.8))
-    x, m = np.zeros(SIZE), np.zeros(SIZE)
-    for row in updates(4):
-        send(server, row[None])
-        x += 0.5 * np.sign(0.7 * m + 0.3 * row.numpy())
-        m = 0.8 * m + 0.2 * row.numpy()
-        assert np.array_equal(server.flat.numpy(), x)
-    goes_on(server, tmp_path / "s.pt")
-
-
 @pytest.mark.parametrize("kind", ["delta", "gradient"])
-def test_the_direction(run: Any, tmp_path: Path, kind: str) -> None:
+def test_the_direction(run: Any, kind: str) -> None:
     median, rows = run(POLICY, DIRECTION)["Median"], updates(7)
     server = fastagg.Server(torch.zeros(SIZE), median(3, kind=kind), fastagg.SGD(1.0))
     send(server, rows)
     middle = np.median(rows[:3].numpy(), axis=0) + np.median(rows[3:6].numpy(), axis=0)
     assert server.version == 2
     np.testing.assert_allclose(server.flat.numpy(), middle if kind == "delta" else -middle, rtol=1e-6, atol=1e-7)
-    goes_on(server, tmp_path / "s.pt")
 
 
 D = 7

@@ -77,7 +77,7 @@ def test_whoever_sends_all_of_a_body_gets_an_answer_that_was_known_before(serve:
         paths[4 * size] = f"/update/ann/{ann._tasks[part].id}?part={part}"
         assert ann.send(torch.ones(size), part) == {"version": 1, "applied": True}
     for nbytes, path in paths.items():
-        for seconds in (0.0, 3.0):
+        for seconds in (0.0, 1.0):
             status, said = posted(server, path, nbytes, seconds)
             assert (status, json.loads(said)) == (200, {"version": 1, "applied": True})  # it counts once
             assert posted(server, path, nbytes, seconds, token="another-token-of-16")[0] == 401
@@ -111,11 +111,10 @@ def test_a_body_that_is_no_chunk_ends_its_connection_and_nothing_else(serve: Ser
 @pytest.mark.parametrize(
     ("count", "limit", "said"),
     [
-        (MANY, None, b""),
-        (1500, 1024, b"GET /ta"),
+        (MANY, None, b"GET /ta"),
         (1500, 1024, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"),
     ],
-    ids=["silent", "half a head", "half a body"],
+    ids=["half a head", "half a body"],
 )
 def test_connections_that_stay_silent_keep_nobody_out(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, count: int, limit: int | None, said: bytes
@@ -181,13 +180,6 @@ def test_health_is_answered_while_no_other_request_is(serve: Serve) -> None:
     server.until(lambda: bool(server.get("/model")))
 
 
-def stalled(server: Breeder, name: str) -> socket.socket:
-    """Ask for a task, and read nothing of its model."""
-    connection = server.begin(f"GET /task/{name} HTTP/1.1")
-    assert connection.recv(1, socket.MSG_PEEK)
-    return connection
-
-
 def test_slow_downloads_of_many_versions_keep_nobody_waiting(serve: Serve) -> None:
     """Eight stand still, another is slow and steady. Memory is for four versions, and no request is refused."""
     server = serve([LARGE], "--reading", 4 * 4 * LARGE / 1e6, "--set", "max_clients=100")
@@ -202,7 +194,7 @@ def test_slow_downloads_of_many_versions_keep_nobody_waiting(serve: Serve) -> No
 
     reader = threading.Thread(target=read_steadily)
     for version in range(8):
-        connections.append(stalled(server, f"slow{version}"))
+        connections.append(server.stalled(f"slow{version}"))
         ann.task()
         assert ann.send(torch.ones(LARGE))["version"] == version + 1
         assert server.number("fastagg_serve_downloads") <= 5  # two of one version among them

@@ -165,8 +165,13 @@ BAD: dict[str, tuple[dict[str, Any], tuple[type[BaseException], ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-@pytest.mark.parametrize("name", SERVERS)
+OF_EACH_KIND = ("too short", "float64", "NaN last", "unknown client", "version never sent", "NaN samples")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [(name, what) for name in SERVERS for what in (BAD if name == "FedBuff" else OF_EACH_KIND)],
+)
 def test_a_bad_update_changes_nothing(name: str, what: str) -> None:
     change, kinds, words = BAD[what]
     refused(name, "flat", kinds, words, **change)
@@ -260,7 +265,7 @@ IN_FORM: dict[str, tuple[str, Any, tuple[type[BaseException], ...], str]] = {
 
 
 @pytest.mark.parametrize("what", IN_FORM)
-@pytest.mark.parametrize("name", ["FADAS", "FedBuff", "FedAsync", "CA2FL"])
+@pytest.mark.parametrize("name", ["FedAsync", "CA2FL"])
 def test_a_bad_array_in_an_update_changes_nothing(name: str, what: str) -> None:
     form, spoil, kinds, words = IN_FORM[what]
     refused(name, form, kinds, words, update=spoil(update_like(form)))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.liars import Foreign
 from support.models import same
 from support.operations import CHANGES, READS
 
@@ -116,26 +117,12 @@ def test_a_server_can_be_read_within_a_step(outer: str, inner: str) -> None:
     assert error_of(does(outer, 0), server) is None
 
 
-class Asks:
-    """An update that calls the server while its numbers are read."""
-
-    def __init__(self, act: Callable[[], Any]) -> None:
-        self.act, self.tensor = act, ones()
-
-    def __dlpack__(self, **given: Any) -> Any:
-        self.act()
-        return self.tensor.__dlpack__(**given)
-
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
-
-
 @pytest.mark.parametrize("inner", [*CHANGES, *READS])
 def test_an_update_that_calls_the_server_while_it_is_read(inner: str) -> None:
     """It is read before the step begins, so the call comes before."""
     server, alone = made(), made()
     found: list[BaseException | None] = []
-    asked = Asks(lambda: found.append(error_of(does(inner, 1), server)))
+    asked = Foreign(ones(), lambda: found.append(error_of(does(inner, 1), server)))
     receipt = server.receive(0, asked)
     error_of(does(inner, 1), alone)
     again = alone.receive(0, ones())

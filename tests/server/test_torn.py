@@ -23,7 +23,7 @@ from support.presets import PRESETS, Call, calls, model, update
 from torch import nn
 
 import fastagg
-from fastagg.errors import NonFiniteUpdate, UnknownVersion
+from fastagg.errors import UnknownVersion
 
 pytestmark = pytest.mark.kernel
 
@@ -265,7 +265,8 @@ def test_an_interrupt_at_each_line_of_an_operation(what: str) -> None:
             with contextlib.suppress(fastagg.FastaggError):
                 CHANGES[first](server, call.client, 3)
                 between.append(server.state_dict())
-        cut += cut_everywhere(moment, between=tuple(between)) > 0
+        stride = 1 if name in ONE_OF_EACH[:3] else 5  # the others' lines are the same, with other numbers
+        cut += cut_everywhere(moment, between=tuple(between), stride=stride) > 0
     assert cut
 
 
@@ -382,11 +383,3 @@ def test_rules_of_ones_own_that_raise(name: str, by: type[Cut]) -> None:
     server.dispatch(5)
     act: Act = lambda s: s.receive(5, update(5, D))  # noqa: E731
     assert cut_everywhere(Moment(server, act), again=act, by=by) > 10
-
-
-def test_distilling_that_diverges() -> None:
-    server, _ = echo_stepping()
-    before = server.state_dict()
-    with pytest.raises((NonFiniteUpdate, fastagg.errors.UpdateTooLarge)):
-        server.receive(0, torch.full((server.layout.size,), 3e38))
-    assert same(server.state_dict(), before)

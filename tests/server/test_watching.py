@@ -2,13 +2,13 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support import inside
 from support.models import Residual, same
+from support.operations import CHANGES
 
 import fastagg
 from fastagg import ConfigError, MissingDependency
@@ -87,33 +87,14 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         fastagg.watch(fastagg.ASGD(torch.zeros(5), lr=0.1), object())
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda server, task: server.dispatch([]),
-        lambda server, task: server.hand_on(task, "b"),
-        lambda server, task: server.forget("nobody"),
-        lambda server, task: server.expire(-1),
-        lambda server, task: server.close_round(),
-        lambda server, task: server.receive("nobody", torch.ones(5)),
-        lambda server, task: server.receive_many([("nobody", torch.ones(5))]),
-        lambda server, task: server.receive_model(task, torch.ones(5)),
-        lambda server, task: server.receive_many([fastagg.Answer.to(task, torch.ones(5), 1)]),
-        lambda server, task: server.receive_many([task]),
-        lambda server, task: server.receive_partial("nobody", None),
-        lambda server, task: server.receiving("nobody"),
-    ],
-)
-def test_whatever_is_refused_is_said(
-    call: Callable[..., object], caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("what", [name for name in CHANGES if name not in ("lr", "load_state_dict")])
+def test_whatever_is_refused_is_said(what: str, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     server = fastagg.watch(fastagg.open(tmp_path / "a", lambda: fastagg.FedBuff(torch.zeros(5))))
-    task = server.dispatch("a")
-    server.forget("a")
+    server.dispatch(1)
     server.close()
     with caplog.at_level(logging.WARNING, "fastagg"), contextlib.suppress(fastagg.FastaggError):
-        call(server, task)
-    assert [one for one in caplog.messages if "refused: " in one]
+        CHANGES[what](server, 1, 0)
+    assert [message for message in caplog.messages if "refused: " in message]
 
 
 D = 300

@@ -1,6 +1,7 @@
 """Arrays that are not what they claim: freed, fake, nested, or of a class with a false size and address."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,20 @@ class Impostor:
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return self.kind
+
+
+class Foreign:
+    """An array of another library: all it has is DLPack. ``read`` is called before its numbers are."""
+
+    def __init__(self, tensor: Tensor, read: Callable[[], object] = lambda: None) -> None:
+        self.tensor, self.read = tensor, read
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        self.read()
+        return self.tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
 
 
 def freed(tensor: Tensor, left: int = 0) -> Tensor:

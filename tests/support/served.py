@@ -87,6 +87,12 @@ class Breeder:
         found.sendall(f"{head}\r\nHost: here\r\nAuthorization: Bearer {token}\r\n\r\n".encode() + body)
         return found
 
+    def stalled(self, name: str) -> socket.socket:
+        """Ask for a task, wait until its model comes, and read nothing of it."""
+        connection = self.begin(f"GET /task/{name} HTTP/1.1")
+        assert connection.recv(1, socket.MSG_PEEK)
+        return connection
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.kill(self.pid or self.breeder.pid, signal.SIGKILL)

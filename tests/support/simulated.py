@@ -27,7 +27,7 @@ import torch
 from test_open import without_lives
 
 import fastagg
-from fastagg import FastaggError, NotDurable, Reentered
+from fastagg import FastaggError, NotDurable
 from fastagg.durable import doctor, folder, opening, trees
 from support import inside
 from support.bits import digest
@@ -231,14 +231,12 @@ class Life:
             with contextlib.suppress(FastaggError):
                 inside.log(server).close(1.0)
 
-    def do(self, op: Op, *, waits: bool, task: Task | None = None, act: Callable[[], None] | None = None) -> Any:
+    def do(self, op: Op, *, waits: bool, task: Task | None = None) -> Any:
         """Do the same with the server and the twin: the outcome is the same, and so is the server.
 
         Args:
             waits: whether its success says that it is on the disk.
-            act: what a rule of the user's own does meanwhile, on the server.
         """
-        within.extend([] if act is None else [act])
         end = self._on_server(lambda: op(self.server, None if task is None else task.incarnation))
         if isinstance(end, NotDurable) and fingerprint(self.server) == self.states[-1]:
             return end  # refused before it changed anything
@@ -497,51 +495,6 @@ class Life:
         """A copy of the folder is opened while the server goes on."""
         self._aside(Machine.of(self.disk.copy()))
 
-    def damage(self) -> None:
-        """The newest checkpoint is damaged: the one before it is taken, and the log."""
-        if len(self._log.keeper.kept) < 2:
-            return
-        self._flushed()
-        disk = Machine.of(self.disk.copy())
-        name = self.rng.choice([one for one in disk.names_of if one.startswith(f"checkpoint-{self._newest():020d}/")])
-        data = disk.data[disk.names_of[name]]
-        for at in range(0, len(data), 64):
-            data[at] ^= 16
-        server = end_of(lambda: self.open(disk))
-        if isinstance(server, FastaggError):
-            raise Wrong(f"an older checkpoint is there, and the folder cannot be opened: {server}")
-        if fingerprint(server) != self.states[-1]:
-            raise Wrong("the log of the older checkpoint is not whole")
-        if not any(name.endswith(".damaged") for name in disk.names()):
-            raise Wrong("nobody sees that a checkpoint was damaged")
-        server.close()
-
-    def foreign(self) -> None:
-        """Somebody puts another folder's segment into this one: refused, or not needed; and the doctor says so."""
-        self._flushed()
-        disk, other = Machine.of(self.disk.copy()), Machine()
-        server = self.open(other)
-        for client in range(CLIENTS):
-            server.dispatch(client)
-        server.close()
-        if not disk.files("journal-"):
-            return
-        named = disk.names_of[self.rng.choice(disk.files("journal-"))]
-        disk.data[named] = other.data[other.names_of[other.files("journal-")[0]]]
-        self._agree(disk)
-
-    def _agree(self, disk: Machine) -> None:
-        told = doctor.examine_on(Machine.of(disk.copy()), replay=True)
-        server = end_of(lambda: self.open(disk))
-        refused = isinstance(server, FastaggError)
-        if refused != (told["recovery"]["would"] == "be refused"):
-            raise Wrong(f"open() {'refuses' if refused else 'opens'}, and the doctor says {told['recovery']['would']}")
-        if refused:
-            return
-        if told["healthy"] and fingerprint(server) != self.states[-1]:
-            raise Wrong("a foreign segment was taken, or a part of the log left out, and nobody was told")
-        server.close()
-
     def _aside(self, disk: Machine) -> None:
         server, _ = self.found(disk, self.promised)
         server.close()
@@ -572,7 +525,7 @@ class Life:
         sent[self.number % SIZE] = 1.0
         return sent
 
-    def _answer(self, task: Task, act: Callable[[], None] | None = None, changes: bool = False) -> Any:
+    def _answer(self, task: Task, changes: bool = False) -> Any:
         sent, samples = self._sent(), 1 + self.number % 4
         changed, counted = torch.full_like(sent, 2.0), [sent]
 
@@ -586,7 +539,7 @@ class Life:
                 counted[0] = changed
             return receipt
 
-        end = self.do(op, waits=True, task=task, act=act)
+        end = self.do(op, waits=True, task=task)
         if changes:
             self.disk.writing = None
         self._count(sent)
@@ -727,22 +680,6 @@ class Life:
         self.do(op, waits=True)
         self._count(sent)
 
-    def nested(self) -> None:
-        """A rule of the user's own calls the server in the middle of a step."""
-        found: list[Any] = []
-        server, rng = self.server, random.Random(self.rng.random())
-        calls: list[Callable[[], Any]] = [
-            server.checkpoint, server.close, lambda: server.dispatch(0), lambda: server.forget(0), server.close_round,
-            lambda: server.receive(0, torch.ones(SIZE), None, 1), server.expire,
-        ]  # fmt: skip
-
-        def act() -> None:
-            found.append(end_of(rng.choice(calls)))
-
-        self._answer(self._dispatched(), act)
-        if not all(isinstance(one, Reentered) for one in found):
-            raise Wrong(f"a nested call was not refused: {found}")
-
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -851,10 +788,10 @@ def _alike(one: Any, other: Any) -> bool:
 
 ACTIONS = {
     "dispatch": 8, "receive": 8, "round_trip": 20, "answered_twice": 3, "several": 4, "operation": 12, "bad": 4,
-    "sender": 5, "chunks": 4, "slow_chunks": 3, "nested": 3, "flush": 3, "checkpoint": 4, "checkpoints": 1,
+    "sender": 5, "chunks": 4, "slow_chunks": 3, "flush": 3, "checkpoint": 4, "checkpoints": 1,
     "checkpoint_meanwhile": 2, "handled_checkpoint": 1, "handled_close": 1, "clock": 2, "close": 3, "abandon": 1,
-    "kill": 3, "power": 5, "kill_and_power": 2, "failed_sync": 1, "full_disk": 1, "elsewhere": 2, "damage": 2,
-    "foreign": 1, "lost_task": 4,
+    "kill": 3, "power": 5, "kill_and_power": 2, "failed_sync": 1, "full_disk": 1, "elsewhere": 2,
+    "lost_task": 4,
 }  # fmt: skip
 
 
