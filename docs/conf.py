@@ -244,3 +244,9 @@ def _read(app: object, docname: str, source: list[str]) -> None:
 def setup(app: object) -> dict[str, bool]:
     app.connect("source-read", _read)  # type: ignore[attr-defined]
     return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":  # writes the overview of recipes into its page
+    page = Path(__file__).parent / "api" / "recipes.md"
+    head, _, rest = page.read_text().partition("```text\n")
+    page.write_text(f"{head}```text\n{overview()}\n```{rest.partition('```')[2]}")

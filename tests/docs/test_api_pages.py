@@ -52,7 +52,8 @@ def made() -> Made:
 
 def test_every_key_of_a_recipe_is_on_a_page_which_says_what_it_does(made: Made) -> None:
     sections = dict(re.findall(r"^## (.+)\n\n((?:(?!## ).*\n?)*)", made["recipes"] + "\n", re.MULTILINE))
-    assert f"```text\n{made['overview of recipes']}\n```\n" in made["recipes"]  # for who reads the file, not the site
+    overview = f"```text\n{made['overview of recipes']}\n```\n"
+    assert overview in made["recipes"], "run python docs/conf.py"
     delays = sections["delay, but of `version`"]
     kinds = [kind for kinds in config._KINDS.values() for kind in kinds]
     assert len(sections) == len(kinds) + 2
