@@ -70,13 +70,6 @@ def refused(*arguments: object) -> str:
     return lines[0]
 
 
-def test_run_writes_the_folder_and_prints_where_it_is(recipe, tmp_path):
-    result = invoke("run", recipe, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "Mine" in result.stdout
-    assert str(tmp_path / "out" / "accuracy.png") in result.stdout
-
-
 def test_the_default_folder_is_named_after_recipe_and_seed_and_set_changes_keys(recipe, tmp_path):
     changes = ["--set", "run.uploads=6", "--set", "algorithm.lr=0.5", "--set", "label=Other"]
     assert invoke("run", recipe, "--seed", 3, *changes).exit_code == 0
@@ -85,18 +78,6 @@ def test_the_default_folder_is_named_after_recipe_and_seed_and_set_changes_keys(
     written = (tmp_path / "runs" / "mine-seed3" / "config.toml").read_text()
     assert "lr = 0.5" in written
     assert 'label = "Other"' in written
-
-
-def test_compare_writes_one_table_and_one_plot_for_all(recipe, tmp_path):
-    other = tmp_path / "other.toml"
-    other.write_text(RECIPE.replace("mine", "other").replace("Mine", "Other"))
-    result = invoke("compare", recipe, other, "--out", tmp_path / "out", "--seed", 1)
-    assert result.exit_code == 0, result.output
-    lines = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["name", "mine", "other"]
-    assert (tmp_path / "out" / "accuracy.png").is_file()
-    assert (tmp_path / "out" / "other" / "seed1" / "metrics.csv").is_file()
-    assert "Mine" in result.stdout and "Other" in result.stdout
 
 
 def test_run_refuses_a_folder_that_holds_a_run_and_says_what_to_do(recipe, tmp_path):

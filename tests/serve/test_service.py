@@ -261,7 +261,8 @@ def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) 
     assert client.get("/task/" + "x" * 300).status_code == 404
     assert client.get("/model?after=x").status_code == 400
     assert client.get("/model?after=9&wait=nan").status_code == 400
-    assert client.get("/model?after=9").status_code == 410
+    for path in ("/model?after=9", "/task/ann?after=9", "/task/ann?after=0&incarnation=1"):  # of another life
+        assert client.get(path).status_code == 410
     assert client.post(ann, content=body(), headers=FLOATS).status_code == 200
 
 
