@@ -140,21 +140,6 @@ def test_what_needs_more_memory_than_there_is_is_skipped(monkeypatch):
     assert "GiB" in found.skipped["fastagg"]
 
 
-def test_both_sides_of_an_arrival_hear_as_many_clients_however_little_memory_is_left(monkeypatch):
-    import machine
-    import measure
-    from cases import arrival
-    from problem import Problem
-
-    arrival.heard.cache_clear()
-    left = iter(range(8_000_000, 0, -500_000))
-    monkeypatch.setattr(machine, "available_bytes", lambda device=None: next(left))
-    case = CASES["arrival ACE fp32"]
-    built, _ = measure.build(case, replace(Problem(10_007), lr=case.lr), case.candidates())
-    assert len(built) == 3
-    arrival.heard.cache_clear()
-
-
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_the_queue_waits_as_long_as_queueing_theory_says(load):
     """One server, Poisson arrivals, constant service: a mean wait of load/(2*(1 - load)) services (Pollaczek)."""

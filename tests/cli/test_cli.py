@@ -127,22 +127,6 @@ def test_recipes_can_be_filtered():
     assert "cifar8-quick" in listed("fedbuff", "files")  # which its line does not name
 
 
-def test_info_says_where_it_was_made_and_what_was_built():
-    found = json.loads(invoke("info", "--json").stdout)
-    assert {"fastagg", "python", "torch", "system", "processor", "threads", "tuning", "cpu_isas"} <= set(found)
-    assert isinstance(found["tuning"], dict) and found["threads"] >= 1
-    text = invoke("info").stdout
-    assert "cpu_isas.baseline" in text and "cuda_built" in text
-
-
-def test_version_is_printed():
-    import fastagg
-
-    result = invoke("--version")
-    assert result.exit_code == 0
-    assert result.stdout.strip() == f"fastagg {fastagg.__version__}"
-
-
 def test_help_names_every_command_and_needs_no_simulator(tmp_path):
     program = "import sys; from fastagg.cli.app import app; app(['--help'], standalone_mode=False); "
     program += "assert not {'torch', 'numpy', 'matplotlib', 'sklearn', 'pydantic', 'fastagg.sim'} & set(sys.modules)"

@@ -257,18 +257,6 @@ def test_whoever_brings_and_takes_nothing_is_cut(serve: Serve, monkeypatch: pyte
     assert ann.send(torch.ones(LARGE))["version"] == 1  # the task is still open
 
 
-def test_a_slow_update_ends_by_its_time_and_its_task_stays(serve: Serve) -> None:
-    server = serve([LARGE], "--seconds", 2, "--slowest", 1e12)
-    ann = client_of(server, "ann")
-    ann.task()
-    slow = server.begin(
-        f"POST /update/ann/{ann._tasks[0].id} HTTP/1.1\r\nContent-Type: application/x-float32\r\n"
-        f"Content-Length: {4 * LARGE}", b"x"
-    )  # fmt: skip
-    assert rest_of_answer(slow).startswith(b"HTTP/1.1 408")
-    assert ann.send(torch.ones(LARGE))["version"] == 1
-
-
 @pytest.mark.slow  # two workers learn for a minute
 def test_the_commands_of_the_examples_page_run_as_they_stand_there(tmp_path: Path) -> None:
     """DiLoCo with two workers that learn; the server is killed and started again meanwhile."""
