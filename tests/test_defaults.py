@@ -1,10 +1,9 @@
 """Every op and every preset has the same bits in a process with other defaults: torch's type and device, the number of
-threads, the locale. And a rule on the source: memory for native code is made in one place, typed, on a named device.
+threads, the locale.
 
 `python tests/test_defaults.py CASE` prints a digest of all results.
 """
 
-import ast
 import contextlib
 import json
 import locale
@@ -26,41 +25,6 @@ import fastagg
 
 pytestmark = pytest.mark.kernel
 
-PACKAGE = Path(fastagg.__file__).parent
-MAKERS = {
-    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint",
-    "randn", "randperm", "scalar_tensor", "tensor", "zeros",
-}  # fmt: skip
-# Whose memory native code never sees (an installed package carries the bench), or which soon leave the package.
-FREE = ("_bench/", "sim/data/", "integrations/")
-
-
-def makes_memory(source: str) -> Iterator[tuple[int, str]]:
-    """The calls of torch that make a tensor of torch's defaults, or memory without a value."""
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in MAKERS:
-            continue
-        if not isinstance(node.func.value, ast.Name) or node.func.value.id != "torch":
-            continue
-        named = {one.arg for one in node.keywords}
-        needed = {"device"} if node.func.attr.startswith("as") else {"dtype", "device"}
-        if node.func.attr == "empty" or not needed <= named:
-            yield node.lineno, ast.unparse(node)
-
-
-def test_memory_is_made_in_one_place() -> None:
-    assert [call for _, call in makes_memory("import torch\nx = torch.empty(3)\ntorch.zeros(2, dtype=torch.int8)")]
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = path.relative_to(PACKAGE).as_posix()
-        if name != "storage/memory.py" and not name.startswith(FREE):
-            found += [f"{name}:{line}: {call}" for line, call in makes_memory(path.read_text())]
-    # with these types and on this device nothing native is written: a probe of a device, an empty view of a file
-    allowed = ("sim/runs/build.py", "durable/trees.py", "storage/pieces.py")
-    assert [one for one in found if not one.startswith(allowed)] == []
-
-
-# -- the results ------------------------------------------------------------------------------------------------------
 
 D = 3001
 

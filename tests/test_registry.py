@@ -108,21 +108,6 @@ def test_formats_of_rows_are_those_of_the_kernels() -> None:
     assert get_args(names.Cache) == tuple(FORMATS)
 
 
-# ── keywords that are not known ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_may_be_given_by_place_may_be_given_by_name() -> None:
-    assert fastagg.FADAS(params=torch.zeros(D)).version == 0
-    assert type(fastagg.Server(params=torch.zeros(D), direction=fastagg.Buffer(2)).direction) is fastagg.Buffer
-
-
-def test_a_preset_keeps_its_name_signature_and_documentation() -> None:
-    assert fastagg.FADAS.__name__ == "FADAS" and fastagg.FADAS.__module__ == "fastagg.presets"
-    assert "AMSGrad" in (fastagg.FADAS.__doc__ or "")
-    parameters = inspect.signature(fastagg.FADAS).parameters
-    assert parameters["lr"].default == 1e-3 and parameters["lease"].default is None
-
-
 # ── users' own ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -79,22 +79,6 @@ def test_what_computes_something_else_is_not_timed():
         measure.measure(near, 1000, rounds=1, care=timing.AT_ONCE)
 
 
-def test_bytes_follow_from_each_other():
-    def bytes_(name):
-        return CASES[name].bytes
-
-    moments = 3 * 8  # read and written
-    assert bytes_("amsgrad") == bytes_("apply") + moments == bytes_("adam") + 8
-    assert bytes_("fadas flush") == bytes_("amsgrad") + 4  # the buffer is read
-    assert bytes_("fedbuff flush") == bytes_("mixing") == bytes_("apply") + 4
-    assert bytes_("ace int8 amsgrad") == bytes_("ace int8") + moments
-    assert bytes_("aced int8") == bytes_("ace int8") + 1  # the row that expires is read
-    for rule, kernel in (("ASGD", "apply"), ("FADAS, M = 1", "amsgrad"), ("FedAsync", "mixing"),
-                         ("ACE fp32", "ace fp32"), ("ACE int8", "ace int8")):  # fmt: skip
-        assert bytes_(f"arrival {rule}") == bytes_(kernel)  # NaN is looked for in the same pass
-    assert bytes_("amsgrad 8bit") == pytest.approx(12 + 6 * (1 + 4 / 256) - 8 / 256)
-
-
 def test_the_documents_have_the_same_bytes():
     found = re.findall(
         r"^\| (fp32|bf16|int8|int4) \| [\d.]+ \| (\d+) \| [\d.]+ \(", ALGORITHMS.read_text(), re.MULTILINE
@@ -154,21 +138,6 @@ def test_what_needs_more_memory_than_there_is_is_skipped(monkeypatch):
     found = measure.measure(CASES["amsgrad"], 100_000)
     assert found.timed == {}
     assert "GiB" in found.skipped["fastagg"]
-
-
-def test_both_sides_of_an_arrival_hear_as_many_clients_however_little_memory_is_left(monkeypatch):
-    import machine
-    import measure
-    from cases import arrival
-    from problem import Problem
-
-    arrival.heard.cache_clear()
-    left = iter(range(8_000_000, 0, -500_000))
-    monkeypatch.setattr(machine, "available_bytes", lambda device=None: next(left))
-    case = CASES["arrival ACE fp32"]
-    built, _ = measure.build(case, replace(Problem(10_007), lr=case.lr), case.candidates())
-    assert len(built) == 3
-    arrival.heard.cache_clear()
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])

@@ -28,6 +28,12 @@ def test_clipping_and_sample_weights() -> None:
     assert server.turn(0, [3.0, 4.0], num_samples=3)["norm"] == 5.0
     server.turn(1, [0.0, 0.5], num_samples=1)
     assert list(server.x) == pytest.approx([3 * 0.6 / 4, (3 * 0.8 + 0.5) / 4])
+    fedavg = Driven([1.0], {"name": "Cohort", "size": 3}, SGD, weighting="samples")  # Eq. 38: the mean of the models
+    for client in range(3):
+        fedavg.dispatch(client)
+    for client, (trained, samples) in enumerate(((3.0, 1), (5.0, 2), (2.0, 5))):
+        fedavg.receive(client, [trained - 1.0], num_samples=samples)
+    assert fedavg.x[0] == pytest.approx((3.0 * 1 + 5.0 * 2 + 2.0 * 5) / 8)
     direction = {"name": "AllClients", "num_clients": 2, "warmup": "full", "kind": "gradient"}
     ace = Driven([0.0], direction, SGD, weighting="samples")
     for client, update, samples, x in ((0, 1.0, 1, 0.0), (1, 4.0, 2, -3.0), (0, 4.0, 6, -7.0)):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.book import Vector
 from support.properties import examples
-from support.traces import Case, Driven, Return, Send, cases, drive, synchronous_cases
+from support.traces import Case, Driven, Return, Send, cases, drive
 
 SMALL = st.sampled_from((1, 2, 3, 7))
 quick = examples(60)
@@ -235,27 +235,3 @@ def test_asyncfeded_against_its_equations(case: Case) -> None:
 
     policy = {"name": "Euclidean", "lam": 2.0, "eps": 0.5, "gamma_bar": 3.0, "kappa": 1.0, "local_steps": 10}
     same(Driven(case.x0, {"name": "Single"}, {"name": "SGD", "lr": 1.0}, policy), Loop(case, arrive), case)
-
-
-@quick
-@given(synchronous_cases(size=SMALL))
-def test_fedavg_is_eq_38(drawn: tuple[Case, int]) -> None:
-    case, m = drawn
-    arrived: list[tuple[int, Vector]] = []
-
-    def arrive(server: Any, client: int, u: Vector, s: int) -> bool:
-        arrived.append((next(counts), server.models[s] + u))
-        if len(arrived) < m:
-            return False
-        total = sum(n for n, _ in arrived)
-        server.x = sum((n / total * model for n, model in arrived), np.zeros(case.size))
-        arrived.clear()
-        server.t += 1
-        return True
-
-    counts = iter([e.num_samples for e in case.trace if isinstance(e, Return)])
-    same(
-        Driven(case.x0, {"name": "Cohort", "size": m}, {"name": "SGD", "lr": 1.0}, weighting="samples"),
-        Loop(case, arrive),
-        case,
-    )

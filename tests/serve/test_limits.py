@@ -4,7 +4,6 @@ transfers, a restored backup, and who has to wait."""
 import contextlib
 import json
 import resource
-import shutil
 import signal
 import socket
 import threading
@@ -22,7 +21,6 @@ pytest.importorskip("safetensors")
 pytest.importorskip("prometheus_client")
 from support.served import TOKEN, Breeder, Serve, certificate_in, rest_of, rest_of_answer
 
-import fastagg
 from fastagg.clients import HttpClient
 from fastagg.serve.connection import FAIR, SPARE
 
@@ -225,65 +223,3 @@ def test_slow_uploads_keep_nobody_waiting(serve: Serve) -> None:
     assert rest_of_answer(slow[0]).startswith(b"HTTP/1.1 408")  # the slowest
     slow[2].sendall(bytes(4 * LARGE - 70_200))
     assert rest_of_answer(slow[2]).startswith(b"HTTP/1.1 200")
-
-
-def test_whoever_waits_for_a_version_after_one_that_a_backup_does_not_have_asks_again(
-    serve: Serve, tmp_path: Path
-) -> None:
-    server = serve([10])
-    ann, bob = client_of(server, "ann"), client_of(server, "bob")
-
-    def steps(client: HttpClient, count: int) -> None:
-        for _ in range(count):
-            client.task()
-            client.send(torch.ones(10))
-
-    steps(ann, 2)
-    server.end(signal.SIGTERM)
-    shutil.copytree(tmp_path / "state", tmp_path / "backup")
-    server.start()
-    steps(ann, 1)
-    for client in (ann, bob):
-        client.task()
-        assert client.version == 3
-    found: list[torch.Tensor] = []
-    waiting = threading.Thread(target=lambda: found.append(ann.task(newer=True)))
-    waiting.start()
-    time.sleep(0.5)
-    server.end(signal.SIGTERM)
-    shutil.rmtree(tmp_path / "state")
-    shutil.copytree(tmp_path / "backup", tmp_path / "state")
-    server.start()
-    waiting.join(30)
-    assert torch.equal(found[0], torch.full((10,), 2.0)) and ann.version == 2
-    ann.send(torch.full((10,), 5.0))  # another version 3
-    assert torch.equal(bob.task(newer=True), torch.full((10,), 7.0)) and bob.version == 3
-    for path in ("/model?after=4", "/task/ann?after=4", "/task/ann?after=3&incarnation=1"):
-        with pytest.raises(urllib.error.HTTPError, match="410"):
-            server.get(path)
-
-
-def test_a_client_that_comes_too_soon_waits_for_the_next_version(serve: Serve) -> None:
-    privacy = "privacy={noise_multiplier=0.0, clip_norm=100.0, min_separation=3}"
-    server = serve([10], "--set", privacy)
-    ann = client_of(server, "ann")
-    ann.exchange(None)
-    found: list[torch.Tensor] = []
-    waiting = threading.Thread(target=lambda: found.append(ann.exchange(torch.ones(10))))
-    waiting.start()
-    for name in ("bob", "eve"):
-        time.sleep(0.5)
-        assert not found
-        client = client_of(server, name)
-        client.exchange(None)
-        client.send(torch.ones(10))
-    waiting.join(30)
-    assert torch.equal(found[0], torch.full((10,), 3.0)) and ann.version == 3
-    tries = server.log.read_text().count('"GET /task/ann')
-    assert tries <= 5, tries
-    ann._patience = 1.0
-    begun = time.monotonic()
-
-    with pytest.raises(fastagg.TooSoon, match="may again in step 6"):
-        ann.exchange(torch.ones(10))
-    assert time.monotonic() - begun < 40

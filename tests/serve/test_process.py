@@ -215,21 +215,6 @@ def test_uploads_of_different_parts_come_at_the_same_time(serve: Serve) -> None:
     assert torch.equal(ann.task(), whole + 1 + update)
 
 
-def test_names_give_the_order_of_a_clients_vector(serve: Serve) -> None:
-    server = serve([2, 3, 4], "--parts", 2)
-    ann, bob = client_of(server, "ann", names=["1", "0", "2"]), client_of(server, "bob")
-    ann.task()
-    ann.send(torch.arange(9.0))
-    assert bob.task().tolist() == [3.0, 4.0, 0.0, 1.0, 2.0, 5.0, 6.0, 7.0, 8.0]
-    assert ann.task().tolist() == list(range(9))
-    bob.send(torch.zeros(9))
-    again = client_of(server, "ann", names=["1", "0", "2"])
-    assert again.resume() and again.version == ann.version == 2
-    again.send(torch.ones(9))
-    with pytest.raises(fastagg.ShapeMismatch, match="only the server's model has '2'"):
-        client_of(server, "eve", names=["0", "1"]).task()
-
-
 def test_clients_that_read_nothing_share_one_model_and_do_not_keep_it_from_ending(serve: Serve) -> None:
     server = serve([LARGE], "--set", "max_clients=100")
     server.stalled("first").close()
@@ -270,18 +255,6 @@ def test_whoever_brings_and_takes_nothing_is_cut(serve: Serve, monkeypatch: pyte
         assert rest_of(server.begin(f"{head}: {length}", b"x")).startswith(b"HTTP/1.1 " + status)
     server.until(lambda: server.number("fastagg_serve_uploads") == 0)
     assert ann.send(torch.ones(LARGE))["version"] == 1  # the task is still open
-
-
-def test_a_slow_update_ends_by_its_time_and_its_task_stays(serve: Serve) -> None:
-    server = serve([LARGE], "--seconds", 2, "--slowest", 1e12)
-    ann = client_of(server, "ann")
-    ann.task()
-    slow = server.begin(
-        f"POST /update/ann/{ann._tasks[0].id} HTTP/1.1\r\nContent-Type: application/x-float32\r\n"
-        f"Content-Length: {4 * LARGE}", b"x"
-    )  # fmt: skip
-    assert rest_of_answer(slow).startswith(b"HTTP/1.1 408")
-    assert ann.send(torch.ones(LARGE))["version"] == 1
 
 
 @pytest.mark.slow  # two workers learn for a minute

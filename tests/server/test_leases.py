@@ -126,19 +126,6 @@ def test_numbered_clients_are_not_forgotten() -> None:
     assert server.receive(0, ones()).applied
 
 
-def test_a_lease_begins_anew_with_the_server(tmp_path: Path) -> None:
-    server = fastagg.FedBuff(torch.zeros(D), lease=60.0, max_clients=7, max_waiting=3)
-    server.dispatch("ann")
-    later(server, 50.0)
-    server.save(tmp_path / "state")
-    again = fastagg.load(tmp_path / "state")
-    assert (again.lease, again.max_clients, again.max_waiting) == (60.0, 7, 3)
-    later(again, 50.0)
-    assert again.expire() == 0
-    later(again, 20.0)
-    assert again.expire() == 1
-
-
 # -- answers to another life -------------------------------------------------------------------------------------------
 
 

@@ -70,20 +70,6 @@ def test_lists_that_other_threads_change_while_they_are_read() -> None:
     assert server.version == sum(counted)
 
 
-def test_one_task_is_read_by_many_threads() -> None:
-    server = fastagg.FedBuff(torch.arange(float(D)), lr=1.0, buffer_size=2)
-    task = server.dispatch(0)
-    seen: list[int] = []
-
-    def look() -> None:
-        flat = task.flat
-        assert torch.equal(flat, torch.arange(float(D)))
-        seen.append(flat.data_ptr())
-
-    together(look, look, look, look)
-    assert len(set(seen)) == 1
-
-
 @pytest.mark.parametrize(("size", "numpy"), [(D, False), (40_000, False), (40_000, True)])
 def test_what_is_handed_out_is_one_version_for_as_long_as_it_is_held(size: int, numpy: bool) -> None:
     """Every element of the version t is t, statistics too. Several steps come without a dispatch: they are in place."""

@@ -113,18 +113,6 @@ def traces(
 
 
 @st.composite
-def synchronous_traces(draw: st.DrawFn, num_clients: int, clients_per_round: int, max_rounds: int = 6) -> Trace:
-    """Rounds of distinct clients, all sent one version, returning in another order; the last may be cut."""
-    trace: Trace = []
-    for _ in range(draw(st.integers(1, max_rounds))):
-        chosen = draw(st.permutations(range(num_clients)))[:clients_per_round]
-        trace += [Send(c) for c in chosen]
-        for c in draw(st.permutations(chosen)):
-            trace.append(Return(c, None, draw(st.integers(0, MAX_SEED)), draw(st.integers(1, 1000))))
-    return trace[: len(trace) - draw(st.integers(0, clients_per_round - 1))]
-
-
-@st.composite
 def cases(
     draw: st.DrawFn,
     max_clients: int = 6,
@@ -141,18 +129,6 @@ def cases(
     d = draw(st.sampled_from(SIZES) if size is None else size)
     trace = draw(traces(n, max_length, all_heard=heard, all_sent=sent))
     return Case(num_clients=n, size=d, seed=draw(st.integers(0, MAX_SEED)), trace=trace)
-
-
-@st.composite
-def synchronous_cases(
-    draw: st.DrawFn, max_clients: int = 6, max_rounds: int = 6, size: st.SearchStrategy[int] | None = None
-) -> tuple[Case, int]:
-    """A `Case` of whole rounds and its clients per round."""
-    n = draw(st.integers(1, max_clients))
-    m = draw(st.integers(1, n))
-    d = draw(st.sampled_from(SIZES) if size is None else size)
-    trace = draw(synchronous_traces(n, m, max_rounds))
-    return Case(num_clients=n, size=d, seed=draw(st.integers(0, MAX_SEED)), trace=trace), m
 
 
 class Driven:
