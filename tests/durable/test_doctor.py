@@ -210,10 +210,7 @@ def test_salvage_goes_on_with_the_rate_and_its_folder_is_made_with_the_first_one
         server.checkpoint()
         for client in (1, 2):
             answered(server, client)
-    segment, at = at_record(tmp_path / "a", 5)  # an answer
-    data = bytearray(segment.read_bytes())
-    data[at + 60] ^= 1
-    segment.write_bytes(data)
+    damage(tmp_path / "a", 5)  # an answer
     assert salvage(tmp_path / "a", tmp_path / "b")["taken"] == 1
     with fastagg.open(tmp_path / "b", RULES["ASGD"]) as server:
         assert server.lr == 0.25
@@ -228,10 +225,7 @@ def test_salvage_knows_no_limits_and_ends_the_tasks_whose_answers_it_gives_in(tm
         tasks = [server.dispatch(client) for client in range(3)]
         for task in tasks:
             server.receive(task.client, torch.ones(50), task=task.id)
-    segment, at = at_record(tmp_path / "a", 4)  # the first answer
-    data = bytearray(segment.read_bytes())
-    data[at + 60] ^= 1
-    segment.write_bytes(data)
+    damage(tmp_path / "a", 4)  # the first answer
     found = salvage(tmp_path / "a", tmp_path / "b")
     assert found["taken"] == 2 and found["refused"] == []
     with fastagg.open(tmp_path / "b", one_at_a_time) as server:
@@ -248,10 +242,7 @@ def test_the_command_salvages(tmp_path: Path) -> None:
     with fastagg.open(tmp_path / "a", make) as server:
         for client in range(4):
             answered(server, client)
-    segment, at = at_record(tmp_path / "a", 4)
-    data = bytearray(segment.read_bytes())
-    data[at + 60] ^= 1
-    segment.write_bytes(data)
+    damage(tmp_path / "a", 4)
     done = runner.invoke(app, ["doctor", str(tmp_path / "a"), "--salvage", str(tmp_path / "b")])
     assert done.exit_code == 0 and "2 answers were given in again" in done.stdout
     assert runner.invoke(app, ["doctor", str(tmp_path / "b"), "--replay"]).exit_code == 0

@@ -150,7 +150,7 @@ def test_a_folder_is_as_large_as_the_page_says(seed: int, tmp_path: Path) -> Non
 # -- errors of the system ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("call", "before"), [("open", 0), ("truncate", 0), ("write", 0), ("write", 40)])
+@pytest.mark.parametrize(("call", "before"), [("open", 0), ("allocate", 0), ("write", 0), ("write", 40)])
 def test_a_chunk_that_was_refused_may_be_sent_again(
     call: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

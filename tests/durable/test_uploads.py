@@ -1,11 +1,16 @@
 """Updates that come in chunks: whole or not at all, in memory or in a folder, and after a recovery."""
 
 import contextlib
+import dis
+import functools
 import gc
+import itertools
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -291,3 +296,47 @@ def test_an_upload_that_ends_after_close_says_so_and_leaves_nothing(tmp_path: Pa
         raise KeyError("mine")
     fastagg.open(tmp_path, make).close()
     assert not list(tmp_path.glob("upload-*"))
+
+
+@functools.cache
+def looks(code: CodeType) -> set[int]:
+    """The instructions before which Python looks for signals: behind a call, and where a function begins."""
+    return {
+        after.offset for before, after in itertools.pairwise(dis.get_instructions(code))
+        if before.opname.startswith("CALL") or before.opname == "RESUME"
+    }  # fmt: skip
+
+
+def test_an_interrupt_at_any_instruction_leaves_no_upload_busy() -> None:
+    left = -1
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if Path(frame.f_code.co_filename).name != "uploads.py":
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode" and frame.f_lasti in looks(frame.f_code)
+        if left == -1:
+            raise KeyboardInterrupt
+        return trace
+
+    server, ones = make(), data(torch.ones(SIZE))
+    for count in itertools.count():
+        client, left = count, count
+        server.dispatch(client)
+        upload = server.receiving(client).__enter__()
+        sys.settrace(trace)
+        try:
+            upload.write(ones)
+            upload.__exit__(None, None, None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        if left >= 0:
+            break
+        with contextlib.suppress(ShapeMismatch):
+            upload.write(b"")
+        upload.__exit__(OSError, OSError(), None)
+        assert upload.state in ("taken", "dropped")
+    assert count > 20
