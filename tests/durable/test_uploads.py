@@ -2,6 +2,7 @@
 
 import contextlib
 import dis
+import errno
 import functools
 import gc
 import itertools
@@ -20,6 +21,7 @@ from support.damaged import rewritten
 import fastagg
 from fastagg import DTypeMismatch, EncodingError, NonFiniteUpdate, ShapeMismatch
 from fastagg.durable import log
+from fastagg.durable.disk import Disk
 
 SIZE = 1000
 
@@ -280,6 +282,39 @@ def test_no_file_of_anybody_else_is_closed_and_none_stays_open(seed: int, tmp_pa
         assert torch.equal(again.flat, truth)
     for file in others:
         os.close(file)
+
+
+def test_where_no_file_can_be_made_uploads_have_the_spare_one_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Disk.open
+
+    def full(self: Disk, name: str, *, create: bool = False, write: bool = True) -> int:
+        if create and name.startswith("upload-") and name not in self.names():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return usual(self, name, create=create, write=write)
+
+    with fastagg.open(tmp_path, make) as server:
+        assert (tmp_path / "spare").stat().st_blocks * 512 >= 4 * SIZE
+        monkeypatch.setattr(Disk, "open", full)
+        for client in range(4):
+            server.dispatch(client)
+            server.dispatch(-1 - client)
+            refused = server.receiving(-1 - client).__enter__()
+            for is_whole in (False, True):
+                with contextlib.suppress(ZeroDivisionError), server.receiving(client) as upload:
+                    upload.write(data(torch.ones(SIZE)))
+                    assert not (tmp_path / "spare").exists()
+                    with pytest.raises(fastagg.NotDurable, match="No space left"):
+                        refused.write(b"x")
+                    assert is_whole or 1 / 0
+            for _ in range(2):
+                server.dispatch(9)
+                server.checkpoint()
+            assert (tmp_path / "spare").exists()
+        assert server.version == 2
+    with fastagg.open(tmp_path, make) as again:
+        assert again.version == 2 and not list(tmp_path.glob("upload-*"))
 
 
 def test_an_upload_that_ends_after_close_says_so_and_leaves_nothing(tmp_path: Path) -> None:
