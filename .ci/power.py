@@ -4,6 +4,7 @@ python .ci/power.py power 100000      power is lost this often, at least (tests/
 python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_killed.py)
 python .ci/power.py serve 1000        `fastagg serve` is killed this often (tests/serve/test_process.py)
 python .ci/power.py uploads 500       the same, while copies of updates of 16 MB overlap, some of which are cut
+python .ci/power.py uploads 60 1 100  the same with 100 MB
 python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
 python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
 
@@ -94,7 +95,7 @@ def refuse(what: str, seconds: int, seed: int) -> None:
             print(refusing.run(library, kind, whose, where, "", share, seed, seconds / len(ways)), flush=True)
 
 
-def main(what: str, count: int, seed: int = 100) -> None:
+def main(what: str, count: int, seed: int = 100, megabytes: int = 16) -> None:
     """Run one of them, and report the progress after every part."""
     if what in ("arrivals", "silent"):
         return flat(what, count)
@@ -131,7 +132,7 @@ def main(what: str, count: int, seed: int = 100) -> None:
         elif what == "uploads":
             part = min(25, count - done)
             with tempfile.TemporaryDirectory() as folder:
-                seen += kills(part, Path(folder), seed, workers=2, large=4_000_000)
+                seen += kills(part, Path(folder), seed, workers=2, large=megabytes * 250_000)
         else:
             part = min(100, count - done)
             with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastagg._build import native
 from fastagg.storage import files, memory
+from fastagg.storage.files import is_full as is_full
 from fastagg.storage.files import named as named
 
 Bytes = bytes | bytearray | memoryview

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastagg.durable import trees
+from fastagg.durable import folder, trees
 from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import (
     LOCK,
@@ -18,7 +18,8 @@ from fastagg.durable.folder import (
     is_gone,
     read_checkpoint,
     read_log,
-)  # fmt: skip
+)
+from fastagg.durable.log import SMALL
 from fastagg.durable.recovery import Replay, key_of, load_into, made_for, take_key
 from fastagg.errors import CheckpointError, FastaggError
 from fastagg.server import checkpoint
@@ -144,8 +145,10 @@ def _log(
 
 def _check_room(disk: Disk, held: Contents, newest: Checkpoint, problems: list[str]) -> None:
     """Report a volume that has no room for the next checkpoint, and none was kept: a server that fills it stops."""
-    two = 8 * newest.state["flat"].numel()  # updates of the log
-    needed = max(0, two - max((_size(disk, name) for name in held.rooms), default=0))
+    update = 4 * newest.state["flat"].numel()
+    needed = max(0, 2 * update - max((_size(disk, name) for name in held.rooms), default=0))
+    if update > SMALL and not held.uploads:  # one of them may have it
+        needed += max(0, update - _size(disk, folder.SPARE))
     for name, size in zip(
         (trees.TENSORS, trees.MANIFEST), trees.used(disk, checkpoint_name(newest.sequence)), strict=True
     ):

@@ -7,6 +7,7 @@ free-<number>               a file that waits to be one, whatever is in it
 upload-<number>             an update that was streamed in; a record of the log refers to it, and no other one ever
 reserve-<number>/           room for the next checkpoint, or an unfinished one, which is never read
 room-<number>               room for the log, when nothing else is left (keeper.py)
+spare                       room for an upload, then
 *.partial                   unfinished files, which are never read
 """
 
@@ -29,7 +30,7 @@ from fastagg.errors import CheckpointError
 from fastagg.storage import raw
 from fastagg.storage.pieces import STREAMED, Pieces, stored_pieces
 
-LOCK = "lock"
+LOCK, SPARE = "lock", "spare"
 PARTIAL = ".partial"
 BLOCK = 4096  # of a head
 _ALL = (1 << 64) - 1

@@ -1,9 +1,11 @@
 """Keeps a server's folder in order: a thread writes its checkpoints, and removes what no recovery will ask for.
 
 On a full volume the server goes on by itself. While there is room, all that the next checkpoint needs is made: its
-folder and files (``reserve-N/``), and a segment for the answers that the log still has to write (``room-N``), of which
-the queue never has more. So neither needs a new block, the oldest checkpoint becomes the next reserve, and its log's
-segments the next rooms. Nothing is begun that cannot be ended, and what gets only some of its blocks gives them back.
+folder and files (``reserve-N/``), a segment for the answers that the log still has to write (``room-N``), of which the
+queue never has more, and a file for an upload (``spare``). So none needs a new block or inode, the oldest checkpoint
+becomes the next reserve, its log's segments the next rooms, and its last upload the next spare file. A name may need
+some blocks, if the folder's own are full (64 on XFS): a room gives them, and no upload takes them meanwhile. Nothing is
+begun that cannot be ended, and what gets only some of its blocks gives them back.
 A state that has grown by more than a quarter of ``SLACK`` since the last checkpoint needs that much.
 The log, its free segments and uploads have at most ``keep + 1`` times ``every`` bytes.
 """
@@ -22,8 +24,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fastagg.durable import trees
-from fastagg.durable.disk import Disk, named
+from fastagg.durable import folder, trees
+from fastagg.durable.disk import Disk, is_full, named
 from fastagg.durable.folder import BLOCK, Contents, checkpoint_name, contents, model_digest, reserve_name, room_name
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
@@ -146,19 +148,26 @@ class Keeper:
             self._lent.add(rooms[-1])
             self.journal.reuse(rooms[-1])
 
-    def _free_blocks(self) -> None:
-        """Take some blocks from a room: a folder whose own blocks are full needs one for another name."""
+    def _free_blocks(self) -> bool:
+        """Take some blocks from a room: a folder whose own blocks are full needs them for another name. Return whether
+        there were any."""
+        self.uploads.is_full = True
         for name in self._rooms()[-1:]:
             with self.disk.opened(name) as file:
-                self.disk.truncate(file, max(0, self.disk.size(file) - self.slack // 16))
+                size = self.disk.size(file)
+                self.disk.truncate(file, max(0, size - self.slack // 4))
                 self.disk.sync(file)
+                return size > 0
+        return False
 
     def _rename(self, old: str, new: str) -> None:
-        try:
-            self.disk.rename(old, new)
-        except OSError:
-            self._free_blocks()
-            self.disk.rename(old, new)
+        while True:
+            try:
+                self.disk.rename(old, new)
+                return
+            except OSError as error:
+                if not is_full(error) or not self._free_blocks():
+                    raise
 
     def checkpoint(self) -> int:
         """Let the thread write a checkpoint, wait for it, and return its number. The caller holds nothing meanwhile, so
@@ -335,9 +344,12 @@ class Keeper:
             there = contents(self.disk)  # before the look at what is needed, which is said before there is a file
             needed = self.uploads.needed(self.kept[0])
             for number in set(there.uploads).difference(needed):
-                self.disk.remove(there.uploads[number])
+                with contextlib.suppress(FileNotFoundError):  # its own end has just done it
+                    self.uploads.remove(self.disk, number)
             self._keep_room(there, freed)
+            self._keep_spare()
             self._shrink(freed)
+            self.uploads.is_full = False
         except OSError as error:  # it is tried again after the next one
             wrong = str(error)
         finally:
@@ -370,6 +382,15 @@ class Keeper:
             with self.disk.opened(name, create=True) as file:
                 self.disk.allocate(file, self.room)
                 self.disk.truncate(file, self.room)
+
+    def _keep_spare(self) -> None:
+        """Keep room for an upload. On a full volume, the one that has it gives it back."""
+        if not self.uploads.spare or folder.SPARE in self.disk.names():
+            return
+        with contextlib.suppress(OSError), self.disk.opened(folder.SPARE + folder.PARTIAL, create=True) as file:
+            self.disk.allocate(file, self.uploads.spare)
+            self.disk.sync(file)  # so whoever finds its name has its blocks
+            self.disk.rename(folder.SPARE + folder.PARTIAL, folder.SPARE)
 
     def _with_spares(self, freed: list[str], act: Callable[[], object]) -> None:
         while True:

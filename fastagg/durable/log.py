@@ -42,6 +42,8 @@ class Log:
         self.durability: Durability = durability
         self.journal, self.keeper = journal, keeper
         self._disk, self._uploads = disk, uploads
+        update = 4 * keeper.parts.layout.size
+        uploads.spare = update if update > SMALL else 0
         self._is_open = True  # until the folder is given back
         self._process = os.getpid()
 

@@ -11,6 +11,8 @@ What is guaranteed, for every upload that has a file, whatever connections, thre
    writing to it, the later one is refused, and writes nothing.
 4. What the server takes are the bytes that came, by their checksum. They are on the disk before a record refers to
    them.
+5. A file has all its blocks before the first byte comes. On a full volume, it is one that was made ahead (``spare``):
+   XFS has no inode for a new one there. What nobody needs any more becomes that file again.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -25,8 +28,8 @@ import torch
 
 from fastagg._build import native
 from fastagg._types import Native
-from fastagg.durable.disk import Disk, named
-from fastagg.durable.folder import upload_name
+from fastagg.durable.disk import Disk, is_full, named
+from fastagg.durable.folder import SPARE, upload_name
 from fastagg.errors import Busy, NotDurable
 from fastagg.server.dispatch import Receipt
 from fastagg.server.uploads import Refusing, Upload
@@ -45,7 +48,9 @@ class Uploads:
         begin: the number of the next upload.
 
     Attributes:
-        refused: called when the disk has refused a part of one.
+        refused: called when the disk has refused a part of one. The keeper writes a checkpoint.
+        is_full: the volume has no room, so nobody makes a file: what is freed is for the next checkpoint.
+        spare: bytes of the file that is made ahead. 0: there is none.
     """
 
     def __init__(self, recorded: dict[int, int], begin: int) -> None:
@@ -53,6 +58,7 @@ class Uploads:
         self._coming: dict[int, Native] = {}  # what no record referred to when somebody looked: its blob, or None yet
         self._last: weakref.WeakValueDictionary[Task, StoredUpload] = weakref.WeakValueDictionary()
         self.refused: Callable[[], None] = lambda: None
+        self.is_full, self.spare = False, 0
 
     def begin(self, upload: StoredUpload, task: Task) -> None:
         """Note a new upload. An open one for the same task is dropped, so that a client that has lost its connection
@@ -77,6 +83,34 @@ class Uploads:
             return False
         self._coming.pop(number, None)
         return True
+
+    def open(self, disk: Disk, number: int, nbytes: int) -> int:
+        """Open the file of a new upload, and reserve its blocks. Return the descriptor."""
+        name = upload_name(number)
+        try:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+            return _allocated(disk, name, nbytes)
+        except OSError as error:
+            self.refuse(error)
+            with contextlib.suppress(FileNotFoundError):  # another upload has the spare file
+                if self.is_full:
+                    disk.rename(SPARE, name)
+                    return _allocated(disk, name, nbytes)
+            raise
+
+    def refuse(self, error: OSError) -> None:
+        """The disk has refused a part of an upload. A checkpoint may free some of a full one."""
+        self.is_full = self.is_full or is_full(error)
+        self.refused()
+
+    def remove(self, disk: Disk, number: int) -> None:
+        """Remove the file of an upload that nobody needs. One that is large enough becomes the spare one."""
+        name = upload_name(number)
+        if self.spare and disk.size_of(name) >= self.spare:
+            disk.rename(name, SPARE)
+        else:
+            disk.remove(name)
 
     def recorded(self, after: int = 0) -> dict[int, int]:
         """Return all uploads that a record behind number ``after`` refers to, with its number."""
@@ -116,19 +150,18 @@ class StoredUpload(Upload):
             if not self._file:
                 self._has_begun = True
                 self._uploads.comes(self._number)
-                self._file.append(self._disk.open(self._name, create=True))
-                self._disk.truncate(self._file[0], self._nbytes)
+                self._file.append(self._uploads.open(self._disk, self._number, self._nbytes))
             self._disk.write(self._file[0], [chunk], self._at)
         self._crc = raw.crc32c([chunk], self._crc)
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
-        try:
-            with named(self._disk.path / self._name, NotDurable):
+        with named(self._disk.path / self._name, NotDurable):
+            try:
                 yield
-        except NotDurable:
-            self._uploads.refused()
-            raise
+            except OSError as error:
+                self._uploads.refuse(error)
+                raise
 
     def _whole(self) -> tuple[Pieces | Encoded, Native]:
         with self._naming():
@@ -155,5 +188,15 @@ def _end(disk: Disk, uploads: Uploads, number: int, opened: list[int]) -> bool:
     is_dropped = uploads.drop(number)
     if is_dropped:
         with contextlib.suppress(OSError):  # the next checkpoint removes it, or the next opening
-            disk.remove(upload_name(number))
+            uploads.remove(disk, number)
     return is_dropped
+
+
+def _allocated(disk: Disk, name: str, nbytes: int) -> int:
+    file = disk.open(name, create=True)
+    try:
+        disk.allocate(file, nbytes)
+    except BaseException:
+        disk.close(file)
+        raise
+    return file

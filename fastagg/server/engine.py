@@ -211,6 +211,13 @@ def checked(parts: Parts, running: Running, state: State) -> Running:
     names = None if running.optimizer.has_own_step else set(moments_of(running))
     checkpoint.check(state, config(parts, running), parts.layout, names)
     checkpoint.check_claims(state, state["config"], parts.layout)
+    theirs = state["config"].get("answers_per_step")
+    counted = parts.direction.counts_clients if theirs == "rule" else theirs is not None
+    if not counted and answers_per_step(parts.direction, parts.settings) is not None:
+        raise CheckpointError(
+            "answers_per_step: the server that saved the state had no limit, so it does not say who has answered in "
+            "this step; load it into a server with answers_per_step=None"
+        )
     return loaded(parts._replace(optimizer=running.optimizer), state, running.extension.held)
 
 

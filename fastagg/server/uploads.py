@@ -70,7 +70,7 @@ class Upload:
             if not HEADER <= encoded <= largest(size):
                 raise EncodingError(f"encoded: expected {HEADER} to {largest(size)} bytes, got {encoded}")
             self._dtype, self._nbytes, self._expected = torch.uint8, encoded, f"{encoded} bytes"
-        self._busy = threading.Lock()  # who writes or ends it; nobody waits for it
+        self._turns: list[threading.Lock] = []  # of calls that write or end it: the first locked one may
         self._is_replaced = False
         self.state = "open" if self._nbytes else "complete"
 
@@ -86,56 +86,48 @@ class Upload:
             UnknownVersion: a newer upload has begun for the same task.
         """
         chunk = bytes(memoryview(chunk).cast("B"))  # read once: its owner may write to it meanwhile
-        with self._refusing():
-            self._take()
-            try:
-                self._refuse_replaced()
-                if self.state in ("taken", "dropped"):
-                    raise ShapeMismatch("update: more bytes after its end")
-                if self._at + len(chunk) > self._nbytes:
-                    raise ShapeMismatch(f"update: expected {self._expected}, got more")
-                if chunk:
-                    self._put(chunk)
-                self._at += len(chunk)
-                if self._at == self._nbytes:
-                    self.state = "complete"
-                return self._at
-            finally:
-                self._busy.release()
+        with self._refusing(), (turn := threading.Lock()):
+            self._take(turn)
+            self._refuse_replaced()
+            if self.state in ("taken", "dropped"):
+                raise ShapeMismatch("update: more bytes after its end")
+            if self._at + len(chunk) > self._nbytes:
+                raise ShapeMismatch(f"update: expected {self._expected}, got more")
+            if chunk:
+                self._put(chunk)
+            self._at += len(chunk)
+            if self._at == self._nbytes:
+                self.state = "complete"
+            return self._at
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._refusing():
-            self._take()
-            try:
-                if error is None:
-                    self._refuse_replaced()
-                if self.state in ("open", "complete"):
-                    self._end(error is None)
-            finally:
-                self._busy.release()
+        with self._refusing(), (turn := threading.Lock()):
+            self._take(turn)
+            if error is None:
+                self._refuse_replaced()
+            if self.state in ("open", "complete"):
+                self._end(error is None)
 
     def give_way(self) -> bool:
         """Drop the upload if it is open, for a newer one. Return whether it has ended: it does not while it is
         complete, or while a thread is writing to it."""
-        if self.state == "complete" or not self._busy.acquire(blocking=False):
-            return False
-        try:
+        with (turn := threading.Lock()):
+            if self.state == "complete" or not self._is_first(turn):
+                return False
             if self.state == "open":
                 self._is_replaced = True
                 self._end(False)
             return self.state != "complete"
-        finally:
-            self._busy.release()
 
     def _refuse_replaced(self) -> None:
         if self._is_replaced:
             raise UnknownVersion("upload: a newer one has begun for the same task; write to that one")
 
     def _end(self, whole: bool) -> None:
-        is_complete, self.state = self.state == "complete", "taken"
         try:
+            is_complete, self.state = self.state == "complete", "taken"
             if not whole:
                 return
             if not is_complete:
@@ -147,8 +139,17 @@ class Upload:
             if not self._close():
                 self.state = "dropped"
 
-    def _take(self) -> None:
-        if not self._busy.acquire(blocking=False):
+    def _is_first(self, turn: threading.Lock) -> bool:
+        """Return whether no other call writes to this or ends it. The caller's ``with`` statement locks ``turn`` and
+        unlocks it, so no interrupt at any instruction leaves it locked."""
+        self._turns.append(turn)
+        if next(other for other in self._turns.copy() if other.locked()) is not turn:
+            return False
+        del self._turns[: self._turns.index(turn)]  # calls that have ended; nobody else is the first one meanwhile
+        return True
+
+    def _take(self, turn: threading.Lock) -> None:
+        if not self._is_first(turn):
             raise Busy("upload: another thread is writing to it; chunks come one after the other, from one thread")
 
     def _put(self, chunk: bytes) -> None:

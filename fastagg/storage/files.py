@@ -34,6 +34,11 @@ def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Itera
         raise kind(f"{what}: {error}") from error
 
 
+def is_full(error: OSError) -> bool:
+    """Whether the volume, or a user's share of it, has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def allocate(file: int, size: int) -> None:
     """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. A file
     that cannot have all of them is left as it was."""

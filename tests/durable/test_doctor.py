@@ -26,6 +26,16 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(one): (hash(one.read_bytes()), one.stat().st_mtime_ns) for one in folder.rglob("*") if one.is_file()}
 
 
+def damage(path: Path, number: int, in_head: bool = False) -> None:
+    """Change a bit of a record, or of its segment's head. Twice: nothing has changed."""
+    for segment in sorted(path.glob("journal-*")):
+        data = bytearray(segment.read_bytes())
+        for at, _ in damaged.records(data):
+            if int.from_bytes(data[at + 16 : at + 24], "little") == number:
+                data[60 if in_head else at + 60] ^= 1
+                segment.write_bytes(data)
+
+
 def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> None:
     with fastagg.open(tmp_path / "a", make) as server:
         for client in range(5):
@@ -46,11 +56,7 @@ def test_it_says_what_a_recovery_would_do_and_writes_nothing(tmp_path: Path) -> 
     assert file["healthy"] and file["direction"] == "Buffer" and file["parameters"] == 50
     assert contents(tmp_path) == before
 
-    segment = next((tmp_path / "a").glob("journal-*"))
-    whole = bytearray(segment.read_bytes())
-    at = [begin for begin, _ in damaged.records(whole)]
-    whole[at[11] + 50] ^= 1  # record 12, behind the newest checkpoint, with another one behind it
-    segment.write_bytes(whole)
+    damage(tmp_path / "a", 12)  # behind the newest checkpoint, with another one behind it
     for replay in (False, True):
         told = examine(tmp_path / "a", replay=replay)
         assert not told["healthy"] and "record 12 is damaged, and it was on the disk" in told["problems"][0]
@@ -75,14 +81,10 @@ def test_it_reads_what_only_the_older_checkpoint_needs(tmp_path: Path) -> None:
             server.checkpoint()
     found = examine(tmp_path / "a")
     assert found["healthy"] and len(found["checkpoints"]) == 2 and not found["recovery"]["replays"]
-    segment = next((tmp_path / "a").glob("journal-*"))
-    whole = bytearray(segment.read_bytes())
-    at = [begin for begin, _ in damaged.records(whole)]
     for record, healthy in ((3, True), (15, False)):
-        changed = bytearray(whole)
-        changed[at[record - 1] + 50] ^= 1
-        segment.write_bytes(changed)
+        damage(tmp_path / "a", record)
         told = examine(tmp_path / "a")
+        damage(tmp_path / "a", record)
         assert told["healthy"] == healthy and told["recovery"]["would"] == "go on"
     assert (
         "record 15 is damaged" in told["problems"][0] and "only checkpoint-00000000000000000012" in told["problems"][0]
@@ -154,16 +156,6 @@ def answered(server: fastagg.Server, client: int) -> None:
     server.receive(client, sent, task.version, num_samples=2 + client)
 
 
-def at_record(path: Path, number: int) -> tuple[Path, int]:
-    """The segment and the place of a record."""
-    for segment in sorted(path.glob("journal-*")):
-        data = segment.read_bytes()
-        for at, _ in damaged.records(data):
-            if int.from_bytes(data[at + 16 : at + 24], "little") == number:
-                return segment, at
-    raise AssertionError(number)
-
-
 @pytest.mark.parametrize("place", ["a record", "a head"])
 @pytest.mark.parametrize("name", RULES)
 def test_salvage_takes_what_is_readable_to_a_new_folder(name: str, place: str, tmp_path: Path) -> None:
@@ -172,12 +164,7 @@ def test_salvage_takes_what_is_readable_to_a_new_folder(name: str, place: str, t
     with open_on(Disk(tmp_path / "a", create=True), RULES[name], "arrival", segment=1 << 15) as server:
         for client in clients:
             answered(server, client)
-    segment, at = at_record(tmp_path / "a", 2 * lost + 2)  # each answer has a dispatch before it
-    data = bytearray(segment.read_bytes())
-    if place == "a head":
-        at = 0
-    data[at + 60] ^= 1
-    segment.write_bytes(data)
+    damage(tmp_path / "a", 2 * lost + 2, place == "a head")  # each answer has a dispatch before it
     before = contents(tmp_path / "a")
     with pytest.raises(fastagg.CheckpointError):
         fastagg.open(tmp_path / "a", RULES[name])
@@ -210,10 +197,7 @@ def test_salvage_goes_on_with_the_rate_and_its_folder_is_made_with_the_first_one
         server.checkpoint()
         for client in (1, 2):
             answered(server, client)
-    segment, at = at_record(tmp_path / "a", 5)  # an answer
-    data = bytearray(segment.read_bytes())
-    data[at + 60] ^= 1
-    segment.write_bytes(data)
+    damage(tmp_path / "a", 5)  # an answer
     assert salvage(tmp_path / "a", tmp_path / "b")["taken"] == 1
     with fastagg.open(tmp_path / "b", RULES["ASGD"]) as server:
         assert server.lr == 0.25
@@ -228,10 +212,7 @@ def test_salvage_knows_no_limits_and_ends_the_tasks_whose_answers_it_gives_in(tm
         tasks = [server.dispatch(client) for client in range(3)]
         for task in tasks:
             server.receive(task.client, torch.ones(50), task=task.id)
-    segment, at = at_record(tmp_path / "a", 4)  # the first answer
-    data = bytearray(segment.read_bytes())
-    data[at + 60] ^= 1
-    segment.write_bytes(data)
+    damage(tmp_path / "a", 4)  # the first answer
     found = salvage(tmp_path / "a", tmp_path / "b")
     assert found["taken"] == 2 and found["refused"] == []
     with fastagg.open(tmp_path / "b", one_at_a_time) as server:
@@ -248,10 +229,7 @@ def test_the_command_salvages(tmp_path: Path) -> None:
     with fastagg.open(tmp_path / "a", make) as server:
         for client in range(4):
             answered(server, client)
-    segment, at = at_record(tmp_path / "a", 4)
-    data = bytearray(segment.read_bytes())
-    data[at + 60] ^= 1
-    segment.write_bytes(data)
+    damage(tmp_path / "a", 4)
     done = runner.invoke(app, ["doctor", str(tmp_path / "a"), "--salvage", str(tmp_path / "b")])
     assert done.exit_code == 0 and "2 answers were given in again" in done.stdout
     assert runner.invoke(app, ["doctor", str(tmp_path / "b"), "--replay"]).exit_code == 0

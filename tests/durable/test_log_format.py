@@ -153,31 +153,6 @@ def test_what_is_damaged_is_refused_or_changes_nothing(name: str) -> None:
     assert set(damaged.run(name, 60, 1)) == {"refused", "the same state"}
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "cut", "of zeros"])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_newest_segments_are_not_whole(how: str, count: int, tmp_path: Path) -> None:
-    state = everything(tmp_path / "b", buffered, 4)
-    for one in sorted((tmp_path / "b").glob("journal-*"))[-count:]:
-        size = one.stat().st_size
-        if how == "missing":
-            one.unlink()
-        else:
-            os.truncate(one, {"empty": 0, "cut": size - BLOCK, "of zeros": 0}[how])
-            os.truncate(one, size if how == "of zeros" else one.stat().st_size)
-    assert outcome(tmp_path / "b", buffered, state) == "refused"
-
-
-def test_an_old_log_beside_newer_checkpoints(tmp_path: Path) -> None:
-    everything(tmp_path / "a", buffered, 2)
-    shutil.copytree(tmp_path / "a", tmp_path / "old")
-    state = everything(tmp_path / "a", buffered, 2)
-    for one in (tmp_path / "a").glob("journal-*"):
-        one.unlink()
-    for one in (tmp_path / "old").glob("journal-*"):
-        shutil.copy(one, tmp_path / "a" / one.name)
-    assert outcome(tmp_path / "a", buffered, state) == "refused"
-
-
 @pytest.mark.parametrize("place", [1, 2, 9])
 def test_a_pipe_with_a_segments_name_is_refused_and_not_waited_for(place: int, tmp_path: Path) -> None:
     state = everything(tmp_path / "a", buffered, 4)

@@ -17,7 +17,7 @@ from support import inside
 from support.presets import PRESETS, calls, model, update
 
 import fastagg
-from fastagg import AlreadyCounted, Busy, CheckpointError, ConfigError, NotDurable, StaleIncarnation
+from fastagg import AlreadyCounted, Busy, CheckpointError, ConfigError, NotDurable
 from fastagg._build import native
 from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
@@ -375,15 +375,3 @@ def test_offsets_are_with_rows_too(tmp_path: Path) -> None:
     assert found.offset == 5 and torch.equal(found.flat, server.flat)
     with pytest.raises(AlreadyCounted):
         found.receive(task.client, torch.ones(D), task=task.id)
-
-
-def test_a_task_that_a_crash_has_lost_is_no_other_one(tmp_path: Path) -> None:
-    server = opened(tmp_path / "0", make)
-    server.dispatch("ann")
-    after = again(server, tmp_path / "1", make)
-    lost = server.dispatch("bob")  # in a record that the copy lacks
-    fresh = after.dispatch("bob")
-    assert (lost.version, lost.client) == (fresh.version, fresh.client) and lost.id != fresh.id
-    with pytest.raises(StaleIncarnation):
-        after.receive("bob", torch.ones(D), task=lost.id)
-    after.receive("bob", torch.ones(D), task=fresh.id)

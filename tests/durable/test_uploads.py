@@ -1,11 +1,17 @@
 """Updates that come in chunks: whole or not at all, in memory or in a folder, and after a recovery."""
 
 import contextlib
+import dis
+import errno
+import functools
 import gc
+import itertools
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -15,6 +21,7 @@ from support.damaged import rewritten
 import fastagg
 from fastagg import DTypeMismatch, EncodingError, NonFiniteUpdate, ShapeMismatch
 from fastagg.durable import log
+from fastagg.durable.disk import Disk
 
 SIZE = 1000
 
@@ -277,6 +284,39 @@ def test_no_file_of_anybody_else_is_closed_and_none_stays_open(seed: int, tmp_pa
         os.close(file)
 
 
+def test_where_no_file_can_be_made_uploads_have_the_spare_one_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Disk.open
+
+    def full(self: Disk, name: str, *, create: bool = False, write: bool = True) -> int:
+        if create and name.startswith("upload-") and name not in self.names():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return usual(self, name, create=create, write=write)
+
+    with fastagg.open(tmp_path, make) as server:
+        assert (tmp_path / "spare").stat().st_blocks * 512 >= 4 * SIZE
+        monkeypatch.setattr(Disk, "open", full)
+        for client in range(4):
+            server.dispatch(client)
+            server.dispatch(-1 - client)
+            refused = server.receiving(-1 - client).__enter__()
+            for is_whole in (False, True):
+                with contextlib.suppress(ZeroDivisionError), server.receiving(client) as upload:
+                    upload.write(data(torch.ones(SIZE)))
+                    assert not (tmp_path / "spare").exists()
+                    with pytest.raises(fastagg.NotDurable, match="No space left"):
+                        refused.write(b"x")
+                    assert is_whole or 1 / 0
+            for _ in range(2):
+                server.dispatch(9)
+                server.checkpoint()
+            assert (tmp_path / "spare").exists()
+        assert server.version == 2
+    with fastagg.open(tmp_path, make) as again:
+        assert again.version == 2 and not list(tmp_path.glob("upload-*"))
+
+
 def test_an_upload_that_ends_after_close_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     server = fastagg.open(tmp_path, make)
     server.dispatch(0)
@@ -291,3 +331,47 @@ def test_an_upload_that_ends_after_close_says_so_and_leaves_nothing(tmp_path: Pa
         raise KeyError("mine")
     fastagg.open(tmp_path, make).close()
     assert not list(tmp_path.glob("upload-*"))
+
+
+@functools.cache
+def looks(code: CodeType) -> set[int]:
+    """The instructions before which Python looks for signals: behind a call, and where a function begins."""
+    return {
+        after.offset for before, after in itertools.pairwise(dis.get_instructions(code))
+        if before.opname.startswith("CALL") or before.opname == "RESUME"
+    }  # fmt: skip
+
+
+def test_an_interrupt_at_any_instruction_leaves_no_upload_busy() -> None:
+    left = -1
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if Path(frame.f_code.co_filename).name != "uploads.py":
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode" and frame.f_lasti in looks(frame.f_code)
+        if left == -1:
+            raise KeyboardInterrupt
+        return trace
+
+    server, ones = make(), data(torch.ones(SIZE))
+    for count in itertools.count():
+        client, left = count, count
+        server.dispatch(client)
+        upload = server.receiving(client).__enter__()
+        sys.settrace(trace)
+        try:
+            upload.write(ones)
+            upload.__exit__(None, None, None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        if left >= 0:
+            break
+        with contextlib.suppress(ShapeMismatch):
+            upload.write(b"")
+        upload.__exit__(OSError, OSError(), None)
+        assert upload.state in ("taken", "dropped")
+    assert count > 20

@@ -15,8 +15,8 @@ from support import filling
 import fastagg
 from fastagg.durable import doctor
 
-SIZES = {"ext4": 24, "xfs": 300, "btrfs": 110}  # MiB; the least that mkfs makes, or about
-STEPS = [*range(60), *range(61, 330, 9)]  # of 1 KiB on such an ext4, else of 4
+SIZES = {"ext4": 24, "xfs": 300, "btrfs": 110, "tmpfs": 24}  # MiB; the least that mkfs makes, or about
+STEPS = [*range(60), *range(61, 330, 9)]  # blocks of 1 KiB on such an ext4, else of 4
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a file system")
 
@@ -24,14 +24,17 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, re
 @contextlib.contextmanager
 def volume(kind: str, folder: Path) -> Iterator[Path]:
     """Mount a new file system, which users may write to."""
-    if shutil.which(f"mkfs.{kind}") is None:
-        pytest.skip(f"mkfs.{kind} is not here")
-    image, place = folder / "image", folder / "volume"
+    image, place, options = folder / "image", folder / "volume", ["-o", "loop"]
     place.mkdir()
-    with image.open("wb") as file:
-        file.truncate(SIZES[kind] << 20)
-    subprocess.run([f"mkfs.{kind}", image], check=True, capture_output=True)
-    done = subprocess.run(["mount", "-o", "loop", image, place], capture_output=True, text=True, check=False)
+    if kind == "tmpfs":
+        options = ["-t", kind, "-o", f"size={SIZES[kind]}m"]
+    elif shutil.which(f"mkfs.{kind}") is None:
+        pytest.skip(f"mkfs.{kind} is not here")
+    else:
+        with image.open("wb") as file:
+            file.truncate(SIZES[kind] << 20)
+        subprocess.run([f"mkfs.{kind}", image], check=True, capture_output=True)
+    done = subprocess.run(["mount", *options, image, place], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"mounting {kind} is not allowed here: {done.stderr.strip()}")
     try:
@@ -50,16 +53,16 @@ def fill(kind: str, way: str, blocks: list[int], folder: Path) -> None:
     assert done.returncode == 0, f"{done.stderr[-2000:]}\n{done.stdout[-500:]}"
 
 
-def test_a_server_goes_on_when_a_volume_is_full(tmp_path: Path) -> None:
-    fill("ext4", "log", [0, 7, 58], tmp_path)
+@pytest.mark.parametrize(("kind", "way", "blocks"), [("ext4", "log", [0, 7, 58]), ("tmpfs", "uploads", [3])])
+def test_a_server_goes_on_when_a_volume_is_full(kind: str, way: str, blocks: list[int], tmp_path: Path) -> None:
+    fill(kind, way, blocks, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["log", "uploads"])
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_server_goes_on_at_every_number_of_free_blocks(kind: str, way: str, tmp_path: Path) -> None:
-    """An upload needs room of its own."""
-    fill(kind, way, [blocks for blocks in STEPS if way == "log" or blocks >= 20], tmp_path)
+    fill(kind, way, STEPS, tmp_path)
 
 
 def test_the_doctor_says_what_must_be_freed(tmp_path: Path) -> None:

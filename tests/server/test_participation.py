@@ -96,6 +96,15 @@ def test_damaged_participations_are_refused() -> None:
     made().load_state_dict(whole)
 
 
+def test_a_state_without_a_count_of_answers_is_refused_where_they_count() -> None:
+    saved, limited = (fastagg.FedBuff(torch.zeros(3), buffer_size=3, answers_per_step=most) for most in (None, 1))
+    fill(saved, 1, 0)
+    with pytest.raises(fastagg.CheckpointError, match="does not say who has answered"):
+        limited.load_state_dict(saved.state_dict())
+    assert limited.version == 0
+    saved.load_state_dict(limited.state_dict())
+
+
 def test_a_simulated_client_waits_when_no_other_answer_of_it_could_count(tmp_path: Path) -> None:
     """8 clients with two answers each fill a step of 12, and nobody is sent a task in vain."""
     sim = pytest.importorskip("fastagg.sim")

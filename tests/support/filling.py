@@ -7,6 +7,7 @@ Root calls this, and the servers are not root's, for whom ext4 keeps some blocks
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -63,18 +64,19 @@ def fill(volume: Path, blocks: int) -> None:
 def life(path: Path, way: str, acknowledged: int, full: Callable[[], None]) -> int:
     """Open the folder, let the volume become ``full``, and go on. Return what was acknowledged."""
     server = opened(path)
-    version, refused, after = server.version, "", 0
+    version, refused, after, until = server.version, "", 0, math.inf
     assert version >= acknowledged and bool((server.flat == float(version)).all()), f"{version} of {acknowledged}"
     for client in range(0 if version else 3):
         send(server, client, way)
     full()
-    until, acknowledged = time.monotonic() + PATIENCE, server.version
+    acknowledged = server.version
     while after < AFTER:
         if time.monotonic() > until:
             raise TimeoutError(f"full for {PATIENCE} s: {refused}")
         try:
             send(server, acknowledged % 50, way)
         except fastagg.NotDurable as error:
+            until = until if refused else time.monotonic() + PATIENCE
             refused = str(error)
             time.sleep(0.02)
             continue

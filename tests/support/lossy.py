@@ -123,6 +123,8 @@ class LossyDisk(Disk):
 
     def rename(self, old: str, new: str) -> None:
         with self._one:
+            if old not in self.names_of and old not in self.folders:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
             self.names_of = _renamed(self.names_of, old, new)
             self.folders = set(_renamed(dict.fromkeys(self.folders), old, new))
             self.steps.append(("rename", old, new))
