@@ -1,4 +1,4 @@
-"""The contract of a run. Every adapter hands it its rule, files, limits and goals, and has no checks of its own.
+"""The contract of a run. Adapters alone call it: each hands it its rule, files, limits and goals, and checks nothing.
 
 - Settings are refused when the adapter is made, in the framework's words.
 - Paths are made absolute once, against the app's own folder, logged, and tried before a client trains.
@@ -29,7 +29,7 @@ from fastagg._checks import Count, NotNegative
 from fastagg._types import Arrays, Plain, State
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.integrations import preset, resolved, trackers
-from fastagg.integrations.evaluation import Found
+from fastagg.integrations.evaluation import Metrics
 from fastagg.integrations.models import resume
 from fastagg.integrations.session import Session, Settings
 from fastagg.server import checkpoint as files
@@ -247,7 +247,7 @@ class Run:
     def begin(
         self,
         model: Arrays,
-        evaluate: Callable[[int, Arrays], Found] | None = None,
+        evaluate: Callable[[int, Arrays], Metrics] | None = None,
         kinds: Iterable[str] = (),
         server: Server | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -268,10 +268,10 @@ class Run:
         self.server, state = server or self.rule.build(model), State()
         if self.file is not None and self.resume and self.file.exists():
             state = self._read(self.file)
-        self.session = Session(self.server, self.settings, evaluate, self.log, clock)
+        self.session = Session(self.server, self.settings, evaluate, self.log, clock, self.warn)
         self.session.load_state_dict(state.get("session", {}))
         self.saved = self.server.version
-        _Pulse(self.session, self.warn)
+        _Pulse(self.session)
         kept: State = state.get("adapter", {})
         return kept
 
@@ -357,10 +357,9 @@ def _tried(name: str, folder: Path, path: Path) -> Path:
 class _Pulse:
     """Says every minute what a session waits for, if nothing has come since, in a thread that ends with the session."""
 
-    def __init__(self, session: Session, say: Callable[[str], object]) -> None:
-        self._session, self._say, self._ended = weakref.ref(session), say, threading.Event()
+    def __init__(self, session: Session) -> None:
+        self._session, self._ended = weakref.ref(session), session.ended
         weakref.finalize(session, self._ended.set)
-        session.at_end(self._ended.set)
         threading.Thread(target=self._watch, name="fastagg-pulse", daemon=True).start()
 
     def _watch(self) -> None:
@@ -370,6 +369,6 @@ class _Pulse:
             if session is None:
                 return
             if (now := session.progress()) == before and (waits := session.waits_for()):
-                self._say(f"fastagg: nothing has come in {MINUTE:g} s; waiting for {waits}")
+                session.warn(f"fastagg: nothing has come in {MINUTE:g} s; waiting for {waits}")
             before = now
             del session

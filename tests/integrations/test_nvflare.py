@@ -70,7 +70,7 @@ def reply(
 def begun(number: int = 0, clients: str = "abc", **arguments: Any) -> Aggregator:
     aggregator = Aggregator("FedAvg", **arguments)
     aggregator.said = []  # type: ignore[attr-defined]
-    aggregator._traffic.log = aggregator._traffic.warn = aggregator.said.append  # type: ignore[attr-defined]
+    aggregator._traffic.run.log = aggregator._traffic.run.warn = aggregator.said.append  # type: ignore[attr-defined]
     for client in clients:
         aggregator.sent(client, FLModel(ParamsType.FULL, MODEL, current_round=number))
     return aggregator
@@ -465,7 +465,7 @@ class Watching(AsyncController):
 def test_a_controller_that_evaluates_and_ends_the_run() -> None:
     controller = Watching("FedBuff", {"buffer_size": 1}, versions=50)
     traffic, said = controller._traffic, list[str]()
-    traffic.log = traffic.warn = said.append
+    traffic.run.log = traffic.run.warn = said.append
     traffic.start({"w": np.zeros(4, np.float32)})
     while not traffic.is_over(["a"]):
         task = traffic.send("a")

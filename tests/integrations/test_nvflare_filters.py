@@ -85,7 +85,7 @@ class Ours:
     def __init__(self, model: dict[str, Any], **settings: Any) -> None:
         self.aggregator, self.params = Aggregator("FedAvg", settings), dict(model)
         self.said: list[str] = []
-        self.aggregator._traffic.log = self.aggregator._traffic.warn = self.said.append
+        self.aggregator._traffic.run.log = self.aggregator._traffic.run.warn = self.said.append
 
     def round(self, number: int, replies: dict[str, dict[str, Any]], kind: str) -> None:
         for site in replies:

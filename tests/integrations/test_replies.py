@@ -118,7 +118,7 @@ class Plain:
             self.updates += 1
         except fastagg.FastaggError as error:
             name = type(error).__name__
-            self.refused["Over" if name.startswith("Unknown") and not row.refused else name] += 1
+            self.refused["TaskOver" if name.startswith("Unknown") and not row.refused else name] += 1
 
     def end_round(self) -> None:
         if self.rounds:
@@ -447,16 +447,16 @@ def test_an_answer_to_a_task_whose_lease_is_over_is_an_event(kind: type[Adapter]
     pair = begun(kind, "lease", lease=60.0)
     if kind is not FlowerClassic:
         pair[1].session.failures.failed = pytest.fail  # nobody's
-    assert played(pair, GOOD, GOOD, event=lambda server: inside.pass_time(server, 61.0)) == {"Over": 4}
+    assert played(pair, GOOD, GOOD, event=lambda server: inside.pass_time(server, 61.0)) == {"TaskOver": 4}
     if kind is not FlowerClassic:
-        assert pair[1].refused == {"Over": 4} and pair[1].session.tally.failed == 0
+        assert pair[1].refused == {"TaskOver": 4} and pair[1].session.tally.failed == 0
 
 
 @pytest.mark.parametrize("kind", [one for one in ADAPTERS if not one.rounds])
 def test_an_answer_to_a_task_that_is_too_old_is_an_event(kind: type[Adapter]) -> None:
     pair = begun(kind, "max_delay", max_delay=0)
     pair[1].session.failures.failed = pytest.fail
-    assert played(pair, GOOD, GOOD, GOOD) == pair[1].refused == {"Over": 6}
+    assert played(pair, GOOD, GOOD, GOOD) == pair[1].refused == {"TaskOver": 6}
 
 
 @pytest.mark.parametrize("kind", [one for one in ADAPTERS if not one.rounds])

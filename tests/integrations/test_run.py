@@ -160,7 +160,7 @@ class FlareAsync(Adapter):
     def play(self, made: Any, steps: int, clients: int = 3, model: Model = MODEL) -> fastagg.Server:
         traffic, names = made._traffic, [f"site-{n}" for n in range(1, clients + 1)]
         made.versions = traffic.versions = steps
-        traffic.log, traffic.run.log, traffic.run.warn = (logging.getLogger("fastagg").info,) * 3
+        traffic.run.log = traffic.run.warn = logging.getLogger("fastagg").info
         traffic.start({name: array.numpy() for name, array in model.items()}, self.context)
         while not traffic.is_over(names):
             sent = {name: traffic.send(name) for name in names}
@@ -191,8 +191,7 @@ class FlareSync(FlareAsync):
         from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
         traffic = made._traffic
-        traffic.log, traffic.run.log, traffic.run.warn = (logging.getLogger("fastagg").info,) * 3
-        traffic.warn = traffic.log
+        traffic.run.log = traffic.run.warn = logging.getLogger("fastagg").info
         made.system_panic, made.fl_ctx = lambda *_: None, self.context
         params: Any = {name: array.numpy() for name, array in model.items()}
         made.begin(params)
@@ -385,7 +384,8 @@ def test_what_is_waited_for_is_said(adapter: Adapter, monkeypatch: Any, caplog: 
     made = adapter.make(adapter.rule, {"lr": 0.1})
     adapter.play(made, 1)
     run = getattr(made, "_traffic", made).run
-    contract._Pulse(run.session, run.warn)  # the run's own ended with it
+    run.session.ended.clear()
+    contract._Pulse(run.session)  # the run's own ended with it
     book = run.session.book
     book.put("k", "node 7", run.server.dispatch(7))
     until = time.monotonic() + 20

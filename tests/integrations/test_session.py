@@ -21,7 +21,7 @@ from fastagg.integrations import resolved, trackers
 from fastagg.integrations.evaluation import Evaluation, Window
 from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
 from fastagg.integrations.models import drop_round
-from fastagg.integrations.replies import Over, answer
+from fastagg.integrations.replies import ClientFailure, TaskOver, answer
 from fastagg.integrations.session import Book, Session, Settings
 
 MODEL = {"w": torch.linspace(-1, 1, 12).view(3, 4), "bn.running_mean": torch.zeros(3)}
@@ -67,12 +67,12 @@ def test_every_kind_of_reply_answers_its_own_task_and_no_other(kind: str) -> Non
     server.load_state_dict(kept)
     server.dispatch(1)
     [outcome] = taken(server, (lost, *reply))
-    assert isinstance(outcome, Over)
+    assert isinstance(outcome, TaskOver)
     session, task = Session(server), server.dispatch(1)
     server.forget(1)
     for _ in range(9):  # an event, no failure
-        session.note([1], taken(server, (task, *reply)))
-    assert session.tally.refused == {"Over": 9} and not session.failures.is_out(1)
+        answered(session, [(1, task, *reply)])
+    assert session.tally.refused == {"TaskOver": 9} and not session.failures.is_out(1)
 
 
 def test_outcomes_stand_in_the_order_of_the_answers() -> None:
@@ -112,10 +112,10 @@ def test_the_book_knows_who_has_what_until_when_and_who_is_waited_for() -> None:
     clock.now = 10.0
     [late] = book.end(book.late())
     assert late.who == "b" and book.pop("m1") is None and not book.waits  # its time is over
-    assert isinstance(taken(server, (late.task, MODEL))[0], Over)
+    assert isinstance(taken(server, (late.task, MODEL))[0], TaskOver)
     inside.pass_time(server, 61.0)  # the server ends what is left
     first = book.pop("m0")
-    assert first is not None and isinstance(taken(server, (first.task, MODEL))[0], Over)
+    assert first is not None and isinstance(taken(server, (first.task, MODEL))[0], TaskOver)
     assert [one.who for one in book.end()] == ["c"] and not book.busy and book.waits  # it may still work
     book.back("c")
     server.expire()
@@ -272,7 +272,7 @@ def test_stop_iteration_from_an_evaluation_ends_the_run_with_its_result(aside: b
     session.stepped()
     [row] = session.settle(wait=True)
     session.close()
-    assert row.found == {"accuracy": 0.7} == {"accuracy": row.metrics["accuracy"]}
+    assert row.result == {"accuracy": 0.7} == {"accuracy": row.metrics["accuracy"]}
     assert session.over == "the evaluation of version 0 said so"
 
 
@@ -302,7 +302,7 @@ def test_the_last_version_is_evaluated_though_it_waits_behind_one_that_is() -> N
     session.stepped(last=True)
     free.set()
     rows = session.settle(wait=True)
-    assert [(row.version, row.found) for row in rows] == [
+    assert [(row.version, row.result) for row in rows] == [
         (0, {"accuracy": 0.0}), (1, None), (2, {"accuracy": 0.2}), (3, {"accuracy": 0.3}),
     ]  # fmt: skip
     assert rows[-1].metrics["train/loss"] == 2.0 and rows[-1].metrics["accuracy"] == 0.3
@@ -345,7 +345,7 @@ def test_counts_and_a_resumption() -> None:
     good = {n: t + 1 for n, t in MODEL.items()}
     answered(session, [("a", tasks["a"], good), ("b", tasks["b"], {**good, "w": torch.ones(2)})])
     answered(session, [("c", tasks["c"], good)])
-    session.failed("b", "it left")
+    session.refused("b", ClientFailure("it left"))
     session.stepped()
     session.settle(wait=True)
     clock.now = 4.0
@@ -516,7 +516,7 @@ def test_a_session_tells_its_trackers_by_version() -> None:
     answered(session, [("a", task, {"w": torch.ones(3)})])
     session.stepped({"loss": 2.0})
     session.settle(wait=True)
-    session.clients_found(1, {"accuracy": 0.3})
+    session.evaluated(1, {"accuracy": 0.3})
     session.close()
     session.close()
     assert [step for _, step in kept.rows] == [0, 1, 1] and kept.closed == 1

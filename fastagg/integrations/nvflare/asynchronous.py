@@ -1,4 +1,4 @@
-"""Asynchronous training as a controller for FLARE's ordinary clients. FLARE has no such workflow."""
+"""Asynchronous training as a controller for FLARE's ordinary clients. FLARE calls it, from several threads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from fastagg import _keywords
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations.nvflare.traffic import Traffic
+from fastagg.integrations.replies import ClientFailure
 from fastagg.integrations.run import FLARE, Rule, Run, check_limits
 from fastagg.integrations.session import Settings
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -60,6 +62,7 @@ class AsyncController(ModelController):
         ConfigError: a setting is refused.
     """
 
+    @_keywords.checked
     def __init__(
         self,
         algorithm: str = "FADAS",
@@ -130,7 +133,7 @@ class AsyncController(ModelController):
             raise self._broken
 
     def set_fl_context(self, data: FLModel) -> None:
-        """FLARE notes which round it is in; not while a reply of another one is looked at."""
+        """Set FLARE's round, except while an earlier round's reply is processed."""
         with self._taking:
             super().set_fl_context(data)
 
@@ -156,7 +159,7 @@ class AsyncController(ModelController):
         with self._taking:
             for client, _ in self._traffic.book.late():
                 self._traffic.forget(client)
-                self._traffic.failed(client, f"no answer in {self.timeout} s")
+                self._traffic.session.refused(client, ClientFailure(f"no answer in {self.timeout} s"))
 
     def _wait_for_the_last(self) -> None:
         until = time.monotonic() + self.end_timeout
@@ -187,15 +190,15 @@ class AsyncController(ModelController):
             unanswered = self._traffic.forget(client)  # nothing, unless it failed
             try:
                 if unanswered and code not in (None, ReturnCode.OK):
-                    self._traffic.failed(client, str(code))
-                if (task := self._traffic.end_window(len(self.engine.get_clients()))) is not None:
+                    self._traffic.session.refused(client, ClientFailure(str(code)))
+                if (task := self._traffic.session.end_window(len(self.engine.get_clients()))) is not None:
                     self._tell_selectors(task, fl_ctx)
             except FastaggError as error:  # FLARE would only log it
                 self._broken = self._broken or error
         self._came.set()
 
     def _tell_selectors(self, task: Dispatch, fl_ctx: FLContext) -> None:
-        """One of FLARE's rounds is over: its widgets look at what the clients found of this task's version."""
+        """End a round of FLARE's: its widgets look at the clients' metrics of this task's version."""
         model = make_model_learnable(dict(task.views), {})
         self._set_ctx_prop_preserving_attrs(fl_ctx, AppConstants.CURRENT_ROUND, task.version)
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=True)
