@@ -166,7 +166,7 @@ class Aggregator(BaseAggregator):
     def _send_unnamed(self, count: int) -> None:
         """Note that ``count`` clients got the model without saying who they are: the next ones that nobody knows."""
         if any(task.who is None and task.task.version != self.server.version for task in self.book):
-            self.run.log("fastagg: a model went out again without saying to whom: clients not seen yet need one by name")
+            self.run.log("fastagg: a model went out again, and to whom is not said: clients not seen yet need one by name")
             self.book.end(self._unnamed())
             self._is_unclear = True
         for _ in range(0 if self._is_unclear else count):

@@ -5,7 +5,7 @@ It changes nothing, and a reply that does not fit raises a named error. Adapters
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastagg import _checks, lora
@@ -74,6 +74,14 @@ def answer(
     # A delta that comes alone is added as fast as a model.
     measures = kind == "gradient" or control is not None or extra is not None
     return Answer.to(task, arrays, samples, kind=kind, control=control, extra=extra, measures=measures)
+
+
+def attempt(read: Callable[..., Answer], *reply: Any) -> Answer | FastaggError:
+    """Return what ``read`` makes of a reply, or the error by which it refuses it."""
+    try:
+        return read(*reply)
+    except FastaggError as error:
+        return error
 
 
 def judged(outcome: Outcome) -> Outcome:

@@ -1,7 +1,7 @@
 """A run of a server in any framework: its open tasks, the outcome of replies, the metrics of versions, and its end.
 
-A reply counts once, or is refused and changes nothing. Versions' metrics come in order. Adapters alone call it, from one
-thread or under a lock of their own.
+A reply counts once, or is refused and changes nothing. Versions' metrics come in order. Adapters alone call this, from
+one thread or under a lock of their own.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Row(NamedTuple):
 
     Attributes:
         result: what its evaluation returned. None if there was none.
-        metrics: all numbers. The evaluation's have their own names; others begin with ``train/``, ``clients/``, ``run/``.
+        metrics: all numbers. The evaluation's have their own names, those of clients' training begin with ``train/``,
+            and counts with ``run/``.
     """
 
     version: int

@@ -218,9 +218,9 @@ def once_bad(kind: str):
 
 
 WORDS = {
-    "shape": "node 1: ShapeMismatch", "old": "node 1: UnknownVersion: it is from version",
-    "error": "node 1 failed: error 5: the node left", "silent": "at node 1: no answer in 1.5 s",
-    "nothing": "node 1: ShapeMismatch: expected one ArrayRecord",
+    "shape": "node 1: refused: update 'w': expected shape", "old": "node 1: refused: it is from version",
+    "error": "node 1: failed: error 5: the node left", "silent": "node 1: failed: no answer in 1.5 s",
+    "nothing": "node 1: refused: expected one ArrayRecord",
 }  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""Asynchronous training in Flower: a free node gets the current model at once. There are no rounds."""
+"""Asynchronous training in Flower: a free node gets the current model at once. There are no rounds.
+
+Flower's ServerApp calls it, from one thread. An update counts once, also across restarts.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from fastagg.integrations.flower import models, tasks
 from fastagg.integrations.flower.evaluating import ClientEvaluation
 from fastagg.integrations.flower.nodes import Choose, Nodes
 from fastagg.integrations.flower.records import read
-from fastagg.integrations.flower.settings import Make, app, callable_or_none, split
+from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, split
 from fastagg.integrations.flower.tasks import Evaluate, log
-from fastagg.integrations.run import FLOWER, Rule, Run, check_limits
+from fastagg.integrations.replies import ClientFailure, attempt
+from fastagg.integrations.run import check_limits
 from fastagg.integrations.session import Book, Session
 from fastagg.server.dispatch import Receipt
 from fastagg.server.server import Server
@@ -59,9 +63,9 @@ class AsyncStrategy(FedAvg):
             version, in order. The default is all.
         evaluate_clients_every: versions between two evaluations on clients. A ``fraction_evaluate`` of the online nodes
             evaluate, at least ``min_evaluate_nodes``. Training continues. None: never.
-        checkpoint: file for the server, the history and the nodes' numbers.
+        checkpoint: file for the server, the history and the nodes' numbers. If it exists, the run goes on from it, and
+            tasks that were open then are sent again.
         checkpoint_every: versions between two checkpoints.
-        resume: continue from ``checkpoint`` if it exists. Tasks that were open then are sent again.
         poll: seconds to sleep when no reply has arrived.
         settings: those of :class:`fastagg.integrations.session.Settings` (``stop``, ``best``, ``on_version``,
             ``trackers``, ``max_failures``, ``max_in_a_row``, ``max_seconds``, ``retry_after``, ``evaluate_every``,
@@ -85,7 +89,6 @@ class AsyncStrategy(FedAvg):
         evaluate_clients_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
-        resume: bool = True,
         poll: float = 0.1,
         **settings: Foreign,
     ) -> None:
@@ -94,15 +97,13 @@ class AsyncStrategy(FedAvg):
             ignored |= dict.fromkeys(_OF_EVALUATION, _NEVER)
             if settings.get("fraction_evaluate", 0.0) != 0.0:
                 ignored["fraction_evaluate"] = _NEVER
-        self.settings, flower = split(settings, ignored, AsyncStrategy)
+        run, flower = split(settings, ignored, AsyncStrategy)
         super().__init__(**{"min_available_nodes": 1, "min_evaluate_nodes": 1, **flower})
         limits = {"concurrency": concurrency, "evaluate_clients_every": evaluate_clients_every, "poll": poll}
         check_limits(**limits, checkpoint_every=checkpoint_every)
         self.concurrency, self.evaluate_clients_every, self.poll = concurrency, evaluate_clients_every, poll
         self.choose = callable_or_none("choose", choose)
-        self.rule = Rule(FLOWER, server, rounds=False)
-        self._files = (checkpoint, checkpoint_every, resume)
-        self.run: Run  # after the start
+        self.run = run_of(server, run, checkpoint, checkpoint_every, rounds=False)
         self.server: Server | None = server if isinstance(server, Server) else None
         self.session: Session | None = None
 
@@ -146,7 +147,7 @@ class AsyncStrategy(FedAvg):
             ConfigError: there is no limit, or an argument would have no effect.
             RunFailed: a problem is permanent.
         """
-        if num_rounds is None and num_updates is None and self.settings.stop is None:
+        if num_rounds is None and num_updates is None and self.run.settings.stop is None:
             raise ConfigError("num_rounds: expected a limit, here, in num_updates or in stop=, got None for all")
         if evaluate_config is not None and self.evaluate_clients_every is None:
             raise ConfigError(f"evaluate_config: {_NEVER}")
@@ -173,7 +174,7 @@ class AsyncStrategy(FedAvg):
     def summary(self) -> None:
         """Log the settings and, after the start, the progress."""
         concurrency = self.concurrency or "all online"
-        log.info("fastagg: %s of %s, concurrency %s", type(self).__name__, self.rule.name, concurrency)
+        log.info("fastagg: %s of %s, concurrency %s", type(self).__name__, self.run.rule.name, concurrency)
         if self.session is not None:
             for line in self.session.summary().splitlines():
                 log.info("fastagg: %s", line)
@@ -195,21 +196,20 @@ class _Training:
         self.since: list[RecordDict] = []  # metrics of the updates since the last version
         function = evaluate and (lambda version, model: evaluate(version, models.record(model)))
         kinds = ["train"] + ["clients"] * (strategy.evaluate_clients_every is not None)
-        self.run = run = Run(strategy.rule, strategy.settings, *strategy._files, log=log.info, warn=log.warning)
-        run.place(app())
+        self.run = run = strategy.run
         kept = run.begin(initial, function, kinds, clock=time.monotonic)
-        self.server, self.session = run.server, run.session
+        self.server, self.session = strategy.server, strategy.session = run.server, run.session
         self.nodes = Nodes(self.server.num_clients, strategy.choose)
         self.nodes.load_state_dict(kept.get("nodes", {}))
         self.book = self.session.book = Book[str, int](self.server, time.monotonic)  # by message id
-        self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._clients_found)
+        self.session.noun = "node"
+        self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._evaluated)
         self.unevaluated: list[int] = kept.get("unevaluated", [])  # versions in flight at a crash
         models.restore(self.result, kept)
         if self.server.version in self.result.evaluate_metrics_serverapp:
-            self.session.skip(self.server.version)
+            self.session.evaluation.skip(self.server.version)
         if not run.is_finished("num_rounds", num_rounds, self.server.version):
             run.is_finished("num_updates", num_updates, self.session.tally.updates)
-        strategy.run, strategy.server, strategy.session = run, self.server, self.session
         self.version = self.server.version
         strategy.summary()
 
@@ -256,10 +256,10 @@ class _Training:
     def _config(self, version: int, node: int) -> ConfigRecord:
         if isinstance(self.config, ConfigRecord):
             return self.config
-        found = self.config(version, node)
-        if not isinstance(found, ConfigRecord):
-            raise ConfigError(_checks.wrong("train_config: the function's result", "a ConfigRecord", found))
-        return found
+        config = self.config(version, node)
+        if not isinstance(config, ConfigRecord):
+            raise ConfigError(_checks.wrong("train_config: the function's result", "a ConfigRecord", config))
+        return config
 
     # -- in ------------------------------------------------------------------------------------------------------
 
@@ -277,28 +277,18 @@ class _Training:
     def _take(self, message: Message) -> None:
         if self.evaluation.take(message):
             return
-        session = self.session
-        one = self.book.pop(message.metadata.reply_to_message_id)
-        if one is None:
-            node = message.metadata.src_node_id
+        node = message.metadata.src_node_id
+        task = self.book.pop(message.metadata.reply_to_message_id)
+        if task is None:
             log.warning("fastagg: dropped a reply of node %d: answered before, or given up", node)
             return
-        [outcome] = tasks.take(self.book, [(one, message)], self.strategy.weighted_by_key)
-        if isinstance(outcome, tasks.Failed):
-            session.failed(one.who, str(outcome))
-            return
-        session.note([one.who], [outcome])
-        if not isinstance(outcome, Receipt):
-            return
-        for metrics in tasks.of_kind(message.content, MetricRecord).values():
-            session.reported(outcome.client, outcome.version, metrics)
-        self.since.append(tasks.noted(message.content, message.metadata.src_node_id, outcome))
-        log.info(
-            "fastagg: update %d: client %s, from version %d, delay %d, version %d",
-            session.tally.updates, outcome.client, one.task.version, outcome.delay, outcome.version,
-        )  # fmt: skip
-        if outcome.version != self.version:
-            self._stepped()
+        answer = attempt(tasks.answer, self.server, task.task, message, self.strategy.weighted_by_key)
+        rows = tasks.of_kind(message.content, MetricRecord).values() if message.has_content() else ()
+        [outcome] = self.session.take([(task, answer, {name: row[name] for row in rows for name in row})])
+        if isinstance(outcome, Receipt):
+            self.since.append(tasks.noted(message.content, node, outcome))
+            if outcome.version != self.version:
+                self._stepped()
 
     def expire(self) -> bool:
         """End the tasks whose time is over. Return whether there were any."""
@@ -309,9 +299,8 @@ class _Training:
         return bool(late)
 
     def _give_up(self, message_id: str, why: str) -> None:
-        for one in self.book.end([message_id]):
-            log.warning("fastagg: gave up version %d at node %d: %s", one.task.version, one.who, why)
-            self.session.failed(one.who, why)
+        for task in self.book.end([message_id]):
+            self.session.refused(task.who, ClientFailure(why))
 
     def _stepped(self) -> None:
         version, strategy = self.server.version, self.strategy
@@ -332,8 +321,8 @@ class _Training:
         """Store the results of evaluations. Return whether there were any."""
         rows = self.session.settle(wait)
         for row in rows:
-            if row.found is not None:
-                self.result.evaluate_metrics_serverapp[row.version] = MetricRecord(dict(row.found))
+            if row.result is not None:
+                self.result.evaluate_metrics_serverapp[row.version] = MetricRecord(dict(row.result))
         return bool(rows)
 
     def _ask_clients(self) -> None:
@@ -344,9 +333,9 @@ class _Training:
         model = self.server.parameters() if keeps else None
         self.evaluation.ask(self.server.version, models.outgoing(self.server), self.online, model)
 
-    def _clients_found(self, version: int, metrics: MetricRecord, model: Arrays) -> None:
+    def _evaluated(self, version: int, metrics: MetricRecord, model: Arrays) -> None:
         self.result.evaluate_metrics_clientapp[version] = metrics
-        self.session.clients_found(version, metrics, model)
+        self.session.evaluated(version, metrics, model)
 
     # -- the end, and checkpoints --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A server's model as Flower's records, and Flower's history of a run in the form of a checkpoint."""
+"""A server's model as Flower's records, and Flower's history of a run in the form of a checkpoint. For the strategies."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def outgoing(server: Server) -> ArrayRecord:
     return record(server.parameters())
 
 
-def formed(server: Server, named: Mapping[str, Tensor]) -> Arrays:
+def formed(server: Server, arrays: Arrays) -> Arrays:
+    """Return arrays by name, as records have them, in the form of the server's model. A list stays a list."""
     form = server.layout.form
-    if form in ("module", "state_dict"):
-        return named
-    arrays = list(named.values())
+    if form in ("module", "state_dict") or not isinstance(arrays, Mapping):
+        return arrays
+    arrays = list(arrays.values())
     return arrays[0] if form == "flat" and len(arrays) == 1 else arrays
 
 

@@ -1,10 +1,14 @@
-"""Sorts a strategy's keyword arguments into the run's and Flower's. Arguments without effect raise an error."""
+"""Sorts a strategy's keyword arguments into the run's and Flower's, for the strategies.
+
+An argument that is unknown, or has no effect, raises ConfigError.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -19,7 +23,7 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.integrations import check_names
 from fastagg.integrations.flower.tasks import log
-from fastagg.integrations.run import LIMITS, App, Rule, check_limits
+from fastagg.integrations.run import FLOWER, LIMITS, App, Rule, Run, check_limits
 from fastagg.integrations.session import Settings
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
@@ -60,6 +64,15 @@ def app() -> App:
     return App("Flower app", "", Path())
 
 
+def run_of(
+    server: Make | Server, settings: Settings, file: str | os.PathLike[str] | None, every: int = 1, *, rounds: bool
+) -> Run:
+    """The run of a strategy, with its files in the app's folder."""
+    run = Run(Rule(FLOWER, server, rounds=rounds), settings, file, every, log=log.info, warn=log.warning)
+    run.place(app())
+    return run
+
+
 def callable_or_none(name: str, given: Function | None) -> Function | None:
     if given is not None and not callable(given):
         raise ConfigError(f"{name}: expected a function, got {given!r}")
@@ -84,13 +97,6 @@ def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[
     return lambda number: lr * math.sqrt(1 - second ** (number + 1)) / (1 - first ** (number + 1))
 
 
-def set_rate(server: Server, rate: Callable[[int], float] | None, number: int) -> None:
-    """Set the optimizer's learning rate for round ``number``, if there is a schedule."""
-    lr = server.optimizer.lr if rate is None else rate(number)
-    if lr != server.optimizer.lr:
-        server.lr = lr
-
-
 def say_what_differs(server: Server, scheduled: bool, rule: Rule, api: ModuleType) -> None:
     """Log one line for each reason why equal settings give other numbers than Flower's strategy.
 
@@ -100,7 +106,7 @@ def say_what_differs(server: Server, scheduled: bool, rule: Rule, api: ModuleTyp
         api: Flower's module with the strategies of the same names.
     """
     if kind := getattr(api, rule.name if rule.is_preset else "", None):
-        known = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+        known = {name: setting.default for name, setting in inspect.signature(kind).parameters.items()}
         bound, own = rule.bound, vars(server.optimizer)
         others = [
             f"{name}={own[name]:g}, its {theirs}={known[theirs]:g}"
