@@ -39,13 +39,9 @@ _KNOWN = (
     "algorithm", "settings", "num_clients", "client_ids", "model_path", "model_name", "model_kwargs", "checkpoint",
     "save_every", "gradient_based", *_RUN,
 )  # fmt: skip
-_OURS = {  # what APPFL's own aggregators call it, and what settings call it
-    "K": "buffer_size", "alpha": "alpha (FedAsync) or lr", "staleness_fn": "policy", "staleness_fn_kwargs": "a, b",
-    "server_learning_rate": "lr", "server_adapt_param": "eps", "server_momentum_param_1": "betas or beta",
-    "server_momentum_param_2": "betas", "client_weights_mode": "weighting (equal: uniform, sample_size: samples)",
-    "use_secure_agg": "none, since only APPFL's own FedAvg reads masked updates", "optimize_memory": "none",
-}  # fmt: skip
-_APPFLS = {  # settings of a run that APPFL decides itself
+_REFUSED = {  # settings of APPFL's own aggregators, and of a run, which have no effect here
+    "K": "a setting of APPFL's own aggregators; in settings it is buffer_size",
+    "use_secure_agg": "only APPFL's own FedAvg reads masked updates",
     "stop": "APPFL sets the number of updates of a run, num_global_epochs",
     "evaluate_every": "APPFL's clients evaluate, and the server does not",
     "on_version": "not in a configuration file; subclass Aggregator",
@@ -97,10 +93,7 @@ class Aggregator(BaseAggregator):
         logger: logging.Logger | None = None,
     ) -> None:
         self.config = {key: _plain(value) for key, value in dict(aggregator_configs or {}).items()}
-        refused = {
-            name: f"a setting of APPFL's own aggregators; in settings it is {ours}" for name, ours in _OURS.items()
-        }
-        check_names(self.config, _KNOWN, refused | _APPFLS)
+        check_names(self.config, _KNOWN, _REFUSED)
         limits = {"save_every": 1, "num_clients": None}
         check_limits(**{name: self.config.get(name, value) for name, value in limits.items()})
         self.logger = logger or logging.getLogger(__name__)
@@ -166,7 +159,7 @@ class Aggregator(BaseAggregator):
     def _send_unnamed(self, count: int) -> None:
         """Note that ``count`` clients got the model without saying who they are: the next ones that nobody knows."""
         if any(task.who is None and task.task.version != self.server.version for task in self.book):
-            self.run.log("fastagg: a model went out again, and to whom is not said: clients not seen yet need one by name")
+            self.run.log("fastagg: a model went out again without saying to whom: new clients need one by name")
             self.book.end(self._unnamed())
             self._is_unclear = True
         for _ in range(0 if self._is_unclear else count):

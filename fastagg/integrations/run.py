@@ -47,8 +47,8 @@ LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), CountOrZero),
     **dict.fromkeys(("min_fit_clients", "min_evaluate_clients", "min_available_clients"), CountOrZero),
     **dict.fromkeys(("fraction_train", "fraction_fit", "fraction_evaluate"), Share),
-    "num_rounds": CountOrZero | None, "proximal_mu": NotNegative | None,
-}  # fmt: skip
+    "num_rounds": CountOrZero | None,
+}
 
 
 def check_limits(**limits: object) -> None:

@@ -126,7 +126,6 @@ class Book(Generic[Key, Who]):
         self.server, self._clock = server, clock
         self._open: dict[Key, OpenTask[Who]] = {}
         self.known: set[Who] = set()  # all who ever had a task: a client counts from its first one
-        self._out: dict[Who, float] = {}  # who has a task that was given up before its time, and until when
 
     def __iter__(self) -> Iterator[OpenTask[Who]]:
         """The open tasks, the newest first."""
@@ -143,23 +142,18 @@ class Book(Generic[Key, Who]):
 
     @property
     def waits(self) -> bool:
-        """Whether somebody still works on a task that was given up before its time."""
+        """Whether somebody has a task whose time is not over."""
         now = self._clock()
-        return any(until > now for until in self._out.values())
+        return any(task.until > now for task in self._open.values())
 
     def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> None:
         self.pop(key)
         self.known |= {who} - {None}
         self._open[key] = OpenTask(who, task, self._clock() + timeout)
-        self._out.pop(who, None)
 
     def pop(self, key: Key) -> OpenTask[Who] | None:
         """The task whose answer has come. None: it is not open, or not any more."""
         return self._open.pop(key, None)
-
-    def back(self, who: Who) -> None:
-        """Note that ``who`` works on nothing any more."""
-        self._out.pop(who, None)
 
     def late(self) -> list[Key]:
         """The keys of tasks whose time is over."""
@@ -171,7 +165,6 @@ class Book(Generic[Key, Who]):
         ended = [task for key in (self.keys_of() if keys is None else keys) if (task := self.pop(key)) is not None]
         for task in ended:
             self.forget(task.task)
-            self._out[task.who] = task.until
         return ended
 
     def take(self, answers: Sequence[tuple[OpenTask[Who], Answer | FastaggError]]) -> list[Outcome]:

@@ -108,13 +108,13 @@ def test_history_and_limits() -> None:
     strategy = asynchronous(PRESETS["FedBuff"], evaluate_every=2)
     grid = FakeGrid(trained, [1, 2, 3, 4], delay=uneven)
     result = strategy.start(grid, flower.write(initial()), num_rounds=5, evaluate_fn=evaluate)
-    assert strategy.server.version == 5 and strategy.updates == 15
+    assert strategy.server.version == 5 and strategy.session.tally.updates == 15
     assert seen == [0, 2, 4, 5] == sorted(result.evaluate_metrics_serverapp)
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3, 4, 5]
     assert all(1 <= metrics["loss"] <= 4 for metrics in result.train_metrics_clientapp.values())
 
     strategy.start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=None, num_updates=7)
-    assert strategy.updates == 7 and strategy.server.version == 2
+    assert strategy.session.tally.updates == 7 and strategy.server.version == 2
     with pytest.raises(fastagg.ConfigError, match="num_rounds"):
         strategy.start(grid, flower.write(initial()), num_rounds=None)
 
@@ -179,7 +179,7 @@ def test_what_each_client_reports_is_kept_besides_the_mean(tmp_path) -> None:
     )
     strategy.start(FakeGrid(trained, [1, 2, 3]), flower.write(initial()), num_rounds=4)
     rows = [(client, row) for client, rows in strategy.session.by_client.items() for row in rows]
-    assert len(rows) == strategy.updates == 12 and len(strategy.session.by_client) == 3
+    assert len(rows) == strategy.session.tally.updates == 12 and len(strategy.session.by_client) == 3
     assert all(metrics == {"num-examples": 10.0, "loss": metrics["loss"]} for _, (_, metrics) in rows)
     lines = [line.split(",") for line in (tmp_path / "all.csv").read_text().splitlines()]
     told = [(int(v), name, float(value)) for v, name, value in lines[1:] if name.startswith("client/")]
@@ -218,7 +218,7 @@ def once_bad(kind: str):
 
 
 WORDS = {
-    "shape": "node 1: refused: update 'w': expected shape", "old": "node 1: refused: it is from version",
+    "shape": "node 1: refused: trained model 'w': expected", "old": "node 1: refused: it is from version",
     "error": "node 1: failed: error 5: the node left", "silent": "node 1: failed: no answer in 1.5 s",
     "nothing": "node 1: refused: expected one ArrayRecord",
 }  # fmt: skip
@@ -238,7 +238,7 @@ def test_a_bad_answer_is_named_dropped_and_asked_for_again(kind: str, caplog, mo
     turns = [node for node, _ in grid.log].count(1)
     good = sum(name == "receive" and args[0] == 1 for name, args, _ in journal.events)
     assert turns >= 3 and good >= 2, "node 1 went on"
-    assert strategy.updates == 2 * strategy.server.version
+    assert strategy.session.tally.updates == 2 * strategy.server.version
     assert torch.equal(journal.replay(PRESETS["FADAS"](initial())).flat, strategy.server.flat)
 
 
@@ -307,9 +307,9 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
     assert f"version 4; {out} tasks that were out are sent again" in caplog.text
     assert sorted(result.evaluate_metrics_serverapp) == list(range(10)), "the history goes on"
     received = sum(name == "receive" for name, _, _ in journal.events)
-    assert strategy.updates == kept["session"]["tally"]["updates"] + received
+    assert strategy.session.tally.updates == kept["session"]["tally"]["updates"] + received
     if name == "FADAS":
-        assert strategy.updates == 2 * strategy.server.version
+        assert strategy.session.tally.updates == 2 * strategy.server.version
     if name == "ACE":
         clients = fastagg.server.checkpoint.read(file)["adapter"]["nodes"]["clients"]
         assert clients == kept["adapter"]["nodes"]["clients"] and len(clients) == 4, "rows stay with their nodes"

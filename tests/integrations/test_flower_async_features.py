@@ -212,7 +212,7 @@ def test_what_a_failed_run_learnt_is_in_its_checkpoint(tmp_path) -> None:
     assert fastagg.load(file).version == 3
     again = asynchronous(checkpoint=file)
     start(again, FakeGrid(node, [1, 2]), 5)
-    assert again.server.version == 5 and again.updates == 10
+    assert again.server.version == 5 and again.session.tally.updates == 10
 
 
 @pytest.mark.parametrize(

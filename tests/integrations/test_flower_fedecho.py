@@ -95,5 +95,5 @@ def test_a_restart_goes_on_with_its_teachers(task, tmp_path) -> None:
     kept = fastagg.load(file, distill=make(task).keywords["distill"])
     assert torch.equal(kept.flat, before.server.flat) and kept.version == 4
     after = once(7, NODES[::-1])
-    assert after.server.version == 7 and after.updates == 14
+    assert after.server.version == 7 and after.session.tally.updates == 14
     assert not torch.equal(after.server.flat, before.server.flat)

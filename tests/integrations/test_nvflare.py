@@ -306,7 +306,7 @@ def test_the_end_waits_for_those_who_are_out(timeout: float | None, aborted: boo
     assert time.monotonic() - begun_at > 0.35 if waits else time.monotonic() - begun_at < 50
     if waits:
         controller.end_timeout = 60.0
-        threading.Timer(0.2, lambda: controller._traffic.book.back("a")).start()
+        threading.Timer(0.2, lambda: controller._traffic.book.pop(("a", 0))).start()
         controller._wait_for_the_last()
         assert time.monotonic() - begun_at < 50
 

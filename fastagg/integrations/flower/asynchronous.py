@@ -37,19 +37,24 @@ _IGNORED = {
 _NEVER = "clients do not evaluate; give evaluate_clients_every, the versions between two evaluations"
 _OF_EVALUATION = ("min_evaluate_nodes", "evaluate_metrics_aggr_fn")
 Config = Callable[[int, int], ConfigRecord]  # of a version and a node
-_ROUNDS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 _NO_ROUNDS = (
     "AsyncStrategy has no rounds, so that a wrapper or a subclass that works round by round would do nothing, or "
     "train synchronously. Wrap SyncStrategy; here there are choose=, on_version=, clip_norm= of the server, and mods"
 )
 
 
-def _refused(name: str) -> Callable[..., NoReturn]:
+def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: object, **__: object) -> NoReturn:
         """Not available, because there are no rounds: it raises ConfigError."""
         raise ConfigError(f"{name}: {_NO_ROUNDS}")
 
     return refuse
+
+
+_ROUNDS = {
+    name: _refusal(name)
+    for name in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+}
 
 
 class AsyncStrategy(FedAvg):
@@ -107,11 +112,6 @@ class AsyncStrategy(FedAvg):
         self.server: Server | None = server if isinstance(server, Server) else None
         self.session: Session | None = None
 
-    @property
-    def updates(self) -> int:
-        """Number of updates so far, including those before a restart."""
-        return 0 if self.session is None else self.session.tally.updates
-
     def start(
         self,
         grid: Grid,
@@ -151,9 +151,9 @@ class AsyncStrategy(FedAvg):
             raise ConfigError("num_rounds: expected a limit, here, in num_updates or in stop=, got None for all")
         if evaluate_config is not None and self.evaluate_clients_every is None:
             raise ConfigError(f"evaluate_config: {_NEVER}")
-        for name in _ROUNDS:
-            if getattr(type(self), name) is not getattr(AsyncStrategy, name) or name in vars(self):
-                raise ConfigError(f"{name}: {_NO_ROUNDS}")
+        for name, refuse in _ROUNDS.items():
+            if getattr(type(self), name) is not refuse or name in vars(self):
+                refuse()
         check_limits(num_rounds=num_rounds, num_updates=num_updates, timeout=timeout)
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         run = _Training(self, grid, timeout, num_rounds, num_updates, read(initial_arrays), *configs, evaluate_fn)
@@ -179,7 +179,7 @@ class AsyncStrategy(FedAvg):
             for line in self.session.summary().splitlines():
                 log.info("fastagg: %s", line)
 
-    configure_train, aggregate_train, configure_evaluate, aggregate_evaluate = map(_refused, _ROUNDS)
+    configure_train, aggregate_train, configure_evaluate, aggregate_evaluate = _ROUNDS.values()
 
 
 class _Training:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
-from flwr.server import strategy
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
@@ -39,22 +38,20 @@ class ClassicStrategy(Rounds[str], FedAvg):
     """Any synchronous rule of fastagg as a ``flwr.server.strategy.Strategy``; see :class:`SyncStrategy`.
 
     Args:
-        server, lr, proximal_mu, deterministic: as in :class:`SyncStrategy`. The model is a list of arrays. Clients get
-            ``proximal_mu``, as in Flower's FedProx.
+        server, lr, deterministic: as in :class:`SyncStrategy`. The model is a list of arrays.
         checkpoint: file for the server, written after every round. If it exists, Flower's server starts from its
             model. Rounds are then counted from 1 again.
         flower: settings of ``flwr.server.strategy.FedAvg``; and ``max_in_a_row``, rounds too small for their rule, or
             failures, after which the run ends.
     """
 
-    _api, _advice = strategy, "Flower's server must ask initialize_parameters for it"
+    _advice = "Flower's server must ask initialize_parameters for it"
 
     def __init__(
         self,
         server: Make | Server,
         *,
         lr: Callable[[int], float] | None = None,
-        proximal_mu: float | None = None,
         deterministic: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         **flower: Foreign,
@@ -64,7 +61,7 @@ class ClassicStrategy(Rounds[str], FedAvg):
         check_limits(**{name: value for name, value in flower.items() if name in LIMITS})
         settings = Settings(max_in_a_row=flower.pop("max_in_a_row", 50), max_failures=None)
         super().__init__(**flower)
-        self._set_up(server, settings, checkpoint, lr, proximal_mu, deterministic)
+        self._set_up(server, settings, checkpoint, lr, deterministic)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """The checkpoint's model, a Server's own, or ``initial_parameters``."""
@@ -85,9 +82,6 @@ class ClassicStrategy(Rounds[str], FedAvg):
         self._adopt(_arrays(parameters))
         self._configure(server_round)
         chosen = super().configure_fit(server_round, parameters, client_manager)
-        if self.proximal_mu is not None:
-            stated = {"proximal_mu": self.proximal_mu}
-            chosen = [(proxy, FitIns(fit.parameters, {**fit.config, **stated})) for proxy, fit in chosen]
         self._tasks.send([proxy.cid for proxy, _ in chosen])
         return chosen
 

@@ -1,4 +1,4 @@
-"""A server's model as Flower's records, and Flower's history of a run in the form of a checkpoint. For the strategies."""
+"""A server's model as Flower's records, and Flower's history in the form of a checkpoint. For the strategies."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import os
 import time
 from collections import UserList
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from flwr.app import Message
@@ -19,7 +18,7 @@ from flwr.serverapp import Grid
 from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed, UpdateTooLarge
 from fastagg.integrations.flower import models, tasks
-from fastagg.integrations.flower.settings import Make, callable_or_none, proximal, run_of, say_what_differs
+from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, say_what_differs
 from fastagg.integrations.replies import ClientFailure, TaskOver, attempt, stripped
 from fastagg.integrations.session import Book, OpenTask, Session, Settings
 from fastagg.server.answers import Answer
@@ -127,19 +126,18 @@ class Rounds(Generic[Who]):
     Attributes:
         run: its rule, settings and files.
         server, session: the Server and the state of the run, after the start.
-        lr, proximal_mu, deterministic: as the strategy was given them.
+        lr, deterministic: as the strategy was given them.
     """
 
-    _api: ModuleType  # Flower's strategies of the same names
     _advice: str  # where the model to start from is
 
     def _set_up(
         self, server: Make | Server, settings: Settings, checkpoint: str | os.PathLike[str] | None,
-        lr: Callable[[int], float] | None, proximal_mu: float | None, deterministic: bool,
+        lr: Callable[[int], float] | None, deterministic: bool,
     ) -> None:  # fmt: skip
         self.run = run_of(server, settings, checkpoint, rounds=True)
-        self.proximal_mu, self.lr = proximal(self.run.rule, proximal_mu), callable_or_none("lr", lr)
-        self.deterministic, self._own = deterministic, server if isinstance(server, Server) else None
+        self.lr, self.deterministic = callable_or_none("lr", lr), deterministic
+        self._own = server if isinstance(server, Server) else None
         self.server: Server | None = self._own
         self.session: Session | None = None
         self._tasks: Round[Who]  # there with the session
@@ -149,7 +147,7 @@ class Rounds(Generic[Who]):
         self.server, self.session = self.run.server, self.run.session
         self._tasks = self.session.book = Round(self.server)
         self.session.noun = "node"
-        say_what_differs(self.server, self.lr is not None, self.run.rule, self._api)
+        say_what_differs(self.server, self.lr is not None)
         return kept
 
     def _adopt(self, arrays: Arrays) -> Server:

@@ -13,7 +13,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TypeVar
 
 from flwr.common.config import APP_DIR, FAB_CONFIG_FILE, get_flwr_home
@@ -30,7 +29,6 @@ from fastagg.server.server import Server
 
 Make = Callable[..., Server]
 Function = TypeVar("Function", bound=Callable[..., object])
-_THEIRS = (("lr", "eta"), ("lr", "server_learning_rate"), ("eps", "tau"), ("beta", "server_momentum"))
 _RUN = {field.name for field in dataclasses.fields(Settings)}
 
 
@@ -79,15 +77,6 @@ def callable_or_none(name: str, given: Function | None) -> Function | None:
     return given
 
 
-def proximal(rule: Rule, mu: float | None) -> float | None:
-    """FedProx's ``mu``, which clients are sent; None if they are sent none."""
-    check_limits(proximal_mu=mu)
-    if mu is None and rule.is_preset and rule.name == "FedProx":
-        log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
-        return 0.0
-    return mu
-
-
 def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:
     """The learning rate of Flower's FedAdam by round, t = 1, 2, ...: ``lr * sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))``.
 
@@ -97,33 +86,21 @@ def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[
     return lambda number: lr * math.sqrt(1 - second ** (number + 1)) / (1 - first ** (number + 1))
 
 
-def say_what_differs(server: Server, scheduled: bool, rule: Rule, api: ModuleType) -> None:
+def say_what_differs(server: Server, scheduled: bool) -> None:
     """Log one line for each reason why equal settings give other numbers than Flower's strategy.
 
     Args:
         scheduled: whether the user sets a learning rate for each round.
-        rule: what the strategy was given as its server.
-        api: Flower's module with the strategies of the same names.
     """
-    if kind := getattr(api, rule.name if rule.is_preset else "", None):
-        known = {name: setting.default for name, setting in inspect.signature(kind).parameters.items()}
-        bound, own = rule.bound, vars(server.optimizer)
-        others = [
-            f"{name}={own[name]:g}, its {theirs}={known[theirs]:g}"
-            for name, theirs in _THEIRS
-            if name in own and theirs in known and name not in bound and own[name] != known[theirs]
-        ]
-        if others and not (scheduled and len(others) == 1 and others[0].startswith("lr")):
-            log.info("fastagg: not Flower's defaults: %s; give the preset what you want", ", ".join(others))
-    if server.weighting == "uniform":
-        log.info("fastagg: not Flower's numbers: weighting='uniform', where Flower weighs clients by their examples")
-    if type(server.optimizer) is Adam and not scheduled:
-        log.info(
-            "fastagg: not Flower's numbers: its FedAdam multiplies lr by sqrt(1-b2^(t+1))/(1-b1^(t+1)) in round t; "
-            "give the strategy lr=flower.adam_rate(lr, betas) for the same"
-        )
-    roles = {entry.role for entry in server.layout.entries}
-    if "buffer" in roles and server.weighting == "samples" and server.buffers != "weighted":
-        log.info("fastagg: not Flower's numbers: buffers=%r, where Flower weighs running statistics", server.buffers)
-    if "counter" in roles:
-        log.info("fastagg: not Flower's numbers: integer arrays take the clients' largest, Flower's become floats")
+    roles, weighs = {entry.role for entry in server.layout.entries}, server.weighting == "samples"
+    reasons = {
+        "weighting='uniform', where Flower weighs clients by their examples": server.weighting == "uniform",
+        "its FedAdam multiplies lr by sqrt(1-b2^(t+1))/(1-b1^(t+1)) in round t; give the strategy "
+        "lr=flower.adam_rate(lr, betas) for the same": type(server.optimizer) is Adam and not scheduled,
+        f"buffers={server.buffers!r}, where Flower weighs running statistics": (
+            "buffer" in roles and weighs and server.buffers != "weighted"
+        ),
+        "integer arrays take the clients' largest, Flower's become floats": "counter" in roles,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        log.info("fastagg: not Flower's numbers: %s", reason)

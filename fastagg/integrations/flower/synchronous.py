@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
-from flwr.serverapp import Grid, strategy
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fastagg import _checks
@@ -49,7 +49,6 @@ class SyncStrategy(Rounds[int], FedAvg):
             :func:`functools.partial`, from which the server is made with ``initial_arrays``; or a Server.
             Presets weight clients by ``weighted_by_key``, as Flower does, unless ``weighting`` is bound.
         lr: ``lr(round)``, the server's learning rate in round 1, 2, ... None: the preset's.
-        proximal_mu: sent to clients as ``proximal-mu``, as in Flower's FedProx. FedProx without it sends 0.
         deterministic: add each round's replies in the order of node ids, so that results do not depend on the
             order of arrival. All replies of a round are then in memory at once.
         checkpoint: file for the server and the history, written after every round. If it exists, the run goes on from
@@ -67,14 +66,13 @@ class SyncStrategy(Rounds[int], FedAvg):
         ConfigError: ``server`` is neither, or refuses its settings; a setting is unknown or would have no effect.
     """
 
-    _api, _advice = strategy, "start from strategy.resumed(initial_arrays)"
+    _advice = "start from strategy.resumed(initial_arrays)"
 
     def __init__(
         self,
         server: Make | Server,
         *,
         lr: Callable[[int], float] | None = None,
-        proximal_mu: float | None = None,
         deterministic: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         poll: float = 0.2,
@@ -83,7 +81,7 @@ class SyncStrategy(Rounds[int], FedAvg):
         run, flower = split(settings, _IGNORED, SyncStrategy, max_failures=None)
         super().__init__(**flower)
         check_limits(poll=poll)
-        self._set_up(server, run, checkpoint, lr, proximal_mu, deterministic)
+        self._set_up(server, run, checkpoint, lr, deterministic)
         self.poll = poll
         self._kinds = ["train", "clients", ""]  # of metrics that there will be, if a wrapper runs the rounds
         self._sent: list[Metadata] = []  # of the round's messages, without what they carry
@@ -215,8 +213,6 @@ class SyncStrategy(Rounds[int], FedAvg):
         self._adopt(read(arrays))
         server = self._configure(server_round)
         stated: dict[str, object] = {**config, tasks.VERSION: server.version}
-        if self.proximal_mu is not None:
-            stated["proximal-mu"] = self.proximal_mu
         messages = list(super().configure_train(server_round, arrays, ConfigRecord(stated), grid))
         self._sent = [message.metadata for message in messages]
         self._tasks.send([sent.dst_node_id for sent in self._sent])

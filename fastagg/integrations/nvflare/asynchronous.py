@@ -185,7 +185,7 @@ class AsyncController(ModelController):
         with self._taking:
             super()._process_result(client_task, fl_ctx)
             if self._ended:  # `Traffic.end` has said of each that its answer does not count
-                self._traffic.book.back(client)
+                self._traffic.book.end(self._traffic.book.keys_of(client))
                 return
             unanswered = self._traffic.forget(client)  # nothing, unless it failed
             try:

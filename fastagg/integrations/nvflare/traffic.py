@@ -195,23 +195,26 @@ class Traffic:
             return self.is_done()
 
     def end(self) -> None:
-        """End the run. No more replies are taken, and everything is saved."""
+        """End the run, and save everything. Open tasks stay in the book, but their answers do not count any more."""
         with self._lock:
-            self.forget(why="was still out; its answer will not count")
+            for client, number in self.book.keys_of():
+                self.run.log(f"fastagg: client {client}: task {number} was still out; its answer will not count")
+            for task in self.book:
+                self.book.forget(task.task)
             self.session.stepped(last=True)
             self.session.settle(wait=True)
             self.run.save()
             self.run.log(f"fastagg: {self.session.summary()}")
             self.session.close()
 
-    def forget(self, client: str | None = None, why: str | None = None) -> int:
-        """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says why. Return
+    def forget(self, client: str | None = None) -> int:
+        """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says so. Return
         their number."""
         with self._lock:
-            say, keys = self.run.log if why else self.run.warn, self.book.keys_of(client)
+            keys = self.book.keys_of(client)
             self.book.end(keys)
             for name, number in keys:
-                say(f"fastagg: client {name}: task {number} {why or 'was not answered; it is dropped'}")
+                self.run.warn(f"fastagg: client {name}: task {number} was not answered; it is dropped")
             return len(keys)
 
     def model(self) -> dict[str, Arrays]:
