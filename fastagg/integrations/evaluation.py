@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fastagg._types import Arrays
-from fastagg.integrations.trackers import numeric
 from fastagg.server.dispatch import Dispatch
+from fastagg.trackers import numeric
 
 Metrics = Mapping[str, object] | None
 _WAITING = 2  # models kept for an evaluation that has not begun; then who submits waits for the first one

@@ -12,8 +12,8 @@ from fastagg._types import State
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations import require
 from fastagg.integrations.models import holds, put
-from fastagg.integrations.replies import Over
-from fastagg.integrations.session import Book, Open
+from fastagg.integrations.replies import TaskOver
+from fastagg.integrations.session import Book, OpenTask
 from fastagg.server.answers import Answer
 
 require("pfl", "0.6.0", "pfl")
@@ -60,8 +60,8 @@ class CentralOptimizer(torch.optim.Optimizer):
             put(self.server, {name: p.detach() for name, p in self._trained.items()})
         mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}
         task = self.server.dispatch("cohort")
-        [outcome] = self._book.take([(Open("cohort", task), Answer.to(task, mean, kind="gradient"))])
-        if isinstance(outcome, FastaggError) and not isinstance(outcome, Over):
+        [outcome] = self._book.take([(OpenTask("cohort", task), Answer.to(task, mean, kind="gradient"))])
+        if isinstance(outcome, FastaggError) and not isinstance(outcome, TaskOver):
             raise outcome
         for parameter, value in zip(self._trained.values(), self.server.parameters().values(), strict=True):
             parameter.copy_(value)

@@ -24,11 +24,11 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 
-from fastagg import _checks, _keywords, registry
+from fastagg import _checks, _keywords, registry, trackers
 from fastagg._checks import Count, NotNegative
 from fastagg._types import Arrays, Plain, State
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
-from fastagg.integrations import preset, resolved, trackers
+from fastagg.integrations import preset, resolved
 from fastagg.integrations.evaluation import Metrics
 from fastagg.integrations.models import resume
 from fastagg.integrations.session import Session, Settings

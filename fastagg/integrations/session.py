@@ -24,11 +24,11 @@ from fastagg.integrations.evaluation import Evaluation, Metrics, Window
 from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
 from fastagg.integrations.models import drop_round, tensors
 from fastagg.integrations.replies import ClientFailure, TaskOver, judged, stripped
-from fastagg.integrations.trackers import AnyTrackers, Trackers, numeric
 from fastagg.server import checkpoint
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
+from fastagg.trackers import AnyTrackers, Trackers, numeric
 
 OnVersion = Callable[[int, dict[str, float], Arrays], object]
 Key = TypeVar("Key", bound=Hashable)
@@ -44,7 +44,7 @@ class Settings(Limits):
         best: a file for the best model, or a :class:`Best`.
         on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
             is the server's own, in the form of ``params``, and never changes. Do not write to it.
-        trackers: see :mod:`fastagg.integrations.trackers`.
+        trackers: see :mod:`fastagg.trackers`.
         max_failures, max_in_a_row, retry_after, max_seconds: see :class:`Limits`.
         evaluate_every: versions between two evaluations.
         evaluate_aside: evaluate in a thread while replies are received. Otherwise the run waits for each evaluation.

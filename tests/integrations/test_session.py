@@ -16,8 +16,8 @@ from support import inside
 from support.replay import answered, taken
 
 import fastagg
-from fastagg import integrations
-from fastagg.integrations import resolved, trackers
+from fastagg import integrations, trackers
+from fastagg.integrations import resolved
 from fastagg.integrations.evaluation import Evaluation, Window
 from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
 from fastagg.integrations.models import drop_round

@@ -18,10 +18,10 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fastagg import _checks
 from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.integrations.flower import models, tasks
+from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.evaluating import ClientEvaluation
 from fastagg.integrations.flower.nodes import Choose, Nodes
-from fastagg.integrations.flower.records import read
+from fastagg.integrations.flower.records import history, read, restore, write_model
 from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, split
 from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.replies import ClientFailure, attempt
@@ -52,8 +52,7 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
 
 
 _ROUNDS = {
-    name: _refusal(name)
-    for name in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+    name: _refusal(name) for name in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 }
 
 
@@ -194,7 +193,7 @@ class _Training:
         self.updates = math.inf if num_updates is None else num_updates
         self.config, self.online, self.result = config, list[int](), Result()
         self.since: list[RecordDict] = []  # metrics of the updates since the last version
-        function = evaluate and (lambda version, model: evaluate(version, models.record(model)))
+        function = evaluate and (lambda version, model: evaluate(version, write_model(model)))
         kinds = ["train"] + ["clients"] * (strategy.evaluate_clients_every is not None)
         self.run = run = strategy.run
         kept = run.begin(initial, function, kinds, clock=time.monotonic)
@@ -205,7 +204,7 @@ class _Training:
         self.session.noun = "node"
         self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._evaluated)
         self.unevaluated: list[int] = kept.get("unevaluated", [])  # versions in flight at a crash
-        models.restore(self.result, kept)
+        restore(self.result, kept)
         if self.server.version in self.result.evaluate_metrics_serverapp:
             self.session.evaluation.skip(self.server.version)
         if not run.is_finished("num_rounds", num_rounds, self.server.version):
@@ -238,7 +237,8 @@ class _Training:
         chosen = self.nodes.free(idle, busy | set(online), room, self.server.version)
         if not chosen:
             return False
-        messages, going, arrays = [], [], models.outgoing(self.server)  # it is gone when the messages are
+        messages, going = [], []
+        arrays = write_model(self.server.parameters())  # it is gone when the messages are
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in chosen:
             task = self.server.dispatch(client)
@@ -331,7 +331,7 @@ class _Training:
         best = self.run.settings.best
         keeps = best is not None and best.metric.startswith("clients/")
         model = self.server.parameters() if keeps else None
-        self.evaluation.ask(self.server.version, models.outgoing(self.server), self.online, model)
+        self.evaluation.ask(self.server.version, write_model(self.server.parameters()), self.online, model)
 
     def _evaluated(self, version: int, metrics: MetricRecord, model: Arrays) -> None:
         self.result.evaluate_metrics_clientapp[version] = metrics
@@ -357,9 +357,9 @@ class _Training:
                 time.sleep(self.strategy.poll)
         self.strategy.summary()
         self.save()
-        self.result.arrays = models.outgoing(self.server)
+        self.result.arrays = write_model(self.server.parameters())
         return self.result
 
     def save(self) -> None:
         unevaluated = [*self.evaluation.open, *self.unevaluated]
-        self.run.save({"nodes": self.nodes.state_dict(), "unevaluated": unevaluated, **models.history(self.result)})
+        self.run.save({"nodes": self.nodes.state_dict(), "unevaluated": unevaluated, **history(self.result)})

@@ -1,11 +1,14 @@
-"""Federated evaluation beside asynchronous training: some nodes evaluate a version while training continues."""
+"""Federated evaluation beside asynchronous training: some nodes evaluate a version while training continues.
+
+:class:`AsyncStrategy` alone calls it. A version is reported once, when all its nodes
+have answered or are late.
+"""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -14,14 +17,6 @@ from flwr.serverapp.strategy import FedAvg
 from fastagg._types import Arrays
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.tasks import VERSION, log
-
-
-class _Asked(NamedTuple):
-    """A node that evaluates a version, and until when it may."""
-
-    version: int
-    node: int
-    until: float
 
 
 class ClientEvaluation:
@@ -34,7 +29,7 @@ class ClientEvaluation:
         report: called with a version, its averaged metrics and its model, when all nodes have answered or timed out.
 
     Attributes:
-        waiting: the messages without a reply, by their ids.
+        waiting: by message id, who evaluates which version, and until when.
         open: the versions that are evaluated, each with its model and its replies.
     """
 
@@ -43,7 +38,7 @@ class ClientEvaluation:
         report: Callable[[int, MetricRecord, Arrays], None],
     ) -> None:  # fmt: skip
         self._strategy, self._grid, self._config, self._timeout, self._report = strategy, grid, config, timeout, report
-        self.waiting: dict[str, _Asked] = {}
+        self.waiting: dict[str, tuple[int, int, float]] = {}
         self.open: dict[int, tuple[Arrays, list[RecordDict]]] = {}
         self._last = 0
 
@@ -59,7 +54,7 @@ class ClientEvaluation:
         messages = [Message(records, node, MessageType.EVALUATE, ttl=self._timeout) for node in nodes]
         until = time.monotonic() + self._timeout
         sent = zip(self._grid.push_messages(messages), nodes, strict=True)
-        asked = {message_id: _Asked(version, node, until) for message_id, node in sent if message_id}
+        asked = {message_id: (node, version, until) for message_id, node in sent if message_id}
         self.waiting |= asked
         self.open[version] = model, []
         log.info("fastagg: %d nodes evaluate version %d", len(asked), version)
@@ -67,30 +62,31 @@ class ClientEvaluation:
 
     def take(self, message: Message) -> bool:
         """Take a reply. Return whether it belongs to one of these evaluations."""
-        if (one := self.waiting.pop(message.metadata.reply_to_message_id, None)) is None:
+        node, version, _ = self.waiting.pop(message.metadata.reply_to_message_id, (0, None, 0.0))
+        if version is None:
             return False
         if message.has_error():
-            log.warning("fastagg: node %d could not evaluate: %s", one.node, message.error.reason)
+            log.warning("fastagg: node %d could not evaluate: %s", node, message.error.reason)
         else:
-            self.open[one.version][1].append(tasks.noted(message.content, one.node))
-        self._end(one.version)
+            self.open[version][1].append(tasks.noted(message.content, node))
+        self._end(version)
         return True
 
     def expire(self) -> None:
         now = time.monotonic()
-        for message_id, one in list(self.waiting.items()):
-            if one.until < now:
+        for message_id, (node, version, until) in list(self.waiting.items()):
+            if until < now:
                 del self.waiting[message_id]
-                log.warning("fastagg: node %d did not evaluate version %d", one.node, one.version)
-                self._end(one.version)
+                log.warning("fastagg: node %d did not evaluate version %d", node, version)
+                self._end(version)
 
     def _end(self, version: int) -> None:
         """Report a version for which nobody is waited any more."""
-        if any(one.version == version for one in self.waiting.values()):
+        if any(waited == version for _, waited, _ in self.waiting.values()):
             return
-        model, found = self.open.pop(version)
+        model, replies = self.open.pop(version)
         strategy = self._strategy
-        metrics = tasks.averaged(strategy.evaluate_metrics_aggr_fn, found, strategy.weighted_by_key)
+        metrics = tasks.averaged(strategy.evaluate_metrics_aggr_fn, replies, strategy.weighted_by_key)
         if metrics is not None:
-            log.info("fastagg: version %d at %d nodes: %s", version, len(found), dict(metrics))
+            log.info("fastagg: version %d at %d nodes: %s", version, len(replies), dict(metrics))
             self._report(version, metrics, model)

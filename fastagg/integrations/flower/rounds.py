@@ -17,7 +17,9 @@ from flwr.serverapp import Grid
 
 from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed, UpdateTooLarge
-from fastagg.integrations.flower import models, tasks
+from fastagg.integrations import models
+from fastagg.integrations.flower import tasks
+from fastagg.integrations.flower.records import formed
 from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, say_what_differs
 from fastagg.integrations.replies import ClientFailure, TaskOver, attempt, stripped
 from fastagg.integrations.session import Book, OpenTask, Session, Settings
@@ -71,7 +73,9 @@ class Gathering(Generic[Who, Reply, Kept]):
         self, session: Session, read: Callable[[Dispatch, Reply], Answer],
         keep: Callable[[Who, Reply, Receipt | None], Kept],
     ) -> None:  # fmt: skip
-        self._session, self._read, self._keep, self._heard = session, read, keep, set[Who]()
+        self._session, self._read = session, read
+        self._keep: Callable[[Who, Reply, Receipt | None], Kept] = keep
+        self._heard: set[Who] = set()
         self.good: list[Kept] = []
         self.bad: list[tuple[Who, FastaggError]] = []
 
@@ -156,7 +160,7 @@ class Rounds(Generic[Who]):
         if begins:
             self._begin(arrays)
         assert self.server is not None
-        arrays = models.formed(self.server, arrays)
+        arrays = formed(self.server, arrays)
         if begins and not models.holds(self.server, arrays):
             self.server, self.session = self._own, None
             raise ConfigError(f"the server goes on from another model than the one that it was handed: {self._advice}")

@@ -18,8 +18,8 @@ from fastagg import _checks
 from fastagg._types import Arrays, Foreign, State
 from fastagg.errors import ConfigError
 from fastagg.integrations.evaluation import ended
-from fastagg.integrations.flower import models, tasks
-from fastagg.integrations.flower.records import read
+from fastagg.integrations.flower import tasks
+from fastagg.integrations.flower.records import history, read, restore, write_model
 from fastagg.integrations.flower.rounds import Gathering, Replies, Rounds, Streaming
 from fastagg.integrations.flower.settings import Make, split
 from fastagg.integrations.flower.tasks import Evaluate, log
@@ -152,7 +152,7 @@ class SyncStrategy(Rounds[int], FedAvg):
         del replies
         if looked_at and self.server.layout.size >= _LARGE:  # Flower's properties of records make cycles
             gc.collect()
-        result.arrays = arrays = models.outgoing(self.server) if trained is None else trained
+        result.arrays = arrays = write_model(self.server.parameters()) if trained is None else trained
         del trained
         self._adopt(read(arrays))
         if metrics is not None:
@@ -189,17 +189,17 @@ class SyncStrategy(Rounds[int], FedAvg):
         self._begin(read(initial_arrays), self._kinds)
         assert self.server is not None
         fresh = self.server.version == 0 and self._own is None
-        return initial_arrays if fresh else models.outgoing(self.server)
+        return initial_arrays if fresh else write_model(self.server.parameters())
 
     def _begin(self, model: Arrays, kinds: Iterable[str] = ("train", "clients", "")) -> State:
         kept = super()._begin(model, kinds)
         self._result, self._sent, self._rounds = Result(), [], kept.get("rounds", self.run.server.version)
-        models.restore(self._result, kept)
+        restore(self._result, kept)
         return kept
 
     def _save(self) -> None:
         if self.server is not None:
-            self.run.save({"rounds": self._rounds, **models.history(self._result)})
+            self.run.save({"rounds": self._rounds, **history(self._result)})
 
     # -- what Flower calls ---------------------------------------------------------------------------------------
 
@@ -259,7 +259,8 @@ class SyncStrategy(Rounds[int], FedAvg):
         if not gathering.close():
             return None, None
         contents = [content for content in gathering.good if content is not None]
-        return models.outgoing(server), tasks.averaged(self.train_metrics_aggr_fn, contents, self.weighted_by_key)
+        metrics = tasks.averaged(self.train_metrics_aggr_fn, contents, self.weighted_by_key)
+        return write_model(server.parameters()), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

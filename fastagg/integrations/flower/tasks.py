@@ -17,8 +17,7 @@ from torch import Tensor
 
 from fastagg.errors import ConfigError, ShapeMismatch
 from fastagg.integrations import replies
-from fastagg.integrations.flower.models import formed
-from fastagg.integrations.flower.records import read, write
+from fastagg.integrations.flower.records import formed, read, write
 from fastagg.integrations.replies import ClientFailure
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
