@@ -21,8 +21,9 @@ from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.integrations import check_names, number_of, replies, require
 from fastagg.integrations.evaluation import Window
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.run import APPFL, App, Rule, Run, check_limits
-from fastagg.integrations.session import Book, OpenTask, Settings
+from fastagg.integrations.session import Book, OpenTask
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.storage import raw
@@ -67,7 +68,7 @@ class Aggregator(BaseAggregator):
     - ``gradient_based``: clients upload the model that they were sent minus the trained model, as with APPFL's
       ``send_gradient: true``. The server then keeps no version for them.
     - ``trackers``, ``best``, ``max_failures``, ``max_in_a_row``, ``max_seconds``: see
-      :class:`fastagg.integrations.session.Settings`. Numbers in the clients' metadata are metrics with names
+      :class:`fastagg.integrations.goals.Settings`. Numbers in the clients' metadata are metrics with names
       such as ``clients/pre_val_accuracy``.
 
     FedAsync mixes in uploaded models directly, so the server keeps no version for it either.

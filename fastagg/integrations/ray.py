@@ -135,10 +135,6 @@ class Parts:
         models = zip(self.cut, map(_state, self._each(_model)), strict=True)
         return self.cut.join(part.layout.as_given(part.layout.views(*model)) for part, model in models)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Have every actor write its checkpoint, where it is: ``path/part-2.pt``, for :func:`fastagg.load`."""
-        self._each(_save, Path(path).absolute())
-
     def close(self) -> None:
         """Write what waits, and end the actors."""
         try:
@@ -334,8 +330,3 @@ def _receive(server: fastagg.Server, update: Any, said: tuple[Any, ...], num_sam
 
 def _model(server: fastagg.Server) -> Any:
     return _shared(list(server.current()))
-
-
-def _save(server: fastagg.Server, path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    server.save(path / f"{server.folder.name}.pt")

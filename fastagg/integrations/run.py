@@ -30,8 +30,9 @@ from fastagg._types import Arrays, Plain, State
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.integrations import preset, resolved
 from fastagg.integrations.evaluation import Metrics
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.models import resume
-from fastagg.integrations.session import Session, Settings
+from fastagg.integrations.session import Session
 from fastagg.server import checkpoint as files
 from fastagg.server.server import Server
 

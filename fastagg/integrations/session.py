@@ -17,55 +17,20 @@ from math import inf
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fastagg._checks import Count
 from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError, FastaggError, RunFailed, UnknownClient, UnknownVersion
 from fastagg.integrations.evaluation import Evaluation, Metrics, Window
-from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
+from fastagg.integrations.goals import Failures, Settings, Watch
 from fastagg.integrations.models import drop_round, tensors
 from fastagg.integrations.replies import ClientFailure, TaskOver, judged, stripped
 from fastagg.server import checkpoint
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
-from fastagg.trackers import AnyTrackers, Trackers, numeric
+from fastagg.trackers import Trackers, numeric
 
-OnVersion = Callable[[int, dict[str, float], Arrays], object]
 Key = TypeVar("Key", bound=Hashable)
 Who = TypeVar("Who", bound=Hashable)
-
-
-@dataclass
-class Settings(Limits):
-    """Settings of a run, the same in every framework. A configuration file can hold them as plain data.
-
-    Args:
-        stop: a :class:`Stop`, or its settings: when to end the run before its limit.
-        best: a file for the best model, or a :class:`Best`.
-        on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
-            is the server's own, in the form of ``params``, and never changes. Do not write to it.
-        trackers: see :mod:`fastagg.trackers`.
-        max_failures, max_in_a_row, retry_after, max_seconds: see :class:`Limits`.
-        evaluate_every: versions between two evaluations.
-        evaluate_aside: evaluate in a thread while replies are received. Otherwise the run waits for each evaluation.
-
-    ``StopIteration`` from an evaluation or from ``on_version`` ends the run with its result.
-
-    Raises:
-        ConfigError: a setting is refused.
-    """
-
-    stop: Any = None
-    best: Any = None
-    on_version: OnVersion | None = None
-    trackers: AnyTrackers = None
-    evaluate_every: Count = 1
-    evaluate_aside: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.stop = Stop.of(self.stop)
-        self.best = Best.of(self.best, self.stop)
 
 
 @dataclass

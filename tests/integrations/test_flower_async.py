@@ -17,7 +17,6 @@ from support.flower_apps import FakeGrid, model, reply, trained
 from support.flower_apps import node as scoring
 from support.replay import listen
 
-from fastagg.errors import ConfigError
 from fastagg.integrations import flower
 
 PRESETS = {
@@ -159,18 +158,6 @@ def test_what_a_client_is_told() -> None:
     strategy.start(grid, flower.write(initial()), num_rounds=3)
     assert strategy.server.control.abs().sum() > 0
     assert torch.equal(flower.read(grid.log[0][1].content["control"])["0"], torch.zeros(17))
-
-
-def test_the_server_may_say_what_each_node_does_in_each_version() -> None:
-    grid = FakeGrid(trained, [1, 2, 3])
-    strategy = asynchronous(PRESETS["FedBuff"])
-    told = lambda version, node: ConfigRecord({"lr": 1 / (1 + version), "steps": node})  # noqa: E731
-    strategy.start(grid, flower.write(initial()), num_rounds=4, train_config=told)
-    for node, message in grid.log:
-        config = message.content["config"]
-        assert (config["lr"], config["steps"]) == (1 / (1 + config["fastagg-version"]), node)
-    with pytest.raises(ConfigError, match="train_config: the function's result: expected a ConfigRecord, got None"):
-        asynchronous(PRESETS["FedBuff"]).start(grid, flower.write(initial()), train_config=lambda version, node: None)
 
 
 def test_what_each_client_reports_is_kept_besides_the_mean(tmp_path) -> None:

@@ -92,9 +92,9 @@ def test_flare_s_messages_change_no_bit(rule: ModuleType) -> None:
     pytest.importorskip("nvflare")
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
+    from fastagg.integrations.goals import Settings
     from fastagg.integrations.nvflare import Traffic
     from fastagg.integrations.run import FLARE, Rule, Run
-    from fastagg.integrations.session import Settings
 
     alone, server = in_rounds(rule, by_hand), made(rule)
     traffic = Traffic(Run(Rule(FLARE, server, rounds=server.direction.synchronous), Settings()))

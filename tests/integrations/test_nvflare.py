@@ -45,9 +45,9 @@ from support.replay import play
 
 import fastagg
 from fastagg._build import native
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
 from fastagg.integrations.run import FLARE, Rule, Run
-from fastagg.integrations.session import Settings
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent

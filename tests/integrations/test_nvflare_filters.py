@@ -21,9 +21,9 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fastagg
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare import Aggregator, Traffic
 from fastagg.integrations.run import FLARE, Rule, Run
-from fastagg.integrations.session import Settings
 
 SITES = {"a": 10, "b": 30, "c": 7}  # and their steps
 KINDS = {DataKind.WEIGHTS: ParamsType.FULL, DataKind.WEIGHT_DIFF: ParamsType.DIFF}

@@ -14,7 +14,7 @@ from own_median import Median, median
 from support import inside
 
 import fastagg
-from fastagg.integrations.session import Settings
+from fastagg.integrations.goals import Settings
 
 Model = dict[str, torch.Tensor]
 # Numbers that no type on the way rounds, and that sums of any order hold.

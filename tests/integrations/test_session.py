@@ -19,10 +19,10 @@ import fastagg
 from fastagg import integrations, trackers
 from fastagg.integrations import resolved
 from fastagg.integrations.evaluation import Evaluation, Window
-from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
+from fastagg.integrations.goals import Best, Failures, Settings, Stop, Watch
 from fastagg.integrations.models import drop_round
 from fastagg.integrations.replies import ClientFailure, TaskOver, answer
-from fastagg.integrations.session import Book, Session, Settings
+from fastagg.integrations.session import Book, Session
 
 MODEL = {"w": torch.linspace(-1, 1, 12).view(3, 4), "bn.running_mean": torch.zeros(3)}
 
@@ -129,7 +129,7 @@ def test_the_book_knows_who_has_what_until_when_and_who_is_waited_for() -> None:
 
 def test_a_client_waits_twice_as_long_each_time_and_starts_anew_when_it_succeeds() -> None:
     clock = Clock()
-    book = Failures(Limits(max_failures=None, max_in_a_row=None, retry_after=5), clock)
+    book = Failures(Settings(max_failures=None, max_in_a_row=None, retry_after=5), clock)
     waits = [book.failed("a", "it crashed") for _ in range(9)]
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
     assert book.rests("a") and not book.rests("b")
@@ -140,7 +140,7 @@ def test_a_client_waits_twice_as_long_each_time_and_starts_anew_when_it_succeeds
 
 
 def test_one_bad_client_is_left_out_and_the_others_go_on() -> None:
-    book = Failures(Limits(max_failures=2, retry_after=0))
+    book = Failures(Settings(max_failures=2, retry_after=0))
     book.failed("a", "it crashed")
     assert not book.is_out("a")
     assert book.failed("a", "it crashed") == math.inf and book.is_out("a")
@@ -152,7 +152,7 @@ def test_one_bad_client_is_left_out_and_the_others_go_on() -> None:
 
 
 def test_failures_in_a_row_over_all_end_the_run_with_the_commonest_cause() -> None:
-    book = Failures(Limits(max_failures=None, max_in_a_row=4, retry_after=0))
+    book = Failures(Settings(max_failures=None, max_in_a_row=4, retry_after=0))
     for client in "abc":
         book.failed(client, "no such file")
     book.taken("d")
@@ -166,7 +166,7 @@ def test_failures_in_a_row_over_all_end_the_run_with_the_commonest_cause() -> No
 
 def test_time_without_an_update_ends_the_run() -> None:
     clock = Clock()
-    book = Failures(Limits(max_seconds=10), clock)
+    book = Failures(Settings(max_seconds=10), clock)
     clock.now = 9.0
     book.taken("a")
     clock.now = 18.0
@@ -182,7 +182,7 @@ def test_time_without_an_update_ends_the_run() -> None:
 )
 def test_settings_of_failures_are_checked(settings: dict) -> None:
     with pytest.raises(fastagg.ConfigError, match=next(iter(settings))):
-        Limits(**settings)
+        Settings(**settings)
 
 
 # -- goals -------------------------------------------------------------------------------------------------------

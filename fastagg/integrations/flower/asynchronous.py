@@ -15,7 +15,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fastagg import _checks
 from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
 from fastagg.integrations.flower import tasks
@@ -36,7 +35,6 @@ _IGNORED = {
 }
 _NEVER = "clients do not evaluate; give evaluate_clients_every, the versions between two evaluations"
 _OF_EVALUATION = ("min_evaluate_nodes", "evaluate_metrics_aggr_fn")
-Config = Callable[[int, int], ConfigRecord]  # of a version and a node
 _NO_ROUNDS = (
     "AsyncStrategy has no rounds, so that a wrapper or a subclass that works round by round would do nothing, or "
     "train synchronously. Wrap SyncStrategy; here there are choose=, on_version=, clip_norm= of the server, and mods"
@@ -71,7 +69,7 @@ class AsyncStrategy(FedAvg):
             tasks that were open then are sent again.
         checkpoint_every: versions between two checkpoints.
         poll: seconds to sleep when no reply has arrived.
-        settings: those of :class:`fastagg.integrations.session.Settings` (``stop``, ``best``, ``on_version``,
+        settings: those of :class:`fastagg.integrations.goals.Settings` (``stop``, ``best``, ``on_version``,
             ``trackers``, ``max_failures``, ``max_in_a_row``, ``max_seconds``, ``retry_after``, ``evaluate_every``,
             ``evaluate_aside``), and of ``flwr.serverapp.strategy.FedAvg``. While fewer than
             ``min_available_nodes`` (1) are online, no node gets a task.
@@ -117,7 +115,7 @@ class AsyncStrategy(FedAvg):
         initial_arrays: ArrayRecord,
         num_rounds: int | None = 3,
         timeout: float = 3600,
-        train_config: ConfigRecord | Config | None = None,
+        train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
         *,
@@ -127,8 +125,7 @@ class AsyncStrategy(FedAvg):
 
         Args:
             grid, initial_arrays: as in Flower.
-            train_config: as in Flower; or a function of ``(version, node)`` that returns it, for schedules, or local
-                steps of a node.
+            train_config: as in Flower. Clients get it with ``server-round``, the version plus 1.
             num_rounds: versions. None: no limit.
             timeout: seconds that a node has for one task.
             evaluate_config: for ``evaluate_clients_every``.
@@ -186,7 +183,7 @@ class _Training:
 
     def __init__(
         self, strategy: AsyncStrategy, grid: Grid, timeout: float, num_rounds: int | None, num_updates: int | None,
-        initial: Arrays, config: ConfigRecord | Config, evaluate_config: ConfigRecord, evaluate: Evaluate | None,
+        initial: Arrays, config: ConfigRecord, evaluate_config: ConfigRecord, evaluate: Evaluate | None,
     ) -> None:  # fmt: skip
         self.strategy, self.grid, self.timeout = strategy, grid, timeout
         self.versions = math.inf if num_rounds is None else num_rounds
@@ -242,7 +239,7 @@ class _Training:
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in chosen:
             task = self.server.dispatch(client)
-            stated = {**self._config(task.version, node), "server-round": task.version + 1}
+            stated = {**self.config, "server-round": task.version + 1}
             records = tasks.content(task, arrays, stated, keys)
             messages.append(Message(records, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(task.version)))
             going.append((node, task))
@@ -252,14 +249,6 @@ class _Training:
             if not message_id:
                 self._give_up(message_id, "the message could not be sent")
         return bool(pushed)
-
-    def _config(self, version: int, node: int) -> ConfigRecord:
-        if isinstance(self.config, ConfigRecord):
-            return self.config
-        config = self.config(version, node)
-        if not isinstance(config, ConfigRecord):
-            raise ConfigError(_checks.wrong("train_config: the function's result", "a ConfigRecord", config))
-        return config
 
     # -- in ------------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.rounds import Gathering, Rounds
 from fastagg.integrations.flower.settings import Make
 from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.run import LIMITS, check_limits
-from fastagg.integrations.session import Settings
 from fastagg.model import Layout
 from fastagg.server import checkpoint as files
 from fastagg.server.answers import Answer

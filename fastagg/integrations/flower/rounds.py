@@ -21,8 +21,9 @@ from fastagg.integrations import models
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.records import formed
 from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, say_what_differs
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.replies import ClientFailure, TaskOver, attempt, stripped
-from fastagg.integrations.session import Book, OpenTask, Session, Settings
+from fastagg.integrations.session import Book, OpenTask, Session
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server

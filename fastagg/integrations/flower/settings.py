@@ -22,8 +22,8 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.integrations import check_names
 from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.run import FLOWER, LIMITS, App, Rule, Run, check_limits
-from fastagg.integrations.session import Settings
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
 

@@ -55,7 +55,7 @@ class SyncStrategy(Rounds[int], FedAvg):
             it. :func:`fastagg.load` reads it.
         poll: seconds between two checks for replies.
         settings: ``stop``, ``best``, ``on_version``, ``trackers``, ``max_in_a_row``, ``max_seconds``,
-            ``evaluate_every`` of :class:`fastagg.integrations.session.Settings`, and the settings of
+            ``evaluate_every`` of :class:`fastagg.integrations.goals.Settings`, and the settings of
             ``flwr.serverapp.strategy.FedAvg``.
 
     Attributes:

@@ -24,11 +24,11 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fastagg import _keywords
 from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, RunFailed
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.models import holds, put
 from fastagg.integrations.nvflare.traffic import Traffic
 from fastagg.integrations.replies import TaskOver
 from fastagg.integrations.run import FLARE, Rule, Run, check_limits
-from fastagg.integrations.session import Settings
 from fastagg.server.server import Outcome
 from fastagg.storage.pieces import as_tensor
 

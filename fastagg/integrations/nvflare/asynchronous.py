@@ -19,10 +19,10 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from fastagg import _keywords
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError, RunFailed
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare.traffic import Traffic
 from fastagg.integrations.replies import ClientFailure
 from fastagg.integrations.run import FLARE, Rule, Run, check_limits
-from fastagg.integrations.session import Settings
 from fastagg.server.dispatch import Dispatch, Receipt
 
 
@@ -55,7 +55,7 @@ class AsyncController(ModelController):
         task_name: the task's name for the clients' executors.
         persistor_id: FLARE's component that provides the first model and stores the last.
         stop, best, trackers, max_failures, max_in_a_row, retry_after, max_seconds, evaluate_every: see
-            :class:`fastagg.integrations.session.Settings`, as plain data. The clients' own metrics are called
+            :class:`fastagg.integrations.goals.Settings`, as plain data. The clients' own metrics are called
             ``clients/accuracy`` there.
 
     Raises:
