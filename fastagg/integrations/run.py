@@ -43,7 +43,7 @@ Share = Annotated[float, _checks.Rule(least=0, most=1)]
 # What adapters' own limits may be, by the frameworks' names.
 LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "save_every", "checkpoint_every", "at_once"), Count),
-    **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_updates", "num_clients"), Count | None),
+    **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_clients"), Count | None),
     **dict.fromkeys(("timeout", "end_timeout", "poll"), NotNegative),
     **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), CountOrZero),
     **dict.fromkeys(("min_fit_clients", "min_evaluate_clients", "min_available_clients"), CountOrZero),
@@ -115,7 +115,6 @@ class Rule:
         self.name = next((name for name, known in registry.presets().items() if known is make), "")
         self.is_preset = bool(self.name)
         self.name = self.name or getattr(make, "__qualname__", type(make).__name__)
-        self.bound = frozenset(self.settings)
         if isinstance(make, Server):
             return
         parameters = inspect.signature(self._make).parameters
@@ -309,15 +308,13 @@ class Run:
         self.log(f"fastagg: resumed run {self.id} from {path}, version {self.server.version}{again}")
         return state
 
-    def is_finished(self, name: str, limit: float | None, done: int) -> bool:
-        """Whether a limit was reached before the run began. The log then says how to begin anew."""
-        if limit is None or done < limit or not done:
-            return False
-        self.warn(
-            f"fastagg: {self.file or 'this run'} is finished: {done} of {name}={limit:g}, and nothing is trained. "
-            f"Raise {name} to go on; to begin anew remove the file, or name another checkpoint"
-        )
-        return True
+    def is_finished(self, name: str, limit: int | None, done: int) -> None:
+        """Say how to begin anew if a limit was reached before the run began."""
+        if limit is not None and done and done >= limit:
+            self.warn(
+                f"fastagg: {self.file or 'this run'} is finished: {done} of {name}={limit}, and nothing is trained. "
+                f"Raise {name} to go on; to begin anew remove the file, or name another checkpoint"
+            )
 
     @property
     def is_due(self) -> bool:

@@ -183,7 +183,6 @@ class Session:
         self.tally = Tally()
         self.over: str | None = None  # why the run ends
         self.trackers = Trackers(self.settings.trackers)
-        self.by_client: dict[Hashable, list[tuple[int, dict[str, float]]]] = {}  # what each reported, by version
         goals = {"stop": self.settings.stop, "best": self.settings.best}
         self._watches = {name: Watch(goal.metric, goal.mode) for name, goal in goals.items() if goal is not None}
         self.evaluation = Evaluation(evaluate, self.settings.evaluate_aside)
@@ -214,7 +213,6 @@ class Session:
                 if self.window is not None:
                     self.window.add(task.task, metrics)
                 if row := numeric(metrics or {}):
-                    self.by_client.setdefault(task.who, []).append((outcome.version, row))
                     named = {f"client/{task.who}/{name}": value for name, value in row.items()}
                     self.trackers.log(named, outcome.version)
                 step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
@@ -393,13 +391,11 @@ class Session:
 
     def state_dict(self) -> State:
         kept = {name: watch.state_dict() for name, watch in self._watches.items()}
-        reported = {client: list(rows) for client, rows in self.by_client.items()}
-        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept, "by_client": reported}
+        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept}
 
     def load_state_dict(self, state: State) -> None:
         if state:
             self.tally, self._before = Tally(**state["tally"]), state["seconds"]
-            self.by_client = {client: list(map(tuple, rows)) for client, rows in state.get("by_client", {}).items()}
             for name in self._watches.keys() & state["watches"].keys():
                 self._watches[name].load_state_dict(state["watches"][name])
 

@@ -118,20 +118,17 @@ class AsyncStrategy(FedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
-        *,
-        num_updates: int | None = None,
     ) -> Result:
-        """Train until the model has stepped ``num_rounds`` times, or has taken ``num_updates`` updates.
+        """Train until the model has stepped ``num_rounds`` times.
 
         Args:
             grid, initial_arrays: as in Flower.
             train_config: as in Flower. Clients get it with ``server-round``, the version plus 1.
-            num_rounds: versions. None: no limit.
+            num_rounds: versions. None: no limit, which needs ``stop``.
             timeout: seconds that a node has for one task.
             evaluate_config: for ``evaluate_clients_every``.
             evaluate_fn: as in Flower, called with the version. It runs in a thread while replies are received. If it
                 raises ``StopIteration``, which may hold a MetricRecord, the run ends with its result.
-            num_updates: updates. None: no limit.
 
         Returns:
             Flower's history, by version: metrics of the clients that trained for it, of the clients that evaluated it,
@@ -143,16 +140,16 @@ class AsyncStrategy(FedAvg):
             ConfigError: there is no limit, or an argument would have no effect.
             RunFailed: a problem is permanent.
         """
-        if num_rounds is None and num_updates is None and self.run.settings.stop is None:
-            raise ConfigError("num_rounds: expected a limit, here, in num_updates or in stop=, got None for all")
+        if num_rounds is None and self.run.settings.stop is None:
+            raise ConfigError("num_rounds: expected a limit, here or in stop=, got None for both")
         if evaluate_config is not None and self.evaluate_clients_every is None:
             raise ConfigError(f"evaluate_config: {_NEVER}")
         for name, refuse in _ROUNDS.items():
             if getattr(type(self), name) is not refuse or name in vars(self):
                 refuse()
-        check_limits(num_rounds=num_rounds, num_updates=num_updates, timeout=timeout)
+        check_limits(num_rounds=num_rounds, timeout=timeout)
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        run = _Training(self, grid, timeout, num_rounds, num_updates, read(initial_arrays), *configs, evaluate_fn)
+        run = _Training(self, grid, timeout, num_rounds, read(initial_arrays), *configs, evaluate_fn)
         try:
             run.session.stepped()
             run.settle()
@@ -182,12 +179,11 @@ class _Training:
     """One call of :meth:`AsyncStrategy.start`. Its server is a new one, or that of the checkpoint."""
 
     def __init__(
-        self, strategy: AsyncStrategy, grid: Grid, timeout: float, num_rounds: int | None, num_updates: int | None,
+        self, strategy: AsyncStrategy, grid: Grid, timeout: float, num_rounds: int | None,
         initial: Arrays, config: ConfigRecord, evaluate_config: ConfigRecord, evaluate: Evaluate | None,
     ) -> None:  # fmt: skip
         self.strategy, self.grid, self.timeout = strategy, grid, timeout
         self.versions = math.inf if num_rounds is None else num_rounds
-        self.updates = math.inf if num_updates is None else num_updates
         self.config, self.online, self.result = config, list[int](), Result()
         self.since: list[RecordDict] = []  # metrics of the updates since the last version
         function = evaluate and (lambda version, model: evaluate(version, write_model(model)))
@@ -204,14 +200,12 @@ class _Training:
         restore(self.result, kept)
         if self.server.version in self.result.evaluate_metrics_serverapp:
             self.session.evaluation.skip(self.server.version)
-        if not run.is_finished("num_rounds", num_rounds, self.server.version):
-            run.is_finished("num_updates", num_updates, self.session.tally.updates)
+        run.is_finished("num_rounds", num_rounds, self.server.version)
         self.version = self.server.version
         strategy.summary()
 
     def done(self) -> bool:
-        full = self.server.version >= self.versions or self.session.tally.updates >= self.updates
-        return full or self.session.over is not None
+        return self.server.version >= self.versions or self.session.over is not None
 
     # -- out -----------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,6 @@ Raises:
     MissingDependency: nvflare is not installed, or too old.
 """
 
-import sys
-
-from fastagg import _checks
 from fastagg.integrations import require
 
 require("nvflare", "2.9.0", "nvflare")
@@ -21,7 +18,3 @@ from fastagg.integrations.nvflare.encoder import Encoder  # noqa: E402
 from fastagg.integrations.nvflare.traffic import Traffic  # noqa: E402
 
 __all__ = ["Aggregator", "AsyncController", "Encoder", "Traffic"]
-
-
-def __getattr__(name: str) -> object:
-    raise _checks.no_attribute(sys.modules[__name__], name)
