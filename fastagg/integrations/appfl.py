@@ -71,15 +71,8 @@ class Aggregator(BaseAggregator):
       :class:`fastagg.integrations.goals.Settings`. Numbers in the clients' metadata are metrics with names
       such as ``clients/pre_val_accuracy``.
 
-    FedAsync mixes in uploaded models directly, so the server keeps no version for it either.
-
-    A refused upload (wrong shapes, NaN, a repeated upload, an unknown base) changes nothing. The log says why, and the
-    client gets the current model. When every client is refused too often, ``RunFailed`` ends the run.
-
-    Args:
-        model: the model, if APPFL or you pass it.
-        aggregator_configs: the mapping above.
-        logger: APPFL's logger.
+    A refused upload changes nothing. The log says why, and the client gets the current model. When every client is
+    refused too often, ``RunFailed`` ends the run.
 
     Raises:
         ConfigError: a setting is refused.
@@ -95,8 +88,7 @@ class Aggregator(BaseAggregator):
     ) -> None:
         self.config = {key: _plain(value) for key, value in dict(aggregator_configs or {}).items()}
         check_names(self.config, _KNOWN, _REFUSED)
-        limits = {"save_every": 1, "num_clients": None}
-        check_limits(**{name: self.config.get(name, value) for name, value in limits.items()})
+        check_limits(save_every=self.config.get("save_every", 1), num_clients=self.config.get("num_clients"))
         self.logger = logger or logging.getLogger(__name__)
         self.client_sample_size: dict[str | int, float] = {}
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
@@ -110,16 +102,15 @@ class Aggregator(BaseAggregator):
         where, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
         # The run does not know the aggregator, so that it saves the last version when that one ends.
         self.run = Run(rule, run, where, every, log=self.logger.info, warn=self.logger.warning)
-        self.run.place(App("APPFL server", "", self._folder()))
+        folder = Path(
+            getattr(self.logger, "log_filepath", "-")
+        ).parent  # APPFL's logging_output_dirname, or where we are
+        self.run.place(App("APPFL server", "", folder))
         if model is None and "model_path" in self.config:
             named = self.config["model_path"], self.config.get("model_name")
             model = create_instance_from_file(*named, **(self.config.get("model_kwargs") or {}))
         if model is not None:
             self._start(model)
-
-    def _folder(self) -> Path:
-        """The folder of APPFL's log (``logging_output_dirname``), or the process's."""
-        return Path(getattr(self.logger, "log_filepath", "-")).parent
 
     @property
     def server(self) -> fastagg.Server:

@@ -134,12 +134,6 @@ def _made(kind: type[Goal], name: str, value: object) -> Goal:
 
 
 @dataclass
-class _Client:
-    failures: int = 0  # since its last update that was taken
-    until: float = 0.0  # when it may get a task again
-
-
-@dataclass
 class Settings:
     """Settings of a run, the same in every framework. A configuration file can hold them as plain data.
 
@@ -188,34 +182,35 @@ class Failures:
 
     def __init__(self, limits: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock, self._since, self._last = limits, clock, clock(), ""
-        self._clients = dict[Hashable, _Client]()
+        self._failed: Counter[Hashable] = Counter()  # by client, since its last update that was taken
+        self._until = dict[Hashable, float]()  # when it may get a task again
         self._row: Counter[str] = Counter()  # causes since an update was taken
 
     def failed(self, client: Hashable, cause: str) -> float:
         """Note a failure. Return for how many seconds ``client`` gets no task; infinity if never again."""
-        state = self._clients.setdefault(client, _Client())
-        state.failures += 1
+        self._failed[client] += 1
         self._row[cause] += 1
         self._last = f"client {client}: {cause}"
         limits = self.limits
-        wait = min(limits.retry_after * 2.0 ** min(state.failures - 1, 30), max(_LONGEST, limits.retry_after))
-        if limits.max_failures is not None and state.failures >= limits.max_failures:
+        wait = min(limits.retry_after * 2.0 ** min(self._failed[client] - 1, 30), max(_LONGEST, limits.retry_after))
+        if limits.max_failures is not None and self._failed[client] >= limits.max_failures:
             wait = math.inf
-        state.until = self._clock() + wait
+        self._until[client] = self._clock() + wait
         if limits.max_in_a_row is not None and self._row.total() >= limits.max_in_a_row:
             self._end(f"{self._row.total()} failures in a row, and no update between them")
         return wait
 
     def taken(self, client: Hashable) -> None:
-        self._clients.pop(client, None)
+        self._failed.pop(client, None)
+        self._until.pop(client, None)
         self._row.clear()
         self._since = self._clock()
 
     def rests(self, client: Hashable) -> bool:
-        return client in self._clients and self._clients[client].until > self._clock()
+        return self._until.get(client, -math.inf) > self._clock()
 
     def is_out(self, client: Hashable) -> bool:
-        return client in self._clients and self._clients[client].until == math.inf
+        return self._until.get(client) == math.inf
 
     def check(self, here: Iterable[Hashable]) -> None:
         """Check that the run can continue with the clients that are ``here``."""

@@ -271,7 +271,7 @@ class Run:
         self.session = Session(self.server, self.settings, evaluate, self.log, clock, self.warn)
         self.session.load_state_dict(state.get("session", {}))
         self.saved = self.server.version
-        _Pulse(self.session)
+        _pulse(self.session)
         kept: State = state.get("adapter", {})
         return kept
 
@@ -352,21 +352,17 @@ def _tried(name: str, folder: Path, path: Path) -> Path:
         raise ConfigError(f"{name}: nothing can be written to {path}: {error}") from None
 
 
-class _Pulse:
-    """Says every minute what a session waits for, if nothing has come since, in a thread that ends with the session."""
+def _pulse(session: Session) -> None:
+    """Say every minute what a session waits for, if nothing has come since, in a thread that ends with the session."""
+    reference, ended = weakref.ref(session), session.ended
+    weakref.finalize(session, ended.set)
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._ended = weakref.ref(session), session.ended
-        weakref.finalize(session, self._ended.set)
-        threading.Thread(target=self._watch, name="fastagg-pulse", daemon=True).start()
-
-    def _watch(self) -> None:
+    def watch() -> None:
         before: object = None
-        while not self._ended.wait(MINUTE):
-            session = self._session()
-            if session is None:
-                return
-            if (now := session.progress()) == before and (waits := session.waits_for()):
-                session.warn(f"fastagg: nothing has come in {MINUTE:g} s; waiting for {waits}")
+        while not ended.wait(MINUTE) and (watched := reference()) is not None:
+            if (now := watched.progress()) == before and (waits := watched.waits_for()):
+                watched.warn(f"fastagg: nothing has come in {MINUTE:g} s; waiting for {waits}")
             before = now
-            del session
+            del watched
+
+    threading.Thread(target=watch, name="fastagg-pulse", daemon=True).start()

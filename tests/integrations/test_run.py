@@ -385,7 +385,7 @@ def test_what_is_waited_for_is_said(adapter: Adapter, monkeypatch: Any, caplog: 
     adapter.play(made, 1)
     run = getattr(made, "_traffic", made).run
     run.session.ended.clear()
-    contract._Pulse(run.session)  # the run's own ended with it
+    contract._pulse(run.session)  # the run's own ended with it
     book = run.session.book
     book.put("k", "node 7", run.server.dispatch(7))
     until = time.monotonic() + 20

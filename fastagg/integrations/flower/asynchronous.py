@@ -18,8 +18,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
 from fastagg.integrations.flower import tasks
-from fastagg.integrations.flower.evaluating import ClientEvaluation
-from fastagg.integrations.flower.nodes import Choose, Nodes
+from fastagg.integrations.flower.nodes import Choose, ClientEvaluation, Nodes
 from fastagg.integrations.flower.records import history, read, restore, write_model
 from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, split
 from fastagg.integrations.flower.tasks import Evaluate, log

@@ -130,7 +130,7 @@ class Rounds(Generic[Who]):
 
     Attributes:
         run: its rule, settings and files.
-        server, session: the Server and the state of the run, after the start.
+        server, session: after the start, the Server, and the state of the run: ``session.summary()``, ``session.tally``.
         lr, deterministic: as the strategy was given them.
     """
 
@@ -187,13 +187,13 @@ class Replies(UserList[Message]):
     Args:
         messages: those that are there.
         batches: those that are to come.
-
-    Attributes:
-        looked_at: whether somebody has read the list.
+        looked_at: whether somebody has read the list, which may change.
     """
 
-    def __init__(self, messages: Iterable[Message] = (), batches: Iterable[list[Message]] = ()) -> None:
-        self._here, self._batches, self.looked_at = list(messages), iter(batches), False
+    def __init__(
+        self, messages: Iterable[Message] = (), batches: Iterable[list[Message]] = (), looked_at: bool = False
+    ) -> None:
+        self._here, self._batches, self.looked_at = list(messages), iter(batches), looked_at
 
     @property
     def data(self) -> list[Message]:  # all methods of UserList read and set it

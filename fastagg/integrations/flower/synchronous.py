@@ -58,10 +58,6 @@ class SyncStrategy(Rounds[int], FedAvg):
             ``evaluate_every`` of :class:`fastagg.integrations.goals.Settings`, and the settings of
             ``flwr.serverapp.strategy.FedAvg``.
 
-    Attributes:
-        server: the Server, after the start.
-        session: the state of the run, after the start: ``session.summary()``, ``session.tally``.
-
     Raises:
         ConfigError: ``server`` is neither, or refuses its settings; a setting is unknown or would have no effect.
     """
@@ -237,7 +233,7 @@ class SyncStrategy(Rounds[int], FedAvg):
             replies = sorted(replies, key=lambda message: message.metadata.src_node_id)
         # An error about a node may come from the SuperLink. Ids are given to messages when they are sent.
         asked = {sent.message_id: sent.dst_node_id for sent in self._sent if sent.message_id}
-        replies = replies if isinstance(replies, Replies) else _kept(replies)
+        replies = replies if isinstance(replies, Replies) else Replies(replies, looked_at=True)
         frees = not replies.looked_at
 
         def read_message(task: Dispatch, message: Message) -> Answer:
@@ -281,10 +277,3 @@ class SyncStrategy(Rounds[int], FedAvg):
                 log.info("fastagg: the reply of node %d in round %d was left out by the strategy", node, server_round)
             elif self._runs or not gathering.good:  # else a wrapper may have left it out
                 gathering.bad.append((node, ClientFailure(f"no answer in round {server_round}")))
-
-
-def _kept(messages: Iterable[Message]) -> Replies:
-    """Replies that belong to somebody else."""
-    kept = Replies(messages)
-    kept.looked_at = True
-    return kept

@@ -147,7 +147,7 @@ class Aggregator(ModelAggregator):
             # A rule that makes its own steps makes none before all clients of the round have been sent their task.
             enough = self.at_once if self._traffic.server.direction.synchronous else math.inf
             outcome: Outcome | None = self._traffic.hold(client, model)
-            if outcome is None and self._traffic.waiting >= enough:
+            if outcome is None and len(self._traffic.held) >= enough:
                 outcome = self._add().get(client)
             if isinstance(outcome, FastaggError) and not isinstance(outcome, TaskOver):
                 raise outcome

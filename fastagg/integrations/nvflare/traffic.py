@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from nvflare.apis.fl_constant import FLMetaKey, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -19,16 +20,17 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 import fastagg
 from fastagg._types import Arrays, Plain
-from fastagg.errors import FastaggError, UnknownVersion
+from fastagg.errors import DTypeMismatch, FastaggError, ShapeMismatch, UnknownVersion
 from fastagg.integrations import number_of, replies
 from fastagg.integrations.evaluation import Metrics, Window
-from fastagg.integrations.nvflare.arrays import completed
 from fastagg.integrations.run import App, Run
 from fastagg.integrations.session import Book, OpenTask, Session
+from fastagg.model import Layout
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome
 from fastagg.storage import memory
+from fastagg.storage.pieces import as_tensor
 
 PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)
 EXTRA = "fastagg_extra"  # meta of tasks and replies: what a rule of the user's own sends and takes besides, by name
@@ -51,7 +53,7 @@ def _app(context: FLContext | None) -> App:
 
 
 class Traffic:
-    """A fastagg server behind FLARE's messages: it sends and receives FLModels. Each reply counts once or is refused.
+    """A fastagg server behind FLARE's messages: it sends and receives FLModels. ``held``: replies to be added.
 
     Args:
         run: the run's rule, settings and files.
@@ -72,7 +74,7 @@ class Traffic:
         self.server: fastagg.Server
         self.session: Session
         self.book: Book[tuple[str, int], str]  # by client and round
-        self._held: list[tuple[OpenTask[str], Answer, Metrics]] = []
+        self.held: list[tuple[OpenTask[str], Answer, Metrics]] = []
         self._logged: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.RLock()
 
@@ -147,12 +149,8 @@ class Traffic:
                 self.server.check(answer)
             except FastaggError as error:
                 return self.session.refuse(client, task, error)
-            self._held.append((task, answer, reply.metrics))
+            self.held.append((task, answer, reply.metrics))
             return None
-
-    @property
-    def waiting(self) -> int:
-        return len(self._held)
 
     def add(self) -> list[tuple[str, Answer, Metrics, Outcome]]:
         """Add the replies that are kept, in one pass. One that is refused changes nothing, and the log says why.
@@ -164,11 +162,11 @@ class Traffic:
             RunFailed: too many replies were refused.
         """
         with self._lock:
-            held, self._held = self._held, []
+            held, self.held = self.held, []
             try:
                 outcomes = self.session.take(held)
             except MemoryError:  # the sum is as it was, and they go with the next ones
-                self._held = held
+                self.held = held
                 raise
             if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):
                 self.session.stepped()
@@ -225,7 +223,7 @@ class Traffic:
         whole = bool(reply.params_type == ParamsType.FULL)
         usual, arrays = "model" if whole else "difference", reply.params
         if reply.meta.get(f"{PREFIX}kind", usual) == usual:  # else a gradient, or what receive() takes
-            arrays, missing = completed(arrays, task.views, whole, self.server.layout)
+            arrays, missing = _completed(arrays, task.views, whole, self.server.layout)
             if missing:
                 what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
                 self._once(client, f"{what}: they count as they were")
@@ -246,3 +244,52 @@ class Traffic:
         if (client, message) not in self._logged:
             self._logged.add((client, message))
             self.run.log(f"fastagg: client {client}: {message}")
+
+
+def _completed(
+    arrays: object, sent: Mapping[str, Arrays], whole: bool, layout: Layout
+) -> tuple[dict[str, Arrays], list[str]]:
+    """Complete a reply: one array for each of the model's arrays, in types that the server reads.
+
+    FLARE's ``ExcludeVars`` removes arrays from a reply; these count as unchanged. FLARE's privacy filters compute in
+    float64 and turn counters into floats; these get the model's types again. Unknown names stay in the reply, and the
+    server refuses them.
+
+    Args:
+        arrays: the reply's ``params``.
+        sent: the model as it went out to this client.
+        whole: True for a trained model, False for a difference from ``sent``.
+        layout: the server's.
+
+    Returns:
+        The arrays, and the names of those that were missing.
+    """
+    if not isinstance(arrays, Mapping) or not any(name in arrays for name in sent):
+        names = sorted(arrays)[:4] if isinstance(arrays, Mapping) else type(arrays).__name__
+        raise ShapeMismatch(f"a reply without any of the model's arrays: {names}")
+    types = {entry.name: getattr(torch, entry.dtype) for entry in layout.entries}
+    missing = [name for name in sent if name not in arrays]
+    complete = {name: _typed(name, _loaded(value), types.get(name)) for name, value in arrays.items()}
+    for name in missing:
+        complete[name] = sent[name] if whole else torch.zeros_like(as_tensor(sent[name]))
+    return complete, missing
+
+
+def _loaded(value: Arrays) -> Arrays:
+    """An array that FLARE has put on the disk (``enable_tensor_disk_offload``), or the array itself."""
+    load = getattr(value, "materialize", None)
+    return load() if callable(load) else value
+
+
+def _typed(name: str, value: Arrays, own: torch.dtype | None) -> Arrays:
+    dtype = getattr(value, "dtype", None)
+    if own is None or dtype is None:
+        return value
+    if own.is_floating_point:
+        return as_tensor(value).to(torch.float32) if str(dtype).endswith("float64") else value
+    counts = as_tensor(value)
+    if not counts.is_floating_point():
+        return value
+    if not bool(torch.isfinite(counts).all()):
+        raise DTypeMismatch(f"update {name!r}: expected whole numbers, got NaN or infinity")
+    return counts.round().to(own)
