@@ -102,9 +102,7 @@ class Aggregator(BaseAggregator):
         where, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
         # The run does not know the aggregator, so that it saves the last version when that one ends.
         self.run = Run(rule, run, where, every, log=self.logger.info, warn=self.logger.warning)
-        folder = Path(
-            getattr(self.logger, "log_filepath", "-")
-        ).parent  # APPFL's logging_output_dirname, or where we are
+        folder = Path(getattr(self.logger, "log_filepath", "-")).parent  # APPFL's logging_output_dirname, or here
         self.run.place(App("APPFL server", "", folder))
         if model is None and "model_path" in self.config:
             named = self.config["model_path"], self.config.get("model_name")
@@ -114,11 +112,7 @@ class Aggregator(BaseAggregator):
 
     @property
     def server(self) -> fastagg.Server:
-        """The fastagg server.
-
-        Raises:
-            ConfigError: there is no model yet.
-        """
+        """The fastagg server. There is none before there is a model: ConfigError."""
         if self._server is None:
             raise ConfigError(
                 "there is no model yet: name aggregator_kwargs.model_path, or let a client upload one first"

@@ -104,8 +104,7 @@ class Evaluation:
 class Window:
     """Collects as many replies as there are clients, so that no single client's data decides the mean.
 
-    A client evaluates the model that it is sent and returns the metrics with its update. In a synchronous round all
-    clients evaluate the same model. Here they evaluate several versions. The mean is assigned to the newest of these.
+    A client evaluates the model that it is sent, in several versions. The mean is assigned to the newest of these.
     """
 
     def __init__(self) -> None:

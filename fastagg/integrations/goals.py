@@ -54,11 +54,6 @@ class Stop:
             raise ConfigError("stop: expected a target, patience or seconds, got none of them")
         _checks.fields(self)
 
-    @classmethod
-    def of(cls, value: object) -> Stop | None:
-        """``value``, or one of these from its settings as plain data."""
-        return value if value is None or isinstance(value, cls) else _made(cls, "stop", value)
-
 
 @dataclass(frozen=True)
 class Best:
@@ -76,13 +71,6 @@ class Best:
     def __post_init__(self) -> None:
         _checks.path("best", self.file)
         _checks.fields(self)
-
-    @classmethod
-    def of(cls, value: object, stop: Stop | None) -> Best | None:
-        """``value``, or one of these from a path (with ``stop``'s metric) or settings as plain data."""
-        if isinstance(value, (str, os.PathLike)):
-            return cls(value) if stop is None else cls(value, stop.metric, stop.mode)
-        return value if value is None or isinstance(value, cls) else _made(cls, "best", value)
 
 
 class Watch:
@@ -126,7 +114,10 @@ class Watch:
         self.best, self.version, self.since = state["best"], state["version"], state["since"]
 
 
-def _made(kind: type[Goal], name: str, value: object) -> Goal:
+def _made(kind: type[Goal], name: str, value: object) -> Goal | None:
+    """``value``, or a goal from its settings as plain data."""
+    if value is None or isinstance(value, kind):
+        return value
     if not isinstance(value, Mapping):
         do = f"write {kind.__name__}(...), or its settings as a dict"
         raise ConfigError(_checks.wrong(name, f"a {kind.__name__} or its settings", value, do))
@@ -173,8 +164,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         _checks.fields(self)
-        self.stop = Stop.of(self.stop)
-        self.best = Best.of(self.best, self.stop)
+        self.stop = _made(Stop, "stop", self.stop)
+        if isinstance(self.best, (str, os.PathLike)):  # of the metric that ends the run, if there is one
+            self.best = Best(self.best, *(self.stop.metric, self.stop.mode) if self.stop else ())
+        self.best = _made(Best, "best", self.best)
 
 
 class Failures:

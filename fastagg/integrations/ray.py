@@ -132,8 +132,9 @@ class Parts:
 
     def parameters(self) -> Any:
         """The current version of every part, in the form in which the model came."""
-        models = zip(self.cut, map(_state, self._each(_model)), strict=True)
-        return self.cut.join(part.layout.as_given(part.layout.views(*model)) for part, model in models)
+        models = self._each(lambda server: _shared(list(server.current())))
+        pairs = zip((part.layout for part in self.cut), map(_state, models), strict=True)
+        return self.cut.join(layout.as_given(layout.views(*model)) for layout, model in pairs)
 
     def close(self) -> None:
         """Write what waits, and end the actors."""
@@ -326,7 +327,3 @@ def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:
 def _receive(server: fastagg.Server, update: Any, said: tuple[Any, ...], num_samples: float | None) -> fastagg.Receipt:
     client, version, id, incarnation = said
     return server.receive(client, update, version, num_samples, incarnation=incarnation, task=id)
-
-
-def _model(server: fastagg.Server) -> Any:
-    return _shared(list(server.current()))

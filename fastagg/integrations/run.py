@@ -44,7 +44,7 @@ Share = Annotated[float, _checks.Rule(least=0, most=1)]
 LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "save_every", "checkpoint_every", "at_once"), Count),
     **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_clients"), Count | None),
-    **dict.fromkeys(("timeout", "end_timeout", "poll"), NotNegative),
+    **dict.fromkeys(("timeout", "end_timeout"), NotNegative),
     **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), CountOrZero),
     **dict.fromkeys(("min_fit_clients", "min_evaluate_clients", "min_available_clients"), CountOrZero),
     **dict.fromkeys(("fraction_train", "fraction_fit", "fraction_evaluate"), Share),
@@ -93,8 +93,8 @@ class Rule:
         rounds: whether the framework has rounds. They end when it says so, never because they are full.
 
     Attributes:
-        name: the preset's name, or another one for the log.
-        is_preset: whether it is a preset.
+        preset: the preset's name, or empty.
+        name: the same, or another one for the log.
 
     Raises:
         ConfigError: there is no such rule, it does not fit the adapter, or a setting is refused.
@@ -111,14 +111,13 @@ class Rule:
             rule, self.settings = rule.func, {**rule.keywords, **self.settings}
         if not callable(rule) and not isinstance(rule, Server):
             rule = preset(rule, framework.setting)
-        self._make = make = rule
-        self.name = next((name for name, known in registry.presets().items() if known is make), "")
-        self.is_preset = bool(self.name)
-        self.name = self.name or getattr(make, "__qualname__", type(make).__name__)
-        if isinstance(make, Server):
+        self._make = rule
+        self.preset = next((name for name, known in registry.presets().items() if known is rule), "")
+        self.name = self.preset or getattr(rule, "__qualname__", type(rule).__name__)
+        if isinstance(rule, Server):
             return
-        parameters = inspect.signature(self._make).parameters
-        if self.is_preset and rounds != ("clients_per_round" in parameters):
+        parameters = inspect.signature(rule).parameters
+        if self.preset and rounds != ("clients_per_round" in parameters):
             raise self._unfit()
         self.settings = {**self._defaults(parameters), **self.settings}
         if rounds and self._takes(parameters, "clients_per_round"):
@@ -128,7 +127,7 @@ class Rule:
     def _defaults(self, parameters: Mapping[str, inspect.Parameter]) -> Plain:
         framework = self._framework
         usual = {"weighting": framework.weighting, "buffers": framework.buffers}
-        if self.is_preset:
+        if self.preset:
             known = _keywords.of(self._make).settings
             usual = usual if self._rounds else dict(framework.always)
             return {name: value for name, value in usual.items() if name in known}
@@ -142,7 +141,7 @@ class Rule:
         # What only a model can tell is left out.
         tried = {name: value for name, value in self.settings.items() if name not in ("buffers", "tied")}
         try:
-            if not self.is_preset:
+            if not self.preset:
                 inspect.signature(self._make).bind(None, **self.settings)
             elif "distill" not in tried:
                 self._make(torch.zeros(1, dtype=torch.float32, device="cpu"), **tried)
@@ -294,7 +293,7 @@ class Run:
         do = "name another checkpoint, or remove this file to begin anew"
         for mine, name, other in (
             (ours and ours.name, "app", theirs.get("name")),
-            (self.rule.is_preset and self.rule.name, "rule", theirs.get("rule")),
+            (self.rule.preset, "rule", theirs.get("rule")),
         ):
             if mine and other and mine != other:
                 what = f"is of another {name}, {other!r} ({whose}); this is {mine!r} ({ours})"
@@ -325,8 +324,7 @@ class Run:
         if self.file is None:
             return
         app = self.app or App("run", "", self.file.parent)
-        rule = self.rule.name if self.rule.is_preset else ""
-        whose = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": rule}
+        whose = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": self.rule.preset}
         kept = {"session": self.session.state_dict(), "run": whose, "adapter": dict(adapter or {})}
         files.write({**self.server.state_dict(copy=False), **kept}, self.file)
         self.saved = self.server.version

@@ -45,7 +45,7 @@ def initial() -> dict[str, torch.Tensor]:
 
 
 def sync(make, **settings) -> flower.SyncStrategy:
-    return flower.SyncStrategy(make, fraction_evaluate=0.0, poll=0, **settings)
+    return flower.SyncStrategy(make, fraction_evaluate=0.0, **settings)
 
 
 @pytest.mark.parametrize("make", RULES)
@@ -106,7 +106,7 @@ def test_while_replies_come_there_is_one_sum_and_not_what_was_sent(synchronous: 
     first = flower.write({"w": torch.zeros(50_000)})
     grid = Grid(trained, range(1, 9), delay=lambda node: node)
     make = fastagg.FedAvg if synchronous else partial(fastagg.FedBuff, buffer_size=8)
-    strategy = sync(make) if synchronous else flower.AsyncStrategy(make, poll=0)
+    strategy = sync(make) if synchronous else flower.AsyncStrategy(make)
     gc.collect()
     gc.disable()
     try:
@@ -168,7 +168,7 @@ def test_flowers_own_evaluation_goes_on() -> None:
         seen = flower.read(message.content["arrays"])["w"].sum()
         return RecordDict({"metrics": MetricRecord({"num-examples": 1, "sum": float(seen)})})
 
-    strategy = flower.SyncStrategy(fastagg.FedAvg, poll=0)
+    strategy = flower.SyncStrategy(fastagg.FedAvg)
     seen = []
     result = strategy.start(
         FakeGrid(node, [1, 2]), flower.write(initial()), num_rounds=2,

@@ -50,7 +50,7 @@ def uneven(node: int) -> int:
 
 
 def asynchronous(make, **settings) -> flower.AsyncStrategy:
-    return flower.AsyncStrategy(make, **{"poll": 0, "retry_after": 0, **settings})
+    return flower.AsyncStrategy(make, **{"retry_after": 0, **settings})
 
 
 class Journal:
@@ -291,8 +291,8 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(name: str, tmp_path, m
     if name == "FADAS":
         assert strategy.session.tally.updates == 2 * strategy.server.version
     if name == "ACE":
-        clients = fastagg.server.checkpoint.read(file)["adapter"]["nodes"]["clients"]
-        assert clients == kept["adapter"]["nodes"]["clients"] and len(clients) == 4, "rows stay with their nodes"
+        clients = fastagg.server.checkpoint.read(file)["adapter"]["nodes"]
+        assert clients == kept["adapter"]["nodes"] and len(clients) == 4, "rows stay with their nodes"
 
     alone = make(initial())
     alone.load_state_dict(kept)

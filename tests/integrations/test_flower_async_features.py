@@ -28,7 +28,7 @@ def initial() -> dict[str, torch.Tensor]:
 
 
 def asynchronous(make=FEDBUFF, **settings) -> flower.AsyncStrategy:
-    return flower.AsyncStrategy(make, **{"poll": 0, "retry_after": 0, **settings})
+    return flower.AsyncStrategy(make, **{"retry_after": 0, **settings})
 
 
 def start(strategy, grid, rounds=6, **more):
@@ -239,8 +239,8 @@ def test_an_error_in_the_users_function_ends_the_run_as_in_flower(error: type[Ex
         raise error("mine")
 
     for strategy in (
-        flower.SyncStrategy(fastagg.FedAvg, poll=0, fraction_evaluate=0.0, train_metrics_aggr_fn=average),
-        flower.AsyncStrategy(FEDBUFF, poll=0, train_metrics_aggr_fn=average),
+        flower.SyncStrategy(fastagg.FedAvg, fraction_evaluate=0.0, train_metrics_aggr_fn=average),
+        flower.AsyncStrategy(FEDBUFF, train_metrics_aggr_fn=average),
     ):
         with pytest.raises(error, match="mine"):
             strategy.start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=1)
@@ -254,7 +254,7 @@ def test_a_round_is_saved_before_it_is_evaluated(tmp_path) -> None:
 
     file = tmp_path / "server.pt"
     for version in (1, 2):  # each restart is one round further
-        strategy = flower.SyncStrategy(fastagg.FedAvg, poll=0, checkpoint=file)
+        strategy = flower.SyncStrategy(fastagg.FedAvg, checkpoint=file)
         with pytest.raises(RuntimeError, match="evaluation"):
             strategy.start(FakeGrid(node, [1, 2]), flower.write(initial()), num_rounds=5)
         assert fastagg.load(file).version == version
@@ -269,7 +269,7 @@ def test_a_round_is_saved_before_it_is_evaluated(tmp_path) -> None:
 )
 def test_messages_are_in_flowers_words(answer, words: str) -> None:
     make = partial(FEDBUFF, weighting="samples")
-    strategy = flower.AsyncStrategy(make, poll=0, retry_after=0, max_failures=2)
+    strategy = flower.AsyncStrategy(make, retry_after=0, max_failures=2)
     with pytest.raises(fastagg.RunFailed, match=words):
         strategy.start(FakeGrid(answer, [1]), flower.write(initial()), num_rounds=1)
 

@@ -49,7 +49,7 @@ def clients(task):
 
 
 def strategy(make, **settings) -> flower.AsyncStrategy:
-    return flower.AsyncStrategy(make, poll=0, evaluate_aside=False, **settings)
+    return flower.AsyncStrategy(make, evaluate_aside=False, **settings)
 
 
 def uneven(node: int) -> int:

@@ -32,7 +32,7 @@ class Grid(FakeGrid):
 
 
 def strategy(file=None, **settings) -> flower.SyncStrategy:
-    return flower.SyncStrategy(MAKE, poll=0, deterministic=True, fraction_evaluate=0.0, checkpoint=file, **settings)
+    return flower.SyncStrategy(MAKE, deterministic=True, fraction_evaluate=0.0, checkpoint=file, **settings)
 
 
 def evaluate(number, arrays):

@@ -337,9 +337,9 @@ def test_a_subclass_gives_flowers_numbers_or_a_named_error(name: str) -> None:
     ours, theirs = (type("Strategy", (mixin, base), {}) for base in (flower.SyncStrategy, FedAvg))
     if error:
         with pytest.raises(fastagg.FastaggError, match=error):
-            run(ours, fastagg.FedAvg, poll=0, **settings)
+            run(ours, fastagg.FedAvg, **settings)
         return
-    grid, strategy, result = run(ours, fastagg.FedAvg, poll=0, **settings)
+    grid, strategy, result = run(ours, fastagg.FedAvg, **settings)
     other_grid, other, expected = run(theirs, **settings)
     assert len(grid.received) == len(other_grid.received)
     for mine, flowers in zip(grid.received, other_grid.received, strict=True):

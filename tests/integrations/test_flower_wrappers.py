@@ -114,7 +114,7 @@ class Messages:
 
     @staticmethod
     def ours(make: Any = fastagg.FedAvg, kind: type = flower.SyncStrategy, **settings: Any) -> Any:
-        return kind(make, poll=0, fraction_evaluate=0.0, **settings)
+        return kind(make, fraction_evaluate=0.0, **settings)
 
     @staticmethod
     def flowers(name: str = "FedAvg", **settings: Any) -> Any:
@@ -391,7 +391,7 @@ def test_secure_aggregation(workflow: Any, mod: Any, rule: str, caplog: pytest.L
 
 
 def test_the_control_variate_is_a_second_record_that_clipping_mods_refuse() -> None:
-    strategy = flower.AsyncStrategy(partial(fastagg.FedAC, lr=0.1, buffer_size=2), poll=0, retry_after=0)
+    strategy = flower.AsyncStrategy(partial(fastagg.FedAC, lr=0.1, buffer_size=2), retry_after=0)
     with pytest.raises(fastagg.RunFailed, match="fixedclipping_mod expects exactly one ArrayRecord, but found 2"):
         strategy.start(Grid(mods.fixedclipping_mod), record(START), num_rounds=2)
 
@@ -401,7 +401,7 @@ def test_mods_under_an_asynchronous_rule(name: str) -> None:
     """The mods run at the clients of AsyncStrategy; the clipping ones take their norm from train_config."""
     norms = []
     strategy = flower.AsyncStrategy(
-        partial(fastagg.FedBuff, buffer_size=1), poll=0, retry_after=0,
+        partial(fastagg.FedBuff, buffer_size=1), retry_after=0,
         on_version=lambda version, metrics, model: norms.append({n: a.clone() for n, a in model.items()}),
     )  # fmt: skip
     strategy.start(
@@ -418,7 +418,7 @@ def test_mods_under_an_asynchronous_rule(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_around_an_asynchronous_strategy_is_refused(name: str) -> None:
-    strategy = flower.AsyncStrategy(partial(fastagg.FADAS, lr=0.1), poll=0)
+    strategy = flower.AsyncStrategy(partial(fastagg.FADAS, lr=0.1))
     grid = Grid()
     with pytest.raises(fastagg.ConfigError, match=r"configure_train: AsyncStrategy has no rounds.*Wrap SyncStrategy"):
         wrapped(Messages, name, strategy)[0].start(grid, record(START), num_rounds=2)

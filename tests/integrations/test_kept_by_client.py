@@ -82,7 +82,8 @@ def test_flower_s_messages_change_no_bit(rule: ModuleType) -> None:
             records = {"arrays": write(update), "metrics": MetricRecord({"num-examples": 10})}
             records |= {"note": ConfigRecord({"fastagg-kind": "delta"})}
             records |= {} if more is None else {"extra": write(more)}
-            [outcome] = server.receive_many([messages._unpacked(server, task, RecordDict(records), "num-examples")])
+            message: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict(records))
+            [outcome] = server.receive_many([messages.answer(server, task, message, "num-examples")])
             assert isinstance(outcome, fastagg.Receipt), outcome
 
     assert torch.equal(in_rounds(rule, through).flat, in_rounds(rule, by_hand).flat)

@@ -162,7 +162,7 @@ class Flower(Adapter):
         from fastagg.integrations.flower.asynchronous import _Training
 
         self.grid = FakeGrid(lambda message: None, [])
-        strategy = flower.AsyncStrategy(partial(make, **settings), concurrency=99, retry_after=0, poll=0, **PATIENT)
+        strategy = flower.AsyncStrategy(partial(make, **settings), concurrency=99, retry_after=0, **PATIENT)
         start, nothing = flower.read(flower.write(START)), ConfigRecord()
         self.run = _Training(strategy, self.grid, 3600.0, None, None, start, nothing, nothing, None)
         self.session, self.got = self.run.session, dict[int, Any]()

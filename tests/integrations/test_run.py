@@ -66,7 +66,7 @@ class Adapter:
 
 class FlowerAsync(Adapter):
     package = "flwr"
-    names = "checkpoint best stop concurrency poll max_in_a_row every=checkpoint_every unknown=checkpiont"
+    names = "checkpoint best stop concurrency max_in_a_row every=checkpoint_every unknown=checkpiont"
     limit = "num_rounds"
 
     def enter(self, name: str) -> Path:
@@ -88,7 +88,7 @@ class FlowerAsync(Adapter):
     kind = "AsyncStrategy"
 
     def more(self, more: dict[str, Any]) -> dict[str, Any]:
-        return {"poll": 0, **self.named(more)}
+        return self.named(more)
 
     def play(self, made: Any, steps: int, clients: int = 3, model: Model = MODEL) -> fastagg.Server:
         from support import flower_apps
@@ -103,10 +103,10 @@ class FlowerAsync(Adapter):
 
 class FlowerSync(FlowerAsync):
     rounds, kind = True, "SyncStrategy"
-    names = "checkpoint best stop poll max_in_a_row unknown=checkpiont"
+    names = "checkpoint best stop max_in_a_row unknown=checkpiont"
 
     def more(self, more: dict[str, Any]) -> dict[str, Any]:
-        return {"poll": 0, "fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1, **self.named(more)}
+        return {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1, **self.named(more)}
 
 
 class FlowerClassic(FlowerSync):
@@ -280,7 +280,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a text": ({"versions": "20"}, "versions: expected a whole number >= 1, got '20'; write 20 without quotes"),
     "timeout": ({"timeout": -1}, "timeout: expected a finite float32 number >= 0"),
     "end_timeout": ({"end_timeout": -1}, "end_timeout: expected a finite float32 number >= 0"),
-    "poll": ({"poll": -0.1}, "poll: expected a finite float32 number >= 0"),
     "concurrency": ({"concurrency": 0}, "concurrency: expected a whole number >= 1"),
     "num_clients": ({"num_clients": "3"}, "num_clients: expected a whole number >= 1"),
     "at_once": ({"at_once": 0}, "at_once: expected a whole number >= 1"),
@@ -392,6 +391,7 @@ def test_what_is_waited_for_is_said(adapter: Adapter, monkeypatch: Any, caplog: 
     while "waiting for" not in caplog.text and time.monotonic() < until:
         time.sleep(0.01)
     assert "nothing has come in 0.02 s; waiting for" in caplog.text and "node 7" in caplog.text
+    run.session.close()
 
 
 def test_a_client_counts_from_its_first_task(adapter: Adapter) -> None:

@@ -203,13 +203,13 @@ def test_better_is_by_the_metrics_name() -> None:
 
 
 def test_goals_are_read_from_plain_data() -> None:
-    stop = Stop.of({"metric": "loss", "patience": 3})
+    stop = Settings(stop={"metric": "loss", "patience": 3}).stop
     assert stop == Stop("loss", patience=3)
-    assert Best.of("best.pt", stop) == Best("best.pt", "loss")
-    assert Best.of("best.pt", None).metric == "accuracy"
+    assert Settings(best="best.pt", stop=stop).best == Best("best.pt", "loss")
+    assert Settings(best="best.pt").best.metric == "accuracy"
     for bad, words in (({}, "target, patience or seconds"), ({"target": 1, "x": 2}, "x"), (3, "settings")):
         with pytest.raises(fastagg.ConfigError, match=words):
-            Stop.of(bad)
+            Settings(stop=bad)
 
 
 # -- a session ---------------------------------------------------------------------------------------------------

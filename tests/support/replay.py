@@ -48,7 +48,8 @@ def taken(server: fastagg.Server, *answers: tuple[Dispatch, Any] | tuple[Dispatc
 
 def answered(session: Session, answers: Sequence[tuple[Any, ...]]) -> None:
     """Pass trained models, by client, to a run."""
-    session.take([(OpenTask(client, task), answer(session.server, task, *sent), None) for client, task, *sent in answers])
+    open_tasks = [(OpenTask(client, task), task, sent) for client, task, *sent in answers]
+    session.take([(held, answer(session.server, task, *sent), None) for held, task, sent in open_tasks])
 
 
 def play(server: fastagg.Server, events: Sequence[Event], rounds: bool = False) -> None:

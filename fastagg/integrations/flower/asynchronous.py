@@ -67,7 +67,6 @@ class AsyncStrategy(FedAvg):
         checkpoint: file for the server, the history and the nodes' numbers. If it exists, the run goes on from it, and
             tasks that were open then are sent again.
         checkpoint_every: versions between two checkpoints.
-        poll: seconds to sleep when no reply has arrived.
         settings: those of :class:`fastagg.integrations.goals.Settings` (``stop``, ``best``, ``on_version``,
             ``trackers``, ``max_failures``, ``max_in_a_row``, ``max_seconds``, ``retry_after``, ``evaluate_every``,
             ``evaluate_aside``), and of ``flwr.serverapp.strategy.FedAvg``. While fewer than
@@ -90,7 +89,6 @@ class AsyncStrategy(FedAvg):
         evaluate_clients_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
-        poll: float = 0.1,
         **settings: Foreign,
     ) -> None:
         ignored = dict(_IGNORED)
@@ -100,9 +98,9 @@ class AsyncStrategy(FedAvg):
                 ignored["fraction_evaluate"] = _NEVER
         run, flower = split(settings, ignored, AsyncStrategy)
         super().__init__(**{"min_available_nodes": 1, "min_evaluate_nodes": 1, **flower})
-        limits = {"concurrency": concurrency, "evaluate_clients_every": evaluate_clients_every, "poll": poll}
+        limits = {"concurrency": concurrency, "evaluate_clients_every": evaluate_clients_every}
         check_limits(**limits, checkpoint_every=checkpoint_every)
-        self.concurrency, self.evaluate_clients_every, self.poll = concurrency, evaluate_clients_every, poll
+        self.concurrency, self.evaluate_clients_every = concurrency, evaluate_clients_every
         self.choose = callable_or_none("choose", choose)
         self.run = run_of(server, run, checkpoint, checkpoint_every, rounds=False)
         self.server: Server | None = server if isinstance(server, Server) else None
@@ -130,9 +128,7 @@ class AsyncStrategy(FedAvg):
                 raises ``StopIteration``, which may hold a MetricRecord, the run ends with its result.
 
         Returns:
-            Flower's history, by version: metrics of the clients that trained for it, of the clients that evaluated it,
-            and of ``evaluate_fn``. ``result.arrays`` is the model of the last version, not the best one: ``best=``
-            keeps that in a file.
+            Flower's history, by version. ``result.arrays`` is the last version's model. ``best=`` keeps the best one.
 
         Raises:
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
@@ -155,7 +151,7 @@ class AsyncStrategy(FedAvg):
             while not run.done():
                 happened = [run.send(), run.receive(), run.expire(), run.settle()]
                 if not any(happened):
-                    time.sleep(self.poll)
+                    time.sleep(tasks.POLL)
             return run.finish()
         except RunFailed:
             run.save()  # keep the progress up to here
@@ -190,8 +186,7 @@ class _Training:
         self.run = run = strategy.run
         kept = run.begin(initial, function, kinds, clock=time.monotonic)
         self.server, self.session = strategy.server, strategy.session = run.server, run.session
-        self.nodes = Nodes(self.server.num_clients, strategy.choose)
-        self.nodes.load_state_dict(kept.get("nodes", {}))
+        self.nodes = Nodes(self.server.num_clients, strategy.choose, kept.get("nodes", {}))
         self.book = self.session.book = Book[str, int](self.server, time.monotonic)  # by message id
         self.session.noun = "node"
         self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._evaluated)
@@ -336,7 +331,7 @@ class _Training:
                     self.evaluation.take(message)
             self.evaluation.expire()
             if self.evaluation.waiting:
-                time.sleep(self.strategy.poll)
+                time.sleep(tasks.POLL)
         self.strategy.summary()
         self.save()
         self.result.arrays = write_model(self.server.parameters())
@@ -344,4 +339,4 @@ class _Training:
 
     def save(self) -> None:
         unevaluated = [*self.evaluation.open, *self.unevaluated]
-        self.run.save({"nodes": self.nodes.state_dict(), "unevaluated": unevaluated, **history(self.result)})
+        self.run.save({"nodes": dict(self.nodes.clients), "unevaluated": unevaluated, **history(self.result)})

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fastagg._types import Arrays, State
+from fastagg._types import Arrays
 from fastagg.errors import ConfigError
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.tasks import VERSION, log
@@ -29,12 +29,12 @@ class Nodes:
             appearance, and a new node takes the id of one that has left. None: the client id is the node's id.
         choose: ``choose(free, version)`` gets the free nodes, longest waiting first, and returns those that get this
             version, in order.
+        clients: the numbers of nodes, from a checkpoint.
     """
 
-    def __init__(self, num_clients: int | None, choose: Choose | None = None) -> None:
-        self._free = None if num_clients is None else list(range(num_clients))
-        self._choose = choose
-        self._client: dict[int, int] = {}  # node -> its number
+    def __init__(self, num_clients: int | None, choose: Choose | None, clients: Mapping[int, int]) -> None:
+        self._choose, self.clients = choose, dict(clients)
+        self._free = None if num_clients is None else sorted(set(range(num_clients)) - set(clients.values()))
         self._last: dict[int, int] = {}  # node -> when it was last given a task, counted in tasks
         self._given = 0
         self._unused: set[int] = set()  # for whom there is no number
@@ -69,27 +69,19 @@ class Nodes:
         return chosen
 
     def _number(self, node: int, here: Set[int]) -> int | None:
-        if self._free is None or node in self._client:
-            return self._client.get(node, node)
+        if self._free is None or node in self.clients:
+            return self.clients.get(node, node)
         if self._free:
-            self._client[node] = self._free.pop(0)
-        elif gone := [other for other in self._client if other not in here]:
-            self._client[node] = self._client.pop(gone[0])
-            log.info("fastagg: node %d is now client %d, which was node %d", node, self._client[node], gone[0])
+            self.clients[node] = self._free.pop(0)
+        elif gone := [other for other in self.clients if other not in here]:
+            self.clients[node] = self.clients.pop(gone[0])
+            log.info("fastagg: node %d is now client %d, which was node %d", node, self.clients[node], gone[0])
         elif node not in self._unused:
             self._unused.add(node)
             log.warning(
-                "fastagg: node %d gets no task: the rule has num_clients=%d, and all are taken", node, len(self._client)
+                "fastagg: node %d gets no task: the rule has num_clients=%d, and all are taken", node, len(self.clients)
             )
-        return self._client.get(node)
-
-    def state_dict(self) -> State:
-        return {"clients": dict(self._client)}
-
-    def load_state_dict(self, state: State) -> None:
-        self._client = dict(state.get("clients", {}))
-        if self._free is not None:
-            self._free = [number for number in self._free if number not in self._client.values()]
+        return self.clients.get(node)
 
 
 class ClientEvaluation:

@@ -41,7 +41,10 @@ def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
         ShapeMismatch: an array's bytes are damaged, or do not fit its shape.
         DTypeMismatch: an array's bytes hold no numbers, or are not an .npy file.
     """
-    return {name: tensor(array, f"array {name!r}") for name, array in record.items()}
+    for name, array in record.items():
+        if array.stype != NUMPY:
+            raise DTypeMismatch(f"array {name!r}: expected {NUMPY} bytes, got {array.stype!r}")
+    return {name: from_npy(array.data, array.dtype, f"array {name!r}") for name, array in record.items()}
 
 
 def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
@@ -50,12 +53,6 @@ def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
         arrays = {str(i): array for i, array in enumerate(arrays)}
     written = ((name, to_npy(array)) for name, array in arrays.items())
     return ArrayRecord({n: Array(dtype=kind, shape=to, stype=NUMPY, data=data) for n, (kind, to, data) in written})
-
-
-def tensor(array: Array, label: str = "array") -> Tensor:
-    if array.stype != NUMPY:
-        raise DTypeMismatch(f"{label}: expected {NUMPY} bytes, got {array.stype!r}")
-    return from_npy(array.data, array.dtype, label)
 
 
 def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:

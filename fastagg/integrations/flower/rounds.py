@@ -130,7 +130,7 @@ class Rounds(Generic[Who]):
 
     Attributes:
         run: its rule, settings and files.
-        server, session: after the start, the Server, and the state of the run: ``session.summary()``, ``session.tally``.
+        server, session: after the start: the Server, and the run's state (``session.summary()``, ``session.tally``).
         lr, deterministic: as the strategy was given them.
     """
 
@@ -232,8 +232,8 @@ class Streaming:
         heard: ids of the messages that were answered.
     """
 
-    def __init__(self, grid: Grid, server: Server, poll: float) -> None:
-        self._grid, self._server, self._poll = grid, server, poll
+    def __init__(self, grid: Grid, server: Server) -> None:
+        self._grid, self._server = grid, server
         self.heard: set[str] = set()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Replies:
@@ -249,4 +249,4 @@ class Streaming:
                 yield batch
             if not waiting or (until is not None and time.monotonic() > until):
                 return
-            time.sleep(self._poll)
+            time.sleep(tasks.POLL)

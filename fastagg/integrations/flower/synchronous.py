@@ -53,7 +53,6 @@ class SyncStrategy(Rounds[int], FedAvg):
             order of arrival. All replies of a round are then in memory at once.
         checkpoint: file for the server and the history, written after every round. If it exists, the run goes on from
             it. :func:`fastagg.load` reads it.
-        poll: seconds between two checks for replies.
         settings: ``stop``, ``best``, ``on_version``, ``trackers``, ``max_in_a_row``, ``max_seconds``,
             ``evaluate_every`` of :class:`fastagg.integrations.goals.Settings`, and the settings of
             ``flwr.serverapp.strategy.FedAvg``.
@@ -71,14 +70,11 @@ class SyncStrategy(Rounds[int], FedAvg):
         lr: Callable[[int], float] | None = None,
         deterministic: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
-        poll: float = 0.2,
         **settings: Foreign,
     ) -> None:
         run, flower = split(settings, _IGNORED, SyncStrategy, max_failures=None)
         super().__init__(**flower)
-        check_limits(poll=poll)
         self._set_up(server, run, checkpoint, lr, deterministic)
-        self.poll = poll
         self._kinds = ["train", "clients", ""]  # of metrics that there will be, if a wrapper runs the rounds
         self._sent: list[Metadata] = []  # of the round's messages, without what they carry
         self._streaming: Streaming | None = None  # the grid of the round that start() runs
@@ -136,7 +132,7 @@ class SyncStrategy(Rounds[int], FedAvg):
     ) -> None:
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
-        self._streaming = streaming = Streaming(grid, self.server, self.poll)
+        self._streaming = streaming = Streaming(grid, self.server)
         self._tasks.end()  # of a round that a subclass did not aggregate here
         messages = list(self.configure_train(number, result.arrays, train, grid))
         self._sent = [message.metadata for message in messages]

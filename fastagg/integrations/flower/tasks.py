@@ -31,6 +31,7 @@ CONTROL = "control"  # the ArrayRecord of FedAC's control variate, there and bac
 EXTRA = "extra"  # the ArrayRecord of what a rule of the user's own sends, and takes, besides
 WHO = "fastagg"  # the ConfigRecord that says whose metrics these are, to the function that averages them
 _LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # its time was over
+POLL = 0.1  # seconds between two checks for replies
 _AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory,
 _LARGE = 4_000_000  # and one alone of a model of so many parameters, beside which a call costs nothing
 
@@ -137,7 +138,7 @@ def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
     """The average of the clients' metrics. A function of the user's is called as Flower does, and its errors end the
-    run. Flower's own adds up what there is: here each metric's mean is over those who reported it, by their samples."""
+    run. In place of Flower's own, each metric's mean is over those who reported it, by their samples."""
     if not replies:
         return None
     return _means(replies, samples) if average is aggregate_metricrecords else average(replies, samples)

@@ -1,8 +1,7 @@
 """NVIDIA FLARE on fastagg: an aggregator for its FedAvg recipe, and asynchronous training, which FLARE lacks.
 
-Models are sent as ``FLModel``. ``current_round`` is the base version of an update. FLARE's executors put the task's
-number into the reply, so the version is always known. Replies may be whole models (``ParamsType.FULL``) or
-differences (``ParamsType.DIFF``), in NumPy or torch.
+Models are sent as ``FLModel``. ``current_round`` is the base version of an update. Replies are whole models
+(``ParamsType.FULL``) or differences (``ParamsType.DIFF``), in NumPy or torch.
 
 Raises:
     MissingDependency: nvflare is not installed, or too old.

@@ -30,12 +30,10 @@ class AsyncController(ModelController):
     """Asynchronous training in FLARE: an idle client gets the newest model, and every reply is added as it arrives.
 
     Clients run FLARE's ordinary executors and scripts. A client fails if it reports an error, is away for longer than
-    ``timeout``, or sends a reply that is refused. It then gets no task for a while, longer after each failure. Other
-    clients never wait for it. A permanent problem ends the job with its message.
+    ``timeout``, or sends a reply that is refused. Other clients never wait for it. A permanent problem ends the job.
 
     Versions are FLARE's rounds. As many replies as there are clients make one round of events (``ROUND_STARTED``,
-    ``BEFORE_AGGREGATION``, ``ROUND_DONE``), so FLARE's model selectors work. The clients' metrics of such a round are
-    assigned to the newest version that they evaluated, and FLARE may select this version as the best model.
+    ``BEFORE_AGGREGATION``, ``ROUND_DONE``), so FLARE's model selectors work.
 
     A subclass may define ``evaluate(self, version, model)``, which returns metrics from an evaluation on the server,
     and ``on_version(self, version, metrics, model)``. If either raises ``StopIteration``, the job ends with its result.
@@ -88,9 +86,8 @@ class AsyncController(ModelController):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
         self.__dict__.update(given)  # from where FLARE writes a job's arguments
-        self.task_name, self.timeout, self.persistor_id = task_name, timeout, persistor_id
+        self.timeout, self.end_timeout, self.persistor_id = timeout, end_timeout, persistor_id
         check_limits(versions=versions, timeout=timeout, save_every=save_every, end_timeout=end_timeout)
-        self.end_timeout = end_timeout
         known = {field.name for field in fields(Settings)} & given.keys()
         chosen = Settings(on_version=getattr(self, "on_version", None), **{name: given[name] for name in known})
         rule = Rule(FLARE, algorithm, settings, rounds=False)
