@@ -153,14 +153,6 @@ def test_replies_need_no_message_ids() -> None:
     torch.testing.assert_close(flower.read(arrays)["w"], initial()["w"] + 0.15)
 
 
-@pytest.mark.parametrize(
-    "server", [3, lambda model: model, partial(fastagg.FADAS, lr=0.1), partial(fastagg.FedAvg, x=1)]
-)
-def test_no_synchronous_rule(server) -> None:
-    with pytest.raises(fastagg.ConfigError, match=r"server: expected |AsyncStrategy runs it|unknown setting 'x'"):
-        sync(server).start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=1)
-
-
 def test_flowers_own_evaluation_goes_on() -> None:
     def node(message):
         if message.metadata.message_type == "train":

@@ -332,19 +332,3 @@ def test_a_damaged_checkpoint_is_not_started_over(tmp_path) -> None:
     strategy = asynchronous(PRESETS["FADAS"], checkpoint=tmp_path / "server.pt")
     with pytest.raises(fastagg.CheckpointError, match="not a whole checkpoint"):
         strategy.start(FakeGrid(trained, [1]), flower.write(initial()), num_rounds=1)
-
-
-@pytest.mark.parametrize(
-    ("server", "settings", "words"),
-    [
-        (partial(fastagg.FedAvg, clients_per_round=2), {}, "SyncStrategy"),
-        (PRESETS["FADAS"], {"concurrency": 0}, "concurrency"),
-        (PRESETS["FADAS"], {"evaluate_every": 0}, "evaluate_every"),
-        (PRESETS["FADAS"], {"checkpoint_every": 1.5}, "checkpoint_every"),
-        (PRESETS["FADAS"], {"retry_after": -1}, "retry_after"),
-        (3, {}, "server: expected one of fastagg's presets"),
-    ],
-)
-def test_settings(server, settings: dict, words: str) -> None:
-    with pytest.raises(fastagg.ConfigError, match=words):
-        asynchronous(server, **settings).start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=1)

@@ -80,15 +80,6 @@ def test_a_file_of_the_server_alone_will_do(tmp_path) -> None:
     assert rest.server.version == 3
 
 
-def test_another_models_checkpoint_is_refused_and_left_alone(tmp_path) -> None:
-    file = tmp_path / "server.pt"
-    fastagg.FedAdam({"other": torch.zeros(3)}, lr=0.1, clients_per_round=None).save(file)
-    before = file.read_bytes()
-    with pytest.raises(fastagg.CheckpointError, match="another model"):
-        strategy(file).start(Grid(trained, NODES), flower.write(initial()), num_rounds=1)
-    assert file.read_bytes() == before
-
-
 def wrapped(inner: flower.SyncStrategy):
     return theirs.DifferentialPrivacyServerSideFixedClipping(inner, 0.5, 1.0, len(NODES))
 

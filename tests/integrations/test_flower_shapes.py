@@ -121,14 +121,6 @@ class _:
         return super().aggregate_train(number, replies)
 
 
-@shape("_check_and_log_replies, then super()")
-class _:
-    def aggregate_train(self, number, replies):
-        valid, errors = self._check_and_log_replies(replies, is_train=True)
-        self.seen += [len(valid), len(errors)]
-        return super().aggregate_train(number, valid)
-
-
 @shape("_check_and_log_replies is overridden")
 class _:
     def _check_and_log_replies(self, replies, is_train, validate=True):
@@ -164,16 +156,6 @@ class _:
     def configure_train(self, *given):
         self.messages = sorted(super().configure_train(*given), key=lambda m: m.metadata.dst_node_id)
         return self.messages
-
-
-@shape("a second record is taken out before super()")
-class _:
-    def aggregate_train(self, number, replies):
-        for r in good(replies):
-            r.content["delta"] = record({"w": np.ones(3)})  # as a client would
-        for r in good(replies):
-            self.seen.append(float(r.content.pop("delta")["w"].numpy().sum()))
-        return super().aggregate_train(number, replies)
 
 
 @shape("an array is missing from all replies", error="no reply of this round could be used; ShapeMismatch")
@@ -247,14 +229,6 @@ class _:
             mine = record({n: a * np.float32(1 + node / 100) for n, a in numpy(arrays).items()})
             told = ConfigRecord({"server-round": number})
             messages.append(Message(RecordDict({"arrays": mine, "config": told}), node, MessageType.TRAIN))
-        return messages
-
-
-@shape("sampled nodes", fraction_train=0.5, min_train_nodes=2)
-class _:
-    def configure_train(self, *given):
-        messages = list(super().configure_train(*given))
-        self.seen += [m.metadata.dst_node_id for m in messages]
         return messages
 
 

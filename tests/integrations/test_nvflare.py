@@ -433,23 +433,6 @@ def test_a_checkpoint_of_another_model_ends_the_job(tmp_path: Path) -> None:
     assert path.read_bytes() == kept
 
 
-def test_settings_are_refused_by_name() -> None:
-    with pytest.raises(fastagg.ConfigError, match="FADAS has none: AsyncController runs it"):
-        Aggregator("FADAS")
-    with pytest.raises(fastagg.ConfigError, match="presets, as 'FADAS', got 'FedBest'"):
-        AsyncController("FedBest")
-    with pytest.raises(fastagg.ConfigError, match="did you mean 'buffer_size'"):
-        AsyncController("FADAS", {"bufer_size": 2})
-    with pytest.raises(fastagg.ConfigError, match="FedAvg is a synchronous rule: Aggregator runs it"):
-        AsyncController("FedAvg")
-    with pytest.raises(fastagg.ConfigError, match=r"end_timeout: .* >= 0"):
-        AsyncController("FADAS", end_timeout=-1)
-    with pytest.raises(fastagg.ConfigError, match="betas"):
-        AsyncController("FADAS", {"betas": 3})
-    with pytest.raises(fastagg.ConfigError, match="lr"):
-        Aggregator("FedAdam", {"lr": -1})
-
-
 class Watching(AsyncController):
     """A controller of a user's own, which evaluates on the server."""
 
