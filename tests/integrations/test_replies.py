@@ -164,7 +164,7 @@ class Flower(Adapter):
         self.grid = FakeGrid(lambda message: None, [])
         strategy = flower.AsyncStrategy(partial(make, **settings), concurrency=99, retry_after=0, **PATIENT)
         start, nothing = flower.read(flower.write(START)), ConfigRecord()
-        self.run = _Training(strategy, self.grid, 3600.0, None, None, start, nothing, nothing, None)
+        self.run = _Training(strategy, self.grid, 3600.0, None, start, nothing, nothing, None)
         self.session, self.got = self.run.session, dict[int, Any]()
 
     def send(self, client: int) -> Model:

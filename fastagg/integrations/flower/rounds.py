@@ -74,7 +74,7 @@ class Gathering(Generic[Who, Reply, Kept]):
         self, session: Session, read: Callable[[Dispatch, Reply], Answer],
         keep: Callable[[Who, Reply, Receipt | None], Kept],
     ) -> None:  # fmt: skip
-        self._session, self._read = session, read
+        self._session, self._read, self._version = session, read, session.server.version
         self._keep: Callable[[Who, Reply, Receipt | None], Kept] = keep
         self._heard: set[Who] = set()
         self.good: list[Kept] = []
@@ -110,7 +110,7 @@ class Gathering(Generic[Who, Reply, Kept]):
         Raises:
             RunFailed: clients fail, or are refused, again and again; or no reply can be used, whoever sends it.
         """
-        session, version = self._session, self._session.server.version
+        session = self._session
         session.close_round()
         memory.trim()  # there is no update before the next round
         session.book.end()
@@ -122,7 +122,7 @@ class Gathering(Generic[Who, Reply, Kept]):
         wrong = [error for _, error in self.bad if not isinstance(error, own)]
         if wrong and not self.good:
             raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
-        return session.server.version != version
+        return session.server.version != self._version
 
 
 class Rounds(Generic[Who]):
