@@ -140,7 +140,7 @@ class FlowerClassic(FlowerSync):
 
 class FlareAsync(Adapter):
     package, limit = "nvflare", "versions"
-    names = "checkpoint best stop versions timeout end_timeout max_in_a_row every=save_every"
+    names = "checkpoint best stop versions timeout end_timeout max_in_a_row every=save_every unknown=checkpiont"
 
     def enter(self, name: str) -> Path:
         workspace = self.folder / "poc" / "server"
@@ -180,7 +180,7 @@ class FlareAsync(Adapter):
 
 class FlareSync(FlareAsync):
     rounds, limit = True, ""
-    names = "checkpoint at_once"
+    names = "checkpoint at_once unknown=checkpiont"
 
     def make(self, rule: Any, settings: dict[str, Any], **more: Any) -> Any:
         from fastagg.integrations.nvflare import Aggregator
