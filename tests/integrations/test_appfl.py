@@ -25,10 +25,8 @@ from appfl.algorithm.aggregator import (
     FedYogiAggregator,
 )
 from appfl.algorithm.scheduler import AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler
-from appfl.misc.utils import create_instance_from_file
 from appfl_agents import agents
 from omegaconf import OmegaConf
-from support.replay import listen, play
 
 import fastagg
 from fastagg.integrations.appfl import Aggregator, SyncAggregator
@@ -89,8 +87,8 @@ def test_the_initial_model_goes_to_clients_without_names(caplog: pytest.LogCaptu
     assert torch.equal(model["bn.num_batches_tracked"], torch.tensor(9))
 
 
-def test_initial_models_of_clients_that_have_named_themselves_are_waited_for_no_more() -> None:
-    """They asked again by name, as after a restart of theirs: nobody answers the first tasks, and their version goes."""
+def test_initial_models_of_clients_that_named_themselves_are_waited_for_no_more() -> None:
+    """They asked again by name, as after a restart. Nobody answers the first tasks, and their version goes."""
     aggregator = made("FedBuff", buffer_size=1)
     aggregator._start(MODEL)
     aggregator.get_parameters()
@@ -418,21 +416,6 @@ def test_what_clients_say_of_models_is_tracked_and_the_best_is_kept(tmp_path: Pa
     assert list(kept) == ["weight", "bias"] and aggregator.session.tally.updates == 6
 
 
-@pytest.mark.parametrize("own_file", [True, False])
-def test_aggregator_path(own_file: bool, tmp_path: Path) -> None:
-    """As APPFL's server agent loads it: by file and name, with its logger, and without the model."""
-    path = tmp_path / "aggregator.py"
-    path.write_text("from fastagg.integrations.appfl import Aggregator\n")
-    (tmp_path / "net.py").write_text("import torch\n\n\nclass Net(torch.nn.Linear):\n    pass\n")
-    where = {"model_path": str(tmp_path / "net.py"), "model_name": "Net"}
-    where["model_kwargs"] = {"in_features": 3, "out_features": 2}
-    config = OmegaConf.create({"algorithm": "FADAS", "num_clients": 2, "settings": {"betas": [0.9, 0.99]}, **where})
-    aggregator = create_instance_from_file(
-        str(path if own_file else BY_PATH), "Aggregator", aggregator_configs=config, logger=logging.getLogger()
-    )
-    assert [list(value.shape) for value in aggregator.get_parameters().values()] == [[2, 3], [2]]
-
-
 def test_schedulers() -> None:
     aggregator = made("FedBuff", buffer_size=2)
     aggregator._start(MODEL)
@@ -490,36 +473,6 @@ def federation(folder: Path, aggregator: str = "Aggregator", epochs: int = 40, *
         for number, part in enumerate(sets)
     ]
     return server, clients, data.test
-
-
-def test_fadas_in_the_virtual_time_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from appfl.vsim import AsyncSimDriver, ClientProfile
-
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    settings = {"lr": 0.01, "buffer_size": 2, "delay_threshold": 4}
-    server, clients, test = federation(tmp_path, algorithm="FADAS", settings=settings)
-    ours, events = server.aggregator.server, []
-    start = ours.state_dict()
-    listen(lambda _, event: events.append(event), monkeypatch)
-    profiles = {
-        client.get_id(): ClientProfile(compute_factor=10.0 if n == 0 else 1.0) for n, client in enumerate(clients)
-    }
-    driver = AsyncSimDriver(server, clients, profiles, 4, logging.getLogger("vsim"), base_step_time=0.01)
-    gc.freeze()  # APPFL collects garbage five times per update, over all that torch has imported
-    driver.run()
-    gc.unfreeze()
-    assert all(check for check in driver.verify(40).values())
-    assert len(events) == 40 and ours.version == 20
-    model = server.model
-    model.load_state_dict(ours.parameters())
-    assert (model(test.x).argmax(1) == test.y).float().mean() > 0.9
-    # What APPFL's clock counts as staleness is in uploads; ours, in versions, never exceeds it.
-    assert all(version <= start["version"] + n for n, (_, version, _, _) in enumerate(events))
-    second = fastagg.FADAS(model, **settings)  # the same events once more
-    second.load_state_dict(start)
-    play(second, events)
-    assert torch.equal(second.flat, ours.flat)
 
 
 def test_fedasync_in_the_virtual_time_simulator_is_appfls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,6 +249,7 @@ def test_numbered_clients(caplog) -> None:
     with caplog.at_level(logging.INFO, "flwr.fastagg"):
         strategy.start(grid, flower.write(initial()), num_rounds=60)
     assert caplog.text.count("is now client 1, which was node 102") == 1
+    assert caplog.text.count("node 105 gets no task: the rule has num_clients=3, and all are taken") == 1
     order = [node for node, _ in grid.log]
     assert 104 in order and 105 not in order, "there are three clients and all are taken"
 

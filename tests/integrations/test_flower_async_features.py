@@ -14,7 +14,7 @@ import fastagg
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
-from support.flower_apps import FakeGrid, model, node, reply, trained
+from support.flower_apps import FakeGrid, model, node, trained
 
 from fastagg.integrations import Best, Stop, flower
 from fastagg.integrations.flower import tasks
@@ -181,18 +181,6 @@ def test_metrics_say_which_node_sent_them() -> None:
     assert [len(row) for row in seen] == [2, 2, 2]
     assert {told["node-id"] for row in seen for told in row} <= {1, 2, 3}
     assert [row[-1]["version"] for row in seen] == [1, 2, 3] and all(told["delay"] >= 0 for row in seen for told in row)
-
-
-def test_more_nodes_than_clients_are_named_once(caplog) -> None:
-    def gradient(message):
-        arrays = {n: torch.ones_like(a) for n, a in flower.read(message.content["arrays"]).items()}
-        return reply(arrays, kind="gradient")
-
-    strategy = asynchronous(partial(fastagg.ACE, lr=0.01, num_clients=2))
-    grid = FakeGrid(gradient, [1, 2, 3])
-    start(strategy, grid, 10)
-    assert caplog.text.count("node 3 gets no task: the rule has num_clients=2, and all are taken") == 1
-    assert {n for n, _ in grid.log} == {1, 2}
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

@@ -463,33 +463,11 @@ class Filters:
         return super().aggregate_fit(number, [pair for pair in results if pair[1].num_examples > 30], failures)
 
 
-class Clips:
-    def aggregate_fit(self, number, results, failures):
-        for _, result in results:
-            arrays = [np.clip(array, -0.3, 0.3) for array in parameters_to_ndarrays(result.parameters)]
-            result.parameters = ndarrays_to_parameters(arrays)
-        return super().aggregate_fit(number, results, failures)
-
-
-class Makes:
-    def aggregate_fit(self, number, results, failures):
-        made = [(proxy, FitRes(r.status, r.parameters, r.num_examples, {})) for proxy, r in results]
-        return super().aggregate_fit(number, made, failures)
-
-
 class Clusters:
     def aggregate_fit(self, number, results, failures):
         fold, results = super().aggregate_fit, sorted(results, key=lambda pair: pair[1].num_examples)
         halves = [parameters_to_ndarrays(fold(number, half, [])[0]) for half in (results[:1], results[1:])]
         return ndarrays_to_parameters([(a + b) / 2 for a, b in zip(*halves, strict=True)]), {}
-
-
-class Configures:
-    def configure_fit(self, server_round, parameters, client_manager):
-        chosen = super().configure_fit(server_round, parameters, client_manager)
-        for _, fit in chosen:
-            fit.config["lr"] = 0.1 / server_round
-        return chosen
 
 
 class Fades:
@@ -498,7 +476,7 @@ class Fades:
         return super().configure_fit(server_round, ndarrays_to_parameters(faded), client_manager)
 
 
-@pytest.mark.parametrize("mixin", [Filters, Clips, Makes, Clusters, Configures, Fades])
+@pytest.mark.parametrize("mixin", [Filters, Clusters, Fades])
 def test_a_classic_subclass_gives_flowers_numbers(mixin: type) -> None:
     mine, other = (type("Strategy", (mixin, base), {}) for base in (flower.ClassicStrategy, classics.FedAvg))
     same(Classic.run(Classic.ours(kind=mine)), Classic.run(other(**THREE)))

@@ -715,21 +715,3 @@ def test_fedecho_with_real_unlabelled_data(tmp_path: Path) -> None:
     simulate("echo", tmp_path)
     assert accuracy(weights(tmp_path)) > 0.85
     assert torch.load(tmp_path / "server.pt", weights_only=True)["version"] == 24
-
-
-@pytest.mark.slow
-def test_flares_rounds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """Two more rounds, with a new random model from FLARE. If it were used, they could not repair it."""
-    data, model = digits.load(4, alpha=10.0, seed=0), digits_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for part in [*data.clients] * 10:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(part.x), part.y).backward()
-        optimizer.step()
-    before = fastagg.FedAMS(model.state_dict(), clients_per_round=None, lr=0.03)
-    before.save(tmp_path / "server.pt")
-    log = simulate("restarted", tmp_path)
-    sent = [float(value) for value in re.findall("task 0 of 2, accuracy before training ([0-9.]+)", log)]
-    assert len(sent) == 4 and min(sent) > 0.6, "what clients were sent"
-    assert fastagg.load(tmp_path / "server.pt").version == 2
-    assert accuracy(weights(tmp_path)) > 0.7
