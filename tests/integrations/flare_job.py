@@ -14,7 +14,7 @@ from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_opt.pt.job_config.base_fed_job import BaseFedJob
 from nvflare.app_opt.pt.job_config.model import PTModel
-from nvflare.client.config import ExchangeFormat, TransferType
+from nvflare.client.config import TransferType
 from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
 from support.flare_recorded import RecordedAggregator, RecordedController
@@ -80,18 +80,6 @@ def failing(workspace: str, algorithm: str, *arguments: str) -> None:
     flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
 
 
-def echo(workspace: str) -> None:
-    """FedEcho with unlabelled images on the server."""
-    flare = digits()
-    flare.to_server(str(HERE / "flare_echo.py"))
-    settings = {"buffer_size": 2, "num_clients": job.CLIENTS, "distill": "flare_echo:distillation"}
-    sites = [f"site-{number}" for number in range(1, job.CLIENTS + 1)]
-    flare.to_server(AsyncController("FedEcho", settings, 24, clients=sites, checkpoint=f"{workspace}/server.pt"))
-    torch_tensors = {"server_expected_format": ExchangeFormat.PYTORCH}
-    flare.to_clients(ScriptRunner(script=str(EXAMPLE / "client.py"), **torch_tensors))
-    flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
-
-
 if __name__ == "__main__":
     way, workspace = sys.argv[1:]
     if way == "rounds":
@@ -99,7 +87,7 @@ if __name__ == "__main__":
         job.fedams(10, workspace)
     else:
         {
-            "asynchronous": asynchronous, "ending": ending, "resumed": resumed, "goals": goals, "echo": echo,
+            "asynchronous": asynchronous, "ending": ending, "resumed": resumed, "goals": goals,
             "plain under ACE": lambda where: failing(where, "ACE"),
             "crashing": lambda where: failing(where, "FADAS", "--crash"),
         }[way](workspace)  # fmt: skip

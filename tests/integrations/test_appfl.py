@@ -209,9 +209,6 @@ def test_rules_that_know_their_clients_and_take_gradients(caplog: pytest.LogCapt
     assert torch.equal(aggregator.aggregate("b", {"w": torch.ones(3)})["w"], -torch.ones(3))
     with pytest.raises(fastagg.UnknownClient, match="client_ids"):
         aggregator.get_parameters(client_id="c")
-    for wrong in ({}, {"algorithm": "Server"}, {"algorithm": 3}):
-        with pytest.raises(fastagg.ConfigError, match="algorithm: expected one of fastagg's presets"):
-            Aggregator(aggregator_configs=wrong)
 
 
 class Net(torch.nn.Module):
@@ -330,22 +327,6 @@ def test_rounds_beside_appfls_own(algorithm: str, mode: str | None) -> None:
         mine = ours.aggregate(uploads)
         names = [name for name, value in model.items() if value.is_floating_point()]
         assert close({name: mine[name] for name in names}, {name: model[name] for name in names})
-
-
-def majority(model: Any, **settings: Any) -> fastagg.Server:
-    """A rule of the user's own, named in YAML."""
-    return fastagg.Server(model, fastagg.Buffer(**settings))
-
-
-def test_yaml_with_mappings_and_a_rule_of_ones_own(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    config = {"algorithm": f"{__name__}:majority", "settings": {"size": 2}, "trackers": {"tensorboard": str(tmp_path)},
-              "best": {"file": str(tmp_path / "best.pt"), "metric": "clients/accuracy"}}  # fmt: skip
-    aggregator = Aggregator(Net(), OmegaConf.create(config))
-    assert aggregator.run.settings.best.metric == "clients/accuracy"
-    assert aggregator.server.direction == fastagg.Buffer(2)
-    with pytest.raises(fastagg.ConfigError, match="best: nobody measures 'accuracy'"):
-        Aggregator(Net(), OmegaConf.create({**config, "best": str(tmp_path / "best.pt")}))
 
 
 def test_secure_aggregation_is_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,14 +101,6 @@ class _:
         return super().aggregate_train(number, replies)
 
 
-@shape("replies are kept for later rounds")
-class _:
-    def aggregate_train(self, number, replies):
-        self.kept = [*getattr(self, "kept", []), *replies]
-        self.seen.append(sum(float(r.content["arrays"]["b"].numpy().sum()) for r in good(self.kept)))
-        return super().aggregate_train(number, replies)
-
-
 # -- choosing and changing replies -------------------------------------------------------------------------------
 
 
@@ -205,16 +197,6 @@ class _:
         return super().configure_train(number, arrays, config, grid)
 
 
-@shape("messages are changed after super()")
-class _:
-    def configure_train(self, *given):
-        messages = list(super().configure_train(*given))
-        for message in messages:
-            config = ConfigRecord({**message.content["config"], "lr": 0.1 * message.metadata.dst_node_id})
-            message.content = RecordDict({"arrays": message.content["arrays"], "config": config})
-        return messages
-
-
 @shape("a generator of messages")
 class _:
     def configure_train(self, *given):
@@ -233,13 +215,6 @@ class _:
 
 
 # -- evaluation and metrics --------------------------------------------------------------------------------------
-
-
-@shape("evaluation is looked at")
-class _:
-    def aggregate_evaluate(self, number, replies):
-        self.seen += sorted(r.content["metrics"]["score"] for r in replies)
-        return super().aggregate_evaluate(number, replies)
 
 
 def _spread(contents, key):

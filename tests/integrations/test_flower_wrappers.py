@@ -229,23 +229,16 @@ WRAPPERS: dict[str, tuple[str, dict[str, float], Any]] = {
     "server-adaptive": ("DifferentialPrivacyServerSideAdaptiveClipping", ADAPTIVE, []),
     "client-adaptive": ("DifferentialPrivacyClientSideAdaptiveClipping", ADAPTIVE, ["adaptiveclipping_mod"]),
 }
-ONLY_CLASSIC = {
-    "DPFedAvgFixed": ("DPFedAvgFixed", {"clip_norm": 1.5, "noise_multiplier": 0.3}, []),
-    "DPFedAvgAdaptive": (
-        "DPFedAvgAdaptive", {"noise_multiplier": 0.3, "init_clip_norm": 1.0, "clip_count_stddev": 1.0}, []),
-}  # fmt: skip
 
 
 def wrapped(api: Any, name: str, strategy: Any) -> tuple[Any, Any]:
     """A strategy in a wrapper, and the mods that go with it."""
-    kind, settings, chain = {**WRAPPERS, **ONLY_CLASSIC}[name]
+    kind, settings, chain = WRAPPERS[name]
     return getattr(api.theirs, kind)(strategy, num_sampled_clients=3, **settings), [getattr(api.mods, n) for n in chain]
 
 
-@pytest.mark.parametrize("name", [*WRAPPERS, *ONLY_CLASSIC])
+@pytest.mark.parametrize("name", WRAPPERS)
 def test_differential_privacy_reaches_the_clients(name: str, api: Any) -> None:
-    if name in ONLY_CLASSIC and api is Messages:
-        pytest.skip("the API with messages has no such wrapper")
     mine, other = (api.run(*wrapped(api, name, strategy)) for strategy in (api.ours(), api.flowers()))
     same(mine, other)
     spread = [float(np.std(arrays[1])) for arrays, _ in mine[0].told[3]]

@@ -708,10 +708,3 @@ def test_what_is_permanent_ends_the_job_with_its_message(way: str, cause: str, t
     assert re.search(f"RunFailed: each of the 4 clients .* failed 2 times in a row.*{cause}", log)
     assert "FATAL" in log.upper() and log.count("refused: ") + log.count("failed: EXECUTION") <= 3 * 4
     assert fastagg.load(tmp_path / "server.pt").version == 0, "the server's state as it was"
-
-
-@pytest.mark.slow
-def test_fedecho_with_real_unlabelled_data(tmp_path: Path) -> None:
-    simulate("echo", tmp_path)
-    assert accuracy(weights(tmp_path)) > 0.85
-    assert torch.load(tmp_path / "server.pt", weights_only=True)["version"] == 24

@@ -499,31 +499,6 @@ def test_a_rule_of_the_users_own(size: int, kind: type[Adapter]) -> None:
     assert isinstance(pair[1].server.direction, Median) and pair[1].server.version == 8 // size
 
 
-@pytest.mark.parametrize("name", ["model", "fp16", "bf16", "NaN", "infinity"])
-def test_pfls_means(name: str) -> None:
-    """A mean is a gradient. There is one client, which answers at once."""
-    pytest.importorskip("pfl")
-    from fastagg.integrations.pfl import CentralOptimizer
-
-    module = torch.nn.ParameterDict({n: torch.nn.Parameter(START[n].clone()) for n in "bw"})
-    plain = fastagg.Server({n: START[n] for n in "bw"}, fastagg.Cohort(1, kind="gradient"), fastagg.Adam(0.1))
-    ours, row = CentralOptimizer(module, fastagg.Adam(0.1)), ROWS[name]
-    for number in range(3):
-        mean = (row if number == 1 else Row()).arrays({n: START[n] for n in "bw"})
-        plain.dispatch(0)
-        for n, parameter in module.items():
-            parameter.grad = mean[n].float()
-        try:
-            plain.receive(0, mean)
-        except fastagg.NonFiniteUpdate:
-            with pytest.raises(fastagg.NonFiniteUpdate):
-                ours.step()
-        else:
-            ours.step()
-        assert torch.equal(ours.server.flat, plain.flat)
-    assert plain.version == 3 - bool(row.refused) and not len(ours.server.state_dict()["tasks"]["task_client"])
-
-
 def test_a_direction_of_the_users_own_in_pfl() -> None:
     pytest.importorskip("pfl")
     from fastagg.integrations.pfl import CentralOptimizer
