@@ -1,7 +1,7 @@
 """Every Python block of docs/integrations runs as it stands there, where its framework is installed.
 
 What a block takes for granted (the reader's model, app, message) is set up before it. The home-made server has tests of
-its own (test_bring_your_own.py).
+its own (tests/docs/test_own_server.py).
 """
 
 import os

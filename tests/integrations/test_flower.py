@@ -16,7 +16,7 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from support.flower_apps import FakeGrid, trained
 
 from fastagg.integrations import flower
@@ -70,18 +70,6 @@ def test_rounds_are_the_servers(make) -> None:
         assert torch.equal(back[name], array)
     assert back["bn.num_batches_tracked"] == 10, "counters are the clients' largest"
     assert result.train_metrics_clientapp[3]["loss"] == pytest.approx((1 + 4 + 9) / 6)
-
-
-class Forgotten(fastagg.Direction):  # without @dataclass
-    size: int
-
-    def combine(self, update, facts, state): ...
-
-
-def test_a_rule_without_dataclass_is_an_error() -> None:
-    grid = FakeGrid(trained, [1, 2, 3])
-    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        sync(lambda model, **settings: fastagg.Server(model, Forgotten(3))).start(grid, flower.write({}), num_rounds=1)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
@@ -151,24 +139,6 @@ def test_replies_need_no_message_ids() -> None:
     sent = strategy.configure_train(1, flower.write(initial()), ConfigRecord(), FakeGrid(trained, [1, 2]))
     arrays, _ = strategy.aggregate_train(1, [Message(trained(message), reply_to=message) for message in sent])
     torch.testing.assert_close(flower.read(arrays)["w"], initial()["w"] + 0.15)
-
-
-def test_flowers_own_evaluation_goes_on() -> None:
-    def node(message):
-        if message.metadata.message_type == "train":
-            return trained(message)
-        seen = flower.read(message.content["arrays"])["w"].sum()
-        return RecordDict({"metrics": MetricRecord({"num-examples": 1, "sum": float(seen)})})
-
-    strategy = flower.SyncStrategy(fastagg.FedAvg)
-    seen = []
-    result = strategy.start(
-        FakeGrid(node, [1, 2]), flower.write(initial()), num_rounds=2,
-        evaluate_fn=lambda number, arrays: seen.append((number, float(flower.read(arrays)["w"].sum()))),
-    )  # fmt: skip
-    assert [number for number, _ in seen] == [0, 1, 2]
-    for number, value in seen[1:]:
-        assert result.evaluate_metrics_clientapp[number]["sum"] == pytest.approx(value)
 
 
 DTYPES = [

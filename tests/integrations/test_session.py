@@ -175,15 +175,6 @@ def test_time_without_an_update_ends_the_run() -> None:
         book.check([])
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"max_failures": 0}, {"max_in_a_row": -1}, {"retry_after": -1.0}, {"max_seconds": 0}, {"max_failures": 1.5}],
-)
-def test_settings_of_failures_are_checked(settings: dict) -> None:
-    with pytest.raises(fastagg.ConfigError, match=next(iter(settings))):
-        Settings(**settings)
-
-
 # -- goals -------------------------------------------------------------------------------------------------------
 
 
