@@ -33,7 +33,7 @@ _RUN = {field.name for field in dataclasses.fields(Settings)}
 
 
 def split(
-    given: Plain, ignored: Mapping[str, str], strategy: type[FedAvg], **defaults: object
+    settings: Plain, ignored: Mapping[str, str], strategy: type[FedAvg], **defaults: object
 ) -> tuple[Settings, Plain]:
     """Split a strategy's settings into the run's and Flower's.
 
@@ -44,9 +44,9 @@ def split(
     """
     known = [name for name in inspect.signature(FedAvg).parameters if name not in ignored]
     own = [name for name in _RUN if name not in ignored]
-    check_names(given, [*own, *known, *inspect.signature(strategy).parameters], ignored)
-    run = {**defaults, **{name: value for name, value in given.items() if name in own}}
-    theirs = {name: value for name, value in given.items() if name in known}
+    check_names(settings, [*own, *known, *inspect.signature(strategy).parameters], ignored)
+    run = {**defaults, **{name: value for name, value in settings.items() if name in own}}
+    theirs = {name: value for name, value in settings.items() if name in known}
     check_limits(**{name: value for name, value in theirs.items() if name in LIMITS})
     return Settings(**run), theirs
 
@@ -71,10 +71,10 @@ def run_of(
     return run
 
 
-def callable_or_none(name: str, given: Function | None) -> Function | None:
-    if given is not None and not callable(given):
-        raise ConfigError(f"{name}: expected a function, got {given!r}")
-    return given
+def callable_or_none(name: str, function: Function | None) -> Function | None:
+    if function is not None and not callable(function):
+        raise ConfigError(f"{name}: expected a function, got {function!r}")
+    return function
 
 
 def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:

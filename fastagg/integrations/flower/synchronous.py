@@ -151,25 +151,25 @@ class SyncStrategy(Rounds[int], FedAvg):
             result.train_metrics_clientapp[number] = metrics
         self._save()  # the step is made; an error of an evaluation must not undo it
         asked = self.configure_evaluate(number, arrays, evaluate, grid)
-        found = self.aggregate_evaluate(number, streaming.send_and_receive(asked, timeout=timeout))
-        if found is not None:
-            result.evaluate_metrics_clientapp[number] = found
-            self.session.evaluated(number, found, self.server.parameters())
+        evaluated = self.aggregate_evaluate(number, streaming.send_and_receive(asked, timeout=timeout))
+        if evaluated is not None:
+            result.evaluate_metrics_clientapp[number] = evaluated
+            self.session.evaluated(number, evaluated, self.server.parameters())
         self._evaluated(arrays, function, metrics)
         self._save()
 
     def _evaluated(self, arrays: ArrayRecord, function: Evaluate | None, train: MetricRecord | None) -> None:
-        number, found, known = self._rounds, None, self._result.evaluate_metrics_serverapp
+        number, result, known = self._rounds, None, self._result.evaluate_metrics_serverapp
         assert self.session is not None and self.server is not None
         if function is not None and number % self.run.settings.evaluate_every == 0 and number not in known:
             try:
-                found = function(number, arrays)
+                result = function(number, arrays)
             except StopIteration as error:
-                found, why = ended(error, number)
+                result, why = ended(error, number)
                 self.session.end(why)
-        if found is not None:
-            known[number] = found
-        self.session.measured(number, found, train, self.server.parameters())
+        if result is not None:
+            known[number] = result
+        self.session.measured(number, result, train, self.server.parameters())
 
     def resumed(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """The model to start from: the checkpoint's if there is one, a Server's own, or ``initial_arrays``.

@@ -83,13 +83,13 @@ class AsyncController(ModelController):
         evaluate_every: int = 1,
         end_timeout: float = 60.0,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
-        self.__dict__.update(given)  # from where FLARE writes a job's arguments
+        self.__dict__.update(arguments)  # from where FLARE writes a job's arguments
         self.timeout, self.end_timeout, self.persistor_id = timeout, end_timeout, persistor_id
         check_limits(versions=versions, timeout=timeout, save_every=save_every, end_timeout=end_timeout)
-        known = {field.name for field in fields(Settings)} & given.keys()
-        chosen = Settings(on_version=getattr(self, "on_version", None), **{name: given[name] for name in known})
+        known = {field.name for field in fields(Settings)} & arguments.keys()
+        chosen = Settings(on_version=getattr(self, "on_version", None), **{name: arguments[name] for name in known})
         rule = Rule(FLARE, algorithm, settings, rounds=False)
         run = Run(rule, chosen, checkpoint, save_every, log=self.info, warn=self.warning)
         self._traffic = Traffic(run, clients, weight_key, getattr(self, "evaluate", None), versions)
