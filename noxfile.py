@@ -42,6 +42,7 @@ PYTEST = ("pytest", "-q", "-ra", "-p", "no:cacheprovider")
 FLOWER = integrations("session", "flower*")
 FLOWER_EXTRAS = "flower,test,tensorboard,mlflow,wandb"
 FLARE = integrations("nvflare*")
+APPFL = [*integrations("appfl", "pfl"), "tests/rules/test_optax.py"]
 ENVIRONMENT = {
     "MPLBACKEND": "Agg",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -259,7 +260,9 @@ def appfl(session: nox.Session) -> None:
     """Test with real APPFL, pfl and optax, and the small examples with and without fastagg."""
     install(session, "torch", "optax")
     install(session, wheel="appfl,pfl,test,tensorboard")
-    session.run(*PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl", "optax"))
+    session.run(
+        *PYTEST, "-m", "", "--durations=8", *integrations("small_examples", "appfl", "pfl"), "tests/rules/test_optax.py"
+    )
 
 
 @target("nightly", "wheel")
@@ -283,7 +286,11 @@ NEWEST = {
     "nlp": ("test,nlp", [], ["tests/sim/test_data_text.py"]),
     "flower": (FLOWER_EXTRAS, ["flwr[simulation]", "peft"], FLOWER),
     "nvflare": ("nvflare,test", ["torch"], FLARE),
-    "appfl": ("appfl,pfl,test,tensorboard", ["torch", "optax"], integrations("appfl", "pfl", "optax")),
+    "appfl": (
+        "appfl,pfl,test,tensorboard",
+        ["torch", "optax"],
+        [*integrations("appfl", "pfl"), "tests/rules/test_optax.py"],
+    ),
     "ray": ("ray,test", [], ["tests/integrations/test_ray.py"]),
     "docs": ("docs,sim", [], []),
 }

@@ -197,8 +197,8 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("$ run fadas-digits-mild --seeds 3", "--seeds", "No such option", "an option of `fastagg compare`"),
     # what all integrations share
     ("integrations.preset('fedbuf')", "algorithm", "got 'fedbuf'", "did you mean 'FedBuff'?"),
-    ("integrations.Stop.of({'targt': 0.9})", "Stop", "'targt'", "did you mean 'target'?"),
-    ("integrations.Stop.of(0.9)", "stop", "got 0.9", "write Stop(...)"),
+    ("integrations.goals.Settings(stop={'targt': 0.9})", "Stop", "'targt'", "did you mean 'target'?"),
+    ("integrations.goals.Settings(stop=0.9)", "stop", "got 0.9", "write Stop(...)"),
     ("trackers.made({'tensorbord': 'runs'})", "trackers", "'tensorbord'", "did you mean 'tensorboard'?"),
 ]  # fmt: skip
 
@@ -622,7 +622,7 @@ MADE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "sim": lambda _: imported("fastagg.sim"),
     "own": lambda _: imported("fastagg.sim.clients.own"),
     "integrations": lambda _: imported("fastagg.integrations"),
-    "trackers": lambda _: imported("fastagg.integrations.trackers"),
+    "trackers": lambda _: imported("fastagg.trackers"),
 }  # fmt: skip
 NEEDS = {"task": ("server",), "flat": ("server",), "trained": ("server", "task")}
 

@@ -45,8 +45,9 @@ def _needed() -> None:
 def _strategy(rule: str, whose: str) -> Any:
     from flwr.serverapp import strategy as theirs
 
-    from fastagg.integrations.flower import AsyncStrategy, SyncStrategy
+    from fastagg.integrations.flower import AsyncStrategy, SyncStrategy, tasks
 
+    tasks.POLL = 0.0
     make: dict[str, Any] = {
         "FedAvg": fastagg.FedAvg, "FedAdam": partial(fastagg.FedAdam, lr=0.01),
         "FedBuff": partial(fastagg.FedBuff, buffer_size=4), "FADAS": partial(fastagg.FADAS, lr=0.01, buffer_size=4),
@@ -54,8 +55,8 @@ def _strategy(rule: str, whose: str) -> Any:
     if whose == "Flower":
         return getattr(theirs, rule)(fraction_evaluate=0.0)
     if rule in ("FedAvg", "FedAdam"):
-        return SyncStrategy(make[rule], poll=0, fraction_evaluate=0.0)
-    return AsyncStrategy(make[rule], poll=0)
+        return SyncStrategy(make[rule], fraction_evaluate=0.0)
+    return AsyncStrategy(make[rule])
 
 
 def _rounds(problem: Problem, rule: str, whose: str, clients: int) -> Built:

@@ -91,11 +91,11 @@ def run(
     """
     from fastagg import _checks
     from fastagg.cli.bars import ProgressBar
-    from fastagg.integrations.trackers import parse
     from fastagg.sim.recipes import load
     from fastagg.sim.runs.output import check_folder
     from fastagg.sim.runs.run import run as simulate
     from fastagg.sim.show.style import FORMATS
+    from fastagg.trackers import parse
 
     if resume and replace:
         fail("--resume goes on with the run in the folder, and --replace deletes it: give one of them")

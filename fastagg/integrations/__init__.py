@@ -1,6 +1,6 @@
 """Adapters from other frameworks to fastagg. Each imports its framework; no other part of the package does.
 
-Here is what they share of what is given by name: frameworks, presets, settings that are not plain data, and clients.
+Here is what configuration files name: presets, functions, clients; and the check that a framework is new enough.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def require(package: str, least: str, extra: str) -> None:
     """
     advice = f"fastagg's {extra} integration needs {package} {least} or newer: pip install 'fastagg[{extra}]'"
     try:
-        found = version(package)
+        installed = version(package)
     except PackageNotFoundError:
         raise MissingDependency(f"{package} is not installed. {advice}") from None
-    if _numbers(found) < _numbers(least):
-        raise MissingDependency(f"{package} {found} is too old. {advice}")
+    if _numbers(installed) < _numbers(least):
+        raise MissingDependency(f"{package} {installed} is too old. {advice}")
 
 
 def preset(name: object, setting: str = "algorithm") -> Callable[..., Server]:
@@ -66,9 +66,9 @@ def imported(setting: str, name: str) -> Any:
         raise ConfigError(f"{setting}: expected 'module:function', got {name!r}: {error}") from None
 
 
-def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str, str]) -> None:
+def check_names(names: Iterable[str], known: Iterable[str], refused: Mapping[str, str]) -> None:
     """Check the names of an adapter's settings. ``refused``: those without an effect here, and what to write."""
-    for name in given:
+    for name in names:
         if name in refused:
             raise ConfigError(f"{name}: {refused[name]}")
         if name not in known:
@@ -77,14 +77,13 @@ def check_names(given: Iterable[str], known: Iterable[str], refused: Mapping[str
 
 def resolved(settings: Mapping[str, object] | None) -> Plain:
     """A preset's settings; ``distill: "module:function"`` becomes what that function returns (FedEcho)."""
-    found = dict(settings or {})
-    name = found.get("distill")
-    if not isinstance(name, str):
-        return found
-    made = imported("distill", name)()
-    if not isinstance(made, Distillation):
-        raise ConfigError(f"distill: {name} returned a {type(made).__name__}, no fastagg.Distillation")
-    return {**found, "distill": made}
+    plain = dict(settings or {})
+    name = plain.get("distill")
+    if isinstance(name, str):
+        plain["distill"] = made = imported("distill", name)()
+        if not isinstance(made, Distillation):
+            raise ConfigError(f"distill: {name} returned a {type(made).__name__}, no fastagg.Distillation")
+    return plain
 
 
 def number_of(server: Server, client: int | str, names: Sequence[int | str] | None, setting: str) -> int | str:
@@ -100,6 +99,5 @@ def number_of(server: Server, client: int | str, names: Sequence[int | str] | No
     return list(names).index(client)
 
 
-def _numbers(release: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(\.\d+)*", release)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+def _numbers(release: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", re.sub(r"[^\d.].*", "", release))]

@@ -1,5 +1,5 @@
 # ruff: noqa: E402 - what is required is checked before it is imported
-"""Aggregators that replace APPFL's FedAsync, FedBuff and FedAvg. YAML names them.
+"""Aggregators that replace APPFL's FedAsync, FedBuff and FedAvg. YAML names them, and APPFL's schedulers call them.
 
 APPFL does not report which version an upload was trained from. The aggregator assumes the last model that it sent to
 this client (a client has one at a time). If the client's metadata has ``version``, the aggregator checks it.
@@ -21,10 +21,11 @@ from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.integrations import check_names, number_of, replies, require
 from fastagg.integrations.evaluation import Window
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.run import APPFL, App, Rule, Run, check_limits
-from fastagg.integrations.session import Book, Settings
+from fastagg.integrations.session import Book, OpenTask
 from fastagg.server.answers import Answer
-from fastagg.server.dispatch import Dispatch
+from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.storage import raw
 from fastagg.storage.pieces import as_tensor
 
@@ -39,13 +40,9 @@ _KNOWN = (
     "algorithm", "settings", "num_clients", "client_ids", "model_path", "model_name", "model_kwargs", "checkpoint",
     "save_every", "gradient_based", *_RUN,
 )  # fmt: skip
-_OURS = {  # what APPFL's own aggregators call it, and what settings call it
-    "K": "buffer_size", "alpha": "alpha (FedAsync) or lr", "staleness_fn": "policy", "staleness_fn_kwargs": "a, b",
-    "server_learning_rate": "lr", "server_adapt_param": "eps", "server_momentum_param_1": "betas or beta",
-    "server_momentum_param_2": "betas", "client_weights_mode": "weighting (equal: uniform, sample_size: samples)",
-    "use_secure_agg": "none, since only APPFL's own FedAvg reads masked updates", "optimize_memory": "none",
-}  # fmt: skip
-_APPFLS = {  # settings of a run that APPFL decides itself
+_REFUSED = {  # settings of APPFL's own aggregators, and of a run, which have no effect here
+    "K": "a setting of APPFL's own aggregators; in settings it is buffer_size",
+    "use_secure_agg": "only APPFL's own FedAvg reads masked updates",
     "stop": "APPFL sets the number of updates of a run, num_global_epochs",
     "evaluate_every": "APPFL's clients evaluate, and the server does not",
     "on_version": "not in a configuration file; subclass Aggregator",
@@ -71,18 +68,11 @@ class Aggregator(BaseAggregator):
     - ``gradient_based``: clients upload the model that they were sent minus the trained model, as with APPFL's
       ``send_gradient: true``. The server then keeps no version for them.
     - ``trackers``, ``best``, ``max_failures``, ``max_in_a_row``, ``max_seconds``: see
-      :class:`fastagg.integrations.session.Settings`. Numbers in the clients' metadata are metrics with names
+      :class:`fastagg.integrations.goals.Settings`. Numbers in the clients' metadata are metrics with names
       such as ``clients/pre_val_accuracy``.
 
-    FedAsync mixes in uploaded models directly, so the server keeps no version for it either.
-
-    A refused upload (wrong shapes, NaN, a repeated upload, an unknown base) changes nothing. The log says why, and the
-    client gets the current model. When every client is refused too often, ``RunFailed`` ends the run.
-
-    Args:
-        model: the model, if APPFL or you pass it.
-        aggregator_configs: the mapping above.
-        logger: APPFL's logger.
+    A refused upload changes nothing. The log says why, and the client gets the current model. When every client is
+    refused too often, ``RunFailed`` ends the run.
 
     Raises:
         ConfigError: a setting is refused.
@@ -97,12 +87,8 @@ class Aggregator(BaseAggregator):
         logger: logging.Logger | None = None,
     ) -> None:
         self.config = {key: _plain(value) for key, value in dict(aggregator_configs or {}).items()}
-        refused = {
-            name: f"a setting of APPFL's own aggregators; in settings it is {ours}" for name, ours in _OURS.items()
-        }
-        check_names(self.config, _KNOWN, refused | _APPFLS)
-        limits = {"save_every": 1, "num_clients": None}
-        check_limits(**{name: self.config.get(name, value) for name, value in limits.items()})
+        check_names(self.config, _KNOWN, _REFUSED)
+        check_limits(save_every=self.config.get("save_every", 1), num_clients=self.config.get("num_clients"))
         self.logger = logger or logging.getLogger(__name__)
         self.client_sample_size: dict[str | int, float] = {}
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
@@ -116,25 +102,17 @@ class Aggregator(BaseAggregator):
         where, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
         # The run does not know the aggregator, so that it saves the last version when that one ends.
         self.run = Run(rule, run, where, every, log=self.logger.info, warn=self.logger.warning)
-        self.run.place(App("APPFL server", "", self._folder()))
-        self._window = Window()
+        folder = Path(getattr(self.logger, "log_filepath", "-")).parent  # APPFL's logging_output_dirname, or here
+        self.run.place(App("APPFL server", "", folder))
         if model is None and "model_path" in self.config:
             named = self.config["model_path"], self.config.get("model_name")
             model = create_instance_from_file(*named, **(self.config.get("model_kwargs") or {}))
         if model is not None:
             self._start(model)
 
-    def _folder(self) -> Path:
-        """The folder of APPFL's log (``logging_output_dirname``), or the process's."""
-        return Path(getattr(self.logger, "log_filepath", "-")).parent
-
     @property
     def server(self) -> fastagg.Server:
-        """The fastagg server.
-
-        Raises:
-            ConfigError: there is no model yet.
-        """
+        """The fastagg server. There is none before there is a model: ConfigError."""
         if self._server is None:
             raise ConfigError(
                 "there is no model yet: name aggregator_kwargs.model_path, or let a client upload one first"
@@ -155,7 +133,8 @@ class Aggregator(BaseAggregator):
                 for name in self._ids:
                     self._send(name)
             elif begins and self.server.num_clients is None:  # the initial model: one call may stand for all of them
-                self._send_unnamed(self.config.get("num_clients") or _number_of_clients(scheduler, client_id is None))
+                theirs = getattr(scheduler, "scheduler_configs", {}).get("num_clients")
+                self._send_unnamed(int(self.config.get("num_clients") or theirs or client_id is None))
             client = _asker() if client_id is None and not begins else client_id
             if client is not None:
                 return self._send(client)
@@ -165,8 +144,8 @@ class Aggregator(BaseAggregator):
 
     def _send_unnamed(self, count: int) -> None:
         """Note that ``count`` clients got the model without saying who they are: the next ones that nobody knows."""
-        if any(one.who is None and one.task.version != self.server.version for one in self.book):
-            self._say("a model went out again without saying to whom: clients not seen yet need one by name")
+        if any(task.who is None and task.task.version != self.server.version for task in self.book):
+            self.run.log("fastagg: a model went out again without saying to whom: new clients need one by name")
             self.book.end(self._unnamed())
             self._is_unclear = True
         for _ in range(0 if self._is_unclear else count):
@@ -180,7 +159,7 @@ class Aggregator(BaseAggregator):
         with self._lock:
             if self._server is None:
                 self._start(local_model)
-                self._say(f"client {client_id}: its upload is the model to start from")
+                self.run.log(f"fastagg: client {client_id}: its upload is the model to start from")
             else:
                 self._take(client_id, local_model, meta)
                 if self.run.is_due:
@@ -203,15 +182,18 @@ class Aggregator(BaseAggregator):
             plain = fastagg.Server(model, fastagg.Single(), plain.optimizer, plain.staleness, **rest)
         run.begin(model, kinds=("clients",), server=plain)
         self._needs_models = not (self._mixes or self.config.get("gradient_based")) or run.settings.best is not None
-        self._server, self.session, self.book = run.server, run.session, Book(run.server)
-        self.session.book = self.book
+        self._server, self.session, self.book = run.server, run.session, run.session.book
+        self.session.window = Window()
         weakref.finalize(self, run.save_last)  # APPFL does not say when a run ends
         self.session.stepped()
 
     def _send(self, client: str | int) -> dict[str, Arrays]:
         number = number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
         self.book.end([client])  # it will not answer that
-        return dict(self._put(client, client, number).views)
+        task = self._put(client, client, number)
+        if len(self.book.known) >= self._unnamed_count:  # all to whom the initial model went have said who they are
+            self.book.end(self._unnamed())
+        return dict(task.views)
 
     def _put(self, key: Key, who: str | int | None, client: str | int) -> Dispatch:
         task = self.server.dispatch(client)
@@ -219,36 +201,28 @@ class Aggregator(BaseAggregator):
         return task
 
     def _take(self, client: str | int, upload: Arrays, meta: Mapping[str, object]) -> None:
-        one = self.book.pop(client) or self.book.pop(next(iter(self._unnamed()), client))
+        session, metrics = self.session, {name: value for name, value in meta.items() if name not in _NO_METRICS}
+        task = self.book.pop(client) or self.book.pop(next(iter(self._unnamed()), client))
         try:
             if upload.get("type") == "masked_update_flat":
                 raise ConfigError("a masked update of APPFL's secure aggregation: only its own FedAvg reads those")
             sums = _checksums(upload)
             if sums == self._last.get(client):
                 raise UnknownVersion("the same upload came before, and was counted then")
-            if one is None:
+            if task is None:
                 raise UnknownVersion("this server never sent it a model: what it trained from is not known")
-            answer = self._read(one.task, upload, meta, self.client_sample_size.get(client))
+            answer = self._read(task.task, upload, meta, self.client_sample_size.get(client))
         except FastaggError as error:
-            self._refuse(client, self.book.refuse(one, error))
-            return
-        [outcome] = self.book.take([(one, answer)])
-        if isinstance(outcome, FastaggError):
-            self._refuse(client, outcome)
-            return
-        self.session.taken(client, outcome)
-        self._last[client], task = sums, one.task
-        self._window.add(task, meta)
-        if outcome.applied:
-            self.session.stepped()
-        if ended := self._window.end(len(self.book.known)):
-            newest, means = ended
-            model = newest.views if self.run.settings.best is not None else None  # others may have no model
-            found = {name: value for name, value in means.items() if name not in _NO_METRICS}
-            self.session.clients_found(newest.version, found, model)
-        self.session.settle()
-        step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
-        self._say(f"client {client}: update from version {task.version} taken, delay {outcome.delay}: {step}")
+            session.refuse(client, task, error)
+        else:
+            [outcome] = session.take([(OpenTask(client, task.task), answer, metrics)])
+            if isinstance(outcome, Receipt):
+                self._last[client] = sums
+                if outcome.applied:
+                    session.stepped()
+                session.end_window(len(self.book.known))
+                session.settle()
+        session.failures.check(self.book.known)
 
     def _unnamed(self) -> list[Key]:
         """The keys of the initial models, for clients that have not said who they are."""
@@ -275,14 +249,6 @@ class Aggregator(BaseAggregator):
         trained = {entry.name for entry in self.server.layout.entries if entry.role == "parameter"}
         return {name: -as_tensor(value) if name in trained else value for name, value in upload.items()}
 
-    def _refuse(self, client: str | int, error: FastaggError) -> None:
-        self.logger.warning(f"fastagg: client {client}: refused: {error}")
-        self.session.refused(client, error)
-        self.session.failures.check(self.book.known)
-
-    def _say(self, message: str) -> None:
-        self.logger.info(f"fastagg: {message}")
-
 
 class SyncAggregator(Aggregator):
     """Any synchronous fastagg preset for APPFL's ``SyncScheduler``, which passes all uploads of a round at once.
@@ -306,23 +272,19 @@ class SyncAggregator(Aggregator):
         with self._lock:
             if self._server is None:
                 self._start(next(iter(local_models.values())))
-                self._say("the first upload is the model to start from")
+                self.run.log("fastagg: the first upload is the model to start from")
                 return dict(self.server.parameters())
             self._last.clear()  # a client is in a round once
             for client in local_models:  # all are from this version, even if a rule steps in the middle of the round
                 self._send(client)
             for client, upload in local_models.items():
                 self._take(client, upload, {})
-            if self.session.close_round(self.logger.warning):
+            if self.session.close_round():
                 self.session.stepped()
                 self.session.settle()
             if self.run.is_due:
                 self.run.save()
             return dict(self.server.parameters())
-
-
-def _number_of_clients(scheduler: object, least: int) -> int:
-    return int(getattr(scheduler, "scheduler_configs", {}).get("num_clients") or least)
 
 
 def _asker() -> str | int | None:

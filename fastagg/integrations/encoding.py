@@ -44,13 +44,13 @@ def encoded(
         ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the reply does not fit the model. ``feedback`` has not changed.
     """
     start = {name: as_tensor(array) for name, array in sent.items()}
-    given: Arrays = {name: as_tensor(array) for name, array in arrays.items()}
+    update: Arrays = {name: as_tensor(array) for name, array in arrays.items()}
     layout = Layout.of(start)
     if layout.has_buffers:
         raise ConfigError("an encoded update holds no running statistics, and this model has some: send it as it is")
     if kind == "model":
-        given = layout.difference(given, layout.take(start, torch.device("cpu")).flat)
+        update = layout.difference(update, layout.take(start, torch.device("cpu")).flat)
     elif kind not in ("difference", "delta", "gradient"):
         raise ConfigError(f"a reply of kind {kind!r} cannot be encoded")
-    layout.parse(given)
-    return encode({name: given[name] for name in start}, format, seed=seed, feedback=feedback)
+    layout.parse(update)
+    return encode({name: update[name] for name in start}, format, seed=seed, feedback=feedback)

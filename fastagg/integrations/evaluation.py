@@ -1,4 +1,7 @@
-"""Evaluation of versions: in order, in a thread of its own while updates are received; and by the clients."""
+"""Evaluation of versions: in order, in a thread of its own while updates are received; and by the clients.
+
+A :class:`~fastagg.integrations.session.Session` calls it, from one thread.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fastagg._types import Arrays
-from fastagg.integrations.trackers import numeric
 from fastagg.server.dispatch import Dispatch
+from fastagg.trackers import numeric
 
-Found = Mapping[str, object] | None
+Metrics = Mapping[str, object] | None
 _WAITING = 2  # models kept for an evaluation that has not begun; then who submits waits for the first one
+Result = tuple[Metrics, str | None]  # what an evaluation returned, and why the run ends, if it does
 
 
-Done = tuple[Found, str | None]  # what an evaluation found, and why the run ends, if it does
-
-
-def ended(error: StopIteration, version: int) -> Done:
+def ended(error: StopIteration, version: int) -> Result:
     """What a StopIteration of the evaluation of ``version`` says: metrics, if it holds any, or why the run ends."""
     said = f"the evaluation of version {version} said so"
     if isinstance(error.value, Mapping):
@@ -34,10 +35,10 @@ class Evaluation:
         aside: evaluate in a thread while the caller continues. Otherwise the caller waits.
     """
 
-    def __init__(self, evaluate: Callable[[int, Arrays], Found] | None, aside: bool) -> None:
+    def __init__(self, evaluate: Callable[[int, Arrays], Metrics] | None, aside: bool) -> None:
         self._evaluate = evaluate
         self._pool = ThreadPoolExecutor(1, "fastagg-evaluation") if aside and evaluate is not None else None
-        self._running: deque[tuple[int, Arrays, Future[Done]]] = deque()
+        self._running: deque[tuple[int, Arrays, Future[Result]]] = deque()
         self._last = -1  # the last version that was due
 
     @property
@@ -58,7 +59,7 @@ class Evaluation:
 
         The call waits while too many versions wait.
         """
-        done: Future[Done] = Future()
+        done: Future[Result] = Future()
         if not due or self.knows(version):
             done.set_result((None, None))
         else:
@@ -74,17 +75,17 @@ class Evaluation:
             self._running.pop()
         self._running.append((version, model, done))
 
-    def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Found, str | None]]:
+    def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Metrics, str | None]]:
         """Return finished versions, or with ``wait`` all: version, model, metrics, and why the run ends, if it does.
 
         Raises:
             Exception: the error of ``evaluate``.
         """
-        found = []
+        rows = []
         while self._running and (wait or self._running[0][2].done()):
             version, model, future = self._running.popleft()
-            found.append((version, model, *future.result()))
-        return found
+            rows.append((version, model, *future.result()))
+        return rows
 
     def close(self) -> None:
         """Drop evaluations that have not begun, and wait for a running one."""
@@ -92,7 +93,7 @@ class Evaluation:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _once(self, version: int, model: Arrays) -> Done:
+    def _once(self, version: int, model: Arrays) -> Result:
         assert self._evaluate is not None
         try:
             return self._evaluate(version, model), None
@@ -103,8 +104,7 @@ class Evaluation:
 class Window:
     """Collects as many replies as there are clients, so that no single client's data decides the mean.
 
-    A client evaluates the model that it is sent and returns the metrics with its update. In a synchronous round all
-    clients evaluate the same model. Here they evaluate several versions. The mean is assigned to the newest of these.
+    A client evaluates the model that it is sent, in several versions. The mean is assigned to the newest of these.
     """
 
     def __init__(self) -> None:
@@ -128,4 +128,4 @@ class Window:
         if newest is None or self._count < clients:
             return None
         self._newest, self._count, self._values = None, 0, defaultdict(list)
-        return newest, {name: math.fsum(found) / len(found) for name, found in values.items()}
+        return newest, {name: math.fsum(column) / len(column) for name, column in values.items()}

@@ -1,4 +1,7 @@
-"""When a run ends before its limit, which of its models is the best, and how long clients that fail pause."""
+"""A run's settings: when it ends before its limit, which model is the best, and how long clients that fail pause.
+
+Users write :class:`Stop` and :class:`Best`. Adapters build :class:`Settings`, which refuse what is out of range.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastagg import _checks, _keywords
 from fastagg._checks import Count, NotNegative, Number, Positive
-from fastagg._types import State
+from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError, RunFailed
+from fastagg.trackers import AnyTrackers
 
 _LONGEST = 300.0  # the longest pause of a client that keeps failing, in seconds
 Goal = TypeVar("Goal")
@@ -50,11 +54,6 @@ class Stop:
             raise ConfigError("stop: expected a target, patience or seconds, got none of them")
         _checks.fields(self)
 
-    @classmethod
-    def of(cls, given: object) -> Stop | None:
-        """``given``, or one of these from its settings as plain data."""
-        return given if given is None or isinstance(given, cls) else _made(cls, "stop", given)
-
 
 @dataclass(frozen=True)
 class Best:
@@ -73,19 +72,13 @@ class Best:
         _checks.path("best", self.file)
         _checks.fields(self)
 
-    @classmethod
-    def of(cls, given: object, stop: Stop | None) -> Best | None:
-        """``given``, or one of these from a path (with ``stop``'s metric) or settings as plain data."""
-        if isinstance(given, (str, os.PathLike)):
-            return cls(given) if stop is None else cls(given, stop.metric, stop.mode)
-        return given if given is None or isinstance(given, cls) else _made(cls, "best", given)
-
 
 class Watch:
     """The best value of one metric so far, and the number of values since then."""
 
     def __init__(self, metric: str, mode: str | None) -> None:
-        self.metric, self.sign = metric, 1.0 if (mode or _mode(metric)) == "max" else -1.0
+        words = {word.lower() for word in re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", metric)}
+        self.metric, self.sign = metric, 1.0 if (mode or ("min" if LESS & words else "max")) == "max" else -1.0
         self.best: float | None = None
         self.version: int | None = None  # version of the best value
         self.since = 0
@@ -121,27 +114,19 @@ class Watch:
         self.best, self.version, self.since = state["best"], state["version"], state["since"]
 
 
-def _mode(metric: str) -> str:
-    words = re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", metric)
-    return "min" if LESS & {word.lower() for word in words} else "max"
-
-
-def _made(kind: type[Goal], name: str, given: object) -> Goal:
-    if not isinstance(given, Mapping):
+def _made(kind: type[Goal], name: str, value: object) -> Goal | None:
+    """``value``, or a goal from its settings as plain data."""
+    if value is None or isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
         do = f"write {kind.__name__}(...), or its settings as a dict"
-        raise ConfigError(_checks.wrong(name, f"a {kind.__name__} or its settings", given, do))
-    return _keywords.made(kind, given)
+        raise ConfigError(_checks.wrong(name, f"a {kind.__name__} or its settings", value, do))
+    return _keywords.made(kind, value)
 
 
 @dataclass
-class _Client:
-    failures: int = 0  # since its last update that was taken
-    until: float = 0.0  # when it may get a task again
-
-
-@dataclass
-class Limits:
-    """When clients' failures pause them, and when they end the run.
+class Settings:
+    """Settings of a run, the same in every framework. A configuration file can hold them as plain data.
 
     A client that fails gets no task for ``retry_after`` seconds, twice as long after each failure (300 s at most).
     After ``max_failures`` in a row it gets none again. The run ends with :class:`fastagg.RunFailed`, which holds the
@@ -150,56 +135,75 @@ class Limits:
 
     Args:
         max_failures: the limit in a row for one client. None: no limit.
-        max_in_a_row: the limit in a row over all clients. None: no limit.
-        retry_after: seconds, >= 0.
-        max_seconds: seconds. None: no limit.
+        max_in_a_row: the limit in a row over all clients, and of rounds too small for their rule. None: no limit.
+        retry_after, max_seconds: seconds. None: no limit.
+        stop: a :class:`Stop`, or its settings: when to end the run before its limit.
+        best: a file for the best model, or a :class:`Best`.
+        on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
+            is the server's own, in the form of ``params``, and never changes. Do not write to it.
+        trackers: see :mod:`fastagg.trackers`.
+        evaluate_every: versions between two evaluations.
+        evaluate_aside: evaluate in a thread while replies are received. Otherwise the run waits for each evaluation.
+
+    ``StopIteration`` from an evaluation or from ``on_version`` ends the run with its result.
 
     Raises:
-        ConfigError: a setting is out of range.
+        ConfigError: a setting is refused.
     """
 
     max_failures: Count | None = 5
     max_in_a_row: Count | None = 50
     retry_after: NotNegative = 5.0
     max_seconds: Positive | None = None
+    stop: Any = None
+    best: Any = None
+    on_version: Callable[[int, dict[str, float], Arrays], object] | None = None
+    trackers: AnyTrackers = None
+    evaluate_every: Count = 1
+    evaluate_aside: bool = True
 
     def __post_init__(self) -> None:
         _checks.fields(self)
+        self.stop = _made(Stop, "stop", self.stop)
+        if isinstance(self.best, (str, os.PathLike)):  # of the metric that ends the run, if there is one
+            self.best = Best(self.best, *(self.stop.metric, self.stop.mode) if self.stop else ())
+        self.best = _made(Best, "best", self.best)
 
 
 class Failures:
     """Counts failures by client, and ends the run after too many. ``clock`` returns seconds."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock, self._since, self._last = limits, clock, clock(), ""
-        self._clients = dict[Hashable, _Client]()
+        self._failed: Counter[Hashable] = Counter()  # by client, since its last update that was taken
+        self._until = dict[Hashable, float]()  # when it may get a task again
         self._row: Counter[str] = Counter()  # causes since an update was taken
 
     def failed(self, client: Hashable, cause: str) -> float:
         """Note a failure. Return for how many seconds ``client`` gets no task; infinity if never again."""
-        one = self._clients.setdefault(client, _Client())
-        one.failures += 1
+        self._failed[client] += 1
         self._row[cause] += 1
         self._last = f"client {client}: {cause}"
         limits = self.limits
-        wait = min(limits.retry_after * 2.0 ** min(one.failures - 1, 30), max(_LONGEST, limits.retry_after))
-        if limits.max_failures is not None and one.failures >= limits.max_failures:
+        wait = min(limits.retry_after * 2.0 ** min(self._failed[client] - 1, 30), max(_LONGEST, limits.retry_after))
+        if limits.max_failures is not None and self._failed[client] >= limits.max_failures:
             wait = math.inf
-        one.until = self._clock() + wait
+        self._until[client] = self._clock() + wait
         if limits.max_in_a_row is not None and self._row.total() >= limits.max_in_a_row:
             self._end(f"{self._row.total()} failures in a row, and no update between them")
         return wait
 
     def taken(self, client: Hashable) -> None:
-        self._clients.pop(client, None)
+        self._failed.pop(client, None)
+        self._until.pop(client, None)
         self._row.clear()
         self._since = self._clock()
 
     def rests(self, client: Hashable) -> bool:
-        return client in self._clients and self._clients[client].until > self._clock()
+        return self._until.get(client, -math.inf) > self._clock()
 
     def is_out(self, client: Hashable) -> bool:
-        return client in self._clients and self._clients[client].until == math.inf
+        return self._until.get(client) == math.inf
 
     def check(self, here: Iterable[Hashable]) -> None:
         """Check that the run can continue with the clients that are ``here``."""
@@ -209,8 +213,8 @@ class Failures:
             self._end(f"each of the {len(present)} clients that are there failed {often} times in a row")
         seconds = self.limits.max_seconds
         if seconds is not None and self._clock() - self._since > seconds:
-            some = f"{len(present)} clients are there" if present else "no client is there"
-            self._end(f"no update was taken in {seconds:g} s; {some}")
+            there = f"{len(present)} clients are there" if present else "no client is there"
+            self._end(f"no update was taken in {seconds:g} s; {there}")
 
     def _end(self, why: str) -> None:
         often = self._row.most_common(1)

@@ -1,4 +1,7 @@
-"""pfl-research on fastagg: a central optimizer. pfl averages a cohort itself; the rest is one fused step."""
+"""pfl-research on fastagg: a central optimizer, which pfl's model calls, from one thread.
+
+pfl averages a cohort itself. The rest is one fused step. A mean that is refused changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,6 @@ from fastagg._types import State
 from fastagg.errors import ConfigError, FastaggError
 from fastagg.integrations import require
 from fastagg.integrations.models import holds, put
-from fastagg.integrations.replies import Over
-from fastagg.integrations.session import Book, Open
-from fastagg.server.answers import Answer
 
 require("pfl", "0.6.0", "pfl")
 
@@ -49,7 +49,6 @@ class CentralOptimizer(torch.optim.Optimizer):
             logging.getLogger(__name__).warning(f"fastagg: not torch.optim.Adam: {optimizer}; {do}")
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.server = fastagg.Server(self._trained, direction, optimizer, answers_per_step=None)
-        self._book = Book[str, str](self.server)
         super().__init__(self._trained.values(), {"lr": optimizer.lr})
 
     @torch.no_grad()
@@ -60,9 +59,11 @@ class CentralOptimizer(torch.optim.Optimizer):
             put(self.server, {name: p.detach() for name, p in self._trained.items()})
         mean = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._trained.items()}
         task = self.server.dispatch("cohort")
-        [outcome] = self._book.take([(Open("cohort", task), Answer.to(task, mean, kind="gradient"))])
-        if isinstance(outcome, FastaggError) and not isinstance(outcome, Over):
-            raise outcome
+        try:
+            self.server.receive("cohort", mean, task=task.id)
+        except FastaggError:
+            self.server.forget("cohort", task.version)
+            raise
         for parameter, value in zip(self._trained.values(), self.server.parameters().values(), strict=True):
             parameter.copy_(value)
 

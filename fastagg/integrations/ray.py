@@ -90,11 +90,11 @@ class Parts:
         """
         numbers = list(range(len(self.cut)) if only is None else only)
         sent = _all(self._actors[number].run.remote(_dispatch, client) for number in numbers)
-        found = {}
+        tasks = {}
         for number, (version, steps, incarnation, id, model) in zip(numbers, sent, strict=True):
             layout = self.cut[number].layout
-            found[number] = fastagg.Dispatch(client, version, steps, None, layout, _state(model), incarnation, id)
-        return found
+            tasks[number] = fastagg.Dispatch(client, version, steps, None, layout, _state(model), incarnation, id)
+        return tasks
 
     def receive(
         self, tasks: Mapping[int, fastagg.Dispatch], update: Any, num_samples: float | None = None
@@ -114,13 +114,13 @@ class Parts:
         pieces = update if by_part else dict(enumerate(self.cut.split(update)))
         if by_part and (unasked := pieces.keys() - tasks.keys()):
             raise fastagg.ConfigError(f"update: the client was not sent the parts {sorted(unasked)}")
-        given = {number: (task, pieces[number]) for number, task in tasks.items() if number in pieces}
-        for number, (_, piece) in given.items():
+        answers = {number: (task, pieces[number]) for number, task in tasks.items() if number in pieces}
+        for number, (_, piece) in answers.items():
             parsed = (layout := self.cut[number].layout).parse(piece)
             if not ops.inspect(parsed.parameters).finite:
                 raise admission.non_finite(layout, parsed)
         calls = {}
-        for number, (task, piece) in given.items():
+        for number, (task, piece) in answers.items():
             said = task.client, task.version, task.id, task.incarnation
             calls[number] = self._actors[number].run.remote(_receive, _shared(piece), said, num_samples)
         return {number: _got(call) for number, call in calls.items()}
@@ -132,12 +132,9 @@ class Parts:
 
     def parameters(self) -> Any:
         """The current version of every part, in the form in which the model came."""
-        models = zip(self.cut, map(_state, self._each(_model)), strict=True)
-        return self.cut.join(part.layout.as_given(part.layout.views(*model)) for part, model in models)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Have every actor write its checkpoint, where it is: ``path/part-2.pt``, for :func:`fastagg.load`."""
-        self._each(_save, Path(path).absolute())
+        models = self._each(lambda server: _shared(list(server.current())))
+        pairs = zip((part.layout for part in self.cut), map(_state, models), strict=True)
+        return self.cut.join(layout.as_given(layout.views(*model)) for layout, model in pairs)
 
     def close(self) -> None:
         """Write what waits, and end the actors."""
@@ -146,8 +143,8 @@ class Parts:
         finally:
             _end(self._actors)
 
-    def _each(self, work: Callable[..., Any], *given: Any) -> list[Any]:
-        return _all(actor.run.remote(work, *given) for actor in self._actors)
+    def _each(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return _all(actor.run.remote(work, *arguments) for actor in self._actors)
 
 
 class _Part:
@@ -165,12 +162,12 @@ class _Part:
         """The folders of parts that are seen from this node."""
         return {path.parent.name for path in self._folder.parent.glob("part-*/checkpoint-*")}
 
-    def run(self, work: Callable[..., Any], *given: Any, start: Part | None = None) -> Any:
+    def run(self, work: Callable[..., Any], *arguments: Any, start: Part | None = None) -> Any:
         """``start``: the model to start from, at the first start. Later what the folder has takes its place."""
         try:
             with self._lock:
                 self._server = self._server or self._opened(start)
-            return work(self._server, *given)
+            return work(self._server, *arguments)
         except fastagg.FastaggError as error:
             return error
 
@@ -211,7 +208,7 @@ class Leaves:
         actor: Foreign = ray.remote(_Leaf).options(**{**_ACTOR, "max_task_retries": 3, **options})
         whole = Part(server.layout, None, True)
         self._actors = {leaf: actor.remote(whole, settings, [*own], train) for leaf, own in clients.items()}
-        ray.get([one.__ray_ready__.remote() for one in self._actors.values()])  # or some would be ahead of the others
+        ray.get([leaf.__ray_ready__.remote() for leaf in self._actors.values()])  # or some would be ahead of the others
 
     def sums(self) -> Iterator[tuple[Client, Outcome, dict[Client, fastagg.FastaggError]]]:
         """Hand in the leaves' sums as they come, without end, and send each leaf the newest version.
@@ -292,9 +289,9 @@ def _got(call: Foreign) -> Any:
 
 
 def _all(calls: Iterable[Foreign]) -> list[Any]:
-    for found in (outcomes := [_got(call) for call in list(calls)]):
-        if isinstance(found, fastagg.FastaggError):
-            raise found
+    for outcome in (outcomes := [_got(call) for call in list(calls)]):
+        if isinstance(outcome, fastagg.FastaggError):
+            raise outcome
     return outcomes
 
 
@@ -330,12 +327,3 @@ def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:
 def _receive(server: fastagg.Server, update: Any, said: tuple[Any, ...], num_samples: float | None) -> fastagg.Receipt:
     client, version, id, incarnation = said
     return server.receive(client, update, version, num_samples, incarnation=incarnation, task=id)
-
-
-def _model(server: fastagg.Server) -> Any:
-    return _shared(list(server.current()))
-
-
-def _save(server: fastagg.Server, path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    server.save(path / f"{server.folder.name}.pt")

@@ -1,8 +1,11 @@
-"""Reads a client's reply from any framework: what it is, by its own words, as an answer to its task."""
+"""Reads a client's reply from any framework: what it is, by its own words, as an answer to its task.
+
+It changes nothing, and a reply that does not fit raises a named error. Adapters alone call it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastagg import _checks, lora
@@ -14,8 +17,12 @@ from fastagg.server.server import Outcome, Server
 from fastagg.storage.encoded import Encoded
 
 
-class Over(UnknownVersion):
+class TaskOver(UnknownVersion):
     """The server has ended the task (``lease``, ``max_delay``). That is no failure of its client."""
+
+
+class ClientFailure(FastaggError):
+    """No reply came in time, or an error of the client, or of the framework in its place."""
 
 
 KINDS = ("model", "difference", "delta", "gradient", "lora", "encoded")
@@ -69,17 +76,25 @@ def answer(
     return Answer.to(task, arrays, samples, kind=kind, control=control, extra=extra, measures=measures)
 
 
-def told(outcome: Outcome) -> Outcome:
+def attempt(read: Callable[..., Answer], *reply: Any) -> Answer | FastaggError:
+    """Return what ``read`` makes of a reply, or the error by which it refuses it."""
+    try:
+        return read(*reply)
+    except FastaggError as error:
+        return error
+
+
+def judged(outcome: Outcome) -> Outcome:
     """Return what the server says of an adapter's own task. That it does not have it any more is an event."""
     if isinstance(outcome, Receipt):
         return outcome
     if isinstance(outcome, MemoryError):
         raise outcome
     gone = isinstance(outcome, (UnknownClient, UnknownVersion)) and not isinstance(outcome, AlreadyCounted)
-    return Over(f"its task is over: {outcome}") if gone else bare(outcome)
+    return TaskOver(f"its task is over: {outcome}") if gone else stripped(outcome)
 
 
-def bare(error: FastaggError) -> FastaggError:
+def stripped(error: FastaggError) -> FastaggError:
     """Return ``error`` without the frames that it went through: they hold the reply's arrays."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error

@@ -1,4 +1,4 @@
-"""The contract of a run. Every adapter hands it its rule, files, limits and goals, and has no checks of its own.
+"""The contract of a run. Adapters alone call it: each hands it its rule, files, limits and goals, and checks nothing.
 
 - Settings are refused when the adapter is made, in the framework's words.
 - Paths are made absolute once, against the app's own folder, logged, and tried before a client trains.
@@ -24,14 +24,15 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 
-from fastagg import _checks, _keywords, registry
+from fastagg import _checks, _keywords, registry, trackers
 from fastagg._checks import Count, NotNegative
 from fastagg._types import Arrays, Plain, State
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
-from fastagg.integrations import preset, resolved, trackers
-from fastagg.integrations.evaluation import Found
+from fastagg.integrations import preset, resolved
+from fastagg.integrations.evaluation import Metrics
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.models import resume
-from fastagg.integrations.session import Session, Settings
+from fastagg.integrations.session import Session
 from fastagg.server import checkpoint as files
 from fastagg.server.server import Server
 
@@ -42,13 +43,13 @@ Share = Annotated[float, _checks.Rule(least=0, most=1)]
 # What adapters' own limits may be, by the frameworks' names.
 LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "save_every", "checkpoint_every", "at_once"), Count),
-    **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_updates", "num_clients"), Count | None),
-    **dict.fromkeys(("timeout", "end_timeout", "poll"), NotNegative),
+    **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_clients"), Count | None),
+    **dict.fromkeys(("timeout", "end_timeout"), NotNegative),
     **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), CountOrZero),
     **dict.fromkeys(("min_fit_clients", "min_evaluate_clients", "min_available_clients"), CountOrZero),
     **dict.fromkeys(("fraction_train", "fraction_fit", "fraction_evaluate"), Share),
-    "num_rounds": CountOrZero | None, "proximal_mu": NotNegative | None,
-}  # fmt: skip
+    "num_rounds": CountOrZero | None,
+}
 
 
 def check_limits(**limits: object) -> None:
@@ -92,8 +93,8 @@ class Rule:
         rounds: whether the framework has rounds. They end when it says so, never because they are full.
 
     Attributes:
-        name: the preset's name, or another one for the log.
-        is_preset: whether it is a preset.
+        preset: the preset's name, or empty.
+        name: the same, or another one for the log.
 
     Raises:
         ConfigError: there is no such rule, it does not fit the adapter, or a setting is refused.
@@ -110,15 +111,13 @@ class Rule:
             rule, self.settings = rule.func, {**rule.keywords, **self.settings}
         if not callable(rule) and not isinstance(rule, Server):
             rule = preset(rule, framework.setting)
-        self._make = make = rule
-        self.name = next((name for name, known in registry.presets().items() if known is make), "")
-        self.is_preset = bool(self.name)
-        self.name = self.name or getattr(make, "__qualname__", type(make).__name__)
-        self.bound = frozenset(self.settings)
-        if isinstance(make, Server):
+        self._make = rule
+        self.preset = next((name for name, known in registry.presets().items() if known is rule), "")
+        self.name = self.preset or getattr(rule, "__qualname__", type(rule).__name__)
+        if isinstance(rule, Server):
             return
-        parameters = inspect.signature(self._make).parameters
-        if self.is_preset and rounds != ("clients_per_round" in parameters):
+        parameters = inspect.signature(rule).parameters
+        if self.preset and rounds != ("clients_per_round" in parameters):
             raise self._unfit()
         self.settings = {**self._defaults(parameters), **self.settings}
         if rounds and self._takes(parameters, "clients_per_round"):
@@ -128,7 +127,7 @@ class Rule:
     def _defaults(self, parameters: Mapping[str, inspect.Parameter]) -> Plain:
         framework = self._framework
         usual = {"weighting": framework.weighting, "buffers": framework.buffers}
-        if self.is_preset:
+        if self.preset:
             known = _keywords.of(self._make).settings
             usual = usual if self._rounds else dict(framework.always)
             return {name: value for name, value in usual.items() if name in known}
@@ -142,7 +141,7 @@ class Rule:
         # What only a model can tell is left out.
         tried = {name: value for name, value in self.settings.items() if name not in ("buffers", "tied")}
         try:
-            if not self.is_preset:
+            if not self.preset:
                 inspect.signature(self._make).bind(None, **self.settings)
             elif "distill" not in tried:
                 self._make(torch.zeros(1, dtype=torch.float32, device="cpu"), **tried)
@@ -247,7 +246,7 @@ class Run:
     def begin(
         self,
         model: Arrays,
-        evaluate: Callable[[int, Arrays], Found] | None = None,
+        evaluate: Callable[[int, Arrays], Metrics] | None = None,
         kinds: Iterable[str] = (),
         server: Server | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -268,10 +267,10 @@ class Run:
         self.server, state = server or self.rule.build(model), State()
         if self.file is not None and self.resume and self.file.exists():
             state = self._read(self.file)
-        self.session = Session(self.server, self.settings, evaluate, self.log, clock)
+        self.session = Session(self.server, self.settings, evaluate, self.log, clock, self.warn)
         self.session.load_state_dict(state.get("session", {}))
         self.saved = self.server.version
-        _Pulse(self.session, self.warn)
+        _pulse(self.session)
         kept: State = state.get("adapter", {})
         return kept
 
@@ -294,7 +293,7 @@ class Run:
         do = "name another checkpoint, or remove this file to begin anew"
         for mine, name, other in (
             (ours and ours.name, "app", theirs.get("name")),
-            (self.rule.is_preset and self.rule.name, "rule", theirs.get("rule")),
+            (self.rule.preset, "rule", theirs.get("rule")),
         ):
             if mine and other and mine != other:
                 what = f"is of another {name}, {other!r} ({whose}); this is {mine!r} ({ours})"
@@ -308,15 +307,13 @@ class Run:
         self.log(f"fastagg: resumed run {self.id} from {path}, version {self.server.version}{again}")
         return state
 
-    def is_finished(self, name: str, limit: float | None, done: int) -> bool:
-        """Whether a limit was reached before the run began. The log then says how to begin anew."""
-        if limit is None or done < limit or not done:
-            return False
-        self.warn(
-            f"fastagg: {self.file or 'this run'} is finished: {done} of {name}={limit:g}, and nothing is trained. "
-            f"Raise {name} to go on; to begin anew remove the file, or name another checkpoint"
-        )
-        return True
+    def is_finished(self, name: str, limit: int | None, done: int) -> None:
+        """Say how to begin anew if a limit was reached before the run began."""
+        if limit is not None and done and done >= limit:
+            self.warn(
+                f"fastagg: {self.file or 'this run'} is finished: {done} of {name}={limit}, and nothing is trained. "
+                f"Raise {name} to go on; to begin anew remove the file, or name another checkpoint"
+            )
 
     @property
     def is_due(self) -> bool:
@@ -327,8 +324,7 @@ class Run:
         if self.file is None:
             return
         app = self.app or App("run", "", self.file.parent)
-        rule = self.rule.name if self.rule.is_preset else ""
-        whose = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": rule}
+        whose = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": self.rule.preset}
         kept = {"session": self.session.state_dict(), "run": whose, "adapter": dict(adapter or {})}
         files.write({**self.server.state_dict(copy=False), **kept}, self.file)
         self.saved = self.server.version
@@ -354,22 +350,17 @@ def _tried(name: str, folder: Path, path: Path) -> Path:
         raise ConfigError(f"{name}: nothing can be written to {path}: {error}") from None
 
 
-class _Pulse:
-    """Says every minute what a session waits for, if nothing has come since, in a thread that ends with the session."""
+def _pulse(session: Session) -> None:
+    """Say every minute what a session waits for, if nothing has come since, in a thread that ends with the session."""
+    reference, ended = weakref.ref(session), session.ended
+    weakref.finalize(session, ended.set)
 
-    def __init__(self, session: Session, say: Callable[[str], object]) -> None:
-        self._session, self._say, self._ended = weakref.ref(session), say, threading.Event()
-        weakref.finalize(session, self._ended.set)
-        session.at_end(self._ended.set)
-        threading.Thread(target=self._watch, name="fastagg-pulse", daemon=True).start()
-
-    def _watch(self) -> None:
+    def watch() -> None:
         before: object = None
-        while not self._ended.wait(MINUTE):
-            session = self._session()
-            if session is None:
-                return
-            if (now := session.progress()) == before and (waits := session.waits_for()):
-                self._say(f"fastagg: nothing has come in {MINUTE:g} s; waiting for {waits}")
+        while not ended.wait(MINUTE) and (watched := reference()) is not None:
+            if (now := watched.progress()) == before and (waits := watched.waits_for()):
+                watched.warn(f"fastagg: nothing has come in {MINUTE:g} s; waiting for {waits}")
             before = now
-            del session
+            del watched
+
+    threading.Thread(target=watch, name="fastagg-pulse", daemon=True).start()

@@ -1,8 +1,13 @@
-"""A run of a server in any framework: the outcome of replies, the metrics of versions, and the end of the run."""
+"""A run of a server in any framework: its open tasks, the outcome of replies, the metrics of versions, and its end.
+
+A reply counts once, or is refused and changes nothing. Versions' metrics come in order. Adapters alone call this, from
+one thread or under a lock of their own.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
@@ -10,58 +15,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from fastagg._checks import Count
 from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError, FastaggError, RunFailed, UnknownClient, UnknownVersion
-from fastagg.integrations import replies
-from fastagg.integrations.evaluation import Evaluation, Found
-from fastagg.integrations.goals import Best, Failures, Limits, Stop, Watch
+from fastagg.integrations.evaluation import Evaluation, Metrics, Window
+from fastagg.integrations.goals import Failures, Settings, Watch
 from fastagg.integrations.models import drop_round, tensors
-from fastagg.integrations.replies import Over
-from fastagg.integrations.trackers import AnyTrackers, Trackers, numeric
+from fastagg.integrations.replies import ClientFailure, TaskOver, judged, stripped
 from fastagg.server import checkpoint
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome, Server
+from fastagg.trackers import Trackers, numeric
 
-OnVersion = Callable[[int, dict[str, float], Arrays], object]
 Key = TypeVar("Key", bound=Hashable)
 Who = TypeVar("Who", bound=Hashable)
-
-
-@dataclass
-class Settings(Limits):
-    """Settings of a run, the same in every framework. A configuration file can hold them as plain data.
-
-    Args:
-        stop: a :class:`Stop`, or its settings: when to end the run before its limit.
-        best: a file for the best model, or a :class:`Best`.
-        on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
-            is the server's own, in the form of ``params``, and never changes. Do not write to it.
-        trackers: see :mod:`fastagg.integrations.trackers`.
-        max_failures, max_in_a_row, retry_after, max_seconds: see :class:`Limits`.
-        evaluate_every: versions between two evaluations.
-        evaluate_aside: evaluate in a thread while replies are received. Otherwise the run waits for each evaluation.
-
-    ``StopIteration`` from an evaluation or from ``on_version`` ends the run with its result.
-
-    Raises:
-        ConfigError: a setting is refused.
-    """
-
-    stop: Any = None
-    best: Any = None
-    on_version: OnVersion | None = None
-    trackers: AnyTrackers = None
-    evaluate_every: Count = 1
-    evaluate_aside: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.stop = Stop.of(self.stop)
-        self.best = Best.of(self.best, self.stop)
 
 
 @dataclass
@@ -83,25 +52,22 @@ class Tally:
         self.refused, self.by_client = Counter(self.refused), Counter(self.by_client)
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One version, when all of its metrics are known.
 
     Attributes:
-        version: the version of the model.
-        found: the result of its evaluation. None if there was none.
+        result: what its evaluation returned. None if there was none.
         metrics: all numbers. The evaluation's have their own names, those of clients' training begin with ``train/``,
-            those of clients' evaluation with ``clients/``. ``updates``, ``delay``, ``refused``, ``failed`` and
-            ``seconds`` begin with ``run/``.
+            and counts with ``run/``.
     """
 
     version: int
-    found: Found
+    result: Metrics
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
-class Open(Generic[Who]):
+class OpenTask(Generic[Who]):
     """A task that waits for its answer.
 
     Attributes:
@@ -118,92 +84,77 @@ class Book(Generic[Key, Who]):
     """The open tasks of a run: who has what, and until when. Keys are what answers name: a message, a round, a client.
 
     The server ends tasks, too (``lease``, ``max_delay``), at any time. Such a task stays in the book until its answer
-    comes, which is then refused as :class:`Over`, or until it is given up here.
+    comes, which is then refused as :class:`TaskOver`, or until it is given up here.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self.server, self._clock = server, clock
-        self._open: dict[Key, Open[Who]] = {}
+        self._open: dict[Key, OpenTask[Who]] = {}
         self.known: set[Who] = set()  # all who ever had a task: a client counts from its first one
-        self._out: dict[Who, float] = {}  # who has a task that was given up before its time, and until when
 
-    def __iter__(self) -> Iterator[Open[Who]]:
+    def __iter__(self) -> Iterator[OpenTask[Who]]:
         """The open tasks, the newest first."""
         return reversed(self._open.values())
 
     def keys_of(self, who: Who | None = None) -> list[Key]:
         """The keys of all tasks, or of those that ``who`` has."""
-        return [key for key, one in self._open.items() if who is None or one.who == who]
+        return [key for key, task in self._open.items() if who is None or task.who == who]
 
     @property
     def busy(self) -> Set[Who]:
         """Those who have a task, in order. It is made anew for each call."""
-        return dict.fromkeys(one.who for one in list(self._open.values())).keys()  # another thread may look
+        return dict.fromkeys(task.who for task in list(self._open.values())).keys()  # another thread may look
 
     @property
     def waits(self) -> bool:
-        """Whether somebody still works on a task that was given up before its time."""
+        """Whether somebody has a task whose time is not over."""
         now = self._clock()
-        return any(until > now for until in self._out.values())
+        return any(task.until > now for task in self._open.values())
 
     def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> None:
         self.pop(key)
         self.known |= {who} - {None}
-        self._open[key] = Open(who, task, self._clock() + timeout)
-        self._out.pop(who, None)
+        self._open[key] = OpenTask(who, task, self._clock() + timeout)
 
-    def pop(self, key: Key) -> Open[Who] | None:
+    def pop(self, key: Key) -> OpenTask[Who] | None:
         """The task whose answer has come. None: it is not open, or not any more."""
         return self._open.pop(key, None)
-
-    def back(self, who: Who) -> None:
-        """Note that ``who`` works on nothing any more."""
-        self._out.pop(who, None)
 
     def late(self) -> list[Key]:
         """The keys of tasks whose time is over."""
         now = self._clock()
-        return [key for key, one in self._open.items() if one.until < now]
+        return [key for key, task in self._open.items() if task.until < now]
 
-    def end(self, keys: Iterable[Key] | None = None) -> list[Open[Who]]:
+    def end(self, keys: Iterable[Key] | None = None) -> list[OpenTask[Who]]:
         """Give up tasks, all by default. Their answers no longer count. Return them."""
-        ended = [one for key in (self.keys_of() if keys is None else keys) if (one := self.pop(key)) is not None]
-        for one in ended:
-            self._end(one.task)
-            self._out[one.who] = one.until
+        ended = [task for key in (self.keys_of() if keys is None else keys) if (task := self.pop(key)) is not None]
+        for task in ended:
+            self.forget(task.task)
         return ended
 
-    def take(self, answers: Sequence[tuple[Open[Who], Answer | FastaggError]]) -> list[Outcome]:
+    def take(self, answers: Sequence[tuple[OpenTask[Who], Answer | FastaggError]]) -> list[Outcome]:
         """Pass answers to the server, in one pass over memory for each step. A task whose answer is refused ends.
 
         Args:
             answers: tasks and their answers. An error stands for a reply that could not be read.
         """
-        readable = [answer for _, answer in answers if isinstance(answer, Answer)]
-        taken = iter(self.server.receive_many(readable))
-        outcomes = [
-            replies.told(next(taken)) if isinstance(answer, Answer) else replies.bare(answer) for _, answer in answers
-        ]
-        for (one, _), outcome in zip(answers, outcomes, strict=True):
+        taken = iter(self.server.receive_many([answer for _, answer in answers if isinstance(answer, Answer)]))
+        outcomes = [judged(next(taken)) if isinstance(answer, Answer) else stripped(answer) for _, answer in answers]
+        for (task, _), outcome in zip(answers, outcomes, strict=True):
             if not isinstance(outcome, Receipt):
-                self._end(one.task)
+                self.forget(task.task)
         return outcomes
 
-    def refuse(self, one: Open[Who] | None, error: FastaggError) -> FastaggError:
-        """End a task whose reply could not be read. Return the error."""
-        if one is not None:
-            self._end(one.task)
-        return replies.bare(error)
-
-    def _end(self, task: Dispatch) -> None:
-        with suppress(UnknownClient, UnknownVersion):  # the server has ended it
+    def forget(self, task: Dispatch) -> None:
+        """End a task, unless the server has done so."""
+        with suppress(UnknownClient, UnknownVersion):
             self.server.forget(task.client, task.version)
 
 
 class Session:
     """The state of a run.
 
-    The framework's adapter calls :meth:`note` or :meth:`failed` for every reply, :meth:`stepped` for every version and
+    The framework's adapter calls :meth:`take` or :meth:`refused` for replies, :meth:`stepped` for every version and
     sometimes :meth:`settle`, which returns the versions whose metrics are complete. When :attr:`over` is set, it says
     why the run ends. A permanent problem raises :class:`fastagg.RunFailed`.
 
@@ -211,45 +162,66 @@ class Session:
         server: the run's server.
         settings: the user's settings.
         evaluate: ``evaluate(version, model)``; the model is ``server.parameters()``.
-        say: called with one line of progress for each version.
+        say, warn: called with a line: of progress for each version and update, of each refusal.
         clock: returns seconds.
+
+    Attributes:
+        book: the adapter's, which replaces it by its own.
+        window: the clients' metrics of the model that they were sent, where they evaluate it.
+        lacks: what the adapter waits for besides replies: nodes.
+        noun: what the framework calls clients.
+        ended: set when the session is closed.
     """
 
     def __init__(
-        self,
-        server: Server,
-        settings: Settings | None = None,
-        evaluate: Callable[[int, Arrays], Found] | None = None,
-        say: Callable[[str], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, server: Server, settings: Settings | None = None,
+        evaluate: Callable[[int, Arrays], Metrics] | None = None, say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic, warn: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
         self.server, self.settings = server, settings or Settings()
         self.failures = Failures(self.settings, clock)
         self.tally = Tally()
         self.over: str | None = None  # why the run ends
         self.trackers = Trackers(self.settings.trackers)
-        self.by_client: dict[Hashable, list[tuple[int, dict[str, float]]]] = {}  # what each reported, by version
         goals = {"stop": self.settings.stop, "best": self.settings.best}
         self._watches = {name: Watch(goal.metric, goal.mode) for name, goal in goals.items() if goal is not None}
-        self._evaluation = Evaluation(evaluate, self.settings.evaluate_aside)
+        self.evaluation = Evaluation(evaluate, self.settings.evaluate_aside)
         self._looked_at = any((evaluate, self.settings.best, self.settings.on_version))
-        self._say = say or logging.getLogger("fastagg").info
+        self.say, self.warn = say or logging.getLogger("fastagg").info, warn or logging.getLogger("fastagg").warning
         self._clock, self._began, self._before = clock, clock(), 0.0
         self._rows: dict[int, dict[str, float]] = {}  # by version, without the metrics of its evaluation
-        self.book: Book[Any, Any] | None = None  # the adapter's, for what is waited for
-        self.lacks = ""  # what the adapter waits for besides: nodes
+        self.book: Book[Any, Any] = Book(server)
+        self.window: Window | None = None
+        self.lacks, self.noun, self.ended = "", "client", threading.Event()
         self._skipped = 0  # rounds too small for their rule, in a row
-        self._ends: list[Callable[[], object]] = []
 
     # -- replies -------------------------------------------------------------------------------------------------
 
-    def note(self, clients: Sequence[Hashable], outcomes: Sequence[Outcome]) -> None:
-        for client, outcome in zip(clients, outcomes, strict=True):
+    def take(self, replies: Sequence[tuple[OpenTask[Any], Answer | FastaggError, Metrics]]) -> list[Outcome]:
+        """Pass replies to the server in one pass. Say and note what becomes of each.
+
+        Args:
+            replies: tasks; their answers, or errors of replies that could not be read; what clients report.
+
+        Raises:
+            RunFailed: too many replies were refused.
+        """
+        outcomes = self.book.take([(task, answer) for task, answer, _ in replies])
+        for (task, _, metrics), outcome in zip(replies, outcomes, strict=True):
             if isinstance(outcome, Receipt):
-                self.taken(client, outcome)
-        for client, outcome in zip(clients, outcomes, strict=True):
+                self.taken(task.who, outcome)
+                if self.window is not None:
+                    self.window.add(task.task, metrics)
+                if row := numeric(metrics or {}):
+                    named = {f"client/{task.who}/{name}": value for name, value in row.items()}
+                    self.trackers.log(named, outcome.version)
+                step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
+                what = f"update from version {task.task.version} taken, delay {outcome.delay}: {step}"
+                self.say(f"fastagg: {self.noun} {task.who}: {what}")
+        for (task, *_), outcome in zip(replies, outcomes, strict=True):
             if isinstance(outcome, FastaggError):
-                self.refused(client, outcome)
+                self.refused(task.who, outcome)
+        return outcomes
 
     def taken(self, client: Hashable, receipt: Receipt) -> None:
         self.failures.taken(client)
@@ -259,19 +231,31 @@ class Session:
         self.tally.longest = max(self.tally.longest, receipt.delay)
 
     def refused(self, client: Hashable, error: FastaggError) -> None:
-        """Note that a reply was refused. One whose task the server had ended is no failure of its client."""
-        self.tally.refused[type(error).__name__] += 1
-        if not isinstance(error, Over):
-            self.failures.failed(client, f"{type(error).__name__}: {error}")
+        """Say and note that a reply was refused, or, of a :class:`ClientFailure`, that none came.
 
-    def failed(self, client: Hashable, cause: str) -> None:
-        """Note that no reply came, or an error."""
-        self.tally.failed += 1
-        self.failures.failed(client, cause)
+        A reply whose task the server had ended is no failure of its client.
+
+        Raises:
+            RunFailed: this was one too many.
+        """
+        failed = isinstance(error, ClientFailure)
+        self.warn(f"fastagg: {self.noun} {client}: {'failed' if failed else 'refused'}: {error}")
+        self.tally.failed += failed
+        if not failed:
+            self.tally.refused[type(error).__name__] += 1
+        if not isinstance(error, TaskOver):
+            self.failures.failed(client, str(error) if failed else f"{type(error).__name__}: {error}")
+
+    def refuse(self, client: Hashable, task: OpenTask[Any] | None, error: FastaggError) -> FastaggError:
+        """End the task of a reply that could not be read, and note why. Return the error."""
+        if task is not None:
+            self.book.forget(task.task)
+        self.refused(client, stripped(error))
+        return error
 
     # -- versions ------------------------------------------------------------------------------------------------
 
-    def stepped(self, train: Mapping[str, object] | None = None, last: bool = False) -> None:
+    def stepped(self, train: Metrics = None, last: bool = False) -> None:
         """Note that the server has a new version, or its first one.
 
         Args:
@@ -279,13 +263,13 @@ class Session:
             last: whether this is the last version, which is always evaluated.
         """
         version = self.server.version
-        if last and self._evaluation.knows(version):
+        if last and self.evaluation.knows(version):
             return
         self._rows[version] = {**self._rows.get(version, {}), **self._counts(train)}
         model = self.server.parameters() if self._looked_at else None
-        self._evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
+        self.evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
-    def close_round(self, warn: Callable[[str], object]) -> bool:
+    def close_round(self) -> bool:
         """End the server's round. One that is too small for its rule is skipped: its updates do not count.
 
         Returns:
@@ -302,7 +286,7 @@ class Session:
             except ConfigError:  # a server with a folder goes on from what is there
                 raise error from None
             self._skipped += 1
-            warn(f"fastagg: this round is skipped, the {self._skipped}. in a row: {error}")
+            self.warn(f"fastagg: this round is skipped, the {self._skipped}. in a row: {error}")
             if self._skipped == self.settings.max_in_a_row:
                 raise RunFailed(f"{self._skipped} rounds in a row were skipped; the last: {error}") from error
             return False
@@ -318,55 +302,53 @@ class Session:
 
     def waits_for(self) -> str:
         """What the run waits for, in words; empty if nothing is known."""
-        busy = [] if self.book is None else [*self.book.busy]
+        busy = [*self.book.busy]
         names = sorted(str(who) for who in busy if who is not None)
         replies = f"{len(busy)} replies, of {', '.join(names[:5])}{', ...' * (len(busy) > 5)}" if busy else ""
-        evaluated = ", ".join(map(str, self._evaluation.waiting))
+        evaluated = ", ".join(map(str, self.evaluation.waiting))
         words = self.lacks, replies, evaluated and f"the evaluation of version {evaluated}"
         return "; ".join(filter(None, words))
 
-    def at_end(self, act: Callable[[], object]) -> None:
-        """Call ``act`` when the session is closed."""
-        self._ends.append(act)
-
-    def measured(self, step: int, found: Found, train: Mapping[str, object] | None, model: Arrays) -> None:
+    def measured(self, step: int, metrics: Metrics, train: Metrics, model: Arrays) -> None:
         """Handle a version or round that the framework has evaluated itself. It does all that :meth:`settle` does.
 
         Args:
             step: its number.
-            found, train: the metrics of its evaluation and of the clients' training.
+            metrics, train: of its evaluation, and of the clients' training.
             model: its model, for ``best`` and ``on_version``.
         """
-        self._tell(step, {**self._counts(train), **numeric(found or {})}, model)
+        self._tell(step, {**self._counts(train), **numeric(metrics or {})}, model)
         self._look_at_the_clock()
-
-    def skip(self, version: int) -> None:
-        """Skip the evaluation of ``version``, which was done before a restart."""
-        self._evaluation.skip(version)
 
     def settle(self, wait: bool = False) -> list[Row]:
         """Return, in order, versions whose metrics became complete since the last call. With ``wait``, wait for all."""
         rows = []
-        for version, model, found, why in self._evaluation.finished(wait):
-            metrics = {**self._rows.pop(version), **numeric(found or {})}
-            rows.append(Row(version, found, metrics))
+        for version, model, result, why in self.evaluation.finished(wait):
+            metrics = {**self._rows.pop(version), **numeric(result or {})}
+            rows.append(Row(version, result, metrics))
             self.end(why)
             self._tell(version, metrics, model)
         self._look_at_the_clock()
         return rows
 
-    def reported(self, client: Hashable, version: int, metrics: Mapping[str, object] | None) -> None:
-        """Keep what a client says of its training, with the version that its update made or waits in."""
-        if row := numeric(metrics or {}):
-            self.by_client.setdefault(client, []).append((version, row))
-            self.trackers.log({f"client/{client}/{name}": value for name, value in row.items()}, version)
+    def end_window(self, clients: int) -> Dispatch | None:
+        """After as many replies as ``clients``, note their metrics as those of the newest version that they evaluated.
 
-    def clients_found(self, version: int, found: Mapping[str, object], model: Arrays = None) -> None:
+        Returns:
+            The task of this version. None before.
+        """
+        if self.window is None or (ended := self.window.end(clients)) is None:
+            return None
+        task, means = ended
+        self.evaluated(task.version, means, task.views if self.settings.best is not None else None)
+        return task
+
+    def evaluated(self, version: int, means: Mapping[str, object], model: Arrays = None) -> None:
         """Take the metrics of clients that evaluated ``version``. ``model`` is this version's model, for ``best``."""
-        metrics = {f"clients/{name}": value for name, value in numeric(found).items()}
+        metrics = {f"clients/{name}": value for name, value in numeric(means).items()}
         for watch in self._watches.values():
             if not metrics and watch.best is None and watch.metric.startswith("clients/"):
-                self._say(f"fastagg: clients were to measure {watch.metric}, and report no metrics")
+                self.say(f"fastagg: clients were to measure {watch.metric}, and report no metrics")
         self.trackers.log(metrics, version)
         self._look(version, metrics, model)
 
@@ -375,9 +357,8 @@ class Session:
         self.over = self.over or why
 
     def close(self) -> None:
-        for act in self._ends:
-            act()
-        self._evaluation.close()
+        self.ended.set()
+        self.evaluation.close()
         self.trackers.close()
 
     def summary(self) -> str:
@@ -410,13 +391,11 @@ class Session:
 
     def state_dict(self) -> State:
         kept = {name: watch.state_dict() for name, watch in self._watches.items()}
-        reported = {client: list(rows) for client, rows in self.by_client.items()}
-        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept, "by_client": reported}
+        return {"tally": self.tally.state_dict(), "seconds": self.seconds, "watches": kept}
 
     def load_state_dict(self, state: State) -> None:
         if state:
             self.tally, self._before = Tally(**state["tally"]), state["seconds"]
-            self.by_client = {client: list(map(tuple, rows)) for client, rows in state.get("by_client", {}).items()}
             for name in self._watches.keys() & state["watches"].keys():
                 self._watches[name].load_state_dict(state["watches"][name])
 
@@ -425,7 +404,7 @@ class Session:
     def _tell(self, version: int, metrics: dict[str, float], model: Arrays) -> None:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if not name.startswith("run/"))
         counts = f"{metrics['run/updates']:.0f} updates, {metrics['run/seconds']:.1f} s"
-        self._say(f"fastagg: version {version}: {shown + ', ' if shown else ''}{counts}")
+        self.say(f"fastagg: version {version}: {shown + ', ' if shown else ''}{counts}")
         self.trackers.log(metrics, version)
         self._look(version, metrics, model)
         if self.settings.on_version is not None:
@@ -451,7 +430,7 @@ class Session:
         if stop is not None and stop.seconds is not None and self.seconds >= stop.seconds:
             self.end(f"{stop.seconds:g} s are over")
 
-    def _counts(self, train: Mapping[str, object] | None) -> dict[str, float]:
+    def _counts(self, train: Metrics) -> dict[str, float]:
         tally = self.tally
         return {
             "run/updates": float(tally.updates), "run/delay": tally.delays / max(1, tally.updates),

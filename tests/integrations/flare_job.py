@@ -14,14 +14,12 @@ from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_opt.pt.job_config.base_fed_job import BaseFedJob
 from nvflare.app_opt.pt.job_config.model import PTModel
-from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
-from nvflare.client.config import ExchangeFormat, TransferType
+from nvflare.client.config import TransferType
 from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
-from nvflare.recipe import SimEnv
 from support.flare_recorded import RecordedAggregator, RecordedController
 
-from fastagg.integrations.nvflare import Aggregator, AsyncController
+from fastagg.integrations.nvflare import AsyncController
 
 
 def digits(**settings: str) -> BaseFedJob:
@@ -82,27 +80,6 @@ def failing(workspace: str, algorithm: str, *arguments: str) -> None:
     flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
 
 
-def echo(workspace: str) -> None:
-    """FedEcho with unlabelled images on the server."""
-    flare = digits()
-    flare.to_server(str(HERE / "flare_echo.py"))
-    settings = {"buffer_size": 2, "num_clients": job.CLIENTS, "distill": "flare_echo:distillation"}
-    sites = [f"site-{number}" for number in range(1, job.CLIENTS + 1)]
-    flare.to_server(AsyncController("FedEcho", settings, 24, clients=sites, checkpoint=f"{workspace}/server.pt"))
-    torch_tensors = {"server_expected_format": ExchangeFormat.PYTORCH}
-    flare.to_clients(ScriptRunner(script=str(EXAMPLE / "client.py"), **torch_tensors))
-    flare.simulator_run(f"{workspace}/digits", n_clients=job.CLIENTS)
-
-
-def restarted(workspace: str) -> None:
-    """FLARE's own rounds continue from a checkpoint, although the job starts from another model."""
-    recipe = FedAvgRecipe(
-        name="digits", model=Digits(), min_clients=job.CLIENTS, num_rounds=2, train_script=str(EXAMPLE / "client.py"),
-        aggregator=Aggregator("FedAMS", {"lr": 0.03}, checkpoint=f"{workspace}/server.pt"),
-    )  # fmt: skip
-    recipe.execute(SimEnv(num_clients=job.CLIENTS, workspace_root=workspace))
-
-
 if __name__ == "__main__":
     way, workspace = sys.argv[1:]
     if way == "rounds":
@@ -110,8 +87,7 @@ if __name__ == "__main__":
         job.fedams(10, workspace)
     else:
         {
-            "asynchronous": asynchronous, "ending": ending, "resumed": resumed, "goals": goals, "echo": echo,
-            "restarted": restarted,
+            "asynchronous": asynchronous, "ending": ending, "resumed": resumed, "goals": goals,
             "plain under ACE": lambda where: failing(where, "ACE"),
             "crashing": lambda where: failing(where, "FADAS", "--crash"),
         }[way](workspace)  # fmt: skip

@@ -1,7 +1,7 @@
 """Every Python block of docs/integrations runs as it stands there, where its framework is installed.
 
 What a block takes for granted (the reader's model, app, message) is set up before it. The home-made server has tests of
-its own (test_bring_your_own.py).
+its own (tests/docs/test_own_server.py).
 """
 
 import os
@@ -166,30 +166,37 @@ def test_a_job_of_flares_page_runs_twice(words: str, tmp_path: Path) -> None:
             assert (f"{kept} is finished: 20 of versions=20, and nothing is trained" in printed) == again
 
 
-def test_appfls_yaml_makes_the_page_s_aggregator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As APPFL's server reads it: the file that it names, the class in it, and its settings, none left out."""
+def test_appfls_page_twice_in_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As APPFL's server reads it: the file that it names, the class in it, and its settings, none left out. Each folder
+    has a run of its own, which a second start goes on with."""
     if find_spec("appfl") is None:
         pytest.skip("appfl is not installed")
     from appfl.misc.utils import create_instance_from_file
     from omegaconf import OmegaConf
 
-    monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGES["appfl.md"], re.DOTALL | re.MULTILINE)
     config = OmegaConf.create(block).server_configs
     if find_spec("tensorboard") is None:
         config.aggregator_kwargs.pop("trackers")
-    Path("aggregator.py").write_text(next(block for block in BLOCKS if "import Aggregator, SyncAggregator" in block))
-    Path("model.py").write_text(
-        "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n"
-    )
-    made = create_instance_from_file(
-        config.aggregator_path, config.aggregator, aggregator_configs=config.aggregator_kwargs
-    )
-    assert type(made.server.optimizer).__name__ == "AMSGrad" and made.scheduler.__name__ == config.scheduler
-    sent = made.get_parameters(client_id="a")
-    for turn in range(4):
-        sent = made.aggregate("a", {name: value + 1.0 + turn for name, value in sent.items()})
-    assert made.server.version == 1
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        Path("aggregator.py").write_text(
+            next(block for block in BLOCKS if "import Aggregator, SyncAggregator" in block)
+        )
+        Path("model.py").write_text(
+            "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n"
+        )
+        for start in (0, 1):
+            made = create_instance_from_file(
+                config.aggregator_path, config.aggregator, aggregator_configs=config.aggregator_kwargs
+            )
+            assert type(made.server.optimizer).__name__ == "AMSGrad" and made.scheduler.__name__ == config.scheduler
+            assert made.server.version == start
+            sent = made.get_parameters(client_id="a")
+            for turn in range(4):
+                sent = made.aggregate("a", {name: value + 1.0 + turn for name, value in sent.items()})
+            assert fastagg.load(folder / "server.pt").version == made.server.version == start + 1
 
 
 @pytest.mark.parametrize("words", KNOWN)

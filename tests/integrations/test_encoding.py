@@ -79,7 +79,7 @@ def test_flowers_mod_sends_what_is_decoded_and_keeps_the_rest(format: Any) -> No
     from fastagg.integrations import flower
 
     grid = Grid(flower.EncodingMod(format))
-    strategy = flower.SyncStrategy(fastagg.FedAvg, poll=0, fraction_evaluate=0.0)
+    strategy = flower.SyncStrategy(fastagg.FedAvg, fraction_evaluate=0.0)
     result = strategy.start(grid, flower.write(START), num_rounds=ROUNDS)
     rounds = [*grid.rounds[:: len(NODES)], flat({name: array.numpy() for name, array in result.arrays.items()})]
     decoded = [fastagg.Encoded.from_arrays(one).decode() for one in grid.got]
@@ -98,7 +98,7 @@ def test_a_model_with_statistics_is_refused_by_flowers_mod() -> None:
     from fastagg.integrations import flower
 
     grid = Grid(flower.EncodingMod())
-    strategy = flower.AsyncStrategy(partial(fastagg.FedBuff, buffer_size=1), poll=0, max_failures=1, retry_after=0)
+    strategy = flower.AsyncStrategy(partial(fastagg.FedBuff, buffer_size=1), max_failures=1, retry_after=0)
     model = {**START, "bn.running_mean": np.zeros(3, np.float32)}
     with pytest.raises(fastagg.RunFailed):
         strategy.start(grid, flower.write(model), num_rounds=1)

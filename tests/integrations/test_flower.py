@@ -16,7 +16,7 @@ import fastagg
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from support.flower_apps import FakeGrid, trained
 
 from fastagg.integrations import flower
@@ -45,7 +45,7 @@ def initial() -> dict[str, torch.Tensor]:
 
 
 def sync(make, **settings) -> flower.SyncStrategy:
-    return flower.SyncStrategy(make, fraction_evaluate=0.0, poll=0, **settings)
+    return flower.SyncStrategy(make, fraction_evaluate=0.0, **settings)
 
 
 @pytest.mark.parametrize("make", RULES)
@@ -72,18 +72,6 @@ def test_rounds_are_the_servers(make) -> None:
     assert result.train_metrics_clientapp[3]["loss"] == pytest.approx((1 + 4 + 9) / 6)
 
 
-class Forgotten(fastagg.Direction):  # without @dataclass
-    size: int
-
-    def combine(self, update, facts, state): ...
-
-
-def test_a_rule_without_dataclass_is_an_error() -> None:
-    grid = FakeGrid(trained, [1, 2, 3])
-    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        sync(lambda model, **settings: fastagg.Server(model, Forgotten(3))).start(grid, flower.write({}), num_rounds=1)
-
-
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_while_replies_come_there_is_one_sum_and_not_what_was_sent(synchronous: bool) -> None:
     sent, places, alive = list[weakref.ref[ArrayRecord]](), dict[int, set[int]](), []
@@ -106,7 +94,7 @@ def test_while_replies_come_there_is_one_sum_and_not_what_was_sent(synchronous: 
     first = flower.write({"w": torch.zeros(50_000)})
     grid = Grid(trained, range(1, 9), delay=lambda node: node)
     make = fastagg.FedAvg if synchronous else partial(fastagg.FedBuff, buffer_size=8)
-    strategy = sync(make) if synchronous else flower.AsyncStrategy(make, poll=0)
+    strategy = sync(make) if synchronous else flower.AsyncStrategy(make)
     gc.collect()
     gc.disable()
     try:
@@ -151,32 +139,6 @@ def test_replies_need_no_message_ids() -> None:
     sent = strategy.configure_train(1, flower.write(initial()), ConfigRecord(), FakeGrid(trained, [1, 2]))
     arrays, _ = strategy.aggregate_train(1, [Message(trained(message), reply_to=message) for message in sent])
     torch.testing.assert_close(flower.read(arrays)["w"], initial()["w"] + 0.15)
-
-
-@pytest.mark.parametrize(
-    "server", [3, lambda model: model, partial(fastagg.FADAS, lr=0.1), partial(fastagg.FedAvg, x=1)]
-)
-def test_no_synchronous_rule(server) -> None:
-    with pytest.raises(fastagg.ConfigError, match=r"server: expected |AsyncStrategy runs it|unknown setting 'x'"):
-        sync(server).start(FakeGrid(trained, [1, 2]), flower.write(initial()), num_rounds=1)
-
-
-def test_flowers_own_evaluation_goes_on() -> None:
-    def node(message):
-        if message.metadata.message_type == "train":
-            return trained(message)
-        seen = flower.read(message.content["arrays"])["w"].sum()
-        return RecordDict({"metrics": MetricRecord({"num-examples": 1, "sum": float(seen)})})
-
-    strategy = flower.SyncStrategy(fastagg.FedAvg, poll=0)
-    seen = []
-    result = strategy.start(
-        FakeGrid(node, [1, 2]), flower.write(initial()), num_rounds=2,
-        evaluate_fn=lambda number, arrays: seen.append((number, float(flower.read(arrays)["w"].sum()))),
-    )  # fmt: skip
-    assert [number for number, _ in seen] == [0, 1, 2]
-    for number, value in seen[1:]:
-        assert result.evaluate_metrics_clientapp[number]["sum"] == pytest.approx(value)
 
 
 DTYPES = [

@@ -49,7 +49,7 @@ def clients(task):
 
 
 def strategy(make, **settings) -> flower.AsyncStrategy:
-    return flower.AsyncStrategy(make, poll=0, evaluate_aside=False, **settings)
+    return flower.AsyncStrategy(make, evaluate_aside=False, **settings)
 
 
 def uneven(node: int) -> int:
@@ -95,5 +95,5 @@ def test_a_restart_goes_on_with_its_teachers(task, tmp_path) -> None:
     kept = fastagg.load(file, distill=make(task).keywords["distill"])
     assert torch.equal(kept.flat, before.server.flat) and kept.version == 4
     after = once(7, NODES[::-1])
-    assert after.server.version == 7 and after.updates == 14
+    assert after.server.version == 7 and after.session.tally.updates == 14
     assert not torch.equal(after.server.flat, before.server.flat)

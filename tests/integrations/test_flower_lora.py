@@ -38,7 +38,7 @@ def test_clients_of_unequal_rank_teach_one_model(how: str, lr: float, monkeypatc
         assert all("lora" in name for name in sent), "adapters alone"
         return content
 
-    strategy = flower.AsyncStrategy(partial(fastagg.FedBuff, buffer_size=6, weighting="samples"), poll=0)
+    strategy = flower.AsyncStrategy(partial(fastagg.FedBuff, buffer_size=6, weighting="samples"))
     result = strategy.start(
         FakeGrid(train, NODES), server_app.start(how), num_rounds=10,
         train_config=ConfigRecord({"how": how, "steps": 60, "lr": lr}),
@@ -66,7 +66,7 @@ def test_a_client_that_has_trained_nothing_changes_nothing(monkeypatch: pytest.M
         return client_app.fit(message, context).content
 
     monkeypatch.setattr(client_app, "train", lambda *args, **more: 0.0)
-    strategy = flower.AsyncStrategy(partial(fastagg.FedBuff, buffer_size=3), poll=0)
+    strategy = flower.AsyncStrategy(partial(fastagg.FedBuff, buffer_size=3))
     told = ConfigRecord({"how": "stacked", "steps": 1, "lr": 0.1})
     before = flower.read(server_app.start("stacked"))
     strategy.start(FakeGrid(train, NODES), server_app.start("stacked"), num_rounds=2, train_config=told)

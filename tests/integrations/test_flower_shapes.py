@@ -101,14 +101,6 @@ class _:
         return super().aggregate_train(number, replies)
 
 
-@shape("replies are kept for later rounds")
-class _:
-    def aggregate_train(self, number, replies):
-        self.kept = [*getattr(self, "kept", []), *replies]
-        self.seen.append(sum(float(r.content["arrays"]["b"].numpy().sum()) for r in good(self.kept)))
-        return super().aggregate_train(number, replies)
-
-
 # -- choosing and changing replies -------------------------------------------------------------------------------
 
 
@@ -119,14 +111,6 @@ class _:
             if r.has_error() or r.content["metrics"]["bad"]:
                 replies.remove(r)
         return super().aggregate_train(number, replies)
-
-
-@shape("_check_and_log_replies, then super()")
-class _:
-    def aggregate_train(self, number, replies):
-        valid, errors = self._check_and_log_replies(replies, is_train=True)
-        self.seen += [len(valid), len(errors)]
-        return super().aggregate_train(number, valid)
 
 
 @shape("_check_and_log_replies is overridden")
@@ -164,16 +148,6 @@ class _:
     def configure_train(self, *given):
         self.messages = sorted(super().configure_train(*given), key=lambda m: m.metadata.dst_node_id)
         return self.messages
-
-
-@shape("a second record is taken out before super()")
-class _:
-    def aggregate_train(self, number, replies):
-        for r in good(replies):
-            r.content["delta"] = record({"w": np.ones(3)})  # as a client would
-        for r in good(replies):
-            self.seen.append(float(r.content.pop("delta")["w"].numpy().sum()))
-        return super().aggregate_train(number, replies)
 
 
 @shape("an array is missing from all replies", error="no reply of this round could be used; ShapeMismatch")
@@ -223,16 +197,6 @@ class _:
         return super().configure_train(number, arrays, config, grid)
 
 
-@shape("messages are changed after super()")
-class _:
-    def configure_train(self, *given):
-        messages = list(super().configure_train(*given))
-        for message in messages:
-            config = ConfigRecord({**message.content["config"], "lr": 0.1 * message.metadata.dst_node_id})
-            message.content = RecordDict({"arrays": message.content["arrays"], "config": config})
-        return messages
-
-
 @shape("a generator of messages")
 class _:
     def configure_train(self, *given):
@@ -250,22 +214,7 @@ class _:
         return messages
 
 
-@shape("sampled nodes", fraction_train=0.5, min_train_nodes=2)
-class _:
-    def configure_train(self, *given):
-        messages = list(super().configure_train(*given))
-        self.seen += [m.metadata.dst_node_id for m in messages]
-        return messages
-
-
 # -- evaluation and metrics --------------------------------------------------------------------------------------
-
-
-@shape("evaluation is looked at")
-class _:
-    def aggregate_evaluate(self, number, replies):
-        self.seen += sorted(r.content["metrics"]["score"] for r in replies)
-        return super().aggregate_evaluate(number, replies)
 
 
 def _spread(contents, key):
@@ -337,9 +286,9 @@ def test_a_subclass_gives_flowers_numbers_or_a_named_error(name: str) -> None:
     ours, theirs = (type("Strategy", (mixin, base), {}) for base in (flower.SyncStrategy, FedAvg))
     if error:
         with pytest.raises(fastagg.FastaggError, match=error):
-            run(ours, fastagg.FedAvg, poll=0, **settings)
+            run(ours, fastagg.FedAvg, **settings)
         return
-    grid, strategy, result = run(ours, fastagg.FedAvg, poll=0, **settings)
+    grid, strategy, result = run(ours, fastagg.FedAvg, **settings)
     other_grid, other, expected = run(theirs, **settings)
     assert len(grid.received) == len(other_grid.received)
     for mine, flowers in zip(grid.received, other_grid.received, strict=True):

@@ -114,7 +114,7 @@ class Messages:
 
     @staticmethod
     def ours(make: Any = fastagg.FedAvg, kind: type = flower.SyncStrategy, **settings: Any) -> Any:
-        return kind(make, poll=0, fraction_evaluate=0.0, **settings)
+        return kind(make, fraction_evaluate=0.0, **settings)
 
     @staticmethod
     def flowers(name: str = "FedAvg", **settings: Any) -> Any:
@@ -219,16 +219,6 @@ def test_fedadam_says_why_its_numbers_are_not_flowers(caplog: pytest.LogCaptureF
         np.testing.assert_allclose((a - start) * factor, b - start, rtol=1e-3, atol=1e-6)
 
 
-def test_fedprox_sends_its_mu(api: Any) -> None:
-    same(api.run(api.ours(fastagg.FedProx, proximal_mu=0.3)), api.run(api.flowers("FedProx", proximal_mu=0.3)))
-
-
-def test_uniform_weights_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "flwr.fastagg"):
-        Messages.run(Messages.ours(partial(fastagg.FedAdam, lr=0.1, weighting="uniform")), rounds=1)
-    assert "weighting='uniform', where Flower weighs" in caplog.text
-
-
 # -- wrappers ----------------------------------------------------------------------------------------------------
 
 FIXED = {"noise_multiplier": 0.5, "clipping_norm": 1.5}
@@ -239,23 +229,16 @@ WRAPPERS: dict[str, tuple[str, dict[str, float], Any]] = {
     "server-adaptive": ("DifferentialPrivacyServerSideAdaptiveClipping", ADAPTIVE, []),
     "client-adaptive": ("DifferentialPrivacyClientSideAdaptiveClipping", ADAPTIVE, ["adaptiveclipping_mod"]),
 }
-ONLY_CLASSIC = {
-    "DPFedAvgFixed": ("DPFedAvgFixed", {"clip_norm": 1.5, "noise_multiplier": 0.3}, []),
-    "DPFedAvgAdaptive": (
-        "DPFedAvgAdaptive", {"noise_multiplier": 0.3, "init_clip_norm": 1.0, "clip_count_stddev": 1.0}, []),
-}  # fmt: skip
 
 
 def wrapped(api: Any, name: str, strategy: Any) -> tuple[Any, Any]:
     """A strategy in a wrapper, and the mods that go with it."""
-    kind, settings, chain = {**WRAPPERS, **ONLY_CLASSIC}[name]
+    kind, settings, chain = WRAPPERS[name]
     return getattr(api.theirs, kind)(strategy, num_sampled_clients=3, **settings), [getattr(api.mods, n) for n in chain]
 
 
-@pytest.mark.parametrize("name", [*WRAPPERS, *ONLY_CLASSIC])
+@pytest.mark.parametrize("name", WRAPPERS)
 def test_differential_privacy_reaches_the_clients(name: str, api: Any) -> None:
-    if name in ONLY_CLASSIC and api is Messages:
-        pytest.skip("the API with messages has no such wrapper")
     mine, other = (api.run(*wrapped(api, name, strategy)) for strategy in (api.ours(), api.flowers()))
     same(mine, other)
     spread = [float(np.std(arrays[1])) for arrays, _ in mine[0].told[3]]
@@ -401,7 +384,7 @@ def test_secure_aggregation(workflow: Any, mod: Any, rule: str, caplog: pytest.L
 
 
 def test_the_control_variate_is_a_second_record_that_clipping_mods_refuse() -> None:
-    strategy = flower.AsyncStrategy(partial(fastagg.FedAC, lr=0.1, buffer_size=2), poll=0, retry_after=0)
+    strategy = flower.AsyncStrategy(partial(fastagg.FedAC, lr=0.1, buffer_size=2), retry_after=0)
     with pytest.raises(fastagg.RunFailed, match="fixedclipping_mod expects exactly one ArrayRecord, but found 2"):
         strategy.start(Grid(mods.fixedclipping_mod), record(START), num_rounds=2)
 
@@ -411,7 +394,7 @@ def test_mods_under_an_asynchronous_rule(name: str) -> None:
     """The mods run at the clients of AsyncStrategy; the clipping ones take their norm from train_config."""
     norms = []
     strategy = flower.AsyncStrategy(
-        partial(fastagg.FedBuff, buffer_size=1), poll=0, retry_after=0,
+        partial(fastagg.FedBuff, buffer_size=1), retry_after=0,
         on_version=lambda version, metrics, model: norms.append({n: a.clone() for n, a in model.items()}),
     )  # fmt: skip
     strategy.start(
@@ -428,11 +411,11 @@ def test_mods_under_an_asynchronous_rule(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_around_an_asynchronous_strategy_is_refused(name: str) -> None:
-    strategy = flower.AsyncStrategy(partial(fastagg.FADAS, lr=0.1), poll=0)
+    strategy = flower.AsyncStrategy(partial(fastagg.FADAS, lr=0.1))
     grid = Grid()
     with pytest.raises(fastagg.ConfigError, match=r"configure_train: AsyncStrategy has no rounds.*Wrap SyncStrategy"):
         wrapped(Messages, name, strategy)[0].start(grid, record(START), num_rounds=2)
-    assert not any(grid.told.values()) and strategy.updates == 0
+    assert not any(grid.told.values()) and strategy.session is None
 
 
 def test_a_subclass_of_an_asynchronous_strategy_that_would_be_ignored_is_refused() -> None:
@@ -459,11 +442,7 @@ def test_what_an_asynchronous_strategy_would_ignore_raises(settings: dict, words
         flower.AsyncStrategy(partial(fastagg.FADAS, lr=0.1), **settings)
 
 
-def test_each_kind_of_rule_names_the_other_strategy() -> None:
-    with pytest.raises(fastagg.ConfigError, match="FADAS has none: AsyncStrategy runs it"):
-        Messages.run(Messages.ours(partial(fastagg.FADAS, lr=0.1)))
-    with pytest.raises(fastagg.ConfigError, match="FedAMS is a synchronous rule: SyncStrategy runs it"):
-        flower.AsyncStrategy(fastagg.FedAMS).start(Grid(), record(START), num_rounds=1)
+def test_a_server_of_the_other_kind_names_the_other_strategy() -> None:
     server = fastagg.FADAS({n: torch.from_numpy(a.copy()) for n, a in START.items()}, lr=0.1)
     with pytest.raises(fastagg.ConfigError, match="AsyncStrategy runs it"):
         Messages.run(Messages.ours(server))
@@ -477,33 +456,11 @@ class Filters:
         return super().aggregate_fit(number, [pair for pair in results if pair[1].num_examples > 30], failures)
 
 
-class Clips:
-    def aggregate_fit(self, number, results, failures):
-        for _, result in results:
-            arrays = [np.clip(array, -0.3, 0.3) for array in parameters_to_ndarrays(result.parameters)]
-            result.parameters = ndarrays_to_parameters(arrays)
-        return super().aggregate_fit(number, results, failures)
-
-
-class Makes:
-    def aggregate_fit(self, number, results, failures):
-        made = [(proxy, FitRes(r.status, r.parameters, r.num_examples, {})) for proxy, r in results]
-        return super().aggregate_fit(number, made, failures)
-
-
 class Clusters:
     def aggregate_fit(self, number, results, failures):
         fold, results = super().aggregate_fit, sorted(results, key=lambda pair: pair[1].num_examples)
         halves = [parameters_to_ndarrays(fold(number, half, [])[0]) for half in (results[:1], results[1:])]
         return ndarrays_to_parameters([(a + b) / 2 for a, b in zip(*halves, strict=True)]), {}
-
-
-class Configures:
-    def configure_fit(self, server_round, parameters, client_manager):
-        chosen = super().configure_fit(server_round, parameters, client_manager)
-        for _, fit in chosen:
-            fit.config["lr"] = 0.1 / server_round
-        return chosen
 
 
 class Fades:
@@ -512,7 +469,7 @@ class Fades:
         return super().configure_fit(server_round, ndarrays_to_parameters(faded), client_manager)
 
 
-@pytest.mark.parametrize("mixin", [Filters, Clips, Makes, Clusters, Configures, Fades])
+@pytest.mark.parametrize("mixin", [Filters, Clusters, Fades])
 def test_a_classic_subclass_gives_flowers_numbers(mixin: type) -> None:
     mine, other = (type("Strategy", (mixin, base), {}) for base in (flower.ClassicStrategy, classics.FedAvg))
     same(Classic.run(Classic.ours(kind=mine)), Classic.run(other(**THREE)))

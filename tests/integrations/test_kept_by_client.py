@@ -82,7 +82,8 @@ def test_flower_s_messages_change_no_bit(rule: ModuleType) -> None:
             records = {"arrays": write(update), "metrics": MetricRecord({"num-examples": 10})}
             records |= {"note": ConfigRecord({"fastagg-kind": "delta"})}
             records |= {} if more is None else {"extra": write(more)}
-            [outcome] = server.receive_many([messages._unpacked(server, task, RecordDict(records), "num-examples")])
+            message: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict(records))
+            [outcome] = server.receive_many([messages.answer(server, task, message, "num-examples")])
             assert isinstance(outcome, fastagg.Receipt), outcome
 
     assert torch.equal(in_rounds(rule, through).flat, in_rounds(rule, by_hand).flat)
@@ -92,9 +93,9 @@ def test_flare_s_messages_change_no_bit(rule: ModuleType) -> None:
     pytest.importorskip("nvflare")
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
+    from fastagg.integrations.goals import Settings
     from fastagg.integrations.nvflare import Traffic
     from fastagg.integrations.run import FLARE, Rule, Run
-    from fastagg.integrations.session import Settings
 
     alone, server = in_rounds(rule, by_hand), made(rule)
     traffic = Traffic(Run(Rule(FLARE, server, rounds=server.direction.synchronous), Settings()))

@@ -45,9 +45,9 @@ from support.replay import play
 
 import fastagg
 from fastagg._build import native
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
 from fastagg.integrations.run import FLARE, Rule, Run
-from fastagg.integrations.session import Settings
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def reply(
 def begun(number: int = 0, clients: str = "abc", **arguments: Any) -> Aggregator:
     aggregator = Aggregator("FedAvg", **arguments)
     aggregator.said = []  # type: ignore[attr-defined]
-    aggregator._traffic.log = aggregator._traffic.warn = aggregator.said.append  # type: ignore[attr-defined]
+    aggregator._traffic.run.log = aggregator._traffic.run.warn = aggregator.said.append  # type: ignore[attr-defined]
     for client in clients:
         aggregator.sent(client, FLModel(ParamsType.FULL, MODEL, current_round=number))
     return aggregator
@@ -306,7 +306,7 @@ def test_the_end_waits_for_those_who_are_out(timeout: float | None, aborted: boo
     assert time.monotonic() - begun_at > 0.35 if waits else time.monotonic() - begun_at < 50
     if waits:
         controller.end_timeout = 60.0
-        threading.Timer(0.2, lambda: controller._traffic.book.back("a")).start()
+        threading.Timer(0.2, lambda: controller._traffic.book.pop(("a", 0))).start()
         controller._wait_for_the_last()
         assert time.monotonic() - begun_at < 50
 
@@ -433,23 +433,6 @@ def test_a_checkpoint_of_another_model_ends_the_job(tmp_path: Path) -> None:
     assert path.read_bytes() == kept
 
 
-def test_settings_are_refused_by_name() -> None:
-    with pytest.raises(fastagg.ConfigError, match="FADAS has none: AsyncController runs it"):
-        Aggregator("FADAS")
-    with pytest.raises(fastagg.ConfigError, match="presets, as 'FADAS', got 'FedBest'"):
-        AsyncController("FedBest")
-    with pytest.raises(fastagg.ConfigError, match="did you mean 'buffer_size'"):
-        AsyncController("FADAS", {"bufer_size": 2})
-    with pytest.raises(fastagg.ConfigError, match="FedAvg is a synchronous rule: Aggregator runs it"):
-        AsyncController("FedAvg")
-    with pytest.raises(fastagg.ConfigError, match=r"end_timeout: .* >= 0"):
-        AsyncController("FADAS", end_timeout=-1)
-    with pytest.raises(fastagg.ConfigError, match="betas"):
-        AsyncController("FADAS", {"betas": 3})
-    with pytest.raises(fastagg.ConfigError, match="lr"):
-        Aggregator("FedAdam", {"lr": -1})
-
-
 class Watching(AsyncController):
     """A controller of a user's own, which evaluates on the server."""
 
@@ -465,7 +448,7 @@ class Watching(AsyncController):
 def test_a_controller_that_evaluates_and_ends_the_run() -> None:
     controller = Watching("FedBuff", {"buffer_size": 1}, versions=50)
     traffic, said = controller._traffic, list[str]()
-    traffic.log = traffic.warn = said.append
+    traffic.run.log = traffic.run.warn = said.append
     traffic.start({"w": np.zeros(4, np.float32)})
     while not traffic.is_over(["a"]):
         task = traffic.send("a")
@@ -725,28 +708,3 @@ def test_what_is_permanent_ends_the_job_with_its_message(way: str, cause: str, t
     assert re.search(f"RunFailed: each of the 4 clients .* failed 2 times in a row.*{cause}", log)
     assert "FATAL" in log.upper() and log.count("refused: ") + log.count("failed: EXECUTION") <= 3 * 4
     assert fastagg.load(tmp_path / "server.pt").version == 0, "the server's state as it was"
-
-
-@pytest.mark.slow
-def test_fedecho_with_real_unlabelled_data(tmp_path: Path) -> None:
-    simulate("echo", tmp_path)
-    assert accuracy(weights(tmp_path)) > 0.85
-    assert torch.load(tmp_path / "server.pt", weights_only=True)["version"] == 24
-
-
-@pytest.mark.slow
-def test_flares_rounds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """Two more rounds, with a new random model from FLARE. If it were used, they could not repair it."""
-    data, model = digits.load(4, alpha=10.0, seed=0), digits_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for part in [*data.clients] * 10:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(part.x), part.y).backward()
-        optimizer.step()
-    before = fastagg.FedAMS(model.state_dict(), clients_per_round=None, lr=0.03)
-    before.save(tmp_path / "server.pt")
-    log = simulate("restarted", tmp_path)
-    sent = [float(value) for value in re.findall("task 0 of 2, accuracy before training ([0-9.]+)", log)]
-    assert len(sent) == 4 and min(sent) > 0.6, "what clients were sent"
-    assert fastagg.load(tmp_path / "server.pt").version == 2
-    assert accuracy(weights(tmp_path)) > 0.7

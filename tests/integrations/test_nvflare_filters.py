@@ -21,9 +21,9 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fastagg
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare import Aggregator, Traffic
 from fastagg.integrations.run import FLARE, Rule, Run
-from fastagg.integrations.session import Settings
 
 SITES = {"a": 10, "b": 30, "c": 7}  # and their steps
 KINDS = {DataKind.WEIGHTS: ParamsType.FULL, DataKind.WEIGHT_DIFF: ParamsType.DIFF}
@@ -85,7 +85,7 @@ class Ours:
     def __init__(self, model: dict[str, Any], **settings: Any) -> None:
         self.aggregator, self.params = Aggregator("FedAvg", settings), dict(model)
         self.said: list[str] = []
-        self.aggregator._traffic.log = self.aggregator._traffic.warn = self.said.append
+        self.aggregator._traffic.run.log = self.aggregator._traffic.run.warn = self.said.append
 
     def round(self, number: int, replies: dict[str, dict[str, Any]], kind: str) -> None:
         for site in replies:

@@ -85,38 +85,13 @@ def test_sgd_is_torchs() -> None:
         assert torch.equal(mine, other)
 
 
-AS_TORCH = {  # docs/integrations/coming-from.md has these
-    "SGD": (lambda p: torch.optim.SGD(p, 0.3), fastagg.SGD(0.3)),
-    "momentum": (lambda p: torch.optim.SGD(p, 0.3, momentum=0.9), fastagg.Momentum(0.3, 0.9)),
-    "Adam": (lambda p: torch.optim.Adam(p, 0.03), fastagg.Adam(0.03, (0.9, 0.999), bias_correction=True)),
-    "AMSGrad": (
-        lambda p: torch.optim.Adam(p, 0.03, amsgrad=True),
-        fastagg.AMSGrad(0.03, (0.9, 0.999), bias_correction=True),
-    ),
-    "Adagrad": (lambda p: torch.optim.Adagrad(p, 0.03), fastagg.Adagrad(0.03, eps=1e-10)),
-    "RMSprop": (lambda p: torch.optim.RMSprop(p, 0.003), fastagg.Adam(0.003, (0.0, 0.99))),
-}
-
-
-@pytest.mark.parametrize("name", AS_TORCH)
-def test_a_drop_in_is_torchs_or_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    make, optimizer = AS_TORCH[name]
-    mine, other = Net(), Net()
-    other.load_state_dict(mine.state_dict())
-    ours, theirs = CentralOptimizer(mine, optimizer), make(other.parameters())
-    assert ("not torch.optim.Adam" in caplog.text) == (name == "RMSprop")
-    draw = torch.Generator().manual_seed(0)
-    for _ in range(40):
-        for a, b in zip(mine.parameters(), other.parameters(), strict=True):
-            a.grad = torch.randn(a.shape, generator=draw)
-            b.grad = a.grad.clone()
-        ours.step()
-        theirs.step()
-    for a, b in zip(mine.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6)
+def test_an_adam_that_is_not_torchs_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """docs/integrations/coming-from.md has the calls that are equal, and runs them."""
+    CentralOptimizer(Net(), fastagg.Adam(0.03, (0.9, 0.999), bias_correction=True))
+    assert "not torch.optim.Adam" not in caplog.text
     CentralOptimizer(Net(), fastagg.Adam(0.03))
     assert (
-        "betas=(0.9, 0.99), eps=1e-08, bias_correction=False" in caplog.text and "not torch.optim.Adam" in caplog.text
+        "not torch.optim.Adam" in caplog.text and "betas=(0.9, 0.99), eps=1e-08, bias_correction=False" in caplog.text
     )
 
 

@@ -88,9 +88,6 @@ def test_parts_are_on_both_nodes_and_equal_servers_of_this_process(cluster: Clus
         assert list(actors.receive(tasks, {1: cut.split(update(0))[1]})) == [1]
         assert list(actors.receive(actors.dispatch("fragment", only=[1]), update(0))) == [1]
         assert actors.versions == [3, 4, 3]
-        actors.save(tmp_path / "saved")
-        loaded = [fastagg.load(tmp_path / "saved" / f"part-{i}.pt") for i in range(3)]
-        assert same(cut.join(server.parameters() for server in loaded), actors.parameters())
 
 
 @pytest.fixture(scope="module")
@@ -236,8 +233,6 @@ def test_actors_are_killed_and_each_part_has_the_bits_of_one_server(
         tasks, mine = actors.dispatch(client), [server.dispatch(client) for server in plain]
         assert [task.version for task in tasks.values()] == [task.version for task in mine]
         open_tasks[client] = tasks, mine
-        if draw.random() < 0.02:
-            actors.save(tmp_path / "saved")
     killer.thread.join()
     assert actors.versions == [server.version for server in plain]
     assert same(actors.parameters(), actors.cut.join(server.parameters() for server in plain))

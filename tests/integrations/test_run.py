@@ -66,7 +66,7 @@ class Adapter:
 
 class FlowerAsync(Adapter):
     package = "flwr"
-    names = "checkpoint best stop concurrency poll max_in_a_row every=checkpoint_every unknown=checkpiont"
+    names = "checkpoint best stop concurrency max_in_a_row every=checkpoint_every unknown=checkpiont"
     limit = "num_rounds"
 
     def enter(self, name: str) -> Path:
@@ -88,7 +88,7 @@ class FlowerAsync(Adapter):
     kind = "AsyncStrategy"
 
     def more(self, more: dict[str, Any]) -> dict[str, Any]:
-        return {"poll": 0, **self.named(more)}
+        return self.named(more)
 
     def play(self, made: Any, steps: int, clients: int = 3, model: Model = MODEL) -> fastagg.Server:
         from support import flower_apps
@@ -103,10 +103,10 @@ class FlowerAsync(Adapter):
 
 class FlowerSync(FlowerAsync):
     rounds, kind = True, "SyncStrategy"
-    names = "checkpoint best stop poll max_in_a_row unknown=checkpiont"
+    names = "checkpoint best stop max_in_a_row unknown=checkpiont"
 
     def more(self, more: dict[str, Any]) -> dict[str, Any]:
-        return {"poll": 0, "fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1, **self.named(more)}
+        return {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1, **self.named(more)}
 
 
 class FlowerClassic(FlowerSync):
@@ -140,7 +140,7 @@ class FlowerClassic(FlowerSync):
 
 class FlareAsync(Adapter):
     package, limit = "nvflare", "versions"
-    names = "checkpoint best stop versions timeout end_timeout max_in_a_row every=save_every"
+    names = "checkpoint best stop versions timeout end_timeout max_in_a_row every=save_every unknown=checkpiont"
 
     def enter(self, name: str) -> Path:
         workspace = self.folder / "poc" / "server"
@@ -160,7 +160,7 @@ class FlareAsync(Adapter):
     def play(self, made: Any, steps: int, clients: int = 3, model: Model = MODEL) -> fastagg.Server:
         traffic, names = made._traffic, [f"site-{n}" for n in range(1, clients + 1)]
         made.versions = traffic.versions = steps
-        traffic.log, traffic.run.log, traffic.run.warn = (logging.getLogger("fastagg").info,) * 3
+        traffic.run.log = traffic.run.warn = logging.getLogger("fastagg").info
         traffic.start({name: array.numpy() for name, array in model.items()}, self.context)
         while not traffic.is_over(names):
             sent = {name: traffic.send(name) for name in names}
@@ -180,7 +180,7 @@ class FlareAsync(Adapter):
 
 class FlareSync(FlareAsync):
     rounds, limit = True, ""
-    names = "checkpoint at_once"
+    names = "checkpoint at_once unknown=checkpiont"
 
     def make(self, rule: Any, settings: dict[str, Any], **more: Any) -> Any:
         from fastagg.integrations.nvflare import Aggregator
@@ -191,8 +191,7 @@ class FlareSync(FlareAsync):
         from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
         traffic = made._traffic
-        traffic.log, traffic.run.log, traffic.run.warn = (logging.getLogger("fastagg").info,) * 3
-        traffic.warn = traffic.log
+        traffic.run.log = traffic.run.warn = logging.getLogger("fastagg").info
         made.system_panic, made.fl_ctx = lambda *_: None, self.context
         params: Any = {name: array.numpy() for name, array in model.items()}
         made.begin(params)
@@ -281,7 +280,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a text": ({"versions": "20"}, "versions: expected a whole number >= 1, got '20'; write 20 without quotes"),
     "timeout": ({"timeout": -1}, "timeout: expected a finite float32 number >= 0"),
     "end_timeout": ({"end_timeout": -1}, "end_timeout: expected a finite float32 number >= 0"),
-    "poll": ({"poll": -0.1}, "poll: expected a finite float32 number >= 0"),
     "concurrency": ({"concurrency": 0}, "concurrency: expected a whole number >= 1"),
     "num_clients": ({"num_clients": "3"}, "num_clients: expected a whole number >= 1"),
     "at_once": ({"at_once": 0}, "at_once: expected a whole number >= 1"),
@@ -385,13 +383,15 @@ def test_what_is_waited_for_is_said(adapter: Adapter, monkeypatch: Any, caplog: 
     made = adapter.make(adapter.rule, {"lr": 0.1})
     adapter.play(made, 1)
     run = getattr(made, "_traffic", made).run
-    contract._Pulse(run.session, run.warn)  # the run's own ended with it
+    run.session.ended.clear()
+    contract._pulse(run.session)  # the run's own ended with it
     book = run.session.book
     book.put("k", "node 7", run.server.dispatch(7))
     until = time.monotonic() + 20
     while "waiting for" not in caplog.text and time.monotonic() < until:
         time.sleep(0.01)
     assert "nothing has come in 0.02 s; waiting for" in caplog.text and "node 7" in caplog.text
+    run.session.close()
 
 
 def test_a_client_counts_from_its_first_task(adapter: Adapter) -> None:

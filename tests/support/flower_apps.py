@@ -7,8 +7,9 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fastagg.integrations.flower import read, write
+from fastagg.integrations.flower import read, tasks, write
 
+tasks.POLL = 0.0  # nobody sleeps
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0  # in its own processes Flower sets these
 
 Train = Callable[[Message], "RecordDict | Error | None"]

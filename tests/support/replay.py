@@ -9,7 +9,7 @@ import fastagg
 from fastagg._types import Plain
 from fastagg.errors import FastaggError
 from fastagg.integrations import replies
-from fastagg.integrations.session import Book, Open, Session
+from fastagg.integrations.session import Book, OpenTask, Session
 from fastagg.server.dispatch import Dispatch
 from fastagg.server.server import Outcome
 
@@ -31,23 +31,25 @@ def listen(heard: Callable[[fastagg.Server, Event], object], patch: pytest.Monke
     (patch or pytest.MonkeyPatch()).setattr(Book, "take", take)
 
 
+def answer(server: fastagg.Server, task: Dispatch, arrays: Any, told: Plain | None = None) -> Any:
+    """What an adapter makes of a client's reply to its task: the arrays, and what they state besides."""
+    told = dict(told or {})
+    try:
+        return replies.answer(server, task, arrays, told.pop("stated", {}), **told)
+    except FastaggError as error:
+        return error
+
+
 def taken(server: fastagg.Server, *answers: tuple[Dispatch, Any] | tuple[Dispatch, Any, Plain]) -> list[Outcome]:
-    """What an adapter does with clients' replies to their tasks: the arrays, and what they state besides."""
-
-    def answer(task: Dispatch, arrays: Any, told: Plain) -> fastagg.Answer | FastaggError:
-        try:
-            stated = told.pop("stated", {})
-            return replies.answer(server, task, arrays, stated, **told)
-        except FastaggError as error:
-            return error
-
+    """Pass replies to a server as an adapter does."""
     book = Book[Any, Any](server)
-    return book.take([(Open(task.client, task), answer(task, arrays, dict(*told))) for task, arrays, *told in answers])
+    return book.take([(OpenTask(task.client, task), answer(server, task, *reply)) for task, *reply in answers])
 
 
-def answered(session: Session, answers: Sequence[tuple[Any, Dispatch, Any]]) -> None:
-    """Note trained models, by client, in a run."""
-    session.note([client for client, _, _ in answers], taken(session.server, *(one[1:] for one in answers)))
+def answered(session: Session, answers: Sequence[tuple[Any, ...]]) -> None:
+    """Pass trained models, by client, to a run."""
+    open_tasks = [(OpenTask(client, task), task, sent) for client, task, *sent in answers]
+    session.take([(held, answer(session.server, task, *sent), None) for held, task, sent in open_tasks])
 
 
 def play(server: fastagg.Server, events: Sequence[Event], rounds: bool = False) -> None:

@@ -1,4 +1,7 @@
-"""Asynchronous training in Flower: a free node gets the current model at once. There are no rounds."""
+"""Asynchronous training in Flower: a free node gets the current model at once. There are no rounds.
+
+Flower's ServerApp calls it, from one thread. An update counts once, also across restarts.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fastagg import _checks
 from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
-from fastagg.integrations.flower import models, tasks
-from fastagg.integrations.flower.evaluating import ClientEvaluation
-from fastagg.integrations.flower.nodes import Choose, Nodes
-from fastagg.integrations.flower.records import read
-from fastagg.integrations.flower.settings import Make, app, callable_or_none, split
+from fastagg.integrations.flower import tasks
+from fastagg.integrations.flower.nodes import Choose, ClientEvaluation, Nodes
+from fastagg.integrations.flower.records import history, read, restore, write_model
+from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, split
 from fastagg.integrations.flower.tasks import Evaluate, log
-from fastagg.integrations.run import FLOWER, Rule, Run, check_limits
+from fastagg.integrations.replies import ClientFailure, attempt
+from fastagg.integrations.run import check_limits
 from fastagg.integrations.session import Book, Session
 from fastagg.server.dispatch import Receipt
 from fastagg.server.server import Server
@@ -32,20 +34,23 @@ _IGNORED = {
 }
 _NEVER = "clients do not evaluate; give evaluate_clients_every, the versions between two evaluations"
 _OF_EVALUATION = ("min_evaluate_nodes", "evaluate_metrics_aggr_fn")
-Config = Callable[[int, int], ConfigRecord]  # of a version and a node
-_ROUNDS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 _NO_ROUNDS = (
     "AsyncStrategy has no rounds, so that a wrapper or a subclass that works round by round would do nothing, or "
     "train synchronously. Wrap SyncStrategy; here there are choose=, on_version=, clip_norm= of the server, and mods"
 )
 
 
-def _refused(name: str) -> Callable[..., NoReturn]:
+def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: object, **__: object) -> NoReturn:
         """Not available, because there are no rounds: it raises ConfigError."""
         raise ConfigError(f"{name}: {_NO_ROUNDS}")
 
     return refuse
+
+
+_ROUNDS = {
+    name: _refusal(name) for name in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+}
 
 
 class AsyncStrategy(FedAvg):
@@ -59,11 +64,10 @@ class AsyncStrategy(FedAvg):
             version, in order. The default is all.
         evaluate_clients_every: versions between two evaluations on clients. A ``fraction_evaluate`` of the online nodes
             evaluate, at least ``min_evaluate_nodes``. Training continues. None: never.
-        checkpoint: file for the server, the history and the nodes' numbers.
+        checkpoint: file for the server, the history and the nodes' numbers. If it exists, the run goes on from it, and
+            tasks that were open then are sent again.
         checkpoint_every: versions between two checkpoints.
-        resume: continue from ``checkpoint`` if it exists. Tasks that were open then are sent again.
-        poll: seconds to sleep when no reply has arrived.
-        settings: those of :class:`fastagg.integrations.session.Settings` (``stop``, ``best``, ``on_version``,
+        settings: those of :class:`fastagg.integrations.goals.Settings` (``stop``, ``best``, ``on_version``,
             ``trackers``, ``max_failures``, ``max_in_a_row``, ``max_seconds``, ``retry_after``, ``evaluate_every``,
             ``evaluate_aside``), and of ``flwr.serverapp.strategy.FedAvg``. While fewer than
             ``min_available_nodes`` (1) are online, no node gets a task.
@@ -85,8 +89,6 @@ class AsyncStrategy(FedAvg):
         evaluate_clients_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
-        resume: bool = True,
-        poll: float = 0.1,
         **settings: Foreign,
     ) -> None:
         ignored = dict(_IGNORED)
@@ -94,22 +96,15 @@ class AsyncStrategy(FedAvg):
             ignored |= dict.fromkeys(_OF_EVALUATION, _NEVER)
             if settings.get("fraction_evaluate", 0.0) != 0.0:
                 ignored["fraction_evaluate"] = _NEVER
-        self.settings, flower = split(settings, ignored, AsyncStrategy)
+        run, flower = split(settings, ignored, AsyncStrategy)
         super().__init__(**{"min_available_nodes": 1, "min_evaluate_nodes": 1, **flower})
-        limits = {"concurrency": concurrency, "evaluate_clients_every": evaluate_clients_every, "poll": poll}
+        limits = {"concurrency": concurrency, "evaluate_clients_every": evaluate_clients_every}
         check_limits(**limits, checkpoint_every=checkpoint_every)
-        self.concurrency, self.evaluate_clients_every, self.poll = concurrency, evaluate_clients_every, poll
+        self.concurrency, self.evaluate_clients_every = concurrency, evaluate_clients_every
         self.choose = callable_or_none("choose", choose)
-        self.rule = Rule(FLOWER, server, rounds=False)
-        self._files = (checkpoint, checkpoint_every, resume)
-        self.run: Run  # after the start
+        self.run = run_of(server, run, checkpoint, checkpoint_every, rounds=False)
         self.server: Server | None = server if isinstance(server, Server) else None
         self.session: Session | None = None
-
-    @property
-    def updates(self) -> int:
-        """Number of updates so far, including those before a restart."""
-        return 0 if self.session is None else self.session.tally.updates
 
     def start(
         self,
@@ -117,52 +112,46 @@ class AsyncStrategy(FedAvg):
         initial_arrays: ArrayRecord,
         num_rounds: int | None = 3,
         timeout: float = 3600,
-        train_config: ConfigRecord | Config | None = None,
+        train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
-        *,
-        num_updates: int | None = None,
     ) -> Result:
-        """Train until the model has stepped ``num_rounds`` times, or has taken ``num_updates`` updates.
+        """Train until the model has stepped ``num_rounds`` times.
 
         Args:
             grid, initial_arrays: as in Flower.
-            train_config: as in Flower; or a function of ``(version, node)`` that returns it, for schedules, or local
-                steps of a node.
-            num_rounds: versions. None: no limit.
+            train_config: as in Flower. Clients get it with ``server-round``, the version plus 1.
+            num_rounds: versions. None: no limit, which needs ``stop``.
             timeout: seconds that a node has for one task.
             evaluate_config: for ``evaluate_clients_every``.
             evaluate_fn: as in Flower, called with the version. It runs in a thread while replies are received. If it
                 raises ``StopIteration``, which may hold a MetricRecord, the run ends with its result.
-            num_updates: updates. None: no limit.
 
         Returns:
-            Flower's history, by version: metrics of the clients that trained for it, of the clients that evaluated it,
-            and of ``evaluate_fn``. ``result.arrays`` is the model of the last version, not the best one: ``best=``
-            keeps that in a file.
+            Flower's history, by version. ``result.arrays`` is the last version's model. ``best=`` keeps the best one.
 
         Raises:
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
             ConfigError: there is no limit, or an argument would have no effect.
             RunFailed: a problem is permanent.
         """
-        if num_rounds is None and num_updates is None and self.settings.stop is None:
-            raise ConfigError("num_rounds: expected a limit, here, in num_updates or in stop=, got None for all")
+        if num_rounds is None and self.run.settings.stop is None:
+            raise ConfigError("num_rounds: expected a limit, here or in stop=, got None for both")
         if evaluate_config is not None and self.evaluate_clients_every is None:
             raise ConfigError(f"evaluate_config: {_NEVER}")
-        for name in _ROUNDS:
-            if getattr(type(self), name) is not getattr(AsyncStrategy, name) or name in vars(self):
-                raise ConfigError(f"{name}: {_NO_ROUNDS}")
-        check_limits(num_rounds=num_rounds, num_updates=num_updates, timeout=timeout)
+        for name, refuse in _ROUNDS.items():
+            if getattr(type(self), name) is not refuse or name in vars(self):
+                refuse()
+        check_limits(num_rounds=num_rounds, timeout=timeout)
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        run = _Training(self, grid, timeout, num_rounds, num_updates, read(initial_arrays), *configs, evaluate_fn)
+        run = _Training(self, grid, timeout, num_rounds, read(initial_arrays), *configs, evaluate_fn)
         try:
             run.session.stepped()
             run.settle()
             while not run.done():
                 happened = [run.send(), run.receive(), run.expire(), run.settle()]
                 if not any(happened):
-                    time.sleep(self.poll)
+                    time.sleep(tasks.POLL)
             return run.finish()
         except RunFailed:
             run.save()  # keep the progress up to here
@@ -173,49 +162,44 @@ class AsyncStrategy(FedAvg):
     def summary(self) -> None:
         """Log the settings and, after the start, the progress."""
         concurrency = self.concurrency or "all online"
-        log.info("fastagg: %s of %s, concurrency %s", type(self).__name__, self.rule.name, concurrency)
+        log.info("fastagg: %s of %s, concurrency %s", type(self).__name__, self.run.rule.name, concurrency)
         if self.session is not None:
             for line in self.session.summary().splitlines():
                 log.info("fastagg: %s", line)
 
-    configure_train, aggregate_train, configure_evaluate, aggregate_evaluate = map(_refused, _ROUNDS)
+    configure_train, aggregate_train, configure_evaluate, aggregate_evaluate = _ROUNDS.values()
 
 
 class _Training:
     """One call of :meth:`AsyncStrategy.start`. Its server is a new one, or that of the checkpoint."""
 
     def __init__(
-        self, strategy: AsyncStrategy, grid: Grid, timeout: float, num_rounds: int | None, num_updates: int | None,
-        initial: Arrays, config: ConfigRecord | Config, evaluate_config: ConfigRecord, evaluate: Evaluate | None,
+        self, strategy: AsyncStrategy, grid: Grid, timeout: float, num_rounds: int | None,
+        initial: Arrays, config: ConfigRecord, evaluate_config: ConfigRecord, evaluate: Evaluate | None,
     ) -> None:  # fmt: skip
         self.strategy, self.grid, self.timeout = strategy, grid, timeout
         self.versions = math.inf if num_rounds is None else num_rounds
-        self.updates = math.inf if num_updates is None else num_updates
         self.config, self.online, self.result = config, list[int](), Result()
         self.since: list[RecordDict] = []  # metrics of the updates since the last version
-        function = evaluate and (lambda version, model: evaluate(version, models.record(model)))
+        function = evaluate and (lambda version, model: evaluate(version, write_model(model)))
         kinds = ["train"] + ["clients"] * (strategy.evaluate_clients_every is not None)
-        self.run = run = Run(strategy.rule, strategy.settings, *strategy._files, log=log.info, warn=log.warning)
-        run.place(app())
+        self.run = run = strategy.run
         kept = run.begin(initial, function, kinds, clock=time.monotonic)
-        self.server, self.session = run.server, run.session
-        self.nodes = Nodes(self.server.num_clients, strategy.choose)
-        self.nodes.load_state_dict(kept.get("nodes", {}))
+        self.server, self.session = strategy.server, strategy.session = run.server, run.session
+        self.nodes = Nodes(self.server.num_clients, strategy.choose, kept.get("nodes", {}))
         self.book = self.session.book = Book[str, int](self.server, time.monotonic)  # by message id
-        self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._clients_found)
+        self.session.noun = "node"
+        self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._evaluated)
         self.unevaluated: list[int] = kept.get("unevaluated", [])  # versions in flight at a crash
-        models.restore(self.result, kept)
+        restore(self.result, kept)
         if self.server.version in self.result.evaluate_metrics_serverapp:
-            self.session.skip(self.server.version)
-        if not run.is_finished("num_rounds", num_rounds, self.server.version):
-            run.is_finished("num_updates", num_updates, self.session.tally.updates)
-        strategy.run, strategy.server, strategy.session = run, self.server, self.session
+            self.session.evaluation.skip(self.server.version)
+        run.is_finished("num_rounds", num_rounds, self.server.version)
         self.version = self.server.version
         strategy.summary()
 
     def done(self) -> bool:
-        full = self.server.version >= self.versions or self.session.tally.updates >= self.updates
-        return full or self.session.over is not None
+        return self.server.version >= self.versions or self.session.over is not None
 
     # -- out -----------------------------------------------------------------------------------------------------
 
@@ -238,11 +222,12 @@ class _Training:
         chosen = self.nodes.free(idle, busy | set(online), room, self.server.version)
         if not chosen:
             return False
-        messages, going, arrays = [], [], models.outgoing(self.server)  # it is gone when the messages are
+        messages, going = [], []
+        arrays = write_model(self.server.parameters())  # it is gone when the messages are
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in chosen:
             task = self.server.dispatch(client)
-            stated = {**self._config(task.version, node), "server-round": task.version + 1}
+            stated = {**self.config, "server-round": task.version + 1}
             records = tasks.content(task, arrays, stated, keys)
             messages.append(Message(records, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(task.version)))
             going.append((node, task))
@@ -252,14 +237,6 @@ class _Training:
             if not message_id:
                 self._give_up(message_id, "the message could not be sent")
         return bool(pushed)
-
-    def _config(self, version: int, node: int) -> ConfigRecord:
-        if isinstance(self.config, ConfigRecord):
-            return self.config
-        found = self.config(version, node)
-        if not isinstance(found, ConfigRecord):
-            raise ConfigError(_checks.wrong("train_config: the function's result", "a ConfigRecord", found))
-        return found
 
     # -- in ------------------------------------------------------------------------------------------------------
 
@@ -277,28 +254,18 @@ class _Training:
     def _take(self, message: Message) -> None:
         if self.evaluation.take(message):
             return
-        session = self.session
-        one = self.book.pop(message.metadata.reply_to_message_id)
-        if one is None:
-            node = message.metadata.src_node_id
+        node = message.metadata.src_node_id
+        task = self.book.pop(message.metadata.reply_to_message_id)
+        if task is None:
             log.warning("fastagg: dropped a reply of node %d: answered before, or given up", node)
             return
-        [outcome] = tasks.take(self.book, [(one, message)], self.strategy.weighted_by_key)
-        if isinstance(outcome, tasks.Failed):
-            session.failed(one.who, str(outcome))
-            return
-        session.note([one.who], [outcome])
-        if not isinstance(outcome, Receipt):
-            return
-        for metrics in tasks.of_kind(message.content, MetricRecord).values():
-            session.reported(outcome.client, outcome.version, metrics)
-        self.since.append(tasks.noted(message.content, message.metadata.src_node_id, outcome))
-        log.info(
-            "fastagg: update %d: client %s, from version %d, delay %d, version %d",
-            session.tally.updates, outcome.client, one.task.version, outcome.delay, outcome.version,
-        )  # fmt: skip
-        if outcome.version != self.version:
-            self._stepped()
+        answer = attempt(tasks.answer, self.server, task.task, message, self.strategy.weighted_by_key)
+        rows = tasks.of_kind(message.content, MetricRecord).values() if message.has_content() else ()
+        [outcome] = self.session.take([(task, answer, {name: row[name] for row in rows for name in row})])
+        if isinstance(outcome, Receipt):
+            self.since.append(tasks.noted(message.content, node, outcome))
+            if outcome.version != self.version:
+                self._stepped()
 
     def expire(self) -> bool:
         """End the tasks whose time is over. Return whether there were any."""
@@ -309,9 +276,8 @@ class _Training:
         return bool(late)
 
     def _give_up(self, message_id: str, why: str) -> None:
-        for one in self.book.end([message_id]):
-            log.warning("fastagg: gave up version %d at node %d: %s", one.task.version, one.who, why)
-            self.session.failed(one.who, why)
+        for task in self.book.end([message_id]):
+            self.session.refused(task.who, ClientFailure(why))
 
     def _stepped(self) -> None:
         version, strategy = self.server.version, self.strategy
@@ -332,8 +298,8 @@ class _Training:
         """Store the results of evaluations. Return whether there were any."""
         rows = self.session.settle(wait)
         for row in rows:
-            if row.found is not None:
-                self.result.evaluate_metrics_serverapp[row.version] = MetricRecord(dict(row.found))
+            if row.result is not None:
+                self.result.evaluate_metrics_serverapp[row.version] = MetricRecord(dict(row.result))
         return bool(rows)
 
     def _ask_clients(self) -> None:
@@ -342,11 +308,11 @@ class _Training:
         best = self.run.settings.best
         keeps = best is not None and best.metric.startswith("clients/")
         model = self.server.parameters() if keeps else None
-        self.evaluation.ask(self.server.version, models.outgoing(self.server), self.online, model)
+        self.evaluation.ask(self.server.version, write_model(self.server.parameters()), self.online, model)
 
-    def _clients_found(self, version: int, metrics: MetricRecord, model: Arrays) -> None:
+    def _evaluated(self, version: int, metrics: MetricRecord, model: Arrays) -> None:
         self.result.evaluate_metrics_clientapp[version] = metrics
-        self.session.clients_found(version, metrics, model)
+        self.session.evaluated(version, metrics, model)
 
     # -- the end, and checkpoints --------------------------------------------------------------------------------
 
@@ -365,12 +331,12 @@ class _Training:
                     self.evaluation.take(message)
             self.evaluation.expire()
             if self.evaluation.waiting:
-                time.sleep(self.strategy.poll)
+                time.sleep(tasks.POLL)
         self.strategy.summary()
         self.save()
-        self.result.arrays = models.outgoing(self.server)
+        self.result.arrays = write_model(self.server.parameters())
         return self.result
 
     def save(self) -> None:
         unevaluated = [*self.evaluation.open, *self.unevaluated]
-        self.run.save({"nodes": self.nodes.state_dict(), "unevaluated": unevaluated, **models.history(self.result)})
+        self.run.save({"nodes": dict(self.nodes.clients), "unevaluated": unevaluated, **history(self.result)})

@@ -58,8 +58,8 @@ class EncodingMod:
             residual = read(context.state[f"{KEPT}-residual"])["residual"]
             feedback.load_state_dict({"residual": residual.clone(), "decay": 1.0, "count": 0})
         arrays = read(of_kind(reply, ArrayRecord)[key])
-        found = encoded(arrays, kind, read(sent[_model(sent)]), self.format, seed=seed, feedback=feedback)
-        reply[key] = write(found.arrays())
+        update = encoded(arrays, kind, read(sent[_model(sent)]), self.format, seed=seed, feedback=feedback)
+        reply[key] = write(update.arrays())
         reply[stated if stated in notes else KEPT] = ConfigRecord({**notes.get(stated, {}), KIND: "encoded"})
         context.state[KEPT] = ConfigRecord({"count": int(count["count"]) + 1})
         if feedback is not None and feedback.residual is not None:
@@ -68,7 +68,7 @@ class EncodingMod:
 
 def _model(records: RecordDict) -> str:
     """Return the key of the one ArrayRecord that is a model or an update."""
-    found = [key for key in of_kind(records, ArrayRecord) if key not in (CONTROL, EXTRA)]
-    if len(found) != 1:
-        raise ShapeMismatch(f"expected one ArrayRecord, got {sorted(found)}")
-    return found[0]
+    keys = [key for key in of_kind(records, ArrayRecord) if key not in (CONTROL, EXTRA)]
+    if len(keys) != 1:
+        raise ShapeMismatch(f"expected one ArrayRecord, got {sorted(keys)}")
+    return keys[0]

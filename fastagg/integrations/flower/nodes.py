@@ -1,12 +1,22 @@
-"""Which node trains next, and the client id of each node."""
+"""Which node trains next, the client id of each node, and which nodes evaluate beside asynchronous training.
+
+:class:`AsyncStrategy` alone calls it. A version is reported once, when all its nodes have answered or are late.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
-from fastagg._types import State
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from fastagg._types import Arrays
 from fastagg.errors import ConfigError
-from fastagg.integrations.flower.tasks import log
+from fastagg.integrations.flower import tasks
+from fastagg.integrations.flower.tasks import VERSION, log
 
 Choose = Callable[[Sequence[int], int], Iterable[int]]
 
@@ -19,12 +29,12 @@ class Nodes:
             appearance, and a new node takes the id of one that has left. None: the client id is the node's id.
         choose: ``choose(free, version)`` gets the free nodes, longest waiting first, and returns those that get this
             version, in order.
+        clients: the numbers of nodes, from a checkpoint.
     """
 
-    def __init__(self, num_clients: int | None, choose: Choose | None = None) -> None:
-        self._free = None if num_clients is None else list(range(num_clients))
-        self._choose = choose
-        self._client: dict[int, int] = {}  # node -> its number
+    def __init__(self, num_clients: int | None, choose: Choose | None, clients: Mapping[int, int]) -> None:
+        self._choose, self.clients = choose, dict(clients)
+        self._free = None if num_clients is None else sorted(set(range(num_clients)) - set(clients.values()))
         self._last: dict[int, int] = {}  # node -> when it was last given a task, counted in tasks
         self._given = 0
         self._unused: set[int] = set()  # for whom there is no number
@@ -59,24 +69,89 @@ class Nodes:
         return chosen
 
     def _number(self, node: int, here: Set[int]) -> int | None:
-        if self._free is None or node in self._client:
-            return self._client.get(node, node)
+        if self._free is None or node in self.clients:
+            return self.clients.get(node, node)
         if self._free:
-            self._client[node] = self._free.pop(0)
-        elif gone := [other for other in self._client if other not in here]:
-            self._client[node] = self._client.pop(gone[0])
-            log.info("fastagg: node %d is now client %d, which was node %d", node, self._client[node], gone[0])
+            self.clients[node] = self._free.pop(0)
+        elif gone := [other for other in self.clients if other not in here]:
+            self.clients[node] = self.clients.pop(gone[0])
+            log.info("fastagg: node %d is now client %d, which was node %d", node, self.clients[node], gone[0])
         elif node not in self._unused:
             self._unused.add(node)
             log.warning(
-                "fastagg: node %d gets no task: the rule has num_clients=%d, and all are taken", node, len(self._client)
+                "fastagg: node %d gets no task: the rule has num_clients=%d, and all are taken", node, len(self.clients)
             )
-        return self._client.get(node)
+        return self.clients.get(node)
 
-    def state_dict(self) -> State:
-        return {"clients": dict(self._client)}
 
-    def load_state_dict(self, state: State) -> None:
-        self._client = dict(state.get("clients", {}))
-        if self._free is not None:
-            self._free = [number for number in self._free if number not in self._client.values()]
+class ClientEvaluation:
+    """Versions that nodes evaluate.
+
+    Args:
+        strategy: provides ``fraction_evaluate``, ``min_evaluate_nodes`` and ``evaluate_metrics_aggr_fn``.
+        config: the user's settings for the nodes.
+        timeout: seconds that a node has.
+        report: called with a version, its averaged metrics and its model, when all nodes have answered or timed out.
+
+    Attributes:
+        waiting: by message id, who evaluates which version, and until when.
+        open: the versions that are evaluated, each with its model and its replies.
+    """
+
+    def __init__(
+        self, strategy: FedAvg, grid: Grid, config: ConfigRecord, timeout: float,
+        report: Callable[[int, MetricRecord, Arrays], None],
+    ) -> None:  # fmt: skip
+        self._strategy, self._grid, self._config, self._timeout, self._report = strategy, grid, config, timeout, report
+        self.waiting: dict[str, tuple[int, int, float]] = {}
+        self.open: dict[int, tuple[Arrays, list[RecordDict]]] = {}
+        self._last = 0
+
+    def ask(self, version: int, arrays: ArrayRecord, online: Sequence[int], model: Arrays) -> None:
+        if version <= self._last or not online:
+            return
+        self._last = version
+        strategy = self._strategy
+        count = max(int(len(online) * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
+        nodes = random.sample(list(online), min(count, len(online)))
+        config = ConfigRecord({**self._config, "server-round": version, VERSION: version})
+        records = RecordDict({strategy.arrayrecord_key: arrays, strategy.configrecord_key: config})
+        messages = [Message(records, node, MessageType.EVALUATE, ttl=self._timeout) for node in nodes]
+        until = time.monotonic() + self._timeout
+        sent = zip(self._grid.push_messages(messages), nodes, strict=True)
+        asked = {message_id: (node, version, until) for message_id, node in sent if message_id}
+        self.waiting |= asked
+        self.open[version] = model, []
+        log.info("fastagg: %d nodes evaluate version %d", len(asked), version)
+        self._end(version)
+
+    def take(self, message: Message) -> bool:
+        """Take a reply. Return whether it belongs to one of these evaluations."""
+        node, version, _ = self.waiting.pop(message.metadata.reply_to_message_id, (0, None, 0.0))
+        if version is None:
+            return False
+        if message.has_error():
+            log.warning("fastagg: node %d could not evaluate: %s", node, message.error.reason)
+        else:
+            self.open[version][1].append(tasks.noted(message.content, node))
+        self._end(version)
+        return True
+
+    def expire(self) -> None:
+        now = time.monotonic()
+        for message_id, (node, version, until) in list(self.waiting.items()):
+            if until < now:
+                del self.waiting[message_id]
+                log.warning("fastagg: node %d did not evaluate version %d", node, version)
+                self._end(version)
+
+    def _end(self, version: int) -> None:
+        """Report a version for which nobody is waited any more."""
+        if any(waited == version for _, waited, _ in self.waiting.values()):
+            return
+        model, replies = self.open.pop(version)
+        strategy = self._strategy
+        metrics = tasks.averaged(strategy.evaluate_metrics_aggr_fn, replies, strategy.weighted_by_key)
+        if metrics is not None:
+            log.info("fastagg: version %d at %d nodes: %s", version, len(replies), dict(metrics))
+            self._report(version, metrics, model)

@@ -1,4 +1,7 @@
-"""Converts Flower's arrays, which are .npy files in bytes, to tensors and back."""
+"""Converts Flower's arrays, which are .npy files in bytes, to tensors and back; a server's model; and a run's history.
+
+Nothing is copied that need not be, and bytes that are no array raise a named error. ``read`` and ``write`` are public.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ from tokenize import TokenError
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from fastagg._types import Arrays
+from fastagg._types import Arrays, State
 from fastagg.errors import DTypeMismatch, ShapeMismatch
+from fastagg.server.server import Server
 
 NUMPY = "numpy.ndarray"  # Flower's name for .npy bytes
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -36,7 +41,10 @@ def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
         ShapeMismatch: an array's bytes are damaged, or do not fit its shape.
         DTypeMismatch: an array's bytes hold no numbers, or are not an .npy file.
     """
-    return {name: tensor(array, f"array {name!r}") for name, array in record.items()}
+    for name, array in record.items():
+        if array.stype != NUMPY:
+            raise DTypeMismatch(f"array {name!r}: expected {NUMPY} bytes, got {array.stype!r}")
+    return {name: from_npy(array.data, array.dtype, f"array {name!r}") for name, array in record.items()}
 
 
 def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
@@ -45,12 +53,6 @@ def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
         arrays = {str(i): array for i, array in enumerate(arrays)}
     written = ((name, to_npy(array)) for name, array in arrays.items())
     return ArrayRecord({n: Array(dtype=kind, shape=to, stype=NUMPY, data=data) for n, (kind, to, data) in written})
-
-
-def tensor(array: Array, label: str = "array") -> Tensor:
-    if array.stype != NUMPY:
-        raise DTypeMismatch(f"{label}: expected {NUMPY} bytes, got {array.stype!r}")
-    return from_npy(array.data, array.dtype, label)
 
 
 def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
@@ -100,3 +102,29 @@ def to_npy(array: Arrays) -> tuple[str, tuple[int, ...], bytes]:
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": kind, "fortran_order": False, "shape": tuple(shape)})
     return name, tuple(shape), b"".join((head.getvalue(), body.data))
+
+
+def write_model(model: Arrays) -> ArrayRecord:
+    """A model in the form of ``server.parameters()``, with every array in its original dtype."""
+    return write([model] if isinstance(model, Tensor) else model)
+
+
+def formed(server: Server, arrays: Arrays) -> Arrays:
+    """Return arrays by name, as records have them, in the form of the server's model. A list stays a list."""
+    form = server.layout.form
+    if form in ("module", "state_dict") or not isinstance(arrays, Mapping):
+        return arrays
+    arrays = list(arrays.values())
+    return arrays[0] if form == "flat" and len(arrays) == 1 else arrays
+
+
+_HISTORY = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+
+
+def history(result: Result) -> State:
+    return {"history": {name: {n: dict(row) for n, row in getattr(result, name).items()} for name in _HISTORY}}
+
+
+def restore(result: Result, state: State) -> None:
+    for name, rows in state.get("history", {}).items():
+        getattr(result, name).update({number: MetricRecord(row) for number, row in rows.items()})

@@ -1,21 +1,37 @@
-"""A round's tasks, and its replies as they arrive. They are freed as they are added, unless somebody looks at them."""
+"""What the strategies of both of Flower's APIs do alike in rounds: the model, the tasks, and the replies of a round.
+
+A reply counts once, or is refused and changes nothing. Replies are freed as they are added, unless somebody looks at
+them. Only the strategies call this, from one thread.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import UserList
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fastagg._types import Arrays
-from fastagg.integrations.flower import models, tasks
-from fastagg.integrations.session import Book, Open
+from fastagg._types import Arrays, State
+from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed, UpdateTooLarge
+from fastagg.integrations import models
+from fastagg.integrations.flower import tasks
+from fastagg.integrations.flower.records import formed
+from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, say_what_differs
+from fastagg.integrations.goals import Settings
+from fastagg.integrations.replies import ClientFailure, TaskOver, attempt, stripped
+from fastagg.integrations.session import Book, OpenTask, Session
+from fastagg.server.answers import Answer
+from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
+from fastagg.storage import memory
 
 Who = TypeVar("Who", int, str)
+Reply = TypeVar("Reply")
+Kept = TypeVar("Kept")
 
 
 class Round(Book[Who, Who]):
@@ -27,9 +43,9 @@ class Round(Book[Who, Who]):
         for who in to:
             self.put(who, who, self.server.dispatch(who))
 
-    def answered(self, who: Who) -> Open[Who]:
+    def answered(self, who: Who) -> OpenTask[Who]:
         """The task that ``who`` has answered. A subclass may have asked others without ``super()``."""
-        return self.pop(who) or Open(who, self.server.dispatch(who))
+        return self.pop(who) or OpenTask(who, self.server.dispatch(who))
 
     def adopt(self, arrays: Arrays) -> None:
         """Take the arrays from Flower as the model, if other code has changed them. Open tasks then end."""
@@ -42,6 +58,126 @@ class Round(Book[Who, Who]):
             tasks.log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
 
 
+class Gathering(Generic[Who, Reply, Kept]):
+    """The replies of one round: which count, and which do not.
+
+    Args:
+        read: returns a reply as the answer to its task.
+        keep: returns what stays of a reply, of which the receipt is None if it does not count.
+
+    Attributes:
+        good: what stays of the replies that count.
+        bad: who did not answer, or what does not count, and why.
+    """
+
+    def __init__(
+        self, session: Session, read: Callable[[Dispatch, Reply], Answer],
+        keep: Callable[[Who, Reply, Receipt | None], Kept],
+    ) -> None:  # fmt: skip
+        self._session, self._read, self._version = session, read, session.server.version
+        self._keep: Callable[[Who, Reply, Receipt | None], Kept] = keep
+        self._heard: set[Who] = set()
+        self.good: list[Kept] = []
+        self.bad: list[tuple[Who, FastaggError]] = []
+
+    def add(self, replies: Iterable[tuple[Who, Reply]]) -> None:
+        """Add replies in one pass over memory. A second reply of the same client is dropped."""
+        book: Any = self._session.book
+        answers: list[tuple[Reply, OpenTask[Who], Answer | FastaggError]] = []
+        for who, reply in replies:
+            if who in self._heard:
+                tasks.log.warning("fastagg: dropped a reply of node %s: it has answered already", who)
+                continue
+            self._heard.add(who)
+            try:
+                task = book.answered(who)
+            except FastaggError as error:
+                self.bad.append((who, stripped(error)))
+            else:
+                answers.append((reply, task, attempt(self._read, task.task, reply)))
+        outcomes = book.take([(task, answer) for _, task, answer in answers])
+        for (reply, task, _), outcome in zip(answers, outcomes, strict=True):
+            kept = self._keep(task.who, reply, outcome if isinstance(outcome, Receipt) else None)
+            if isinstance(outcome, Receipt):
+                self._session.taken(task.who, outcome)
+                self.good.append(kept)
+            else:
+                self.bad.append((task.who, outcome))
+
+    def close(self) -> bool:
+        """End the round. Return whether the model has stepped.
+
+        Raises:
+            RunFailed: clients fail, or are refused, again and again; or no reply can be used, whoever sends it.
+        """
+        session = self._session
+        session.close_round()
+        memory.trim()  # there is no update before the next round
+        session.book.end()
+        tasks.log.info("fastagg: a round of %d updates, version %d", len(self.good), session.server.version)
+        for who, error in self.bad:
+            session.refused(who, error)
+        session.failures.check(())
+        own = ClientFailure, TaskOver, NonFiniteUpdate, UpdateTooLarge  # which are their client's fault alone
+        wrong = [error for _, error in self.bad if not isinstance(error, own)]
+        if wrong and not self.good:
+            raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
+        return session.server.version != self._version
+
+
+class Rounds(Generic[Who]):
+    """A strategy's run in rounds. Flower's own class comes after it among a strategy's bases.
+
+    Attributes:
+        run: its rule, settings and files.
+        server, session: after the start: the Server, and the run's state (``session.summary()``, ``session.tally``).
+        lr, deterministic: as the strategy was given them.
+    """
+
+    _advice: str  # where the model to start from is
+
+    def _set_up(
+        self, server: Make | Server, settings: Settings, checkpoint: str | os.PathLike[str] | None,
+        lr: Callable[[int], float] | None, deterministic: bool,
+    ) -> None:  # fmt: skip
+        self.run = run_of(server, settings, checkpoint, rounds=True)
+        self.lr, self.deterministic = callable_or_none("lr", lr), deterministic
+        self._own = server if isinstance(server, Server) else None
+        self.server: Server | None = self._own
+        self.session: Session | None = None
+        self._tasks: Round[Who]  # there with the session
+
+    def _begin(self, model: Arrays, kinds: Iterable[str] = ()) -> State:
+        kept = self.run.begin(model, kinds=kinds)
+        self.server, self.session = self.run.server, self.run.session
+        self._tasks = self.session.book = Round(self.server)
+        self.session.noun = "node"
+        say_what_differs(self.server, self.lr is not None)
+        return kept
+
+    def _adopt(self, arrays: Arrays) -> Server:
+        """Take the arrays from Flower as the model, even if other code has changed them."""
+        begins = self.session is None
+        if begins:
+            self._begin(arrays)
+        assert self.server is not None
+        arrays = formed(self.server, arrays)
+        if begins and not models.holds(self.server, arrays):
+            self.server, self.session = self._own, None
+            raise ConfigError(f"the server goes on from another model than the one that it was handed: {self._advice}")
+        self._tasks.adopt(arrays)
+        return self.server
+
+    def _configure(self, number: int) -> Server:
+        """Prepare round ``number``. Tasks of a round that somebody gave up end."""
+        assert self.server is not None
+        self._tasks.end()
+        lr = self.server.optimizer.lr if self.lr is None else self.lr(number)
+        if lr != self.server.optimizer.lr:
+            self.server.lr = lr
+        return self.server
+
+
 class Replies(UserList[Message]):
     """A list of replies, most of which have not arrived yet.
 
@@ -51,13 +187,13 @@ class Replies(UserList[Message]):
     Args:
         messages: those that are there.
         batches: those that are to come.
-
-    Attributes:
-        looked_at: whether somebody has read the list.
+        looked_at: whether somebody has read the list, which may change.
     """
 
-    def __init__(self, messages: Iterable[Message] = (), batches: Iterable[list[Message]] = ()) -> None:
-        self._here, self._batches, self.looked_at = list(messages), iter(batches), False
+    def __init__(
+        self, messages: Iterable[Message] = (), batches: Iterable[list[Message]] = (), looked_at: bool = False
+    ) -> None:
+        self._here, self._batches, self.looked_at = list(messages), iter(batches), looked_at
 
     @property
     def data(self) -> list[Message]:  # all methods of UserList read and set it
@@ -96,8 +232,8 @@ class Streaming:
         heard: ids of the messages that were answered.
     """
 
-    def __init__(self, grid: Grid, server: Server, poll: float) -> None:
-        self._grid, self._server, self._poll = grid, server, poll
+    def __init__(self, grid: Grid, server: Server) -> None:
+        self._grid, self._server = grid, server
         self.heard: set[str] = set()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Replies:
@@ -113,4 +249,4 @@ class Streaming:
                 yield batch
             if not waiting or (until is not None and time.monotonic() > until):
                 return
-            time.sleep(self._poll)
+            time.sleep(tasks.POLL)

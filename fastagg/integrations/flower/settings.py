@@ -1,15 +1,18 @@
-"""Sorts a strategy's keyword arguments into the run's and Flower's. Arguments without effect raise an error."""
+"""Sorts a strategy's keyword arguments into the run's and Flower's, for the strategies.
+
+An argument that is unknown, or has no effect, raises ConfigError.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TypeVar
 
 from flwr.common.config import APP_DIR, FAB_CONFIG_FILE, get_flwr_home
@@ -19,19 +22,18 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.integrations import check_names
 from fastagg.integrations.flower.tasks import log
-from fastagg.integrations.run import LIMITS, App, Rule, check_limits
-from fastagg.integrations.session import Settings
+from fastagg.integrations.goals import Settings
+from fastagg.integrations.run import FLOWER, LIMITS, App, Rule, Run, check_limits
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
 
 Make = Callable[..., Server]
 Function = TypeVar("Function", bound=Callable[..., object])
-_THEIRS = (("lr", "eta"), ("lr", "server_learning_rate"), ("eps", "tau"), ("beta", "server_momentum"))
 _RUN = {field.name for field in dataclasses.fields(Settings)}
 
 
 def split(
-    given: Plain, ignored: Mapping[str, str], strategy: type[FedAvg], **defaults: object
+    settings: Plain, ignored: Mapping[str, str], strategy: type[FedAvg], **defaults: object
 ) -> tuple[Settings, Plain]:
     """Split a strategy's settings into the run's and Flower's.
 
@@ -42,9 +44,9 @@ def split(
     """
     known = [name for name in inspect.signature(FedAvg).parameters if name not in ignored]
     own = [name for name in _RUN if name not in ignored]
-    check_names(given, [*own, *known, *inspect.signature(strategy).parameters], ignored)
-    run = {**defaults, **{name: value for name, value in given.items() if name in own}}
-    theirs = {name: value for name, value in given.items() if name in known}
+    check_names(settings, [*own, *known, *inspect.signature(strategy).parameters], ignored)
+    run = {**defaults, **{name: value for name, value in settings.items() if name in own}}
+    theirs = {name: value for name, value in settings.items() if name in known}
     check_limits(**{name: value for name, value in theirs.items() if name in LIMITS})
     return Settings(**run), theirs
 
@@ -60,19 +62,19 @@ def app() -> App:
     return App("Flower app", "", Path())
 
 
-def callable_or_none(name: str, given: Function | None) -> Function | None:
-    if given is not None and not callable(given):
-        raise ConfigError(f"{name}: expected a function, got {given!r}")
-    return given
+def run_of(
+    server: Make | Server, settings: Settings, file: str | os.PathLike[str] | None, every: int = 1, *, rounds: bool
+) -> Run:
+    """The run of a strategy, with its files in the app's folder."""
+    run = Run(Rule(FLOWER, server, rounds=rounds), settings, file, every, log=log.info, warn=log.warning)
+    run.place(app())
+    return run
 
 
-def proximal(rule: Rule, mu: float | None) -> float | None:
-    """FedProx's ``mu``, which clients are sent; None if they are sent none."""
-    check_limits(proximal_mu=mu)
-    if mu is None and rule.is_preset and rule.name == "FedProx":
-        log.warning("fastagg: FedProx without proximal_mu: it is 0, which is FedAvg")
-        return 0.0
-    return mu
+def callable_or_none(name: str, function: Function | None) -> Function | None:
+    if function is not None and not callable(function):
+        raise ConfigError(f"{name}: expected a function, got {function!r}")
+    return function
 
 
 def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:
@@ -84,40 +86,21 @@ def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[
     return lambda number: lr * math.sqrt(1 - second ** (number + 1)) / (1 - first ** (number + 1))
 
 
-def set_rate(server: Server, rate: Callable[[int], float] | None, number: int) -> None:
-    """Set the optimizer's learning rate for round ``number``, if there is a schedule."""
-    lr = server.optimizer.lr if rate is None else rate(number)
-    if lr != server.optimizer.lr:
-        server.lr = lr
-
-
-def say_what_differs(server: Server, scheduled: bool, rule: Rule, api: ModuleType) -> None:
+def say_what_differs(server: Server, scheduled: bool) -> None:
     """Log one line for each reason why equal settings give other numbers than Flower's strategy.
 
     Args:
         scheduled: whether the user sets a learning rate for each round.
-        rule: what the strategy was given as its server.
-        api: Flower's module with the strategies of the same names.
     """
-    if kind := getattr(api, rule.name if rule.is_preset else "", None):
-        known = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
-        bound, own = rule.bound, vars(server.optimizer)
-        others = [
-            f"{name}={own[name]:g}, its {theirs}={known[theirs]:g}"
-            for name, theirs in _THEIRS
-            if name in own and theirs in known and name not in bound and own[name] != known[theirs]
-        ]
-        if others and not (scheduled and len(others) == 1 and others[0].startswith("lr")):
-            log.info("fastagg: not Flower's defaults: %s; give the preset what you want", ", ".join(others))
-    if server.weighting == "uniform":
-        log.info("fastagg: not Flower's numbers: weighting='uniform', where Flower weighs clients by their examples")
-    if type(server.optimizer) is Adam and not scheduled:
-        log.info(
-            "fastagg: not Flower's numbers: its FedAdam multiplies lr by sqrt(1-b2^(t+1))/(1-b1^(t+1)) in round t; "
-            "give the strategy lr=flower.adam_rate(lr, betas) for the same"
-        )
-    roles = {entry.role for entry in server.layout.entries}
-    if "buffer" in roles and server.weighting == "samples" and server.buffers != "weighted":
-        log.info("fastagg: not Flower's numbers: buffers=%r, where Flower weighs running statistics", server.buffers)
-    if "counter" in roles:
-        log.info("fastagg: not Flower's numbers: integer arrays take the clients' largest, Flower's become floats")
+    roles, weighs = {entry.role for entry in server.layout.entries}, server.weighting == "samples"
+    reasons = {
+        "weighting='uniform', where Flower weighs clients by their examples": server.weighting == "uniform",
+        "its FedAdam multiplies lr by sqrt(1-b2^(t+1))/(1-b1^(t+1)) in round t; give the strategy "
+        "lr=flower.adam_rate(lr, betas) for the same": type(server.optimizer) is Adam and not scheduled,
+        f"buffers={server.buffers!r}, where Flower weighs running statistics": (
+            "buffer" in roles and weighs and server.buffers != "weighted"
+        ),
+        "integer arrays take the clients' largest, Flower's become floats": "counter" in roles,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        log.info("fastagg: not Flower's numbers: %s", reason)

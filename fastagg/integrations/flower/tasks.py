@@ -1,9 +1,9 @@
-"""Tasks and replies of all strategies: their messages, how a reply is read, and the lines of the log."""
+"""Tasks and replies of all strategies, which alone call this: their messages, how a reply is read, clients' metrics."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -15,14 +15,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import Tensor
 
-from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed, ShapeMismatch, UpdateTooLarge
+from fastagg.errors import ConfigError, ShapeMismatch
 from fastagg.integrations import replies
-from fastagg.integrations.flower.models import formed
-from fastagg.integrations.flower.records import read, write
-from fastagg.integrations.session import Book, Open
+from fastagg.integrations.flower.records import formed, read, write
+from fastagg.integrations.replies import ClientFailure
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
-from fastagg.server.server import Outcome, Server
+from fastagg.server.server import Server
 
 log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown where its lines are
 
@@ -32,22 +31,16 @@ CONTROL = "control"  # the ArrayRecord of FedAC's control variate, there and bac
 EXTRA = "extra"  # the ArrayRecord of what a rule of the user's own sends, and takes, besides
 WHO = "fastagg"  # the ConfigRecord that says whose metrics these are, to the function that averages them
 _LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # its time was over
+POLL = 0.1  # seconds between two checks for replies
 _AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory,
 _LARGE = 4_000_000  # and one alone of a model of so many parameters, beside which a call costs nothing
 
 # The user's evaluation on the server, of a version or round and its model.
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-Arrived = tuple[Open[int], Message]  # a task, and its answer
-
-
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 
-class Failed(FastaggError):
-    """A node answered with an error of its own, or Flower did for it."""
-
-
-class Freed(RecordDict):
+class FreedReply(RecordDict):
     """A reply whose arrays were added and freed. Who asks for them is told why they are not there."""
 
     def __init__(self, records: Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]) -> None:
@@ -93,42 +86,24 @@ def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], k
     return RecordDict(records)
 
 
-def take(book: Book[Any, int], arrived: Sequence[Arrived], samples: str, *, still: bool = True) -> list[Outcome]:
-    """Pass nodes' answers to the server, in one pass over memory.
+def answer(server: Server, task: Dispatch, message: Message, samples: str, *, still: bool = True) -> Answer:
+    """Read a node's reply.
 
-    Each answer has one ArrayRecord: the trained model, or the kind that ``fastagg-kind`` in a ConfigRecord of the reply
-    names: ``delta``, ``gradient``. If the reply has a ``fastagg-version``, it must be the task's.
+    It has one ArrayRecord: the trained model, or the kind that ``fastagg-kind`` in a ConfigRecord of the reply names:
+    ``delta``, ``gradient``. If it has a ``fastagg-version``, it must be the task's.
 
     Args:
         samples: key, in a MetricRecord, of the client's number of samples.
         still: see :class:`fastagg.Answer`. One reply is read twice in less time than Flower copies
             it, and a second sum would be one more model in memory.
 
-    Returns:
-        For each its receipt, or the reason why there is none. Its task then ends, and the log says why.
+    Raises:
+        FastaggError: the reply does not fit. ClientFailure: it is an error.
     """
-    outcomes = book.take([(one, _read(book.server, one.task, message, samples, still)) for one, message in arrived])
-    for (one, _), outcome in zip(arrived, outcomes, strict=True):
-        if isinstance(outcome, Failed):
-            log.warning("fastagg: node %d failed: %s", one.who, outcome)
-        elif not isinstance(outcome, Receipt):
-            log.warning("fastagg: dropped the reply of node %d: %s: %s", one.who, type(outcome).__name__, outcome)
-    return outcomes
-
-
-def _read(
-    server: Server, task: Dispatch, message: Message, samples: str, still: bool
-) -> Answer | FastaggError:  # fmt: skip
     if message.has_error():
         late = "; the node may need longer: raise timeout=" if message.error.code in _LATE else ""
-        return Failed(f"error {message.error.code}: {message.error.reason}{late}")
-    try:
-        return _unpacked(server, task, message.content, samples)._replace(still=still)
-    except FastaggError as error:
-        return error
-
-
-def _unpacked(server: Server, task: Dispatch, reply: RecordDict, samples: str) -> Answer:
+        raise ClientFailure(f"error {message.error.code}: {message.error.reason}{late}")
+    reply = message.content
     sent = of_kind(reply, ArrayRecord)
     control = next(iter(read(sent.pop(CONTROL, {})).values()), None)
     extra = read(sent.pop(EXTRA)) if EXTRA in sent else None
@@ -140,18 +115,9 @@ def _unpacked(server: Server, task: Dispatch, reply: RecordDict, samples: str) -
     counts = [metrics[samples] for metrics in of_kind(reply, MetricRecord).values() if samples in metrics]
     if not counts and server.weighting == "samples":
         raise ConfigError(f"the reply has no {samples!r} in a MetricRecord, by which this server weighs clients")
-    arrays = formed(server, read(next(iter(sent.values()))))
-    count = counts[0] if counts else None
-    return replies.answer(server, task, arrays, stated, samples=count, control=control, extra=extra)
-
-
-def raise_if_useless(good: Sequence[object], refused: Iterable[FastaggError]) -> None:
-    """Check the replies of a round. One that is not finite is its client's fault; others mean that this cannot work."""
-    wrong = [
-        error for error in refused if not isinstance(error, (Failed, replies.Over, NonFiniteUpdate, UpdateTooLarge))
-    ]
-    if wrong and not good:
-        raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
+    arrays, count = formed(server, read(next(iter(sent.values())))), counts[0] if counts else None
+    read_as = replies.answer(server, task, arrays, stated, samples=count, control=control, extra=extra)
+    return read_as._replace(still=still)
 
 
 def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees: bool = True) -> RecordDict:
@@ -165,14 +131,14 @@ def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees
     if receipt is not None:
         who["version"], who["delay"] = receipt.version, receipt.delay
     records = {**reply, WHO: who}
-    return Freed(records) if frees else RecordDict(records)
+    return FreedReply(records) if frees else RecordDict(records)
 
 
 def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
     """The average of the clients' metrics. A function of the user's is called as Flower does, and its errors end the
-    run. Flower's own adds up what there is: here each metric's mean is over those who reported it, by their samples."""
+    run. In place of Flower's own, each metric's mean is over those who reported it, by their samples."""
     if not replies:
         return None
     return _means(replies, samples) if average is aggregate_metricrecords else average(replies, samples)
@@ -180,18 +146,18 @@ def averaged(
 
 def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
     """None, with a line in the log, if a metric has no mean: lists of several lengths, or nobody states samples."""
-    given: dict[str, list[tuple[float, Any]]] = {}
+    shares: dict[str, list[tuple[float, Any]]] = {}
     for reply in replies:
         for metrics in of_kind(reply, MetricRecord).values():
             share = metrics.get(samples, 0.0)
             if isinstance(share, (int, float)) and share > 0:
                 for name in metrics.keys() - {samples}:
-                    given.setdefault(name, []).append((float(share), metrics[name]))
+                    shares.setdefault(name, []).append((float(share), metrics[name]))
     try:
-        if not given:
+        if not shares:
             raise ValueError(f"no reply has metrics, and {samples!r} above 0")
-        columns = {name: tuple(zip(*given[name], strict=True)) for name in sorted(given)}
-        return MetricRecord({n: np.average(values, 0, shares).tolist() for n, (shares, values) in columns.items()})
+        columns = {name: tuple(zip(*shares[name], strict=True)) for name in sorted(shares)}
+        return MetricRecord({n: np.average(values, 0, weights).tolist() for n, (weights, values) in columns.items()})
     except (TypeError, ValueError) as error:
         log.warning("fastagg: the clients' metrics could not be averaged: %s: %s", type(error).__name__, error)
         return None
@@ -200,7 +166,7 @@ def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
 def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
     """The replies that have arrived, a few at a time."""
     left, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
-    while some := list(islice(left, at_once)):
-        if there := list(grid.pull_messages(some)):
-            yield there
-            del there  # before more are read
+    while asked := list(islice(left, at_once)):
+        if messages := list(grid.pull_messages(asked)):
+            yield messages
+            del messages  # before more are read

@@ -1,16 +1,12 @@
 """NVIDIA FLARE on fastagg: an aggregator for its FedAvg recipe, and asynchronous training, which FLARE lacks.
 
-Models are sent as ``FLModel``. ``current_round`` is the base version of an update. FLARE's executors put the task's
-number into the reply, so the version is always known. Replies may be whole models (``ParamsType.FULL``) or
-differences (``ParamsType.DIFF``), in NumPy or torch.
+Models are sent as ``FLModel``. ``current_round`` is the base version of an update. Replies are whole models
+(``ParamsType.FULL``) or differences (``ParamsType.DIFF``), in NumPy or torch.
 
 Raises:
     MissingDependency: nvflare is not installed, or too old.
 """
 
-import sys
-
-from fastagg import _checks
 from fastagg.integrations import require
 
 require("nvflare", "2.9.0", "nvflare")
@@ -21,7 +17,3 @@ from fastagg.integrations.nvflare.encoder import Encoder  # noqa: E402
 from fastagg.integrations.nvflare.traffic import Traffic  # noqa: E402
 
 __all__ = ["Aggregator", "AsyncController", "Encoder", "Traffic"]
-
-
-def __getattr__(name: str) -> object:
-    raise _checks.no_attribute(sys.modules[__name__], name)

@@ -1,4 +1,4 @@
-"""FLARE's synchronous rounds with fastagg's arithmetic."""
+"""FLARE's synchronous rounds with fastagg's arithmetic. FLARE calls it, from several threads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fastagg import _keywords
 from fastagg._types import Arrays, Plain
 from fastagg.errors import FastaggError, RunFailed
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.models import holds, put
 from fastagg.integrations.nvflare.traffic import Traffic
-from fastagg.integrations.replies import Over
+from fastagg.integrations.replies import TaskOver
 from fastagg.integrations.run import FLARE, Rule, Run, check_limits
-from fastagg.integrations.session import Settings
 from fastagg.server.server import Outcome
 from fastagg.storage.pieces import as_tensor
 
@@ -56,6 +57,7 @@ class Aggregator(ModelAggregator):
         ConfigError: the preset is unknown, or not synchronous.
     """
 
+    @_keywords.checked
     def __init__(
         self,
         algorithm: str = "FedAvg",
@@ -78,7 +80,7 @@ class Aggregator(ModelAggregator):
         self._round: set[str] = set()  # who was sent its model
         self._number: int | None = None
         self._resumed = False  # from a checkpoint, and FLARE has not been given a model since
-        self._given: dict[str, Arrays] | None = None  # what FLARE was given last
+        self._returned: dict[str, Arrays] | None = None  # what FLARE was given last
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Follow FLARE's run. Before a task is sent, remember its client's model. An error ends the job."""
@@ -121,7 +123,7 @@ class Aggregator(ModelAggregator):
     def _follow(self, params: dict[str, Arrays]) -> None:
         """Take FLARE's model as the model, if other code has changed it."""
         traffic = self._traffic
-        if self._given is not None and all(params.get(name) is value for name, value in self._given.items()):
+        if self._returned is not None and all(params.get(name) is value for name, value in self._returned.items()):
             return
         if holds(traffic.server, params):
             return
@@ -129,7 +131,7 @@ class Aggregator(ModelAggregator):
             params.update(traffic.model())
             return
         put(traffic.server, {name: as_tensor(value) for name, value in params.items()})
-        traffic.log(
+        traffic.run.log(
             "fastagg: FLARE's model is not the one it was given: somebody has changed it, and it is the model now"
         )
 
@@ -145,9 +147,9 @@ class Aggregator(ModelAggregator):
             # A rule that makes its own steps makes none before all clients of the round have been sent their task.
             enough = self.at_once if self._traffic.server.direction.synchronous else math.inf
             outcome: Outcome | None = self._traffic.hold(client, model)
-            if outcome is None and self._traffic.waiting >= enough:
+            if outcome is None and len(self._traffic.held) >= enough:
                 outcome = self._add().get(client)
-            if isinstance(outcome, FastaggError) and not isinstance(outcome, Over):
+            if isinstance(outcome, FastaggError) and not isinstance(outcome, TaskOver):
                 raise outcome
 
     def _add(self) -> dict[str, Outcome]:
@@ -173,10 +175,10 @@ class Aggregator(ModelAggregator):
         with self._ending_the_job():
             self._add()
         with self._ending_the_job():
-            if traffic.session.close_round(traffic.warn):
+            if traffic.session.close_round():
                 traffic.session.stepped()
         traffic.session.settle()
-        traffic.end_window(1)  # it holds a version
+        traffic.session.end_window(1)  # it holds a version
         traffic.forget()
         traffic.run.save()
         with self._ending_the_job():
@@ -185,8 +187,8 @@ class Aggregator(ModelAggregator):
         # As in FLARE: a round in which one client measured nothing has no metrics, rather than those of the others.
         metrics = self._metrics.get_result() or None if self._measured else None
         self.reset_stats()
-        self._given, self._resumed = traffic.model(), False
-        return FLModel(ParamsType.FULL, dict(self._given), metrics=metrics)
+        self._returned, self._resumed = traffic.model(), False
+        return FLModel(ParamsType.FULL, dict(self._returned), metrics=metrics)
 
     def reset_stats(self) -> None:
         """Begin a round."""

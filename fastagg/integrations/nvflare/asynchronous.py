@@ -1,4 +1,4 @@
-"""Asynchronous training as a controller for FLARE's ordinary clients. FLARE has no such workflow."""
+"""Asynchronous training as a controller for FLARE's ordinary clients. FLARE calls it, from several threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from fastagg import _keywords
 from fastagg._types import Plain
 from fastagg.errors import ConfigError, FastaggError, RunFailed
+from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare.traffic import Traffic
+from fastagg.integrations.replies import ClientFailure
 from fastagg.integrations.run import FLARE, Rule, Run, check_limits
-from fastagg.integrations.session import Settings
 from fastagg.server.dispatch import Dispatch, Receipt
 
 
@@ -28,12 +30,10 @@ class AsyncController(ModelController):
     """Asynchronous training in FLARE: an idle client gets the newest model, and every reply is added as it arrives.
 
     Clients run FLARE's ordinary executors and scripts. A client fails if it reports an error, is away for longer than
-    ``timeout``, or sends a reply that is refused. It then gets no task for a while, longer after each failure. Other
-    clients never wait for it. A permanent problem ends the job with its message.
+    ``timeout``, or sends a reply that is refused. Other clients never wait for it. A permanent problem ends the job.
 
     Versions are FLARE's rounds. As many replies as there are clients make one round of events (``ROUND_STARTED``,
-    ``BEFORE_AGGREGATION``, ``ROUND_DONE``), so FLARE's model selectors work. The clients' metrics of such a round are
-    assigned to the newest version that they evaluated, and FLARE may select this version as the best model.
+    ``BEFORE_AGGREGATION``, ``ROUND_DONE``), so FLARE's model selectors work.
 
     A subclass may define ``evaluate(self, version, model)``, which returns metrics from an evaluation on the server,
     and ``on_version(self, version, metrics, model)``. If either raises ``StopIteration``, the job ends with its result.
@@ -53,13 +53,14 @@ class AsyncController(ModelController):
         task_name: the task's name for the clients' executors.
         persistor_id: FLARE's component that provides the first model and stores the last.
         stop, best, trackers, max_failures, max_in_a_row, retry_after, max_seconds, evaluate_every: see
-            :class:`fastagg.integrations.session.Settings`, as plain data. The clients' own metrics are called
+            :class:`fastagg.integrations.goals.Settings`, as plain data. The clients' own metrics are called
             ``clients/accuracy`` there.
 
     Raises:
         ConfigError: a setting is refused.
     """
 
+    @_keywords.checked
     def __init__(
         self,
         algorithm: str = "FADAS",
@@ -82,14 +83,13 @@ class AsyncController(ModelController):
         evaluate_every: int = 1,
         end_timeout: float = 60.0,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
-        self.__dict__.update(given)  # from where FLARE writes a job's arguments
-        self.task_name, self.timeout, self.persistor_id = task_name, timeout, persistor_id
+        self.__dict__.update(arguments)  # from where FLARE writes a job's arguments
+        self.timeout, self.end_timeout, self.persistor_id = timeout, end_timeout, persistor_id
         check_limits(versions=versions, timeout=timeout, save_every=save_every, end_timeout=end_timeout)
-        self.end_timeout = end_timeout
-        known = {field.name for field in fields(Settings)} & given.keys()
-        chosen = Settings(on_version=getattr(self, "on_version", None), **{name: given[name] for name in known})
+        known = {field.name for field in fields(Settings)} & arguments.keys()
+        chosen = Settings(on_version=getattr(self, "on_version", None), **{name: arguments[name] for name in known})
         rule = Rule(FLARE, algorithm, settings, rounds=False)
         run = Run(rule, chosen, checkpoint, save_every, log=self.info, warn=self.warning)
         self._traffic = Traffic(run, clients, weight_key, getattr(self, "evaluate", None), versions)
@@ -130,7 +130,7 @@ class AsyncController(ModelController):
             raise self._broken
 
     def set_fl_context(self, data: FLModel) -> None:
-        """FLARE notes which round it is in; not while a reply of another one is looked at."""
+        """Set FLARE's round, except while an earlier round's reply is processed."""
         with self._taking:
             super().set_fl_context(data)
 
@@ -156,7 +156,7 @@ class AsyncController(ModelController):
         with self._taking:
             for client, _ in self._traffic.book.late():
                 self._traffic.forget(client)
-                self._traffic.failed(client, f"no answer in {self.timeout} s")
+                self._traffic.session.refused(client, ClientFailure(f"no answer in {self.timeout} s"))
 
     def _wait_for_the_last(self) -> None:
         until = time.monotonic() + self.end_timeout
@@ -182,20 +182,20 @@ class AsyncController(ModelController):
         with self._taking:
             super()._process_result(client_task, fl_ctx)
             if self._ended:  # `Traffic.end` has said of each that its answer does not count
-                self._traffic.book.back(client)
+                self._traffic.book.end(self._traffic.book.keys_of(client))
                 return
             unanswered = self._traffic.forget(client)  # nothing, unless it failed
             try:
                 if unanswered and code not in (None, ReturnCode.OK):
-                    self._traffic.failed(client, str(code))
-                if (task := self._traffic.end_window(len(self.engine.get_clients()))) is not None:
+                    self._traffic.session.refused(client, ClientFailure(str(code)))
+                if (task := self._traffic.session.end_window(len(self.engine.get_clients()))) is not None:
                     self._tell_selectors(task, fl_ctx)
             except FastaggError as error:  # FLARE would only log it
                 self._broken = self._broken or error
         self._came.set()
 
     def _tell_selectors(self, task: Dispatch, fl_ctx: FLContext) -> None:
-        """One of FLARE's rounds is over: its widgets look at what the clients found of this task's version."""
+        """End a round of FLARE's: its widgets look at the clients' metrics of this task's version."""
         model = make_model_learnable(dict(task.views), {})
         self._set_ctx_prop_preserving_attrs(fl_ctx, AppConstants.CURRENT_ROUND, task.version)
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=True)

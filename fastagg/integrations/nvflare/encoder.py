@@ -1,4 +1,4 @@
-"""A filter of FLARE's task results that sends updates in fewer bytes."""
+"""A filter of FLARE's task results that sends updates in fewer bytes. FLARE's clients call it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
+from fastagg import _keywords
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError
 from fastagg.integrations.encoding import encoded, format_of
@@ -34,6 +35,7 @@ class Encoder(DXOFilter):
         ConfigError: a setting is out of range.
     """
 
+    @_keywords.checked
     def __init__(self, format: str = "int8", share: float = 0.01, values: str = "bf16") -> None:
         super().__init__(list(KINDS), None)
         self.format, self.share, self.values = format, share, values
@@ -57,6 +59,6 @@ class Encoder(DXOFilter):
             raise ConfigError("Encoder: the task had no model, from which a difference could be taken")
         kind = dxo.meta.get(f"{PREFIX}kind", KINDS[dxo.data_kind])
         seed = crc32(f"{fl_ctx.get_identity_name()} {self._count}".encode())
-        found = encoded(dxo.data, kind, self._sent, self._format, seed=seed, feedback=self._feedback)
+        update = encoded(dxo.data, kind, self._sent, self._format, seed=seed, feedback=self._feedback)
         self._sent, self._count = {}, self._count + 1
-        return DXO(DataKind.WEIGHT_DIFF, found.arrays(), {**dxo.meta, f"{PREFIX}kind": "encoded"})
+        return DXO(DataKind.WEIGHT_DIFF, update.arrays(), {**dxo.meta, f"{PREFIX}kind": "encoded"})

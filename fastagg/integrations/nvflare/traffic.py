@@ -1,4 +1,7 @@
-"""A server behind FLARE's messages: the common part of all FLARE adapters."""
+"""A server behind FLARE's messages: the common part of all FLARE adapters, and of a controller of your own.
+
+Its methods may be called from any thread. A reply counts once, or is refused and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from nvflare.apis.fl_constant import FLMetaKey, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -16,18 +20,17 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 import fastagg
 from fastagg._types import Arrays, Plain
-from fastagg.errors import FastaggError, UnknownVersion
+from fastagg.errors import DTypeMismatch, FastaggError, ShapeMismatch, UnknownVersion
 from fastagg.integrations import number_of, replies
-from fastagg.integrations.evaluation import Found, Window
-from fastagg.integrations.nvflare.arrays import completed
+from fastagg.integrations.evaluation import Metrics, Window
 from fastagg.integrations.run import App, Run
-from fastagg.integrations.session import Book, Open, Session
+from fastagg.integrations.session import Book, OpenTask, Session
+from fastagg.model import Layout
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Outcome
 from fastagg.storage import memory
-
-Metrics = Mapping[str, object] | None  # what a client says of itself, or of the model that it was sent
+from fastagg.storage.pieces import as_tensor
 
 PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)
 EXTRA = "fastagg_extra"  # meta of tasks and replies: what a rule of the user's own sends and takes besides, by name
@@ -50,7 +53,7 @@ def _app(context: FLContext | None) -> App:
 
 
 class Traffic:
-    """A fastagg server behind FLARE's messages: it sends and receives FLModels. Each reply counts once or is refused.
+    """A fastagg server behind FLARE's messages: it sends and receives FLModels. ``held``: replies to be added.
 
     Args:
         run: the run's rule, settings and files.
@@ -60,26 +63,18 @@ class Traffic:
         versions: the run ends with this version.
         lean: add each reply where the sum is, after a pass that checks it. That saves the memory of a second sum, and
             reads a reply twice.
-
     """
 
     def __init__(
-        self,
-        run: Run,
-        clients: Sequence[str] | None = None,
-        weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
-        evaluate: Callable[[int, Arrays], Found] | None = None,
-        versions: int | None = None,
-        lean: bool = False,
-    ) -> None:
+        self, run: Run, clients: Sequence[str] | None = None, weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
+        evaluate: Callable[[int, Arrays], Metrics] | None = None, versions: int | None = None, lean: bool = False,
+    ) -> None:  # fmt: skip
         self.run, self.clients, self.weight_key, self.versions, self.lean = run, clients, weight_key, versions, lean
-        self.log, self.warn = run.log, run.warn
         self._evaluate = evaluate
         self.server: fastagg.Server
         self.session: Session
         self.book: Book[tuple[str, int], str]  # by client and round
-        self._held: list[tuple[Open[str], Answer, Metrics]] = []
-        self._window = Window()
+        self.held: list[tuple[OpenTask[str], Answer, Metrics]] = []
         self._logged: set[tuple[str, str]] = set()  # client, and what the log says of it once
         self._lock = threading.RLock()
 
@@ -100,11 +95,11 @@ class Traffic:
             self.run.begin(params, self._evaluate, ("clients",))
             # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
             memory.reserve(self.run.server.layout.size, 1 if self.lean else 2)
-            self.session, self.book = self.run.session, Book(self.run.server)
-            self.session.book, self.first = self.book, self.run.server.version
-            self.server = self.run.server
+            self.session = session = self.run.session
+            self.book = session.book = Book(self.run.server)
+            session.window, self.first, self.server = Window(), self.run.server.version, self.run.server
             self.run.is_finished("versions", self.versions, self.first)
-            self.session.stepped()
+            session.stepped()
             return resumes
 
     def send(self, client: str, number: int | None = None, timeout: float = math.inf) -> FLModel:
@@ -112,9 +107,9 @@ class Traffic:
         with self._lock:
             task = self.server.dispatch(number_of(self.server, client, self.clients, "clients"))
             number = task.version if number is None else number
-            for one in self.book:
-                if one.task.flat is task.flat and one.task.incarnation == task.incarnation:
-                    task.share(one.task)
+            for other in self.book:
+                if other.task.flat is task.flat and other.task.incarnation == task.incarnation:
+                    task.share(other.task)
                     break
             self.book.put((client, number), client, task, timeout)
         rounds = {"current_round": number}
@@ -132,8 +127,7 @@ class Traffic:
             RunFailed: too many replies were refused.
         """
         with self._lock:
-            refused = self.hold(client, reply)
-            return self.add()[-1][3] if refused is None else refused
+            return self.hold(client, reply) or self.add()[-1][3]
 
     def hold(self, client: str, reply: FLModel) -> FastaggError | None:
         """Check all of a reply but the numbers of its parameters, and keep it for :meth:`add`.
@@ -146,24 +140,17 @@ class Traffic:
         """
         number = -1 if reply.current_round is None else reply.current_round
         with self._lock:
-            one = self.book.pop((client, number))
+            task = self.book.pop((client, number))
             try:
-                if one is None:
+                if task is None:
                     owed = sorted(number for _, number in self.book.keys_of(client))
                     raise UnknownVersion(f"a reply to task {reply.current_round} came, but it owes {owed or 'none'}")
-                answer = self._read(client, one.task, reply)
+                answer = self._read(client, task.task, reply)
                 self.server.check(answer)
             except FastaggError as error:
-                error = self.book.refuse(one, error)
-                self.warn(f"fastagg: client {client}: refused: {error}")
-                self.session.refused(client, error)
-                return error
-            self._held.append((one, answer, reply.metrics))
+                return self.session.refuse(client, task, error)
+            self.held.append((task, answer, reply.metrics))
             return None
-
-    @property
-    def waiting(self) -> int:
-        return len(self._held)
 
     def add(self) -> list[tuple[str, Answer, Metrics, Outcome]]:
         """Add the replies that are kept, in one pass. One that is refused changes nothing, and the log says why.
@@ -175,37 +162,16 @@ class Traffic:
             RunFailed: too many replies were refused.
         """
         with self._lock:
-            held, self._held = self._held, []
+            held, self.held = self.held, []
             try:
-                outcomes = self.book.take([(one, answer) for one, answer, _ in held])
-            except BaseException:  # no memory, say: the sum is as it was, and they go with the next ones
-                self._held = held
+                outcomes = self.session.take(held)
+            except MemoryError:  # the sum is as it was, and they go with the next ones
+                self.held = held
                 raise
-            for (one, _, metrics), outcome in zip(held, outcomes, strict=True):
-                if isinstance(outcome, FastaggError):
-                    self.warn(f"fastagg: client {one.who}: refused: {outcome}")
-                    continue
-                self._window.add(one.task, metrics)
-                self.session.reported(one.who, outcome.version, metrics)
-                step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
-                what = f"update from version {one.task.version} taken, delay {outcome.delay}"
-                self.log(f"fastagg: client {one.who}: {what}: {step}")
-            self.session.note([one.who for one, *_ in held], outcomes)
             if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):
                 self.session.stepped()
             became = zip(held, outcomes, strict=True)
-            return [(one.who, answer, metrics, outcome) for (one, answer, metrics), outcome in became]
-
-    def end_window(self, clients: int) -> Dispatch | None:
-        """After as many replies as ``clients``, pass their metrics to the session.
-
-        Returns the task of the version to which these metrics are assigned; None before."""
-        with self._lock:
-            if (ended := self._window.end(clients)) is None:
-                return None
-            task, means = ended
-            self.session.clients_found(task.version, means, task.views)
-            return task
+            return [(task.who, answer, metrics, outcome) for (task, answer, metrics), outcome in became]
 
     def is_done(self) -> bool:
         """Whether later replies no longer count."""
@@ -227,33 +193,26 @@ class Traffic:
             return self.is_done()
 
     def end(self) -> None:
-        """End the run. No more replies are taken, and everything is saved."""
+        """End the run, and save everything. Open tasks stay in the book, but their answers do not count any more."""
         with self._lock:
-            self.forget(why="was still out; its answer will not count")
+            for client, number in self.book.keys_of():
+                self.run.log(f"fastagg: client {client}: task {number} was still out; its answer will not count")
+            for task in self.book:
+                self.book.forget(task.task)
             self.session.stepped(last=True)
             self.session.settle(wait=True)
             self.run.save()
-            self.log(f"fastagg: {self.session.summary()}")
+            self.run.log(f"fastagg: {self.session.summary()}")
             self.session.close()
 
-    def failed(self, client: str, cause: str) -> None:
-        """Note that ``client`` sent no reply, or an error.
-
-        Raises:
-            RunFailed: that was one too many.
-        """
-        self.warn(f"fastagg: client {client}: failed: {cause}")
-        with self._lock:
-            self.session.failed(client, cause)
-
-    def forget(self, client: str | None = None, why: str | None = None) -> int:
-        """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says why. Return
+    def forget(self, client: str | None = None) -> int:
+        """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says so. Return
         their number."""
         with self._lock:
-            say, keys = self.log if why else self.warn, self.book.keys_of(client)
+            keys = self.book.keys_of(client)
             self.book.end(keys)
             for name, number in keys:
-                say(f"fastagg: client {name}: task {number} {why or 'was not answered; it is dropped'}")
+                self.run.warn(f"fastagg: client {name}: task {number} was not answered; it is dropped")
             return len(keys)
 
     def model(self) -> dict[str, Arrays]:
@@ -264,7 +223,7 @@ class Traffic:
         whole = bool(reply.params_type == ParamsType.FULL)
         usual, arrays = "model" if whole else "difference", reply.params
         if reply.meta.get(f"{PREFIX}kind", usual) == usual:  # else a gradient, or what receive() takes
-            arrays, missing = completed(arrays, task.views, whole, self.server.layout)
+            arrays, missing = _completed(arrays, task.views, whole, self.server.layout)
             if missing:
                 what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
                 self._once(client, f"{what}: they count as they were")
@@ -284,4 +243,53 @@ class Traffic:
     def _once(self, client: str, message: str) -> None:
         if (client, message) not in self._logged:
             self._logged.add((client, message))
-            self.log(f"fastagg: client {client}: {message}")
+            self.run.log(f"fastagg: client {client}: {message}")
+
+
+def _completed(
+    arrays: object, sent: Mapping[str, Arrays], whole: bool, layout: Layout
+) -> tuple[dict[str, Arrays], list[str]]:
+    """Complete a reply: one array for each of the model's arrays, in types that the server reads.
+
+    FLARE's ``ExcludeVars`` removes arrays from a reply; these count as unchanged. FLARE's privacy filters compute in
+    float64 and turn counters into floats; these get the model's types again. Unknown names stay in the reply, and the
+    server refuses them.
+
+    Args:
+        arrays: the reply's ``params``.
+        sent: the model as it went out to this client.
+        whole: True for a trained model, False for a difference from ``sent``.
+        layout: the server's.
+
+    Returns:
+        The arrays, and the names of those that were missing.
+    """
+    if not isinstance(arrays, Mapping) or not any(name in arrays for name in sent):
+        names = sorted(arrays)[:4] if isinstance(arrays, Mapping) else type(arrays).__name__
+        raise ShapeMismatch(f"a reply without any of the model's arrays: {names}")
+    types = {entry.name: getattr(torch, entry.dtype) for entry in layout.entries}
+    missing = [name for name in sent if name not in arrays]
+    complete = {name: _typed(name, _loaded(value), types.get(name)) for name, value in arrays.items()}
+    for name in missing:
+        complete[name] = sent[name] if whole else torch.zeros_like(as_tensor(sent[name]))
+    return complete, missing
+
+
+def _loaded(value: Arrays) -> Arrays:
+    """An array that FLARE has put on the disk (``enable_tensor_disk_offload``), or the array itself."""
+    load = getattr(value, "materialize", None)
+    return load() if callable(load) else value
+
+
+def _typed(name: str, value: Arrays, own: torch.dtype | None) -> Arrays:
+    dtype = getattr(value, "dtype", None)
+    if own is None or dtype is None:
+        return value
+    if own.is_floating_point:
+        return as_tensor(value).to(torch.float32) if str(dtype).endswith("float64") else value
+    counts = as_tensor(value)
+    if not counts.is_floating_point():
+        return value
+    if not bool(torch.isfinite(counts).all()):
+        raise DTypeMismatch(f"update {name!r}: expected whole numbers, got NaN or infinity")
+    return counts.round().to(own)

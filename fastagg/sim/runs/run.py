@@ -15,7 +15,6 @@ import torch
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import DataError, NonFiniteUpdate, UpdateTooLarge
-from fastagg.integrations.trackers import AnyTrackers, Trackers
 from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
@@ -29,6 +28,7 @@ from fastagg.sim.runs.result import Folder, Result, Resume
 from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
+from fastagg.trackers import AnyTrackers, Trackers
 
 MOST_WORKERS = 1024
 
@@ -58,7 +58,7 @@ def run(
     before every update, and stops the run like ctrl-C.
     ``picture`` is the format of the plot. ``data``, ``model`` and the functions in ``own`` (see
     :class:`fastagg.sim.clients.own.Own`) replace ``config``'s. Pass them again to resume.
-    ``trackers`` (see :mod:`fastagg.integrations.trackers`) get every new row, and are closed at the end.
+    ``trackers`` (see :mod:`fastagg.trackers`) get every new row, and are closed at the end.
 
     So many ``workers``, threads of this process, train clients. The files are the same to the bit.
 

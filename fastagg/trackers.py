@@ -102,8 +102,8 @@ class MLflow:
     ) -> None:  # fmt: skip
         self._client: Foreign = _imported("mlflow", "mlflow").MlflowClient(tracking_uri=uri)
         if run_id is None:
-            found = self._client.get_experiment_by_name(experiment) if experiment else None
-            number = found.experiment_id if found else self._client.create_experiment(experiment) if experiment else "0"
+            known = self._client.get_experiment_by_name(experiment) if experiment else None
+            number = known.experiment_id if known else self._client.create_experiment(experiment) if experiment else "0"
             run_id = self._client.create_run(number, run_name=run_name).info.run_id
         self.run_id: str = run_id
 
@@ -138,33 +138,33 @@ class WandB:
 _KNOWN: dict[str, Callable[..., Tracker]] = {"csv": CSV, "tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
-def made(given: AnyTrackers) -> list[Tracker]:
+def made(trackers: AnyTrackers) -> list[Tracker]:
     """Make trackers from one, from several, or from ``{name: settings}``: a mapping, or the first setting."""
-    if given is None:
+    if trackers is None:
         return []
-    if isinstance(given, Tracker):
-        return [given]
-    if isinstance(given, Mapping):
-        return [_one(name, settings) for name, settings in given.items()]
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        found = list(given)
-        if all(isinstance(one, Tracker) for one in found):
-            return found
-    raise ConfigError(f"trackers: expected trackers, or {{'tensorboard': 'a folder'}} and the like, got {given!r}")
+    if isinstance(trackers, Tracker):
+        return [trackers]
+    if isinstance(trackers, Mapping):
+        return [_tracker(name, settings) for name, settings in trackers.items()]
+    if isinstance(trackers, Iterable) and not isinstance(trackers, str):
+        listed = list(trackers)
+        if all(isinstance(tracker, Tracker) for tracker in listed):
+            return listed
+    raise ConfigError(f"trackers: expected trackers, or {{'tensorboard': 'a folder'}} and the like, got {trackers!r}")
 
 
-def placed(given: AnyTrackers, folder: Path) -> AnyTrackers:
+def placed(trackers: AnyTrackers, folder: Path) -> AnyTrackers:
     """Return trackers' plain settings with absolute paths. Relative ones are in ``folder``."""
-    if isinstance(given, Tracker) or not isinstance(given, Mapping):
-        return given
-    names, found = {"csv": "file", "tensorboard": "folder"}, dict(given)
-    for tracker in names.keys() & found.keys():
-        settings, name = found[tracker], names[tracker]
+    if isinstance(trackers, Tracker) or not isinstance(trackers, Mapping):
+        return trackers
+    names, places = {"csv": "file", "tensorboard": "folder"}, dict(trackers)
+    for tracker in names.keys() & places.keys():
+        settings, name = places[tracker], names[tracker]
         settings = dict(settings) if isinstance(settings, Mapping) else {name: settings}
         if isinstance(settings.get(name), str):
             settings[name] = str(folder.absolute() / settings[name])
-        found[tracker] = settings
-    return found
+        places[tracker] = settings
+    return places
 
 
 def parse(text: str) -> tuple[str, str]:
@@ -183,26 +183,26 @@ def numeric(row: Mapping[str, object]) -> dict[str, float]:
 class Trackers:
     """All trackers of a run. If one fails, the log says so once, and the run continues without it."""
 
-    def __init__(self, given: AnyTrackers) -> None:
-        self._alive = made(given)
+    def __init__(self, trackers: AnyTrackers) -> None:
+        self._alive = made(trackers)
 
     def log(self, row: Mapping[str, object], step: int) -> None:
-        self._each(lambda one: one.log(numeric(row), step))
+        self._each(lambda tracker: tracker.log(numeric(row), step))
 
     def close(self) -> None:
-        self._each(lambda one: one.close())
+        self._each(lambda tracker: tracker.close())
         self._alive = []
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
-        for one in list(self._alive):
+        for tracker in list(self._alive):
             try:
-                act(one)
+                act(tracker)
             except Exception as error:  # an error of a tracker's network must not end the training
-                self._alive.remove(one)
-                _log.warning("fastagg: %s: no more metrics go there: %r", type(one).__name__, error)
+                self._alive.remove(tracker)
+                _log.warning("fastagg: %s: no more metrics go there: %r", type(tracker).__name__, error)
 
 
-def _one(name: str, settings: object) -> Tracker:
+def _tracker(name: str, settings: object) -> Tracker:
     if name not in _KNOWN:
         raise ConfigError("trackers: " + _checks.unknown("tracker", str(name), _KNOWN))
     try:
