@@ -164,13 +164,12 @@ def test_bench_without_its_tools_says_what_to_install(monkeypatch):
     assert 'pip install "fastagg[bench]"' in refused("bench")
 
 
-@pytest.mark.parametrize(("body", "code"), [("pass", 0), ("assert False", 1)])
-def test_bench_hands_on_what_became_of_the_benchmarks(monkeypatch, tmp_path, body, code):
+def test_bench_hands_on_what_became_of_the_benchmarks(monkeypatch, tmp_path):
     pytest.importorskip("pytest_benchmark")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # beside other processes it refuses to measure
-    (tmp_path / "test_it.py").write_text(f"def test_it(benchmark):\n    benchmark(lambda: None)\n    {body}\n")
+    (tmp_path / "test_it.py").write_text("def test_it(benchmark):\n    assert benchmark(lambda: False)\n")
     monkeypatch.setattr(machine, "_benchmarks", lambda: tmp_path)
-    assert invoke("bench", "-q").exit_code == code
+    assert invoke("bench", "-q").exit_code == 1
 
 
 @pytest.mark.parametrize("code", [0, 1])
