@@ -39,5 +39,5 @@ test -s demo/report.html
 python -c 'import fastagg; help(fastagg.FedBuff); help(fastagg.Server)' | grep 'clip_norm: an update with' >/dev/null
 cd "$here"
 pytest -q -p no:cacheprovider tests/cli tests/docs/test_api_pages.py
-pytest -q -p no:cacheprovider tests/test_refusals.py
+pytest -q -p no:cacheprovider tests/test_errors.py
 printf 'done: %ss\n' "$SECONDS"

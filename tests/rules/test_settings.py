@@ -1,4 +1,4 @@
-"""Settings of parts: what stays finite. Values that cannot be: test_refusals.py."""
+"""Settings of parts: what stays finite. Values that cannot be: test_errors.py."""
 
 from typing import Any
 

@@ -5,9 +5,11 @@ import pytest
 import torch
 from support import inside
 from support.kernels import same_bits, vector
+from support.models import same
 from torch import Tensor
 
 import fastagg
+from fastagg.server.loading import server_from
 from fastagg.storage.cache import FORMATS
 
 pytestmark = pytest.mark.kernel
@@ -49,13 +51,27 @@ def test_a_direct_sum_is_added_in_float64_and_rounded_once(format: str, isa: str
         assert same_bits(sum_of(server), total.float())
 
 
+def made(rule: str, format: str) -> fastagg.Server:
+    more = {"buffer_size": 3} if rule == "CA2FL" else {"warmup": "partial"}
+    return getattr(fastagg, rule)(torch.zeros(4 * 1024 + 700), lr=0.1, num_clients=N, cache=format, **more)
+
+
+@pytest.mark.parametrize("rule", ["ACE", "ACED", "CA2FL"])
+def test_a_checkpoint_in_the_middle_of_a_turn_changes_no_bit(rule: str) -> None:
+    server, whole = made(rule, "int8"), made(rule, "int8")
+    for number in range(8 * N):
+        if number % 5 == 0:
+            server = server_from(server.state_dict())
+        answer(server, number)
+        answer(whole, number)
+        assert same(server.state_dict(), whole.state_dict())
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("rule", ["ACE", "ACED", "CA2FL"])
 def test_a_sum_that_went_astray_is_made_anew_block_by_block(format: str, rule: str, isa: str) -> None:
     """Every block has its turn within 4 arrivals a client, and one more for each 16 clients, while rows change."""
-    more = {"buffer_size": 3} if rule == "CA2FL" else {"warmup": "partial"}
-    size = 4 * 1024 + 700
-    server = getattr(fastagg, rule)(torch.zeros(size), lr=0.1, num_clients=N, cache=format, **more)
+    server = made(rule, format)
     for number in range(2 * N):
         answer(server, number)
     state = server.state_dict()
