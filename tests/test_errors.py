@@ -695,7 +695,7 @@ def test_a_refusal_is_explained_and_changes_nothing(
 ELSEWHERE = {
     "AlreadyCounted": "server/test_ids.py",
     "DeviceError": "csrc/test_cuda_road.py",
-    "NotDurable": "durable/test_room.py",
+    "NotDurable": "durable/test_uploads.py",
     "Reentered": "server/test_reentry.py",
     "RunFailed": "integrations/test_session.py",
     "TooSoon": "server/test_participation.py",

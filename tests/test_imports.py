@@ -38,7 +38,7 @@ ORDER = (
     ("public",),
     ("fastagg",),  # all public names, when the first is asked for
     # Frameworks and the command line know the package as its users do. Nothing below imports them.
-    ("sim.seeds", "sim.functions"),
+    ("sim.seeds", "sim.functions", "trackers"),
     ("sim", "integrations", "serve"),
     ("cli",),
     ("__main__",),
