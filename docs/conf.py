@@ -142,7 +142,7 @@ def summary(name: str) -> str:
 
 # The adapters' classes, by where they are imported from. They are read and not imported, which needs no framework.
 ADAPTERS = {
-    "session": ("session.Settings", "goals.Limits", "goals.Stop", "goals.Best"),
+    "session": ("goals.Settings", "goals.Stop", "goals.Best"),
     "flower": (
         "flower.asynchronous.AsyncStrategy",
         "flower.synchronous.SyncStrategy",

@@ -72,7 +72,7 @@ class Aggregator(BaseAggregator):
       such as ``clients/pre_val_accuracy``.
 
     A refused upload changes nothing. The log says why, and the client gets the current model. When every client is
-    refused too often, ``RunFailed`` ends the run.
+    refused too often, ``RunFailed`` ends the run. APPFL passes ``model``, ``aggregator_configs`` and ``logger``.
 
     Raises:
         ConfigError: a setting is refused.

@@ -30,7 +30,7 @@ from fastagg.server.server import Outcome, Server
 from fastagg.trackers import Trackers, numeric
 
 Key = TypeVar("Key", bound=Hashable)
-Who = TypeVar("Who", bound=Hashable)
+Holder = TypeVar("Holder", bound=Hashable)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OpenTask(Generic[Who]):
+class OpenTask(Generic[Holder]):
     """A task that waits for its answer.
 
     Attributes:
@@ -75,12 +75,12 @@ class OpenTask(Generic[Who]):
         until: when it is given up, in seconds of the book's clock.
     """
 
-    who: Who
+    who: Holder
     task: Dispatch
     until: float = inf
 
 
-class Book(Generic[Key, Who]):
+class Book(Generic[Key, Holder]):
     """The open tasks of a run: who has what, and until when. Keys are what answers name: a message, a round, a client.
 
     The server ends tasks, too (``lease``, ``max_delay``), at any time. Such a task stays in the book until its answer
@@ -89,19 +89,19 @@ class Book(Generic[Key, Who]):
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self.server, self._clock = server, clock
-        self._open: dict[Key, OpenTask[Who]] = {}
-        self.known: set[Who] = set()  # all who ever had a task: a client counts from its first one
+        self._open: dict[Key, OpenTask[Holder]] = {}
+        self.known: set[Holder] = set()  # all who ever had a task: a client counts from its first one
 
-    def __iter__(self) -> Iterator[OpenTask[Who]]:
+    def __iter__(self) -> Iterator[OpenTask[Holder]]:
         """The open tasks, the newest first."""
         return reversed(self._open.values())
 
-    def keys_of(self, who: Who | None = None) -> list[Key]:
+    def keys_of(self, who: Holder | None = None) -> list[Key]:
         """The keys of all tasks, or of those that ``who`` has."""
         return [key for key, task in self._open.items() if who is None or task.who == who]
 
     @property
-    def busy(self) -> Set[Who]:
+    def busy(self) -> Set[Holder]:
         """Those who have a task, in order. It is made anew for each call."""
         return dict.fromkeys(task.who for task in list(self._open.values())).keys()  # another thread may look
 
@@ -111,12 +111,12 @@ class Book(Generic[Key, Who]):
         now = self._clock()
         return any(task.until > now for task in self._open.values())
 
-    def put(self, key: Key, who: Who, task: Dispatch, timeout: float = inf) -> None:
+    def put(self, key: Key, who: Holder, task: Dispatch, timeout: float = inf) -> None:
         self.pop(key)
         self.known |= {who} - {None}
         self._open[key] = OpenTask(who, task, self._clock() + timeout)
 
-    def pop(self, key: Key) -> OpenTask[Who] | None:
+    def pop(self, key: Key) -> OpenTask[Holder] | None:
         """The task whose answer has come. None: it is not open, or not any more."""
         return self._open.pop(key, None)
 
@@ -125,14 +125,14 @@ class Book(Generic[Key, Who]):
         now = self._clock()
         return [key for key, task in self._open.items() if task.until < now]
 
-    def end(self, keys: Iterable[Key] | None = None) -> list[OpenTask[Who]]:
+    def end(self, keys: Iterable[Key] | None = None) -> list[OpenTask[Holder]]:
         """Give up tasks, all by default. Their answers no longer count. Return them."""
         ended = [task for key in (self.keys_of() if keys is None else keys) if (task := self.pop(key)) is not None]
         for task in ended:
             self.forget(task.task)
         return ended
 
-    def take(self, answers: Sequence[tuple[OpenTask[Who], Answer | FastaggError]]) -> list[Outcome]:
+    def take(self, answers: Sequence[tuple[OpenTask[Holder], Answer | FastaggError]]) -> list[Outcome]:
         """Pass answers to the server, in one pass over memory for each step. A task whose answer is refused ends.
 
         Args:

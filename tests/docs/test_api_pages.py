@@ -18,7 +18,7 @@ import pytest
 
 import fastagg
 from fastagg import _keywords
-from fastagg.integrations.session import Settings
+from fastagg.integrations.goals import Settings
 
 from .test_snippets import PAGES as TEXTS
 from .test_snippets import ROOT

@@ -89,7 +89,7 @@ assert server.version == 1 and torch.equal(server.flat, torch.ones(8)), server.f
 # What a block is known by: the framework it needs, what comes before it, and what shows that it worked.
 KNOWN: dict[str, tuple[str, str, str]] = {
     "@app.main()": ("flwr", FLOWER, "main(FakeGrid(trained, [1, 2, 3]), None); assert max(seen) == 200"),
-    "evaluate_clients_every=10": ("flwr", GOALS, "assert strategy.settings.best.metric == 'clients/accuracy'"),
+    "evaluate_clients_every=10": ("flwr", GOALS, "assert strategy.run.settings.best.metric == 'clients/accuracy'"),
     "DifferentialPrivacy": ("flwr", PRIVATE, "assert strategy.server.version == 50"),
     "trackers.made(": ("tensorboard", "", "assert len(drawn) == 1"),
     '"fastagg-kind": "gradient"': ("flwr", GRADIENTS, "assert content['config'] == note and content['arrays']"),

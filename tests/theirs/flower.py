@@ -77,7 +77,7 @@ class OfMessages(Given, SyncStrategy):
     def __setattr__(self, name: str, value: object) -> None:
         if name in ("server_learning_rate", "server_momentum"):  # Flower's tests set them on the strategy
             self._ours[{"server_learning_rate": "lr", "server_momentum": "beta"}[name]] = value
-            self.rule = Rule(FLOWER, self.make(self._ours), rounds=True)
+            self.run.rule = Rule(FLOWER, self.make(self._ours), rounds=True)
         else:
             super().__setattr__(name, value)
 

@@ -18,9 +18,9 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fastagg._types import Arrays, Foreign
 from fastagg.errors import ConfigError, RunFailed
 from fastagg.integrations.flower import tasks
-from fastagg.integrations.flower.nodes import Choose, ClientEvaluation, Nodes
+from fastagg.integrations.flower.nodes import ClientEvaluation, NodeChooser, Nodes
 from fastagg.integrations.flower.records import history, read, restore, write_model
-from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, split
+from fastagg.integrations.flower.settings import Maker, callable_or_none, run_of, split
 from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.replies import ClientFailure, attempt
 from fastagg.integrations.run import check_limits
@@ -82,10 +82,10 @@ class AsyncStrategy(FedAvg):
 
     def __init__(
         self,
-        server: Make | Server,
+        server: Maker | Server,
         *,
         concurrency: int | None = None,
-        choose: Choose | None = None,
+        choose: NodeChooser | None = None,
         evaluate_clients_every: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,

@@ -21,7 +21,7 @@ from fastagg.errors import ConfigError, DTypeMismatch
 from fastagg.integrations import check_names, replies
 from fastagg.integrations.flower.records import NUMPY, from_npy, to_npy
 from fastagg.integrations.flower.rounds import Gathering, Rounds
-from fastagg.integrations.flower.settings import Make
+from fastagg.integrations.flower.settings import Maker
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.goals import Settings
 from fastagg.integrations.run import LIMITS, check_limits
@@ -49,7 +49,7 @@ class ClassicStrategy(Rounds[str], FedAvg):
 
     def __init__(
         self,
-        server: Make | Server,
+        server: Maker | Server,
         *,
         lr: Callable[[int], float] | None = None,
         deterministic: bool = False,

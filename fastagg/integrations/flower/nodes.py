@@ -18,7 +18,7 @@ from fastagg.errors import ConfigError
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.tasks import VERSION, log
 
-Choose = Callable[[Sequence[int], int], Iterable[int]]
+NodeChooser = Callable[[Sequence[int], int], Iterable[int]]
 
 
 class Nodes:
@@ -32,7 +32,7 @@ class Nodes:
         clients: the numbers of nodes, from a checkpoint.
     """
 
-    def __init__(self, num_clients: int | None, choose: Choose | None, clients: Mapping[int, int]) -> None:
+    def __init__(self, num_clients: int | None, choose: NodeChooser | None, clients: Mapping[int, int]) -> None:
         self._choose, self.clients = choose, dict(clients)
         self._free = None if num_clients is None else sorted(set(range(num_clients)) - set(clients.values()))
         self._last: dict[int, int] = {}  # node -> when it was last given a task, counted in tasks

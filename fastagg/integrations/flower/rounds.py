@@ -20,7 +20,7 @@ from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, RunFailed
 from fastagg.integrations import models
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.records import formed
-from fastagg.integrations.flower.settings import Make, callable_or_none, run_of, say_what_differs
+from fastagg.integrations.flower.settings import Maker, callable_or_none, run_of, say_what_differs
 from fastagg.integrations.goals import Settings
 from fastagg.integrations.replies import ClientFailure, TaskOver, attempt, stripped
 from fastagg.integrations.session import Book, OpenTask, Session
@@ -29,21 +29,21 @@ from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
 from fastagg.storage import memory
 
-Who = TypeVar("Who", int, str)
+Holder = TypeVar("Holder", int, str)
 Reply = TypeVar("Reply")
-Kept = TypeVar("Kept")
+KeptReply = TypeVar("KeptReply")
 
 
-class Round(Book[Who, Who]):
+class Round(Book[Holder, Holder]):
     """A round's tasks without an answer so far, by node or client."""
 
     _said = False  # whether a changed model was logged
 
-    def send(self, to: Iterable[Who]) -> None:
+    def send(self, to: Iterable[Holder]) -> None:
         for who in to:
             self.put(who, who, self.server.dispatch(who))
 
-    def answered(self, who: Who) -> OpenTask[Who]:
+    def answered(self, who: Holder) -> OpenTask[Holder]:
         """The task that ``who`` has answered. A subclass may have asked others without ``super()``."""
         return self.pop(who) or OpenTask(who, self.server.dispatch(who))
 
@@ -58,7 +58,7 @@ class Round(Book[Who, Who]):
             tasks.log.info("fastagg: the model came back changed (by a wrapper or a subclass); it is the model now")
 
 
-class Gathering(Generic[Who, Reply, Kept]):
+class Gathering(Generic[Holder, Reply, KeptReply]):
     """The replies of one round: which count, and which do not.
 
     Args:
@@ -72,18 +72,18 @@ class Gathering(Generic[Who, Reply, Kept]):
 
     def __init__(
         self, session: Session, read: Callable[[Dispatch, Reply], Answer],
-        keep: Callable[[Who, Reply, Receipt | None], Kept],
+        keep: Callable[[Holder, Reply, Receipt | None], KeptReply],
     ) -> None:  # fmt: skip
         self._session, self._read, self._version = session, read, session.server.version
-        self._keep: Callable[[Who, Reply, Receipt | None], Kept] = keep
-        self._heard: set[Who] = set()
-        self.good: list[Kept] = []
-        self.bad: list[tuple[Who, FastaggError]] = []
+        self._keep: Callable[[Holder, Reply, Receipt | None], KeptReply] = keep
+        self._heard: set[Holder] = set()
+        self.good: list[KeptReply] = []
+        self.bad: list[tuple[Holder, FastaggError]] = []
 
-    def add(self, replies: Iterable[tuple[Who, Reply]]) -> None:
+    def add(self, replies: Iterable[tuple[Holder, Reply]]) -> None:
         """Add replies in one pass over memory. A second reply of the same client is dropped."""
         book: Any = self._session.book
-        answers: list[tuple[Reply, OpenTask[Who], Answer | FastaggError]] = []
+        answers: list[tuple[Reply, OpenTask[Holder], Answer | FastaggError]] = []
         for who, reply in replies:
             if who in self._heard:
                 tasks.log.warning("fastagg: dropped a reply of node %s: it has answered already", who)
@@ -125,7 +125,7 @@ class Gathering(Generic[Who, Reply, Kept]):
         return session.server.version != self._version
 
 
-class Rounds(Generic[Who]):
+class Rounds(Generic[Holder]):
     """A strategy's run in rounds. Flower's own class comes after it among a strategy's bases.
 
     Attributes:
@@ -137,7 +137,7 @@ class Rounds(Generic[Who]):
     _advice: str  # where the model to start from is
 
     def _set_up(
-        self, server: Make | Server, settings: Settings, checkpoint: str | os.PathLike[str] | None,
+        self, server: Maker | Server, settings: Settings, checkpoint: str | os.PathLike[str] | None,
         lr: Callable[[int], float] | None, deterministic: bool,
     ) -> None:  # fmt: skip
         self.run = run_of(server, settings, checkpoint, rounds=True)
@@ -145,7 +145,7 @@ class Rounds(Generic[Who]):
         self._own = server if isinstance(server, Server) else None
         self.server: Server | None = self._own
         self.session: Session | None = None
-        self._tasks: Round[Who]  # there with the session
+        self._tasks: Round[Holder]  # there with the session
 
     def _begin(self, model: Arrays, kinds: Iterable[str] = ()) -> State:
         kept = self.run.begin(model, kinds=kinds)
@@ -225,7 +225,7 @@ class Replies(UserList[Message]):
             self._here += batch
 
 
-class Streaming:
+class StreamedGrid:
     """A grid whose ``send_and_receive`` returns before replies arrive.
 
     Attributes:

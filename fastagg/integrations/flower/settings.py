@@ -27,7 +27,7 @@ from fastagg.integrations.run import FLOWER, LIMITS, App, Rule, Run, check_limit
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
 
-Make = Callable[..., Server]
+Maker = Callable[..., Server]
 Function = TypeVar("Function", bound=Callable[..., object])
 _RUN = {field.name for field in dataclasses.fields(Settings)}
 
@@ -63,12 +63,12 @@ def app() -> App:
 
 
 def run_of(
-    server: Make | Server, settings: Settings, file: str | os.PathLike[str] | None, every: int = 1, *, rounds: bool
+    server: Maker | Server, run: Settings, file: str | os.PathLike[str] | None, every: int = 1, *, rounds: bool
 ) -> Run:
     """The run of a strategy, with its files in the app's folder."""
-    run = Run(Rule(FLOWER, server, rounds=rounds), settings, file, every, log=log.info, warn=log.warning)
-    run.place(app())
-    return run
+    placed = Run(Rule(FLOWER, server, rounds=rounds), run, file, every, log=log.info, warn=log.warning)
+    placed.place(app())
+    return placed
 
 
 def callable_or_none(name: str, function: Function | None) -> Function | None:

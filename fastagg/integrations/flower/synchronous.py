@@ -20,8 +20,8 @@ from fastagg.errors import ConfigError
 from fastagg.integrations.evaluation import ended
 from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.records import history, read, restore, write_model
-from fastagg.integrations.flower.rounds import Gathering, Replies, Rounds, Streaming
-from fastagg.integrations.flower.settings import Make, split
+from fastagg.integrations.flower.rounds import Gathering, Replies, Rounds, StreamedGrid
+from fastagg.integrations.flower.settings import Maker, split
 from fastagg.integrations.flower.tasks import Evaluate, log
 from fastagg.integrations.replies import ClientFailure
 from fastagg.integrations.run import check_limits
@@ -65,7 +65,7 @@ class SyncStrategy(Rounds[int], FedAvg):
 
     def __init__(
         self,
-        server: Make | Server,
+        server: Maker | Server,
         *,
         lr: Callable[[int], float] | None = None,
         deterministic: bool = False,
@@ -77,7 +77,7 @@ class SyncStrategy(Rounds[int], FedAvg):
         self._set_up(server, run, checkpoint, lr, deterministic)
         self._kinds = ["train", "clients", ""]  # of metrics that there will be, if a wrapper runs the rounds
         self._sent: list[Metadata] = []  # of the round's messages, without what they carry
-        self._streaming: Streaming | None = None  # the grid of the round that start() runs
+        self._streaming: StreamedGrid | None = None  # the grid of the round that start() runs
         self._rounds = 0  # finished
         self._result = Result()
         self._runs = False  # whether start() runs
@@ -132,7 +132,7 @@ class SyncStrategy(Rounds[int], FedAvg):
     ) -> None:
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
-        self._streaming = streaming = Streaming(grid, self.server)
+        self._streaming = streaming = StreamedGrid(grid, self.server)
         self._tasks.end()  # of a round that a subclass did not aggregate here
         messages = list(self.configure_train(number, result.arrays, train, grid))
         self._sent = [message.metadata for message in messages]
