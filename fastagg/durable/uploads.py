@@ -168,13 +168,13 @@ class StoredUpload(Upload):
             self._disk.sync(self._file[0])
             self._disk.sync_folder()
             self._disk.size_of(self._name)  # it is still there
-            held = self._disk.read_tensor(self._file[0], self._nbytes, 0)
-            if raw.crc32c([held.numpy()]) != self._crc:
+            data = self._disk.read_tensor(self._file[0], self._nbytes, 0)
+            if raw.crc32c([data.numpy()]) != self._crc:
                 raise OSError(errno.EIO, "other bytes are read than came")
         blob = native.log.Blob(number=self._number, nbytes=self._nbytes, crc=self._crc, dtype=STREAMED[self._dtype])
         self._uploads.comes(self._number, blob)
         coded = self._dtype is torch.uint8
-        return in_place(held.numpy()) if coded else Pieces([held.view(self._dtype)]), blob
+        return in_place(data.numpy()) if coded else Pieces([data.view(self._dtype)]), blob
 
     def _close(self) -> bool:
         return self._ends() is False and self._has_begun
