@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from fastagg.durable import folder, trees
@@ -373,7 +372,15 @@ class Keeper:
         for name in reserves[most:] + rooms[self.keep + 1 :]:
             self.disk.remove(name)
         for name in reserves[:most]:
-            self._with_spares(freed, partial(trees.reserve, self.disk, name, sizes, self.slack // 4))
+            while True:
+                try:
+                    trees.reserve(self.disk, name, sizes, self.slack // 4)
+                    break
+                except OSError:
+                    if not freed:
+                        raise
+                    self.disk.remove(freed[-1])
+                    freed.pop()
         while len(rooms) <= self.keep:
             rooms.append(room_name(next(self._numbers)))
             large = [name for name in freed if self.disk.size_of(name) >= self.room - self.slack // 4]
@@ -393,17 +400,6 @@ class Keeper:
             self.disk.allocate(file, self.uploads.spare)
             self.disk.sync(file)  # so whoever finds its name has its blocks
             self.disk.rename(folder.SPARE + folder.PARTIAL, folder.SPARE)
-
-    def _with_spares(self, freed: list[str], act: Callable[[], object]) -> None:
-        while True:
-            try:
-                act()
-                return
-            except OSError:
-                if not freed:
-                    raise
-                self.disk.remove(freed[-1])
-                freed.pop()
 
     def _shrink(self, freed: list[str]) -> None:
         """Remove free segments while the log and uploads have more than they may."""

@@ -92,14 +92,6 @@ def open(
         raise
 
 
-def lock(disk: Disk) -> None:
-    """Lock a folder, which ``disk`` unlocks."""
-    with named(disk.path):
-        is_mine = disk.lock(LOCK)
-    if not is_mine:
-        raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
-
-
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
     segment: int = SEGMENT, keep_history: bool = False,
@@ -114,8 +106,9 @@ def open_on(
     journal = keeper = None
 
     try:
-        lock(disk)
         with named(disk.path):
+            if not disk.lock(LOCK):
+                raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
             limits = {"keep": keep, "every": checkpoint_every, "slack": min(segment, SLACK)}
             server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), limits)
         keeper.history = int(keep_history)
@@ -136,7 +129,7 @@ def open_on(
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.
         if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
-        weakref.finalize(server, _abandoned, log)
+        weakref.finalize(server, log.close, 5.0)  # nobody asked to wait longer
         return server
     except BaseException:
         if keeper is not None:
@@ -262,7 +255,3 @@ def _tidy(disk: Disk, listing: Contents, past: Recovered) -> None:
         name = checkpoint_name(sequence)
         disk.rename(name, name + ".damaged")
         _log.warning("%s: damaged; the one before it was taken, and the log", disk.path / name)
-
-
-def _abandoned(log: Log) -> None:
-    log.close(5.0)  # at exit, nobody asked to wait longer
