@@ -12,7 +12,7 @@ What is guaranteed, for every upload that has a file, whatever connections, thre
 4. What the server takes are the bytes that came, by their checksum. They are on the disk before a record refers to
    them.
 5. A file has all its blocks before the first byte comes. On a full volume it is the file that was made ahead
-   (``spare``), because a full XFS has no inode for a new one. A large enough file that no record needs is the next spare.
+   (``spare``), because a full XFS has no inode for a new one. A large file that no record needs is the next spare one.
 """
 
 from __future__ import annotations
