@@ -64,11 +64,12 @@ def audit(
     if not path.is_dir():
         raise CheckpointError(f"{path}: expected a folder of fastagg.open(path, make)")
     wanted = {}
-    for one in receipts:
+    for receipt in receipts:
         try:
-            record, digest = (one["record"], one["digest"]) if isinstance(one, dict) else (one.sequence, one.digest)
+            fields = receipt if isinstance(receipt, dict) else {"record": receipt.sequence, "digest": receipt.digest}
+            record, digest = fields["record"], fields["digest"]
         except (LookupError, AttributeError):
-            raise ConfigError(_checks.wrong("receipts", "receipts, or dicts with record and digest", one)) from None
+            raise ConfigError(_checks.wrong("receipts", "receipts, or dicts with record and digest", receipt)) from None
         if digest is None:
             raise ConfigError("receipts: one has no digest; read receipt.digest when receipt.durable is true")
         wanted[_checks.whole("receipts: record", record, least=1)] = digest
@@ -77,13 +78,13 @@ def audit(
 
 
 def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callable[[], Server] | None) -> Plain:
-    held = contents(disk)
-    if not held.checkpoints or (start is not None and start not in held.checkpoints):
-        names = ", ".join(map(str, held.checkpoints)) or "none"
+    listing = contents(disk)
+    if not listing.checkpoints or (start is not None and start not in listing.checkpoints):
+        names = ", ".join(map(str, listing.checkpoints)) or "none"
         raise CheckpointError(f"{disk.path}: no checkpoint {start if start is not None else ''}: there are: {names}")
-    begin = read_checkpoint(disk, held.checkpoints[0] if start is None else start)
+    begin = read_checkpoint(disk, listing.checkpoints[0] if start is None else start)
     server = server_of(disk, begin, "audit", make)
-    run = _Audit(server, disk, held, begin, wanted)
+    run = _Audit(server, disk, listing, begin, wanted)
     problem, where = None, None
     try:
         run.check_checkpoint(begin)
@@ -100,8 +101,10 @@ def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callab
 class _Audit(Replay):
     """Executes the operations behind a checkpoint, until the first that differs."""
 
-    def __init__(self, server: Server, disk: Disk, held: Contents, begin: Checkpoint, wanted: dict[int, str]) -> None:
-        super().__init__(server, disk, held)
+    def __init__(
+        self, server: Server, disk: Disk, listing: Contents, begin: Checkpoint, wanted: dict[int, str]
+    ) -> None:
+        super().__init__(server, disk, listing)
         self.begin, self.wanted = begin, wanted
         self.last = begin.sequence
         self.digest = begin.digest  # of all records that were executed, and before
@@ -117,7 +120,7 @@ class _Audit(Replay):
             self.last, self.digest = record.sequence, self.reader.digest
             if self.wanted.get(self.last, self.digest.hex()) != self.digest.hex():
                 raise _Differs(f"record {self.last}: the receipt's digest is another: a record up to it was changed")
-            if record.sequence in self.found.checkpoints:
+            if record.sequence in self.listing.checkpoints:
                 self._check_there(record.sequence)
         self._at(self.reader.end[:2])
         beyond = [record for record in self.wanted if record > self.last]
@@ -136,7 +139,7 @@ class _Audit(Replay):
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Compare a checkpoint with the server, which has executed all before it."""
         name = checkpoint_name(checkpoint.sequence)
-        if checkpoint.manifest["model"] != folder.model_digest(checkpoint.state["flat"]):
+        if checkpoint.model != folder.model_digest(checkpoint.state["flat"]):
             raise _Differs(f"{name}: its model is not the one whose hash it has")
         if checkpoint.digest != self.digest:
             raise _Differs(f"{name}: the records before it were others: one of them was changed, or the checkpoint was")
@@ -149,20 +152,19 @@ class _Audit(Replay):
 
     def _read(self) -> None:
         """Begin to read behind the last record that was executed."""
-        log = {"digest": self.digest.hex(), "end": self.last}
-        after = self.begin._replace(sequence=self.last, manifest={**self.begin.manifest, "log": log})
-        self.reader = read_log(self.disk, self.found, after)
+        after = self.begin._replace(sequence=self.last, digest=self.digest, log_end=self.last)
+        self.reader = read_log(self.disk, self.listing, after)
 
     def _at(self, place: tuple[int, int]) -> None:
         if self.reader.segments:
-            self.where = f"{self.found.segments[self.reader.segments[place[0]][0]]}, byte {place[1]}"
+            self.where = f"{self.listing.segments[self.reader.segments[place[0]][0]]}, byte {place[1]}"
 
     def _next(self) -> Native:
         try:
             return self.reader.next()
         except CheckpointError:  # a running server may have been writing what was read
             self._at(self.reader.end[:2])
-            self.found = contents(self.disk)
+            self.listing = contents(self.disk)
             self._read()
             return self.reader.next()
 
@@ -173,13 +175,13 @@ def _parts(state: State, names: tuple[str, ...]) -> dict[str, Any]:
     for key in names:
         value = state[key]
         if key == "direction":  # how far the exact resummation is says nothing about the model
-            value = {name: one for name, one in value.items() if name != "scrub"}
+            value = {name: part for name, part in value.items() if name != "scrub"}
         tensors[f"{key} "] = trees.flatten(value, tensors, key)
     return tensors
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        a, b = (tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
-        return one.dtype == other.dtype and torch.equal(a, b)
-    return bool(one == other)
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        a, b = (tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in (ours, theirs))
+        return ours.dtype == theirs.dtype and torch.equal(a, b)
+    return bool(ours == theirs)

@@ -119,8 +119,8 @@ class Disk:
 
     def free(self) -> int:
         """Return how many bytes the file system has for this process."""
-        found = os.fstatvfs(self._here())
-        return found.f_bavail * found.f_frsize
+        volume = os.fstatvfs(self._here())
+        return volume.f_bavail * volume.f_frsize
 
     def truncate(self, file: int, size: int) -> None:
         """Set the file's size."""
@@ -149,16 +149,16 @@ class Disk:
 
     def read(self, file: int, size: int, offset: int) -> bytearray:
         """Read up to ``size`` bytes."""
-        held = bytearray(size)
-        with memoryview(held) as view:
+        data = bytearray(size)
+        with memoryview(data) as view:
             done = self.read_into(file, view, offset)
-        del held[done:]
-        return held
+        del data[done:]
+        return data
 
     def read_tensor(self, file: int, size: int, offset: int) -> Tensor:
         """Read up to ``size`` bytes, which may be many: into huge pages."""
-        held = memory.empty_bytes(size, recycle=False)
-        return held[: self.read_into(file, held.numpy().data, offset)]
+        data = memory.empty_bytes(size, recycle=False)
+        return data[: self.read_into(file, data.numpy().data, offset)]
 
     def read_of(self, name: str) -> bytearray:
         """Read a whole file, by its name."""

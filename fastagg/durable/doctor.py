@@ -47,12 +47,12 @@ def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {"path": str(path), "kind": "file", "bytes": path.stat().st_size, "problems": []}
+    report: dict[str, Any] = {"path": str(path), "kind": "file", "bytes": path.stat().st_size, "problems": []}
     try:
-        found |= _summary(checkpoint.read(path))
+        report |= _summary(checkpoint.read(path))
     except CheckpointError as error:
-        found["problems"].append(str(error))
-    return {**found, "healthy": not found["problems"]}
+        report["problems"].append(str(error))
+    return {**report, "healthy": not report["problems"]}
 
 
 def _folder(path: Path, replay: bool) -> dict[str, Any]:
@@ -66,106 +66,106 @@ def _folder(path: Path, replay: bool) -> dict[str, Any]:
 
 def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
     """:func:`examine` for a folder on ``disk``."""
-    held, names = contents(disk), disk.names()
-    if not (held.checkpoints or held.segments or LOCK in names):
+    listing, names = contents(disk), disk.names()
+    if not (listing.checkpoints or listing.segments or LOCK in names):
         ran = {"config.toml", "comparison.csv"}.intersection(names)
         what = (
             "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt" if ran else "another folder"
         )
         raise CheckpointError(f"{disk.path}: no folder of fastagg.open(path, make): it is {what}")
     problems: list[str] = []
-    checkpoints, oldest, newest = _checkpoints(disk, held, problems)
-    found: dict[str, Any] = {
-        "path": str(disk.path), "kind": "folder", "checkpoints": checkpoints, "leftovers": held.leftovers,
-        "uploads": len(held.uploads), "segments": [], "unused": [],
+    checkpoints, oldest, newest = _checkpoints(disk, listing, problems)
+    report: dict[str, Any] = {
+        "path": str(disk.path), "kind": "folder", "checkpoints": checkpoints, "leftovers": listing.leftovers,
+        "uploads": len(listing.uploads), "segments": [], "unused": [],
     }  # fmt: skip
     if oldest is None or newest is None:
         problems.append(f"{disk.path}: no whole checkpoint is in it")
     else:
-        found |= _log(disk, held, oldest, newest, replay, problems)
-        _check_room(disk, held, newest, problems)
-    return {**found, "healthy": not problems, "problems": problems}
+        report |= _log(disk, listing, oldest, newest, replay, problems)
+        _check_room(disk, listing, newest, problems)
+    return {**report, "healthy": not problems, "problems": problems}
 
 
 def _checkpoints(
-    disk: Disk, held: Contents, problems: list[str]
+    disk: Disk, listing: Contents, problems: list[str]
 ) -> tuple[list[dict[str, Any]], Checkpoint | None, Checkpoint | None]:
     """Describe all checkpoints, and return the oldest and the newest that can be read."""
-    found: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     oldest: Checkpoint | None = None
     newest: Checkpoint | None = None
-    for sequence in held.checkpoints:
-        one: dict[str, Any] = {"name": checkpoint_name(sequence), "sequence": sequence, "healthy": True}
+    for sequence in listing.checkpoints:
+        report: dict[str, Any] = {"name": checkpoint_name(sequence), "sequence": sequence, "healthy": True}
         try:
             newest = read_checkpoint(disk, sequence)
             oldest = oldest or newest
-            one |= _summary(newest.state)
+            report |= _summary(newest.state)
         except OtherFormat:  # which an opening refuses
             raise
         except (CheckpointError, OSError) as error:
             if is_gone(disk, sequence):
                 continue
             problems.append(str(error))
-            one["healthy"] = False
-        found.append(one)
-    return found, oldest, newest
+            report["healthy"] = False
+        reports.append(report)
+    return reports, oldest, newest
 
 
 def _log(
-    disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
+    disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
 ) -> dict[str, Any]:
     """What the log holds, and what an opening makes of it: that reads what is behind the newest checkpoint."""
-    walk, would, reader = Replay(None, disk, held), "go on", None
+    walk, would, reader = Replay(None, disk, listing), "go on", None
     try:
         if replay:
             walk.server = server_of(disk, newest, "replay")
-        reader = read_log(disk, held, newest)
+        reader = read_log(disk, listing, newest)
         walk.all(reader)
     except (FastaggError, OSError) as error:
         problems.append(str(error))
         would = "be refused"
     whole = reader
     if reader is not None and oldest is not newest:
-        whole = _before(disk, held, oldest, newest, problems) or reader
+        whole = _before(disk, listing, oldest, newest, problems) or reader
     chain = [] if whole is None else whole.segments
-    sizes = {number: _size(disk, name) for number, name in held.segments.items()}
+    sizes = {number: _size(disk, name) for number, name in listing.segments.items()}
     used = {number for number, _ in chain}
     return {
-        "segments": [{"name": held.segments[number], "first": first, "bytes": sizes[number]}
+        "segments": [{"name": listing.segments[number], "first": first, "bytes": sizes[number]}
                      for number, first in chain],
-        "unused": [name for number, name in held.segments.items() if number not in used] + held.free,
+        "unused": [name for number, name in listing.segments.items() if number not in used] + listing.free,
         "recovery": {
             "checkpoint": newest.sequence, "replays": walk.counts,
             "bytes": 0 if reader is None else reader.passed,
             "last": newest.sequence if reader is None else reader.last, "would": would, "replayed": replay,
-            "torn": _torn(disk, held, reader),
+            "torn": _torn(disk, listing, reader),
         },
     }  # fmt: skip
 
 
-def _check_room(disk: Disk, held: Contents, newest: Checkpoint, problems: list[str]) -> None:
+def _check_room(disk: Disk, listing: Contents, newest: Checkpoint, problems: list[str]) -> None:
     """Report a volume that has no room for the next checkpoint, and none was kept: a server that fills it stops."""
     update = 4 * newest.state["flat"].numel()
-    needed = max(0, 2 * update - max((_size(disk, name) for name in held.rooms), default=0))
-    if update > SMALL and not held.uploads:  # one of them may have it
+    needed = max(0, 2 * update - max((_size(disk, name) for name in listing.rooms), default=0))
+    if update > SMALL and not listing.uploads:  # one of them may have it
         needed += max(0, update - _size(disk, folder.SPARE))
     for name, size in zip(
         (trees.TENSORS, trees.MANIFEST), trees.used(disk, checkpoint_name(newest.sequence)), strict=True
     ):
-        needed += max(0, size - max((_size(disk, f"{reserve}/{name}") for reserve in held.reserves), default=0))
+        needed += max(0, size - max((_size(disk, f"{reserve}/{name}") for reserve in listing.reserves), default=0))
     if needed > disk.free():
         problems.append(
             f"{disk.path}: the volume has no room for the next checkpoint: free {needed - disk.free():,} bytes of it"
         )
 
 
-def _before(disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, problems: list[str]) -> Any:
+def _before(disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, problems: list[str]) -> Any:
     """Read the log from the oldest checkpoint on, which an opening needs if the newest is damaged. Report what is wrong
     up to the newest. Return the reader, or None."""
     only = f"only {checkpoint_name(oldest.sequence)} needs it"
-    reader, walk = None, Replay(None, disk, held)
+    reader, walk = None, Replay(None, disk, listing)
     try:
-        reader = read_log(disk, held, oldest)
+        reader = read_log(disk, listing, oldest)
         walk.all(reader)
     except (FastaggError, OSError) as error:
         if walk.last < newest.sequence:  # the other way reports what comes behind
@@ -174,12 +174,12 @@ def _before(disk: Disk, held: Contents, oldest: Checkpoint, newest: Checkpoint, 
     return reader
 
 
-def _torn(disk: Disk, held: Contents, reader: Any) -> str | None:
+def _torn(disk: Disk, listing: Contents, reader: Any) -> str | None:
     """Where behind the last record lies what is none. A crash leaves such records, which were not acknowledged."""
     if reader is None or not reader.is_torn:
         return None
     segment, place, _ = reader.end
-    return f"{held.segments[reader.segments[segment][0]]}, byte {place}"
+    return f"{listing.segments[reader.segments[segment][0]]}, byte {place}"
 
 
 def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Server] | None = None) -> Server:

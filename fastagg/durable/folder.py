@@ -62,46 +62,27 @@ class Contents(NamedTuple):
 
 def contents(disk: Disk) -> Contents:
     """List a folder's contents. Writes nothing."""
-    names, found = disk.names(), {kind: dict[int, str]() for kind in _DIGITS}
-    for one in filter(None, map(_NAME.fullmatch, names)):
-        if len(one[2]) == _DIGITS.get(one[1]):
-            found[one[1]][int(one[2])] = one[0]
-    free, reserves, rooms = (list(found[kind].values()) for kind in ("free", "reserve", "room"))
+    names, kinds = disk.names(), {kind: dict[int, str]() for kind in _DIGITS}
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        if len(match[2]) == _DIGITS.get(match[1]):
+            kinds[match[1]][int(match[2])] = match[0]
+    free, reserves, rooms = (list(kinds[kind].values()) for kind in ("free", "reserve", "room"))
     leftovers = [name for name in names if name.endswith(PARTIAL)]
-    return Contents([*found["checkpoint"]], found["journal"], free, found["upload"], reserves, rooms, leftovers)
+    return Contents([*kinds["checkpoint"]], kinds["journal"], free, kinds["upload"], reserves, rooms, leftovers)
 
 
 class Checkpoint(NamedTuple):
     """A checkpoint that was read."""
 
     sequence: int
-    manifest: Plain
     state: State
-
-    @property
-    def folder_id(self) -> int:
-        """The random number of the folder."""
-        return int(self.manifest["folder"])
-
-    @property
-    def digest(self) -> bytes:
-        """The digest of the log's records up to it (csrc/log/segment.h)."""
-        return bytes.fromhex(self.manifest["log"]["digest"])
-
-    @property
-    def log_end(self) -> int:
-        """The log had come to this record, at least, when it was written."""
-        return int(self.manifest["log"]["end"])
-
-    @property
-    def uploads(self) -> dict[int, int]:
-        """The numbers of uploads -> the records that refer to them."""
-        return {int(number): int(record) for number, record in self.manifest["uploads"].items()}
-
-    @property
-    def next_upload(self) -> int:
-        """No upload before it has this number, or a larger one."""
-        return int(self.manifest["next_upload"])
+    made: Plain  # the settings that the folder was begun with
+    folder_id: int  # the folder's random number
+    digest: bytes  # of the log's records up to it (csrc/log/segment.h)
+    log_end: int  # the log had come to this record, at least, when it was written
+    model: str  # model_digest of its parameters
+    uploads: dict[int, int]  # the numbers of uploads -> the records that refer to them
+    next_upload: int  # no upload before it has this number, or a larger one
 
 
 def is_gone(disk: Disk, sequence: int) -> bool:
@@ -113,21 +94,26 @@ def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
     """Read a checkpoint."""
     name = checkpoint_name(sequence)
     manifest = trees.read_manifest(disk, name)
-    found = Checkpoint(sequence, manifest, trees.read(disk, name, manifest))
+    state = trees.read(disk, name, manifest)
     try:
-        if int(manifest["sequence"]) != sequence or not isinstance(manifest["made"], dict):
+        checkpoint = Checkpoint(
+            int(manifest["sequence"]), state, dict(manifest["made"]), int(manifest["folder"]),
+            bytes.fromhex(manifest["log"]["digest"]), int(manifest["log"]["end"]), str(manifest["model"]),
+            {int(number): int(record) for number, record in manifest["uploads"].items()}, int(manifest["next_upload"]),
+        )  # fmt: skip
+        if checkpoint.sequence != sequence:
             raise ValueError("it is of another record")
-        assert found.folder_id >= 0 and found.uploads is not None and found.log_end >= sequence
-        assert len(found.digest) == 32 and isinstance(manifest["model"], str) and found.next_upload >= 0
+        assert checkpoint.folder_id >= 0 and checkpoint.log_end >= sequence
+        assert len(checkpoint.digest) == 32 and checkpoint.next_upload >= 0
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{disk.path / name}: the checkpoint is damaged: {error!s:.200}") from error
-    return found
+    return checkpoint
 
 
 def model_digest(flat: Tensor) -> str:
     """Return the SHA-256 of a model's parameters, [d] fp32, little endian, as hexadecimal digits."""
-    held = flat.detach().cpu().contiguous()
-    return sha256(raw.at(held.data_ptr(), held.nbytes)).hexdigest()
+    parameters = flat.detach().cpu().contiguous()
+    return sha256(raw.at(parameters.data_ptr(), parameters.nbytes)).hexdigest()
 
 
 def free_name(name: str) -> str:
@@ -146,35 +132,35 @@ def said_end(disk: Disk) -> int:
     """The record up to which the log was on the disk when a server was closed last. 0: nobody says so."""
     if LOCK not in disk.names():
         return 0
-    held = disk.read_of(LOCK)
-    sequence, inverse = struct.unpack("<QQ", held) if len(held) == 16 else (0, 0)
+    data = disk.read_of(LOCK)
+    sequence, inverse = struct.unpack("<QQ", data) if len(data) == 16 else (0, 0)
     return int(sequence) if sequence ^ inverse == _ALL else 0
 
 
-def read_log(disk: Disk, found: Contents, after: Checkpoint) -> Native:
+def read_log(disk: Disk, listing: Contents, after: Checkpoint) -> Native:
     """Return a reader of the log's records after a checkpoint (csrc/log/segment.h)."""
-    names = list(found.segments.values())
+    names = list(listing.segments.values())
     files = []
-    for number, name in found.segments.items():
+    for number, name in listing.segments.items():
         with disk.opened(name, write=False) as file:
             files.append((str(disk.path / name), number, disk.size(file), disk.read(file, BLOCK, 0)))
     return native.log.Reader(
         files=files, load=lambda index: disk.read_of(names[index]), sequence=after.sequence, folder=after.folder_id,
-        digest=after.digest, end=max(after.log_end, said_end(disk), *found.checkpoints),
+        digest=after.digest, end=max(after.log_end, said_end(disk), *listing.checkpoints),
     )  # fmt: skip
 
 
-def read_upload(disk: Disk, found: Contents, streamed: tuple[int, int, int, int]) -> Pieces:
+def read_upload(disk: Disk, listing: Contents, streamed: tuple[int, int, int, int]) -> Pieces:
     """Return an update that was streamed into a file: its number, bytes, checksum and type are in the record."""
     number, nbytes, crc, code = streamed
-    name = found.uploads.get(number)
+    name = listing.uploads.get(number)
     if name is None:
         raise CheckpointError(f"{disk.path / upload_name(number)}: the upload is missing")
     with disk.opened(name, write=False) as file:
-        held = disk.read_tensor(file, nbytes, 0)
-    if len(held) != nbytes or raw.crc32c([held.numpy()]) != crc:
+        data = disk.read_tensor(file, nbytes, 0)
+    if len(data) != nbytes or raw.crc32c([data.numpy()]) != crc:
         raise CheckpointError(f"{disk.path / name}: the upload is damaged")
-    dtype = next((one for one, its in STREAMED.items() if its == code), None)
+    dtype = next((dtype for dtype, its in STREAMED.items() if its == code), None)
     if dtype is None or nbytes % dtype.itemsize:
         raise CheckpointError(f"{disk.path / name}: the upload is of an unknown type")
-    return stored_pieces([held.view(dtype)])
+    return stored_pieces([data.view(dtype)])

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from fastagg.durable import folder, trees
@@ -109,9 +108,11 @@ class Keeper:
         self._ended = Latch()
         self._wrong = ""  # why there is no room for the next checkpoint
         self._lent: set[str] = set()  # rooms that the log got
-        there = contents(disk)
+        listing = contents(disk)
         self.slack, self.room = slack, (slack + 8 * parts.layout.size) // BLOCK * BLOCK
-        self._numbers = itertools.count(1 + max((int(name[-12:]) for name in there.reserves + there.rooms), default=0))
+        self._numbers = itertools.count(
+            1 + max((int(name[-12:]) for name in listing.reserves + listing.rooms), default=0)
+        )
 
     def start(self, journal: Any, replayed: int) -> None:
         """Begin to write checkpoints. ``replayed``: bytes of the log and of uploads behind the last one."""
@@ -341,12 +342,12 @@ class Keeper:
             self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
             freed += self.journal.release(self.kept[0])
             freed += iter(self.journal.give_up, "")
-            there = contents(self.disk)  # before the look at what is needed, which is said before there is a file
+            listing = contents(self.disk)  # before the look at what is needed, which is said before there is a file
             needed = self.uploads.needed(self.kept[0])
-            for number in set(there.uploads).difference(needed):
+            for number in set(listing.uploads).difference(needed):
                 with contextlib.suppress(FileNotFoundError):  # its own end has just done it
                     self.uploads.remove(self.disk, number)
-            self._keep_room(there, freed)
+            self._keep_room(listing, freed)
             self._keep_spare()
             self._shrink(freed)
             self.uploads.is_full = False
@@ -359,19 +360,27 @@ class Keeper:
             _log.warning("%s: the volume has no room for the next checkpoint: %s", self.disk.path, wrong)
         self._wrong = wrong
 
-    def _keep_room(self, there: Contents, freed: list[str]) -> None:
+    def _keep_room(self, listing: Contents, freed: list[str]) -> None:
         """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each: after
         ``keep`` further ones nobody needs that, and it is room again."""
         most = self.keep + self.history + 1 - len(self.kept)
         sizes = trees.used(self.disk, checkpoint_name(self.kept[-1]))
-        reserves = there.reserves + [reserve_name(next(self._numbers)) for _ in range(most - len(there.reserves))]
+        reserves = listing.reserves + [reserve_name(next(self._numbers)) for _ in range(most - len(listing.reserves))]
         self._lent.difference_update(freed)  # what was not used
-        rooms = [name for name in there.rooms if name not in self._lent]
+        rooms = [name for name in listing.rooms if name not in self._lent]
         freed[:] = [name for name in freed if name not in rooms]
         for name in reserves[most:] + rooms[self.keep + 1 :]:
             self.disk.remove(name)
         for name in reserves[:most]:
-            self._with_spares(freed, partial(trees.reserve, self.disk, name, sizes, self.slack // 4))
+            while True:
+                try:
+                    trees.reserve(self.disk, name, sizes, self.slack // 4)
+                    break
+                except OSError:
+                    if not freed:
+                        raise
+                    self.disk.remove(freed[-1])
+                    freed.pop()
         while len(rooms) <= self.keep:
             rooms.append(room_name(next(self._numbers)))
             large = [name for name in freed if self.disk.size_of(name) >= self.room - self.slack // 4]
@@ -392,21 +401,10 @@ class Keeper:
             self.disk.sync(file)  # so whoever finds its name has its blocks
             self.disk.rename(folder.SPARE + folder.PARTIAL, folder.SPARE)
 
-    def _with_spares(self, freed: list[str], act: Callable[[], object]) -> None:
-        while True:
-            try:
-                act()
-                return
-            except OSError:
-                if not freed:
-                    raise
-                self.disk.remove(freed[-1])
-                freed.pop()
-
     def _shrink(self, freed: list[str]) -> None:
         """Remove free segments while the log and uploads have more than they may."""
-        there, used = contents(self.disk), 0
-        for name in (*there.segments.values(), *there.free, *there.uploads.values()):
+        listing, used = contents(self.disk), 0
+        for name in (*listing.segments.values(), *listing.free, *listing.uploads.values()):
             with contextlib.suppress(FileNotFoundError):  # the log has just renamed it
                 used += self.disk.size_of(name)
         while used > (self.keep + 1) * self.every and freed:

@@ -65,10 +65,10 @@ class Log:
             name = checkpoint_name(number)
             try:
                 with named(self.folder / name):
-                    found = trees.read(self._disk, name, trees.read_manifest(self._disk, name))
-                if not isinstance(found, dict):
+                    state = trees.read(self._disk, name, trees.read_manifest(self._disk, name))
+                if not isinstance(state, dict):
                     raise CheckpointError(f"{self.folder / name}: the checkpoint is damaged")
-                return found
+                return state
             except CheckpointError:
                 if number in self.keeper.kept:
                     raise  # else its room became that of a newer one while it was read

@@ -92,14 +92,6 @@ def open(
         raise
 
 
-def lock(disk: Disk) -> None:
-    """Lock a folder, which ``disk`` unlocks."""
-    with named(disk.path):
-        is_mine = disk.lock(LOCK)
-    if not is_mine:
-        raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
-
-
 def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
     segment: int = SEGMENT, keep_history: bool = False,
@@ -114,8 +106,9 @@ def open_on(
     journal = keeper = None
 
     try:
-        lock(disk)
         with named(disk.path):
+            if not disk.lock(LOCK):
+                raise Busy(f"{disk.path}: it is open already, here or in another process; close() that server first")
             limits = {"keep": keep, "every": checkpoint_every, "slack": min(segment, SLACK)}
             server, keeper, start, replayed, is_new = _opened(disk, lambda: _made(make), limits)
         keeper.history = int(keep_history)
@@ -136,7 +129,7 @@ def open_on(
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.
         if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
-        weakref.finalize(server, _abandoned, log)
+        weakref.finalize(server, log.close, 5.0)  # nobody asked to wait longer
         return server
     except BaseException:
         if keeper is not None:
@@ -156,26 +149,26 @@ class _Opened(NamedTuple):
 
 
 def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
-    found = contents(disk)
-    if not found.checkpoints:
-        return _fresh(disk, found, make, limits)
-    past = recover(disk, found, make)
+    listing = contents(disk)
+    if not listing.checkpoints:
+        return _fresh(disk, listing, make, limits)
+    past = recover(disk, listing, make)
     server = past.server
     server._running.follow_rate()
-    start = _start(disk, found, past)
+    start = _start(disk, listing, past)
     _make_durable(disk, start.pop("needed"), start.pop("unsure"))
-    unused = _unused(found, start)
+    unused = _unused(listing, start)
     for name in unused:
         disk.rename(name, free_name(name))
-    start["free"] = [*found.free, *map(free_name, unused)]
+    start["free"] = [*listing.free, *map(free_name, unused)]
     # So may the name of the segment in which the log goes on. A segment that no mark names must not come back.
     disk.sync_folder()
-    _tidy(disk, found, past)
-    before = max((*found.uploads, *past.uploads, past.checkpoint.next_upload))
+    _tidy(disk, listing, past)
+    before = max((*listing.uploads, *past.uploads, past.checkpoint.next_upload))
     uploads = Uploads(past.uploads, 1 + before)
-    kept = [sequence for sequence in found.checkpoints if sequence not in past.damaged]
+    kept = [sequence for sequence in listing.checkpoints if sequence not in past.damaged]
     keeper = Keeper(
-        disk, server._parts, server._running, uploads, made=past.checkpoint.manifest["made"],
+        disk, server._parts, server._running, uploads, made=past.checkpoint.made,
         folder_id=past.checkpoint.folder_id, kept=kept, **limits,
     )  # fmt: skip
     engine.limit(server._engine, server._parts.settings)
@@ -186,11 +179,11 @@ def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _
     return _Opened(server, keeper, start, past.reader.passed + past.streamed, False)
 
 
-def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
+def _fresh(disk: Disk, listing: Contents, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
     server = make()
-    for name in found.segments.values():
+    for name in listing.segments.values():
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
-    for name in found.leftovers:
+    for name in listing.leftovers:
         disk.remove(name)
     take_key(disk, server, None)
     folder_id = engine.new_incarnation()
@@ -201,7 +194,7 @@ def _fresh(disk: Disk, found: Contents, make: Callable[[], Server], limits: dict
     keeper.write()  # the checkpoint from which the log continues
     start = {
         "folder_id": folder_id, "sequence": 0, "digest": bytes(32), "number": 1, "busy": [],
-        "free": found.free, "place": 0, "number_here": 0,
+        "free": listing.free, "place": 0, "number_here": 0,
     }  # fmt: skip
     return _Opened(server, keeper, start, 0, True)
 
@@ -213,33 +206,33 @@ def _made(make: Callable[[], Server]) -> Server:
     return server
 
 
-def _start(disk: Disk, found: Contents, past: Recovered) -> Plain:
+def _start(disk: Disk, listing: Contents, past: Recovered) -> Plain:
     """Return where the log goes on, and which of its files are needed."""
-    oldest = next(sequence for sequence in found.checkpoints if sequence not in past.damaged)
+    oldest = next(sequence for sequence in listing.checkpoints if sequence not in past.damaged)
     reader = past.reader
     last, place, tail = reader.end
     whole = reader.segments[: last + 1]  # (number, first record)
     after = [first for _, first in whole[1:]] + [2**63]  # the first record of the next segment
-    busy = [(found.segments[number], first) for (number, first), end in zip(whole, after, strict=False)
+    busy = [(listing.segments[number], first) for (number, first), end in zip(whole, after, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
     # what the last process wrote last, by the names of the files: where it begins and ends
-    unsure = {found.segments[whole[-1][0]]: (tail, place)} if whole else {}
+    unsure = {listing.segments[whole[-1][0]]: (tail, place)} if whole else {}
     if reader.mark is not None:
         segment, at = reader.mark
-        unsure[found.segments[reader.segments[segment][0]]] = at, at + BLOCK
+        unsure[listing.segments[reader.segments[segment][0]]] = at, at + BLOCK
     return {
         "folder_id": past.checkpoint.folder_id, "sequence": reader.last, "digest": reader.digest,
-        "number": 1 + max(found.segments, default=0), "busy": busy, "place": place if whole else 0,
+        "number": 1 + max(listing.segments, default=0), "busy": busy, "place": place if whole else 0,
         "number_here": whole[-1][0] if whole else 0, "needed": names, "unsure": unsure,
     }  # fmt: skip
 
 
-def _unused(found: Contents, start: Plain) -> list[str]:
+def _unused(listing: Contents, start: Plain) -> list[str]:
     """Return the segments that no checkpoint needs any more, or that no record ever came to."""
-    numbers = [number for number, name in found.segments.items() if name in dict(start["busy"])]
+    numbers = [number for number, name in listing.segments.items() if name in dict(start["busy"])]
     last = max(numbers, default=0)
-    return [name for number, name in found.segments.items() if not numbers or not numbers[0] <= number <= last]
+    return [name for number, name in listing.segments.items() if not numbers or not numbers[0] <= number <= last]
 
 
 def _make_durable(disk: Disk, names: set[str], unsure: dict[str, tuple[int, int]]) -> None:
@@ -254,15 +247,11 @@ def _make_durable(disk: Disk, names: set[str], unsure: dict[str, tuple[int, int]
             disk.sync(file)
 
 
-def _tidy(disk: Disk, found: Contents, past: Recovered) -> None:
+def _tidy(disk: Disk, listing: Contents, past: Recovered) -> None:
     """Remove what was left unfinished or is damaged. Of the rest, :meth:`Keeper.clear` says what may go."""
-    for name in found.leftovers:
+    for name in listing.leftovers:
         disk.remove(name)
     for sequence in past.damaged:
         name = checkpoint_name(sequence)
         disk.rename(name, name + ".damaged")
         _log.warning("%s: damaged; the one before it was taken, and the log", disk.path / name)
-
-
-def _abandoned(log: Log) -> None:
-    log.close(5.0)  # at exit, nobody asked to wait longer

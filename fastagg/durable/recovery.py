@@ -38,15 +38,15 @@ class Recovered(NamedTuple):
     damaged: list[int]  # checkpoints that could not be read, by their numbers
 
 
-def recover(disk: Disk, found: Contents, make: Callable[[], Server]) -> Recovered:
+def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recovered:
     """Restore the server that ``make`` makes, without limits of tasks.
 
     Raises:
         CheckpointError: the folder is damaged. OSError: the system refuses to read or write something.
             ConfigError: ``make`` makes a server that differs from the folder's.
     """
-    checkpoint, damaged = newest(disk, found)
-    reader = read_log(disk, found, checkpoint)
+    checkpoint, damaged = newest(disk, listing)
+    reader = read_log(disk, listing, checkpoint)
     server = made_for(disk, checkpoint, make)
     try:
         load_into(server, checkpoint.state)
@@ -55,7 +55,7 @@ def recover(disk: Disk, found: Contents, make: Callable[[], Server]) -> Recovere
             raise
         path = disk.path / checkpoint_name(checkpoint.sequence)
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
-    replay = Replay(server, disk, found)
+    replay = Replay(server, disk, listing)
     replay.all(reader)
     return Recovered(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
@@ -63,12 +63,12 @@ def recover(disk: Disk, found: Contents, make: Callable[[], Server]) -> Recovere
     )  # fmt: skip
 
 
-def newest(disk: Disk, found: Contents) -> tuple[Checkpoint, list[int]]:
+def newest(disk: Disk, listing: Contents) -> tuple[Checkpoint, list[int]]:
     """Return the newest undamaged checkpoint, and the numbers of newer ones, which are damaged. One whose place on the
     disk cannot be read now is neither: an older one does as well."""
     wrong: list[str] = []
     damaged: list[int] = []
-    for sequence in reversed(found.checkpoints):
+    for sequence in reversed(listing.checkpoints):
         try:
             return read_checkpoint(disk, sequence), damaged
         except OtherFormat:
@@ -97,7 +97,7 @@ def load_into(server: Server, state: State) -> None:
 def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> Server:
     """Return a new server that may have a checkpoint's state. ConfigError: ``make`` makes another one."""
     server = make()
-    check_made(disk, dict(checkpoint.manifest["made"]), made_of(server))
+    check_made(disk, checkpoint.made, made_of(server))
     take_key(disk, server, checkpoint.state)
     return server
 
@@ -105,8 +105,8 @@ def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> 
 def made_of(server: Server) -> Plain:
     """Return the settings that a folder's server must keep, as in JSON."""
     config = {key: value for key, value in server.config().items() if key not in FREE}
-    found: Plain = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
-    return {**found, "size": server.layout.size}
+    settings: Plain = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
+    return {**settings, "size": server.layout.size}
 
 
 def check_made(disk: Disk, was: Plain, now: Plain) -> None:
@@ -136,8 +136,8 @@ class Replay:
         last: the number of the last record that was whole.
     """
 
-    def __init__(self, server: Any, disk: Disk, found: Contents) -> None:
-        self.server, self.disk, self.found = server, disk, found
+    def __init__(self, server: Any, disk: Disk, listing: Contents) -> None:
+        self.server, self.disk, self.listing = server, disk, listing
         self.counts: dict[str, int] = {}
         self.uploads: dict[int, int] = {}
         self.streamed = self.last = 0
@@ -162,7 +162,7 @@ class Replay:
             if operation.streamed is not None:
                 self.uploads[operation.streamed[0]] = record.sequence
                 self.streamed += operation.streamed[1]
-                update = read_upload(self.disk, self.found, operation.streamed)
+                update = read_upload(self.disk, self.listing, operation.streamed)
             if self.server is not None:
                 self.server._engine.execute(operation, record.body, update)
         except FastaggError as error:

@@ -39,20 +39,20 @@ def salvage(
         if to.exists() and os.listdir(to):
             raise CheckpointError(f"{to}: expected a new or an empty folder")
     with named(path), Disk(path) as disk:
-        held = contents(disk)
-        begin, _ = newest(disk, held)
+        listing = contents(disk)
+        begin, _ = newest(disk, listing)
         server = server_of(disk, begin, "salvage", make)
-        problem, last = _replayed(server, disk, held, begin)  # no limits: tasks that are given out anew end at once
+        problem, last = _replayed(server, disk, listing, begin)  # no limits: tasks that are given out anew end at once
         if getattr(server.direction, "privacy", None) is not None:
             server._draw_with(NoiseKey(os.urandom(32)))  # what lies behind may make the same versions of other updates
         taken, refused, rate = 0, [], server.lr
-        server.lr = begin.manifest["made"]["optimizer"].get("lr", rate)  # which the new folder is made with, too
+        server.lr = begin.made["optimizer"].get("lr", rate)  # which the new folder is made with, too
         with opening.open(to, lambda: server, "none") as new:
             if server.lr != rate:
                 new.lr = rate
-            for record in _behind(disk, held, last):
+            for record in _behind(disk, listing, last):
                 try:
-                    taken += _given_again(new, disk, held, record)
+                    taken += _given_again(new, disk, listing, record)
                 except (FastaggError, OSError) as error:
                     refused.append(f"record {record.sequence}: {error}")
             new.checkpoint()
@@ -62,27 +62,27 @@ def salvage(
             }  # fmt: skip
 
 
-def _replayed(server: Server, disk: Disk, held: Contents, begin: Checkpoint) -> tuple[str | None, int]:
+def _replayed(server: Server, disk: Disk, listing: Contents, begin: Checkpoint) -> tuple[str | None, int]:
     """Execute the log as far as it goes. Return why it ended, and with which record."""
     reader: Native = None
     try:
-        reader = read_log(disk, held, begin)
-        Replay(server, disk, held).all(reader)
+        reader = read_log(disk, listing, begin)
+        Replay(server, disk, listing).all(reader)
     except CheckpointError as error:
         return str(error), begin.sequence if reader is None else int(reader.last)
     return None, int(reader.last)
 
 
-def _behind(disk: Disk, held: Contents, last: int) -> Iterator[Native]:
+def _behind(disk: Disk, listing: Contents, last: int) -> Iterator[Native]:
     """Yield all good records behind one, in order, whatever has become of what lies between them."""
-    for name in held.segments.values():
+    for name in listing.segments.values():
         records = {record.sequence: record for record in native.log.records_in(disk.read_of(name))}
         for record in (records[sequence] for sequence in sorted(records) if sequence > last):
             last = record.sequence
             yield record
 
 
-def _given_again(new: Server, disk: Disk, held: Contents, record: Native) -> bool:
+def _given_again(new: Server, disk: Disk, listing: Contents, record: Native) -> bool:
     """Give an answer in again, and set a learning rate. Tasks that were sent are not known any more."""
     operation = record.operation
     if operation is None:
@@ -91,7 +91,7 @@ def _given_again(new: Server, disk: Disk, held: Contents, record: Native) -> boo
         new.lr = operation.rate
     if operation.kind != "answer":
         return False
-    update = None if operation.streamed is None else read_upload(disk, held, operation.streamed)
+    update = None if operation.streamed is None else read_upload(disk, listing, operation.streamed)
     if operation.version != new.version:  # the task that it answers, if that was sent before: it ends with this answer
         with suppress(UnknownClient, UnknownVersion):
             new.forget(operation.client, operation.version)

@@ -42,11 +42,11 @@ class Snapshot:
         self.rows: Native = None
         if self.cache is None:
             return
-        held = state["direction"]["cache"]
+        cache = state["direction"]["cache"]
         self.rows = native.engine.RowCut(
-            self.cache.native, slots=list(held["slots"]), memory=running.memory, owner=self.cache
+            self.cache.native, slots=list(cache["slots"]), memory=running.memory, owner=self.cache
         )
-        held |= {"data": trees.Apart(_ROWS[0]), "scales": trees.Apart(_ROWS[1])}
+        cache |= {"data": trees.Apart(_ROWS[0]), "scales": trees.Apart(_ROWS[1])}
         running.engine.cut_rows(self.rows)
 
     def close(self) -> None:

@@ -61,12 +61,12 @@ def restored(value: Tree, tensors: dict[str, Tensor]) -> Tree:
         return [restored(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    kind, held = next(iter(value.items()))
+    kind, content = next(iter(value.items()))
     if kind == "tensor":
-        return tensors[held]
+        return tensors[content]
     if kind == "tuple":
-        return tuple(restored(item, tensors) for item in held)
-    return {key: restored(item, tensors) for key, item in held}
+        return tuple(restored(item, tensors) for item in content)
+    return {key: restored(item, tensors) for key, item in content}
 
 
 class Writer:
@@ -90,7 +90,7 @@ class Writer:
         self._begins: dict[str, tuple[int, int]] = {}
         end = 0
         # so that all are aligned
-        for name, (dtype, shape) in sorted(shapes.items(), key=lambda one: -one[1][0].itemsize):
+        for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: -item[1][0].itemsize):
             size = dtype.itemsize * math.prod(shape)
             header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
             self._begins[name] = (end, size)
@@ -128,8 +128,8 @@ class Writer:
             self.disk.sync(self._file)
         finally:
             self.close()
-        said = json.dumps({**self._more, **more, "checksums": self.sums}, separators=(",", ":"))
-        text = f'{said[:-1]},"state":{self._tree}}}'.encode().ljust(self.sizes[1] - _LINE)
+        manifest = json.dumps({**self._more, **more, "checksums": self.sums}, separators=(",", ":"))
+        text = f'{manifest[:-1]},"state":{self._tree}}}'.encode().ljust(self.sizes[1] - _LINE)
         line = json.dumps({"crc32c": raw.crc32c([text]), "bytes": len(text)}).encode().ljust(_LINE - 1)
         self.disk.put(f"{self.folder}/{MANIFEST}", [line, b"\n", text])
         self.disk.sync_folder(self.folder)
@@ -171,16 +171,16 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
     path = disk.path / folder / MANIFEST
     try:
         head, _, text = disk.read_of(f"{folder}/{MANIFEST}").partition(b"\n")
-        said = json.loads(head)
-        is_whole = said["crc32c"] == raw.crc32c([text]) and said["bytes"] == len(text)
-        found: Plain = json.loads(text) if is_whole else {}
+        sums = json.loads(head)
+        is_whole = sums["crc32c"] == raw.crc32c([text]) and sums["bytes"] == len(text)
+        manifest: Plain = json.loads(text) if is_whole else {}
     except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from error
     if not is_whole:
         raise CheckpointError(f"{path}: the checkpoint is damaged: wrong checksum of its manifest")
-    if found.get("format") != FORMAT:
-        raise files.OtherFormat(path, found.get("format"), FORMAT)
-    return found
+    if manifest.get("format") != FORMAT:
+        raise files.OtherFormat(path, manifest.get("format"), FORMAT)
+    return manifest
 
 
 def read(disk: Disk, folder: str, manifest: Plain) -> State:
@@ -203,14 +203,14 @@ def _tensors(disk: Disk, file: int, manifest: Plain) -> Iterator[tuple[str, Tens
     base, before = 8 + size, 0
     if set(header) != set(manifest["checksums"]):
         raise CheckpointError("its tensors are not those of its manifest")
-    for name, said in header.items():
-        begin, end = said["data_offsets"]
-        dtype, shape, part = _BY_NAME[said["dtype"]], said["shape"], manifest["parts"][name]
+    for name, place in header.items():
+        begin, end = place["data_offsets"]
+        dtype, shape, part = _BY_NAME[place["dtype"]], place["shape"], manifest["parts"][name]
         if begin != before or end - begin != dtype.itemsize * math.prod(shape) or end > length - base or part < 1:
             raise CheckpointError(f"{name} claims more than its bytes")
         before = end
-        held = disk.read_tensor(file, end - begin, base + begin)
-        sums = [raw.crc32c([held[at : at + part].numpy()]) for at in range(0, len(held), part)]
+        data = disk.read_tensor(file, end - begin, base + begin)
+        sums = [raw.crc32c([data[at : at + part].numpy()]) for at in range(0, len(data), part)]
         if sums != manifest["checksums"][name]:
             raise CheckpointError(f"wrong checksum of {name}")
-        yield name, held.view(dtype).view(shape)
+        yield name, data.view(dtype).view(shape)

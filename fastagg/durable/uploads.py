@@ -11,8 +11,8 @@ What is guaranteed, for every upload that has a file, whatever connections, thre
    writing to it, the later one is refused, and writes nothing.
 4. What the server takes are the bytes that came, by their checksum. They are on the disk before a record refers to
    them.
-5. A file has all its blocks before the first byte comes. On a full volume, it is one that was made ahead (``spare``):
-   XFS has no inode for a new one there. What nobody needs any more becomes that file again.
+5. A file has all its blocks before the first byte comes. On a full volume it is the file that was made ahead
+   (``spare``), because a full XFS has no inode for a new one. A large file that no record needs is the next spare one.
 """
 
 from __future__ import annotations
@@ -168,13 +168,13 @@ class StoredUpload(Upload):
             self._disk.sync(self._file[0])
             self._disk.sync_folder()
             self._disk.size_of(self._name)  # it is still there
-            held = self._disk.read_tensor(self._file[0], self._nbytes, 0)
-            if raw.crc32c([held.numpy()]) != self._crc:
+            data = self._disk.read_tensor(self._file[0], self._nbytes, 0)
+            if raw.crc32c([data.numpy()]) != self._crc:
                 raise OSError(errno.EIO, "other bytes are read than came")
         blob = native.log.Blob(number=self._number, nbytes=self._nbytes, crc=self._crc, dtype=STREAMED[self._dtype])
         self._uploads.comes(self._number, blob)
         coded = self._dtype is torch.uint8
-        return in_place(held.numpy()) if coded else Pieces([held.view(self._dtype)]), blob
+        return in_place(data.numpy()) if coded else Pieces([data.view(self._dtype)]), blob
 
     def _close(self) -> bool:
         return self._ends() is False and self._has_begun

@@ -14,12 +14,12 @@ from fastagg.errors import ConfigError, DeviceError
 def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
     """Return the requested device. By default it is the model's own if that is a CUDA device, otherwise the CPU."""
     if device is None:
-        found = params.values() if isinstance(params, dict) else params
+        arrays = params.values() if isinstance(params, dict) else params
         if isinstance(params, torch.nn.Module):
-            found = params.parameters()
-        elif not isinstance(found, (list, tuple)):
-            found = list(found) if isinstance(params, dict) else [params]
-        first = next(iter(found), None)
+            arrays = params.parameters()
+        elif not isinstance(arrays, (list, tuple)):
+            arrays = list(arrays) if isinstance(params, dict) else [params]
+        first = next(iter(arrays), None)
         device = first.device if isinstance(first, Tensor) and first.is_cuda else "cpu"
     try:
         chosen = torch.device(device)

@@ -63,10 +63,10 @@ class Encoded:
         """Return its arrays by name, read-only and not copied, for whatever sends arrays (docs/encoding.md has their
         types). The ``header`` says what they are."""
         data = self.native.bytes
-        found = {"header": data[:HEADER]}
+        arrays = {"header": data[:HEADER]}
         for name, kind, count, begin in self.native.arrays():
-            found[name] = data[begin : begin + count * np.dtype(kind).itemsize].view("<" + kind)
-        return found
+            arrays[name] = data[begin : begin + count * np.dtype(kind).itemsize].view("<" + kind)
+        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Arrays] | Sequence[Arrays]) -> Encoded:
@@ -131,10 +131,10 @@ def in_place(data: memoryview | np.ndarray) -> Encoded:
 def _bytes(arrays: Mapping[str, Arrays], name: str, kind: str, count: int) -> np.ndarray:
     if name not in arrays:
         raise EncodingError(f"encoded update: its array {name!r} is missing")
-    given = arrays[name]
-    found = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
-    if found.dtype != np.dtype("<" + kind) or found.size != count:
+    array = arrays[name]
+    values = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+    if values.dtype != np.dtype("<" + kind) or values.size != count:
         raise EncodingError(
-            f"encoded update: {name}: expected {count} numbers of {np.dtype(kind)}, got {found.size} of {found.dtype}"
+            f"encoded update: {name}: expected {count} numbers of {np.dtype(kind)}, got {values.size} of {values.dtype}"
         )
-    return np.ascontiguousarray(found).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -42,11 +42,11 @@ def is_full(error: OSError) -> bool:
 def allocate(file: int, size: int) -> None:
     """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. A file
     that cannot have all of them is left as it was."""
-    found = os.fstat(file)
-    at = found.st_size
+    status = os.fstat(file)
+    at = status.st_size
     try:
         if hasattr(os, "posix_fallocate"):
-            if found.st_blocks * 512 < at:
+            if status.st_blocks * 512 < at:
                 at = 0
             if at < size:  # a full XFS refuses blocks that the file has already
                 os.posix_fallocate(file, at, size - at)
@@ -54,7 +54,7 @@ def allocate(file: int, size: int) -> None:
         while at < size:
             at += os.pwrite(file, bytes(min(size - at, 1 << 20)), at)
     except OSError:
-        os.ftruncate(file, found.st_size)  # otherwise it keeps what it got
+        os.ftruncate(file, status.st_size)  # otherwise it keeps what it got
         raise
 
 

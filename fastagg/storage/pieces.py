@@ -50,10 +50,10 @@ class Pieces:
             self._add(piece)
 
     def _add(self, piece: Arrays) -> None:
-        if type(piece) is Tensor and (found := _plain(piece)) is not None and self.device is HOST:
+        if type(piece) is Tensor and (memory := _plain(piece)) is not None and self.device is HOST:
             self.owners.append(piece)
-            self.native.append(found)
-            self.size += found[1]
+            self.native.append(memory)
+            self.size += memory[1]
             return
         if isinstance(piece, native.encoding.Encoded):
             self._append(piece, piece.address, piece.size, _ENCODED, HOST)
@@ -145,7 +145,7 @@ def _address(array: np.ndarray) -> int:
 def as_pieces(update: Tensor | np.ndarray | Sequence[Arrays] | Pieces) -> Pieces:
     """Return ``update`` as pieces. It may be one array, a sequence of arrays, or pieces."""
     if type(update) is Tensor and (native := _plain(update)) is not None:
-        return _of_one(update, native)
+        return _of_tensor(update, native)
     if isinstance(update, Pieces):
         return update
     return Pieces(update if isinstance(update, (list, tuple)) else [update])
@@ -153,14 +153,14 @@ def as_pieces(update: Tensor | np.ndarray | Sequence[Arrays] | Pieces) -> Pieces
 
 def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
     """Return the memory of a plain tensor of the usual form: on the CPU, contiguous, whole. Otherwise None."""
-    found = _look(tensor)
-    return None if found is None or found[2] >= _WHOLE or tensor.requires_grad else found
+    memory = _look(tensor)
+    return None if memory is None or memory[2] >= _WHOLE or tensor.requires_grad else memory
 
 
 def is_plain_fp32(tensor: Tensor) -> bool:
     """Whether a tensor is of torch's own classes, fp32, on the CPU, contiguous and whole."""
-    found = _look(tensor)
-    return found is not None and found[2] == 0
+    memory = _look(tensor)
+    return memory is not None and memory[2] == 0
 
 
 def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
@@ -168,14 +168,14 @@ def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
     CPU. This is the usual update, with as few checks as possible. Otherwise None."""
     if tensor.dim() != 1:
         return None
-    found = _plain(tensor)
-    return _of_one(tensor, found) if found is not None and found[1:] == (size, 0) else None
+    memory = _plain(tensor)
+    return _of_tensor(tensor, memory) if memory is not None and memory[1:] == (size, 0) else None
 
 
-def _of_one(tensor: Tensor, native: tuple[int, int, int]) -> Pieces:
-    found = Pieces.__new__(Pieces)
-    found.owners, found.native, found.size, found.device = [tensor], [native], native[1], HOST
-    return found
+def _of_tensor(tensor: Tensor, memory: tuple[int, int, int]) -> Pieces:
+    pieces = Pieces.__new__(Pieces)
+    pieces.owners, pieces.native, pieces.size, pieces.device = [tensor], [memory], memory[1], HOST
+    return pieces
 
 
 def stored_pieces(stored: Sequence[Tensor]) -> Pieces:
@@ -199,10 +199,10 @@ def as_array(value: Arrays) -> Tensor | np.ndarray:
     if isinstance(value, np.generic):  # the result of NumPy's arithmetic on 0-dimensional arrays
         return np.asarray(value)
     try:
-        found = torch.from_dlpack(checked(value))
-        if found.is_cuda:
-            found._of_another_library = True  # type: ignore[attr-defined]
-        return found
+        tensor = torch.from_dlpack(checked(value))
+        if tensor.is_cuda:
+            tensor._of_another_library = True  # type: ignore[attr-defined]
+        return tensor
     except DTypeMismatch:
         raise
     except Exception as error:
@@ -266,7 +266,7 @@ def _plain_array(value: np.ndarray) -> np.ndarray:
 def _refuse_freed(tensor: Tensor) -> None:
     """Refuse a dense tensor whose storage is too small, for example because of ``untyped_storage().resize_(0)``."""
     try:
-        held = tensor.untyped_storage().nbytes()
+        nbytes = tensor.untyped_storage().nbytes()
     except RuntimeError as error:  # inside a transform such as torch.vmap
         raise DTypeMismatch(f"expected a tensor with its numbers in memory: {error}") from None
     size = tensor.numel()
@@ -274,9 +274,9 @@ def _refuse_freed(tensor: Tensor) -> None:
         return
     if not tensor.is_contiguous():
         size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if held < (tensor.storage_offset() + size) * tensor.element_size():
+    if nbytes < (tensor.storage_offset() + size) * tensor.element_size():
         raise DTypeMismatch(
-            f"expected {tensor.numel()} numbers, got a tensor whose memory was freed ({held} bytes left)"
+            f"expected {tensor.numel()} numbers, got a tensor whose memory was freed ({nbytes} bytes left)"
         )
 
 

@@ -117,15 +117,10 @@ def used(path: Path) -> list[int]:
     return [at for low, high in spans for at in range(low, high)]
 
 
-def test_a_flipped_byte_is_located(folder: tuple[Path, list], tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_flipped_byte_is_located(count: int, folder: tuple[Path, list], tmp_path: Path) -> None:
     path, receipts = folder
-    flips(path, random.Random(0).sample(used(path), 60), tmp_path / "b", receipts)
-
-
-@pytest.mark.slow
-def test_ten_thousand_flipped_bytes_are_located(folder: tuple[Path, list], tmp_path: Path) -> None:
-    path, receipts = folder
-    flips(path, random.Random(1).choices(used(path), k=10_000), tmp_path / "b", receipts)
+    flips(path, random.Random(count).choices(used(path), k=count), tmp_path / "b", receipts)
 
 
 @pytest.mark.parametrize("life", [0, 1, 2])

@@ -62,7 +62,7 @@ def test_a_server_goes_on_when_a_volume_is_full(kind: str, way: str, blocks: lis
 @pytest.mark.parametrize("way", ["log", "uploads"])
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_server_goes_on_at_every_number_of_free_blocks(kind: str, way: str, tmp_path: Path) -> None:
-    fill(kind, way, STEPS, tmp_path)
+    fill(kind, way, STEPS[:: 1 if way == "log" else 3], tmp_path)  # an upload takes seconds there
 
 
 def test_the_doctor_says_what_must_be_freed(tmp_path: Path) -> None:

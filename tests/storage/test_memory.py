@@ -132,17 +132,6 @@ def test_memory_that_is_not_there_is_said() -> None:
     assert memory.empty(10).numel() == 10
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_has_memory() -> None:
-    vector = memory.empty(100_000).fill_(3.0)
-    child = os.fork()
-    if child == 0:
-        fresh = memory.empty(100_000)
-        fresh[0] = 1.0
-        os._exit(0 if float(vector[0]) == 3.0 else 1)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 FORKED = """
 import os, sys, tempfile
 import numpy as np, torch, fastagg
@@ -226,12 +215,6 @@ def build_for(words: str, capability: tuple[int, int], built: str = "80,90,100")
     )
 
 
-@needs_none
-def test_no_gpu() -> None:
-    with pytest.raises(ConfigError, match=r"no CUDA device here \(.*\); use device='cpu'"):
-        fastagg.FedBuff(torch.zeros(4), device="cuda")
-
-
 NO_KERNELS = types.SimpleNamespace(cuda_architectures="", cuda_skipped="no CUDA device was found")
 OLD_DRIVER = build_for("the driver supports CUDA 12.4 and this build needs 13.0", (9, 0))
 
@@ -257,6 +240,8 @@ def test_a_card_that_cannot_be_used(
 @needs_none
 def test_why_torch_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch finds no device, and fastagg's own runtime tells why."""
+    with pytest.raises(ConfigError, match=r"no CUDA device here \(.*\); use device='cpu'"):
+        fastagg.FedBuff(torch.zeros(4), device="cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(devices, "native", build_for("there is no NVIDIA driver here: install one", (9, 0)))
     with pytest.raises(ConfigError, match=r"no CUDA device here \(there is no NVIDIA driver here: install one\)"):

@@ -312,7 +312,7 @@ class Life:
         if waiting > len(self.tasks):
             raise Wrong(f"{waiting} files of uploads for {len(self.tasks)} tasks")
         newest = sum(trees.used(self.disk, folder.checkpoint_name(self._log.keeper.kept[-1])))
-        most = (KEEP + 1) * (newest + 3 * SEGMENT + 8 * SIZE + EVERY) + 4 * SEGMENT  # docs/operations.md, "Sizing"
+        most = (KEEP + 1) * (newest + 3 * SEGMENT + 8 * SIZE + EVERY) + 4 * (SEGMENT + SIZE)  # docs/operations.md
         if self.disk.nbytes() > most:
             raise Wrong(f"{self.disk.nbytes()} bytes of disk, expected at most {most}")
 
