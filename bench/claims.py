@@ -99,7 +99,7 @@ def compare(folder: Path, names: list[str], args: argparse.Namespace, own: dict[
 
 def changes(given: config.Config, args: argparse.Namespace) -> dict[str, Any]:
     """Return what a run on this machine changes in a recipe."""
-    images = given.data.shown in ("cifar:cifar10", "cifar:cifar100", "leaf:femnist", "mnist:load")
+    images = given.data.name in ("cifar:cifar10", "cifar:cifar100", "leaf:femnist", "mnist:load")
     wanted = {"run.device": args.device, "run.autocast": images, "run.channels_last": images}
     return {**wanted, **({"data.dir": args.data_dir} if given.data.in_files else {})}
 

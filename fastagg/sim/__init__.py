@@ -109,8 +109,6 @@ def compare(
     *,
     rules: Mapping[str, Rule] | None = None,
     grid: Mapping[str, Sequence[object]] | None = None,
-    search: Mapping[str, tuple[float, float]] | None = None,
-    budget: int = 20,
     seeds: int | Sequence[int] = 1,
     out: str | Path = "runs/compare",
     data: FederatedData | None = None,
@@ -128,8 +126,6 @@ def compare(
         rules: by label, what replaces the recipes' algorithm: a preset's name, a function that makes a server, or the
             keys that a table's row has (``{"algorithm": {"name": "ACE", "lr": 0.1}, "client": {"steps": 1}}``).
         grid: keys and the values of each; every combination is a setting.
-        search: keys and the ends of each one's range. Every method, in every setting, gets the values with the best
-            accuracy in ``budget`` trials on a seed of their own, by Optuna (the extra ``search``).
         seeds: how many, from the recipe's own up, or which.
         out: the folder of all runs, tables and pictures.
         data, model, own: as in :func:`run`, of all runs.
@@ -151,15 +147,10 @@ def compare(
     """
     from fastagg.sim.comparison.cells import cells
     from fastagg.sim.comparison.compare import compare as run_all
-    from fastagg.sim.comparison.search import Range, searched
     from fastagg.sim.show.progress import Printed
 
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
     more = _sections(settings, data=data, model=model, own=own)
     found = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
-    folder, watcher = _checks.path("out", out), settings.pop("watcher", Printed())
-    if search:
-        ranges = {key: Range(*ends) for key, ends in search.items()}
-        found = searched(found, ranges, budget, folder, watcher, jobs=settings.get("jobs"))
     settings.setdefault("names", [one for one in several if isinstance(one, str)])
-    return run_all(found, folder, watcher, **settings)
+    return run_all(found, _checks.path("out", out), settings.pop("watcher", Printed()), **settings)

@@ -25,6 +25,11 @@ def beside(folder: str | None) -> Iterator[None]:
             sys.path.remove(here)
 
 
+def is_function(name: str) -> bool:
+    """Return whether a recipe's value names a function: "module:function", or "given" for what a program passes."""
+    return name == "given" or ":" in name
+
+
 def find(name: str, key: str) -> Callable[..., object]:
     """Return the function ``name`` ("module:function"), which a recipe names in ``key``. ConfigError if there is none,
     or if another module of this name is imported already."""

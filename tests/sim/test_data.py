@@ -3,13 +3,14 @@
 import npz
 import numpy as np
 import pytest
+import synthetic
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.properties import examples
 
 from fastagg.errors import DataError
-from fastagg.sim.data import digits, synthetic
+from fastagg.sim.data import digits
 from fastagg.sim.data.federated import FederatedData, Samples, dirichlet_split
 
 from .fake_data import arrays

@@ -36,7 +36,10 @@ FUSED: dict[str, dict[str, Any]] = {
         "model": {"name": "cnn", "widths": [4, 6]},
         "client.weight_decay": 0.1,
     },
-    "synthetic": {"data": {"name": "synthetic", "clients": 9}, "model": {"name": "logistic"}},
+    "synthetic": {
+        "data": {"name": "synthetic:load", "clients": 9},
+        "model": {"name": "logistic"},
+    },
 }
 
 
@@ -71,7 +74,7 @@ def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def test_augmented_batches_are_those_of_torch(tiny: Any) -> None:
-    data = build_data(tiny().data, 0)
+    data = build_data(tiny())
     agree(Simulation(tiny(), replace(data, clients=[replace(samples, augment=noisy) for samples in data.clients])))
 
 
@@ -117,7 +120,7 @@ def test_a_batch_of_one_is_refused_where_torch_refuses_it(tiny: Any) -> None:
     def network(shape: Any, classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
 
-    data = build_data(tiny().data, 0)
+    data = build_data(tiny())
     size = len(data.clients[3])
     with pytest.raises(ConfigError, match=r"client\.batch_size: client \d+ has \d+ samples and so a batch of one"):
         run(tiny({"client.batch_size": size - 1, "participation": {"rule": "all"}}), model=network)
@@ -127,7 +130,7 @@ def test_an_exception_in_a_thread_comes_out_and_the_threads_end(tiny: Any) -> No
     def broken(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         raise ValueError("no such picture")
 
-    data = build_data(tiny().data, 0)
+    data = build_data(tiny())
     data = replace(data, clients=[replace(samples, augment=broken) for samples in data.clients])
     with pytest.raises(ValueError, match="no such picture"):
         run(tiny(), data=data, workers=2)

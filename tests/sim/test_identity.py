@@ -40,7 +40,7 @@ def folder(tiny, tmp_path):
     here.mkdir()
     for name, text in FILES.items():
         (here / name).write_text(text)
-    digits = build_data(tiny().data, 0).clients[0]
+    digits = build_data(tiny()).clients[0]
     labels = np.arange(len(digits)) % 10
     arrays = {"x_train": digits.x.numpy(), "y_train": labels, "x_test": digits.x.numpy(), "y_test": labels}
     np.savez(here / "data.npz", **arrays)
@@ -115,7 +115,7 @@ def closing_over(scale):
 
 
 def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
-    config, data = tiny(SHORT), build_data(tiny().data, 0)
+    config, data = tiny(SHORT), build_data(tiny())
     other = replace(data, test=replace(data.test, x=data.test.x + 1e-3))
     given = {"data": data, "own": Own(change=closing_over(1.0)), "model": lambda shape, classes: torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, classes))}  # fmt: skip
@@ -190,7 +190,7 @@ def test_keys_of_the_first_level_are_settings_and_mean_the_same(tiny):
     assert fastagg.sim.run(values, seed=3).rows == run(tiny({**SHORT, "seed": 3})).rows != run(tiny(SHORT)).rows
     delay = {"name": "exponential"}
     assert fastagg.sim.run(values, delay=delay).rows == run(tiny({**SHORT, "delay": delay})).rows
-    passed = build_data(tiny().data, 0)
+    passed = build_data(tiny())
     del values["data"]
     assert fastagg.sim.run(values, data=passed).rows == run(tiny(SHORT)).rows
 

@@ -9,7 +9,6 @@ import torch
 from support import inside
 
 from fastagg.errors import DataError
-from fastagg.sim.clock.delays import ThreeClass
 from fastagg.sim.recipes.config import Config, from_dict
 from fastagg.sim.runs import build
 from fastagg.sim.runs.run import run
@@ -82,7 +81,7 @@ def test_synchronous_rules_learn(tiny, name):
 
 def test_a_round_ends_with_its_slowest_client(tiny):
     simulation = Simulation(tiny({**ROUND, "algorithm": {"name": "FedAvg", "clients_per_round": 5}}))
-    delays, now = ThreeClass(12, 0), 0.0
+    delays, now = simulation.schedule._delays, 0.0
     for _ in range(4):
         jobs = simulation.schedule.in_flight()
         assert len({job.client for job in jobs}) == 5
@@ -158,7 +157,7 @@ def test_a_run_distils_at_every_version_and_says_what_it_took() -> None:
 
 
 def test_every_method_is_tested_on_the_same_rest() -> None:
-    whole = build.build_data(config().data, 0)
+    whole = build.build_data(config())
     echo, buff = (Simulation(config(algorithm={"name": name, "buffer_size": 3})) for name in ("FedEcho", "FedBuff"))
     assert torch.equal(echo.data.test.x, buff.data.test.x)
     assert len(echo.data.test) == len(whole.test) - round(0.5 * len(whole.test))

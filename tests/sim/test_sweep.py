@@ -236,12 +236,10 @@ def test_stopped_at_any_time_they_end_as_if_unbroken(tiny: Any, tmp_path: Any, k
 
 
 def test_a_process_that_dies_takes_only_its_own_cell(tiny: Any, tmp_path: Any) -> None:
-    deadly = {"name": "tests.sim.engine_models:deadly", "keywords": {"flag": str(tmp_path / "flag"), "once": False}}
+    deadly = {"name": "tests.sim.engine_models:deadly", "flag": str(tmp_path / "flag"), "once": False}
     (tmp_path / "flag").touch()
     dying = [Cell(tiny({"model": deadly, "seed": seed}), folder="dying") for seed in (0, 1)]
-    living = [
-        Cell(tiny({"model": {**deadly, "keywords": {"flag": str(tmp_path / "none")}}, "seed": 2}), folder="living")
-    ]
+    living = [Cell(tiny({"model": {**deadly, "flag": str(tmp_path / "none")}, "seed": 2}), folder="living")]
     outcomes = run_cells([dying[0], *living, dying[1]], tmp_path / "out", 2, Watcher())
     assert {outcomes[cell.name] for cell in dying} == {"its process died"}
     assert outcomes["living/seed2"].summary["stopped"] == "finished"  # type: ignore[union-attr]

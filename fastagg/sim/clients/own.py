@@ -19,11 +19,9 @@ from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import functions
 from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Turn, Update
-from fastagg.sim.clock.delays import Law
 from fastagg.sim.clock.sampling import Sampling
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.recipes import config as c
-from fastagg.sim.recipes.sections import OwnDelay
 from fastagg.sim.seeds import seeded
 
 
@@ -60,7 +58,7 @@ class Own:
     metric: Metric | None = None
     change: Callable[[dict[str, Tensor], Turn], Any] | None = None
     personal: Callable[[nn.Module, Any], object] | None = None
-    delay: Law | None = None
+    delay: Callable[..., float] | None = None
     sampling: Sampling | None = None
 
 
@@ -75,30 +73,18 @@ ARGUMENTS = {
 
 def chosen(config: c.Config) -> Own:
     """Return the functions of a run: those of a program, and those that the recipe names. ConfigError without one."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     keywords = {"train": config.own.keywords, "delay": getattr(config.delay, "keywords", {})}
     for name in NAMES:
-        key, named = KEYS.get(name, f"own.{name}"), _named(config, name)
-        if named is not None:
-            found[name] = config.passed(key) if named == "given" else functions.find(named, key)
-            more = {"view": None} if name in KEYS and "view" in functions.parameters(found[name]) else {}
-            passed = more | keywords.get(name, {})
-            functions.fits(found[name], key, *ARGUMENTS.get(name, ("outputs", "labels")), **passed)
-            found[name] = partial(found[name], **keywords[name]) if keywords.get(name) else found[name]
-    if config.own.keywords and found.get("train") is None:
+        if (key := KEYS.get(name, f"own.{name}")) not in config.functions:
+            continue
+        function, more = config.function(key), keywords.get(name, {})
+        views = {"view": None} if name in KEYS and "view" in functions.parameters(function) else {}
+        functions.fits(function, key, *ARGUMENTS.get(name, ("outputs", "labels")), **views, **more)
+        members[name] = partial(function, **more) if more else function
+    if config.own.keywords and "train" not in members:
         raise ConfigError("own.keywords are arguments of own.train, which is not given")
-    return Own(**found)
-
-
-def _named(config: c.Config, name: str) -> str | None:
-    """Return the function that a recipe names, "given", or None."""
-    if name == "delay":
-        return config.delay.call or "given" if isinstance(config.delay, OwnDelay) else None
-    if name == "sampling":
-        sampling = config.participation.sampling
-        return sampling if sampling == "given" or ":" in sampling else None
-    named: str | None = getattr(config.own, name)
-    return named
+    return Own(**members)
 
 
 class OwnTrainer(LocalTrainer):

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 import reprlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
@@ -18,7 +18,9 @@ from pydantic_core import ErrorDetails
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.sim.data.sections import AnyData, Function, Section, by_name, named_function
+from fastagg.sim.clock.delays import LAWS, AnyDelay, OwnDelay
+from fastagg.sim.data.sections import AnyData, Section, kinds_of, tag_of
+from fastagg.sim.functions import find, is_function
 from fastagg.sim.recipes import sections
 
 
@@ -34,9 +36,9 @@ class Config(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     algorithm: sections.Algorithm
     data: AnyData
-    model: sections.Model = sections.Model()
+    model: sections.AnyModel = sections.Model()
     client: sections.Client
-    delay: sections.AnyDelay
+    delay: AnyDelay
     dropout: sections.Dropout = sections.Dropout()
     attack: sections.Attack = sections.Attack()
     encoding: sections.Encoding = sections.Encoding()
@@ -51,6 +53,20 @@ class Config(Section):
     def held(self) -> Plain:
         """What a program passes, by the keys that say "given"."""
         return self._held
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """The functions that this run has, by their keys: "module:function", or "given"."""
+        names = {"algorithm.name": self.algorithm.name, "data.name": self.data.name, "model.name": self.model.name,
+                 "delay.name": self.delay.name, "participation.sampling": self.participation.sampling,
+                 "unlabelled.data": self.unlabelled.data}  # fmt: skip
+        names |= {f"own.{name}": value for name, value in self.own if name != "keywords"}
+        return {key: name for key, name in names.items() if name is not None and is_function(name)}
+
+    def function(self, key: str) -> Callable[..., Any]:
+        """Return the function of a key that :attr:`functions` has. ConfigError if there is none."""
+        name = self.functions[key]
+        return self.passed(key) if name == "given" else find(name, key)
 
     def passed(self, key: str) -> Any:
         """Return what a program passes by this key. ConfigError if it does not."""
@@ -68,41 +84,31 @@ class Config(Section):
         found._held = {**self._held, **held}
         return found
 
-    @field_validator("data", mode="before")
-    @classmethod
-    def _by_function(cls, values: object) -> object:
-        return named_function(values, Function.model_fields)
-
     @field_validator("delay", mode="before")
     @classmethod
-    def _law_by_function(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("name") == "given":  # in place of another law, whose keys go
-            return {key: value for key, value in values.items() if key in sections.OwnDelay.model_fields}
-        return named_function(values, sections.OwnDelay.model_fields)
+    def _in_place_of_another_law(cls, values: object) -> object:
+        """A law that a program passes leaves nothing of the recipe's but what all laws have."""
+        if not isinstance(values, dict) or values.get("name") != "given":
+            return values
+        others = {key for law in LAWS.values() for key in law.model_fields} - OwnDelay.model_fields.keys()
+        return {key: value for key, value in values.items() if key not in others}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         clients, concurrency, rule = self.data.clients, self.participation.concurrency, self.participation.rule
-        counts = getattr(self.delay, "counts", None)
-        authors = getattr(self.delay, "counting", "arrival") == "authors"
         if concurrency is not None and concurrency > clients:
             raise ValueError(f"participation.concurrency is {concurrency}, more than {self.data.counted}")
-        if counts is not None and sum(counts) != clients:
-            raise ValueError(f"delay.counts are {sum(counts)} clients, not {self.data.counted}")
-        if authors and rule != "concurrency":
+        self.delay.check(clients, self.data.counted)
+        if getattr(self.delay, "counting", "arrival") == "authors" and rule != "concurrency":
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
-        if self.delay.name == "version" and (rule != "all" or self.participation.file):
+        if self.delay.in_versions and (rule != "all" or self.participation.file):
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self
 
 
-_TAGGED: dict[str, type[Section]] = by_name(AnyData) | by_name(sections.AnyDelay)
-# The sections of a recipe, by their keys in it. Data and delay have several kinds.
-_KINDS: dict[str, Sequence[Any]] = {
-    name: get_args(field.annotation) or [field.annotation]
-    for name, field in Config.model_fields.items()
-    if field.annotation not in (str, int, str | None)
-}
+# The sections of a recipe, by their keys in it, and the sections that each may be.
+KINDS = {key: kinds for key, field in Config.model_fields.items() if (kinds := kinds_of(field.annotation))}
+_TAGGED = {tag_of(kind): kind for kinds in KINDS.values() if len(kinds) > 1 for kind in kinds}
 # What looks like a key and is none.
 ELSEWHERE = {"seeds": "a run has one seed; `fastagg compare RECIPE --seeds 3` runs several"}
 _MOST = 8  # problems in a message
@@ -120,7 +126,7 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
     # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
     where = ".".join(_on_one_line(part) for part in path if part not in _TAGGED)
     if kind == "extra_forbidden":
-        section = next((_TAGGED[part] for part in path if part in _TAGGED), _KINDS.get(path[0], [top])[0])
+        section = next((_TAGGED[part] for part in path if part in _TAGGED), KINDS.get(path[0], [top])[0])
         known = list((section if len(path) > 1 else top).model_fields)
         keys = " or ".join([full for full in full_keys(path[-1]) if full != where][:4])
         if keys and len(path) == 1:
@@ -131,15 +137,14 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if kind == "missing":
         message = "this key is missing"
-    elif kind == "union_tag_not_found":
+    elif kind == "union_tag_not_found" and isinstance(item["input"], Mapping):
         message = "the key name is missing"
-    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+    elif kind in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
         message = f"expected a section with keys, got {given}"
     elif kind == "union_tag_invalid":
-        known_names = item["ctx"]["expected_tags"].replace("'function', 'given'", "'module:function'")  # as in a recipe
+        known_names = item["ctx"]["expected_tags"].replace("'function'", "'module:function'")  # as in a recipe
         message = f"unknown name {item['ctx']['tag']!r} (known: {known_names}){_meant(item['ctx']['tag'], known_names)}"
     elif not kind.startswith("value_error"):
-        message = message.replace("'function' or 'given'", "'module:function'")
         message = f"{message[:1].lower()}{message[1:]}, got {given}{_meant(item['input'], message)}"
     return f"{where}: {message}" if where else message
 
@@ -156,7 +161,7 @@ def _meant(given: object, message: str) -> str:
 
 def full_keys(key: str) -> list[str]:
     """Return all dotted keys that end with ``key``: "client.lr", "algorithm.lr" and others for "lr"."""
-    held = {name: {field for kind in kinds for field in kind.model_fields} for name, kinds in _KINDS.items()}
+    held = {name: {field for kind in kinds for field in kind.model_fields} for name, kinds in KINDS.items()}
     settings = {name for preset in registry.presets().values() for name in _keywords.of(preset).settings}
     held["algorithm"] = settings - {"seed", "num_clients", "distill"}  # these come from other keys
     return [
@@ -235,9 +240,6 @@ def load(path: Path, changes: Plain | None = None) -> Config:
 
 def placed(config: Config, path: Path) -> Config:
     """Return the config of a recipe in a file: modules that it names are in the file's folder."""
-    data = getattr(config.data, "call", "") or config.unlabelled.data
-    law = getattr(config.delay, "call", "") or ":" in config.participation.sampling
-    named = ":" in config.algorithm.name or config.model.call or data or law
-    if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
+    if config.folder is not None or not any(name != "given" for name in config.functions.values()):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})

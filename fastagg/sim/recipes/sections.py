@@ -1,32 +1,22 @@
-"""The sections of a recipe: their keys, types and defaults. Those of data are beside it."""
+"""The sections of a recipe: their keys, types and defaults. Those of data are beside it, those of delays in clock."""
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from fastagg._types import Plain
 from fastagg.encoding.encode import Format, Values
-from fastagg.sim.data.sections import Section, named_function
+from fastagg.sim.data.sections import OpenSection, Section, Share, one_of
+from fastagg.sim.functions import is_function
 
-Share = Annotated[float, Field(ge=0, lt=1)]
 
-
-class Algorithm(Section):
+class Algorithm(OpenSection):
     """A preset of fastagg by name, or your own as "module:function". Every other key is one of its keywords ("none"
     stands for Python's None). "given" stands for one passed to run()."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
-
-    @property
-    def keywords(self) -> Plain:
-        extra = self.model_extra or {}
-        # TOML has no null, and presets use None for "off" (FADAS' delay_threshold).
-        return {key: None if value == "none" else value for key, value in extra.items()}
 
 
 # The default widths of the models. The keys are the models' names: see fastagg.sim.models.
@@ -38,26 +28,31 @@ WIDTHS: dict[str, list[int]] = {
 
 
 class Model(Section):
-    """``widths``: hidden layers of the mlp, channels of the CNNs.
+    """``widths``: hidden layers of the mlp, channels of the cnn. ``norm`` is for the cnn."""
 
-    ``norm`` is for the cnn. For your own network use the name "module:function". The function is called with shape,
-    classes and ``keywords``, which other keys are, too; with ``text`` also, if it takes that and the data are text. It
-    is stored as name "function" and ``call``. "given" stands for a model passed to run().
-    """
-
-    name: Literal["logistic", "mlp", "cnn", "function", "given"] = "mlp"
+    name: Literal["logistic", "mlp", "cnn"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
     norm: Literal["batch", "group", "none"] = "batch"
-    call: str = ""
-    keywords: Plain = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
     def _default_widths(cls, values: object) -> object:
-        values = named_function(values, cls.model_fields)
         if not isinstance(values, dict) or "widths" in values:
             return values
         return {**values, "widths": WIDTHS.get(values.get("name", "mlp"), [])}
+
+
+class ModelFunction(OpenSection):
+    """Your own network: a function "module:function" of shape, classes and the section's other keys; also of ``text``
+    if it takes that and the data are text. "given" stands for a function passed to run()."""
+
+    name: str
+
+
+if TYPE_CHECKING:
+    AnyModel = Model | ModelFunction
+else:
+    AnyModel = one_of(Model, ModelFunction, default="logistic")
 
 
 class Client(Section):
@@ -105,7 +100,7 @@ class Client(Section):
 
 
 def _named(name: str | None) -> str | None:
-    if name is not None and name != "given" and ":" not in name:
+    if name is not None and not is_function(name):
         raise ValueError(f'expected "module:function", got {name!r}')
     return name
 
@@ -209,7 +204,7 @@ class Participation(Section):
 
     @model_validator(mode="after")
     def _known_sampling(self) -> Participation:
-        if self.sampling not in ("uniform", "weight", "availability", "given") and ":" not in self.sampling:
+        if self.sampling not in ("uniform", "weight", "availability") and not is_function(self.sampling):
             known = "'uniform', 'weight', 'availability' or 'module:function'"
             raise ValueError(f"sampling should be {known}, got {self.sampling!r}")
         if self.rule == "all" and self.sampling not in ("uniform", "availability"):
@@ -256,123 +251,3 @@ class Run(Section):
         if self.versions is None and self.uploads is None and self.time is None:
             raise ValueError("give at least one of versions, uploads, time")
         return self
-
-
-class TimedDelay(Section):
-    """Settings of every delay in virtual time.
-
-    ``steps``: the number of local steps that the times are for; a dispatch of K steps takes K / steps as long.
-    ``speed``, ``up``: bytes a unit of time, down and up, without which the way takes no time; ``jitter``: the deviation
-    of a factor of it (mean 1). ``suspension``: the probability that a client hangs before it trains, up to the longest
-    training so far. ``counting`` "authors": the model goes out when a buffer is full, not after each answer (FADAS).
-    """
-
-    steps: PositiveInt | None = None
-    counting: Literal["arrival", "authors"] = "arrival"
-    speed: PositiveFloat | None = None
-    up: PositiveFloat | None = None
-    jitter: float = Field(0.1, ge=0)
-    suspension: Share = 0.0
-
-
-class ThreeClassDelay(TimedDelay):
-    """FADAS Table 1, ``table`` "large" or "mild": uniform in the range of the client's class, small, medium or large. A
-    client draws its class from a Dirichlet([3g, 2g, g]) draw, g = ``gamma``, or ``counts`` are those of the classes."""
-
-    name: Literal["three-class"]
-    table: Literal["large", "mild"] = "large"
-    gamma: PositiveFloat = 1.0
-    counts: list[Annotated[int, Field(ge=0)]] | None = None
-
-    @model_validator(mode="after")
-    def _three_counts(self) -> ThreeClassDelay:
-        if self.counts is not None and len(self.counts) != 3:
-            raise ValueError(f"counts are of small, medium and large clients, three numbers, got {self.counts}")
-        return self
-
-
-class SizeTiedDelay(TimedDelay):
-    """FedEcho Table 1: clients with many samples are slow, a tenth very slow; ``gamma`` above 0 loosens this rule."""
-
-    name: Literal["size-tied"]
-    table: Literal["large", "mild"] = "large"
-    gamma: float = Field(0.0, ge=0)
-
-
-class ExponentialDelay(TimedDelay):
-    """``spread``: deviation of the logarithm of the clients' means. ``mean``: the mean of the clients' means."""
-
-    name: Literal["exponential"]
-    mean: PositiveFloat = 5.0
-    spread: float = Field(0.0, ge=0)
-
-    def draw(self, rng: np.random.Generator, mean: float) -> float:
-        """Return a time of this law with a client's ``mean``."""
-        return rng.exponential(mean)
-
-
-class LognormalDelay(ExponentialDelay):
-    """``sigma``: deviation of the logarithm of a dispatch's time."""
-
-    name: Literal["lognormal"]  # type: ignore[assignment]
-    sigma: PositiveFloat = 1.0
-
-    def draw(self, rng: np.random.Generator, mean: float) -> float:
-        return mean * math.exp(self.sigma * rng.standard_normal() - 0.5 * self.sigma**2)
-
-
-class ParetoDelay(ExponentialDelay):
-    """``shape``: the tail's exponent, above 1: P(time > t) falls as t**-shape from mean * (shape - 1) / shape on."""
-
-    name: Literal["pareto"]  # type: ignore[assignment]
-    shape: float = Field(2.5, gt=1)
-
-    def draw(self, rng: np.random.Generator, mean: float) -> float:
-        return mean * (self.shape - 1) / self.shape * (1.0 + rng.pareto(self.shape))
-
-
-class OwnDelay(TimedDelay):
-    """Your own law, a function of (client, number, steps, generator, ``keywords``) that returns a time in ``unit``, and
-    perhaps of ``view``, what is known of the client.
-
-    In a recipe: name = "module:function", and other keys are ``keywords``, too. "given" stands for one passed to run().
-    """
-
-    name: Literal["function", "given"]
-    call: str = ""
-    unit: str = "time unit"
-    keywords: Plain = Field(default={})
-
-
-class MeasuredDelay(TimedDelay):
-    """What tasks of a real federation took, drawn from a CSV ``file``."""
-
-    name: Literal["measured"]
-    file: str
-
-
-class VersionDelay(Section):
-    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, or exponential of ``mean``."""
-
-    name: Literal["version"]
-    tau_max: int | None = Field(None, ge=0)
-    mean: PositiveFloat | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> VersionDelay:
-        if (self.tau_max is None) == (self.mean is None):
-            raise ValueError("give tau_max or mean, one of the two")
-        return self
-
-
-AnyDelay = Annotated[
-    ThreeClassDelay
-    | SizeTiedDelay
-    | ExponentialDelay
-    | LognormalDelay
-    | ParetoDelay
-    | MeasuredDelay
-    | OwnDelay
-    | VersionDelay,
-    Field(discriminator="name"),
-]

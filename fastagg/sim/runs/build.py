@@ -21,12 +21,14 @@ from fastagg.sim.clients.client import LocalTrainer, LocalWork
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer, chosen
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.clock import by_version, delays, sampling
+from fastagg.sim.clock import by_version, sampling
+from fastagg.sim.clock.delays import Population, TimedDelay, Times
 from fastagg.sim.clock.schedule import RoundSchedule, Sent, TimedSchedule
 from fastagg.sim.clock.view import History
-from fastagg.sim.data import digits, own, synthetic
+from fastagg.sim.data import digits, own
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.sections import DataSection, Function, PassedData
+from fastagg.sim.data.files import beside_data
+from fastagg.sim.data.sections import Digits
 from fastagg.sim.recipes import sections as c
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.seeds import generator, seeded
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from fastagg.server.dispatch import Dispatch
     from fastagg.server.server import Server
 
-LOADERS: dict[str, Callable[..., FederatedData]] = {"digits": digits.load, "synthetic": synthetic.load}
 Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
@@ -51,34 +52,26 @@ def build_device(name: str) -> torch.device:
         raise ConfigError(f"run.device {name!r} cannot be used{near or reason}") from None
 
 
-def data_of(config: Config) -> FederatedData:
-    """Return the data of a run: what a program passes, or what is loaded."""
-    if isinstance(config.data, PassedData):
+def build_data(config: Config) -> FederatedData:
+    """Return the data of a run: what a program passes, or what is loaded. DataError if it cannot be."""
+    data, seed = config.data, config.seed
+    if isinstance(data, Digits):
+        return digits.load(seed=seed, **data.model_dump(exclude={"name"}))
+    if data.name == "given" and "data" in config.held:
         federation: FederatedData = config.passed("data")
         return federation
-    function = config.passed("data.name") if getattr(config.data, "call", "") == "given" else None
-    return build_data(config.data, config.seed, function)
+    folder = {} if data.dir is None else {"dir": data.dir}
+    return own.load(config.function("data.name"), data.name, data.clients, seed, {**data.keywords, **folder})
 
 
-def build_data(data: DataSection, seed: int, function: Callable[..., object] | None = None) -> FederatedData:
-    """Load the data set, by a program's ``function`` if there is one. DataError if it cannot be."""
-    if isinstance(data, Function):
-        return own.load(data, seed, function)
-    return LOADERS[data.name](seed=seed, **data.model_dump(exclude={"name"}))
-
-
-def model_function(config: Config) -> Callable[..., object]:
-    """Return the user's own function that makes the network."""
-    given = config.model.name == "given"
-    return config.passed("model.name") if given else functions.find(config.model.call, "model.name")
-
-
-def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
-    if model.name == "function":
-        return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
+def build_model(config: Config, data: FederatedData) -> nn.Module:
+    """Return the network, in evaluation, on the CPU. ConfigError if it cannot read the data."""
+    model = config.model
+    if isinstance(model, c.ModelFunction):
+        return own_model(config.function("model.name"), "model.name", data, config.seed, model.keywords)
     if data.text is not None:
         raise ConfigError(f"model {model.name!r} cannot read text, expected a function of your own")
-    return models.build(model.name, data.shape, data.classes, model.widths, seed, model.norm)
+    return models.build(model.name, data.shape, data.classes, model.widths, config.seed, model.norm)
 
 
 def own_model(function: Callable[..., object], key: str, data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
@@ -108,10 +101,7 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
 
 
 def build_module(config: Config, data: FederatedData, device: torch.device) -> nn.Module:
-    if config.model.name == "given":
-        module = own_model(config.passed("model.name"), "model", data, config.seed, config.model.keywords)
-    else:
-        module = build_model(config.model, data, config.seed)
+    module = build_model(config, data)
     if config.run.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module.to(device)
@@ -149,8 +139,8 @@ def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData
     if unlabelled.path is not None or unlabelled.data is not None:
         source: object = unlabelled.path and Path(unlabelled.path).expanduser()
         if unlabelled.data is not None:
-            folder = unlabelled.dir or getattr(config.data, "dir", None)
-            source = own.load(Function(name="function", call=unlabelled.data, dir=folder, clients=1), seed).test.x
+            folder = {"dir": unlabelled.dir or getattr(config.data, "dir", None)}
+            source = own.load(config.function("unlabelled.data"), unlabelled.data, 1, seed, folder).test.x
         images = load_unlabelled(source, unlabelled.samples, data.shape, seed)
         assert isinstance(images, Tensor)
         return data, (images - images.mean()) / images.std().clamp_min(1e-6)
@@ -185,11 +175,9 @@ def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | N
 def find_preset(config: Config) -> Callable[..., Server]:
     """Return a preset by its name, or a function "module:function" that makes a server as presets do. ConfigError."""
     name, known = config.algorithm.name, registry.presets()
-    if name == "given":
-        preset: Callable[..., Server] = config.passed("algorithm.name")
+    if functions.is_function(name):
+        preset = config.function("algorithm.name")
         return preset if isinstance(preset, Hashable) else preset.__call__  # a dataclass may not be
-    if ":" in name:
-        return functions.find(name, "algorithm.name")  # type: ignore[return-value]  # checked when it is called
     if name not in known:
         names = ", ".join(sorted(known))
         raise ConfigError(f"algorithm.name: {name!r} is unknown (known: {names}){_checks.meant(name, known)}")
@@ -256,11 +244,10 @@ def build_schedule(
     what functions of the user's own may know."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     format = None if config.encoding.download == "none" else config.encoding.download
-    if isinstance(delay, c.VersionDelay):
-        taus = by_version.UniformVersions(seed, delay.tau_max or 0)
-        drawn = taus if delay.mean is None else by_version.ExponentialVersions(seed, delay.mean)
-        return by_version.VersionSchedule(server, drawn, clients, seed, format)
-    law, work = build_delays(config, sizes, own, history), build_work(config)
+    if not isinstance(delay, TimedDelay):
+        return by_version.VersionSchedule(server, delay, clients, seed, format)
+    folder, work = getattr(config.data, "dir", None), build_work(config)
+    law = Times(delay, Population(sizes, seed, folder, own.delay, history))
     rule = build_sampling(config, sizes, own, history)
 
     def steps(client: int, task: Dispatch) -> int:
@@ -300,39 +287,9 @@ def build_sampling(config: Config, sizes: Sequence[int], own: Own, history: Hist
     if how.sampling == "weight":
         return sampling.BySamples(seed, sizes)
     if how.file is not None:
-        traces = sampling.read_traces(file_of(how.file, config), len(sizes), seed, how.period)
+        traces = sampling.read_traces(beside_data(how.file, getattr(config.data, "dir", None)), len(sizes), seed, how.period)
         return sampling.Available(seed, traces, how.period)
     return sampling.Uniform(seed)
-
-
-def build_delays(config: Config, sizes: Sequence[int], own: Own, history: History) -> delays.DelayModel:
-    """Return the delay model. ``sizes``: the number of samples of each client."""
-    delay, seed, clients = config.delay, config.seed, len(sizes)
-    assert isinstance(delay, c.TimedDelay)
-    match delay:
-        case c.ThreeClassDelay():
-            found: delays.DelayModel = delays.ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
-        case c.SizeTiedDelay():
-            found = delays.SizeTied(sizes, seed, delay.table, delay.gamma)
-        case c.MeasuredDelay():
-            found = delays.Measured(delays.read_times(file_of(delay.file, config)), clients, seed)
-        case c.OwnDelay():
-            assert own.delay is not None
-            found = delays.Own(seed, own.delay, delay.unit, history)
-        case _:
-            found = delays.Drawn(seed, delay, clients)
-    if not (delay.steps or delay.suspension or delay.speed or delay.up):
-        return found
-    return delays.Around(
-        found, seed, reference=delay.steps, share=delay.suspension, speeds=(delay.speed, delay.up), jitter=delay.jitter
-    )
-
-
-def file_of(name: str, config: Config) -> Path:
-    """Return a file of delays or times: the path ``name``, or a file in the data's folder."""
-    path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
-    inside = path if folder is None else Path(folder).expanduser() / name
-    return inside if inside.is_file() and not path.is_file() else path
 
 
 def lost_clients(config: Config) -> frozenset[int]:

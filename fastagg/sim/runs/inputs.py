@@ -33,11 +33,12 @@ from torch import Tensor
 from fastagg import registry
 from fastagg.sim.clients.own import NAMES, chosen
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import read_bytes
-from fastagg.sim.data.sections import Digits, Synthetic
+from fastagg.sim.data.files import beside_data, read_bytes
+from fastagg.sim.data.sections import DataFunction
 from fastagg.sim.runs import build
 from fastagg.sim.runs.result import NONE
 from fastagg.sim.recipes.config import Config
+from fastagg.sim.recipes.sections import ModelFunction
 
 SCRIPT = ("__main__", "__mp_main__")  # the module of a script, also in a process that it started
 OF_DATA = ("data", "unlabelled", "model")  # what is known only where the data is
@@ -69,22 +70,22 @@ def digests(
     """
     own, algorithm = chosen(config), config.algorithm
     things: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
-    is_preset = ":" not in algorithm.name and algorithm.name != "given"
-    things["algorithm.name"] = None if is_preset else build.find_preset(config)
+    things["algorithm.name"] = build.find_preset(config) if "algorithm.name" in config.functions else None
     things |= {f"algorithm.{key}": part for key, value in algorithm.keywords.items() if (part := _part(key, value))}
     for key, section in (("delay", config.delay), ("participation", config.participation)):
-        path = build.file_of(getattr(section, "file", None) or "", config)
+        path = beside_data(getattr(section, "file", None) or "", getattr(config.data, "dir", None))
         things[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
     objects = (id(config.held.get(key)) for key in ("data", "data.name", "model.name"))
     same = config.model_dump_json(include={"data", "model", "unlabelled", "seed"}), *objects
     if load is not None and same not in (known or {}):
-        if not isinstance(config.data, Digits | Synthetic):
+        if isinstance(config.data, DataFunction):
             things["data"] = load()
         if config.unlabelled.path is not None or config.unlabelled.data is not None:
             things["unlabelled"] = build.split_unlabelled(config, load())[1]
-        if config.model.name in ("function", "given"):
+        if isinstance(config.model, ModelFunction):
             module = build.build_module(config, load(), torch.device("cpu"))
-            things["model"] = build.model_function(config), config.model.keywords, module.state_dict(), repr(module)
+            function = config.function("model.name")
+            things["model"] = function, config.model.keywords, module.state_dict(), repr(module)
     found = {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
     if known is not None and load is not None:
         found |= known.setdefault(same, {key: found[key] for key in OF_DATA if key in found})

@@ -24,7 +24,6 @@ _ALONE = {
     "algorithm": "algorithm.name", "delay": "delay.name", "sampling": "participation.sampling", "model": "model.name",
     "data": "data.name",
 }  # fmt: skip
-_GIVEN = {"data": {"name": "function", "call": "given"}}  # of other sections: {"name": "given"}
 _PLACES = {*_ALONE.values(), *(f"own.{name}" for name in NAMES if name not in KEYS)}
 
 
@@ -41,7 +40,6 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
             found = {f"{key}.{part}": one for part, one in value.items() if callable(one)}
             found = {place: one for place, one in found.items() if place in _PLACES}
             plain[key] = {part: "given" if f"{key}.{part}" in found else one for part, one in value.items()}
-            plain[key] |= _GIVEN.get(key, {}) if found else {}
             held |= found
         elif key == "data" and not callable(value):
             held[key] = check_data(value, key)
@@ -57,8 +55,7 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
             raise ConfigError(f"model: expected {wanted}, got a {type(value).__name__}")
         elif callable(value) and (place := _ALONE.get(key, key)) in _PLACES:
             held[place] = value
-            given = _GIVEN.get(key, {"name": "given"})
-            plain |= {key: given} if key in _ALONE and key != "sampling" else {place: "given"}
+            plain |= {key: {"name": "given"}} if key in _ALONE and key != "sampling" else {place: "given"}
         elif key == "sampling" or (key == "algorithm" and isinstance(value, str)):
             plain |= {_ALONE[key]: value} if key == "sampling" else {key: {"name": value}}
         else:

@@ -68,7 +68,7 @@ def run(
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
     _checks.fits("resume", resume, Resume)
     config = configured(config, None, {"data": data, "model": model, "own": own})
-    folder, begun, load = None if out is None else Folder(out, config), False, cache(lambda: build.data_of(config))
+    folder, begun, load = None if out is None else Folder(out, config), False, cache(lambda: build.build_data(config))
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
         if folder is not None:
             begun = folder.same_config(resume, replace)
@@ -98,7 +98,7 @@ def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> 
     """Return the run in ``out`` if it has ended and is of this config and its inputs; else None, whatever is there.
 
     ``known``: as in :func:`fastagg.sim.runs.inputs.digests`."""
-    folder, load = Folder(out, config), cache(lambda: build.data_of(config))
+    folder, load = Folder(out, config), cache(lambda: build.build_data(config))
     with beside(config.folder), torch_settings(config.run.torch_threads), suppress(Exception):
         if folder.same_config("again", replace=False) and (ended := _ended(folder, load, known)) is not None:
             return None if folder.other_inputs() else ended

@@ -54,7 +54,7 @@ class Simulation:
         self.stopwatch = Stopwatch(ACTIVITIES)
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
-            data = data or build.data_of(config)
+            data = data or build.build_data(config)
             data, unlabelled = build.split_unlabelled(config, data)
             data = data.held_out(config.run.client_test, config.seed)
             data = with_flipped_labels(data, config.attack, config.seed)
