@@ -59,7 +59,10 @@ def run(
 
     Where a recipe has the name "module:function", a dict, a change or a setting may have the function itself:
     ``algorithm=`` (a function of a model that returns a server, such as ``functools.partial(fastagg.FADAS, lr=0.01)``),
-    ``delay=``, ``sampling=`` (see :class:`fastagg.sim.clients.own.Own`).
+    ``delay=``, a function of (client, number of its task, local steps, NumPy generator) that returns the task's virtual
+    time, and ``sampling=``, a function of (idle clients, virtual time, generator) that returns the client that gets the
+    model next. Both remember nothing themselves: with an argument ``view`` they get what is known of the clock, the
+    versions and the clients' history, a :class:`~fastagg.sim.clock.view.View`, so that a resumed run is the same run.
 
     Args:
         config: a Config, a recipe's name or path, or a recipe as a dict.

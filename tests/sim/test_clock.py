@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.clients.own import Own
-from fastagg.sim.clock.sampling import Available, BySamples, read_traces
+from fastagg.sim.clock.sampling import Available, read_traces
 from fastagg.sim.clock.schedule import VirtualClock
 from fastagg.sim.runs.passed import configured
 from fastagg.sim.runs.run import run
@@ -83,16 +82,6 @@ def test_seed_stream_and_key_all_count(other):
     assert uniform(0, "a", 2) != uniform(*other)
 
 
-def test_by_samples_a_client_is_drawn_in_proportion_to_them():
-    sizes = [1, 2, 5, 0, 12]
-    rule = BySamples(3, sizes)
-    drawn = Counter([4, 2, 1, 3, 0][rule.choose([4, 2, 1, 3, 0], 0.0, arrival)] for arrival in range(4_000))
-    assert not drawn[3]
-    for client, size in enumerate(sizes):
-        share = size / sum(sizes)
-        assert abs(drawn[client] - 4_000 * share) <= 5 * math.sqrt(4_000 * share * (1 - share))
-
-
 @pytest.mark.parametrize("period", [None, 10.0, 12.5])
 def test_availability_is_that_of_the_trace_at_every_time(period):
     rng = np.random.default_rng(0)
@@ -156,8 +145,7 @@ def test_nobody_is_sent_the_model_when_the_trace_says_no(rule, tmp_path, tiny):
 
 
 def given_law(tiny, changes):
-    own = Own(delay=lambda client, number, steps, rng: 1.0)
-    return configured(tiny(changes), {"own": own})
+    return configured(tiny(changes), {"delay": lambda client, number, steps, rng: 1.0})
 
 
 @pytest.mark.parametrize(("rule", "words"), [("concurrency", "no client is available"), ("round", "never available")])

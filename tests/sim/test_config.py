@@ -48,7 +48,7 @@ AUTHORS = {"delay.counting": "authors"}
 REFUSED = [
     ({"client.lrr": 1.0}, "unknown key client.lrr (known here: lr, batch_size, epochs"),
     ({"data.folder": "x"}, "unknown key data.folder (known here: name, clients, alpha"),
-    ({"unlabelled.shar": 0.5}, "unknown key unlabelled.shar (known here: share, data"),
+    ({"unlabelled.shar": 0.5}, "unknown key unlabelled.shar (known here: share, samples)"),
     ({"distill.rate": 0.5}, "unknown key distill.rate (known here: alpha, clip_norm"),
     ({"dropout.shape": 0.5}, "unknown key dropout.shape (known here: share, after)"),
     ({"client.learning_rate": 1}, "; did you mean 'lr'?"),
@@ -84,7 +84,6 @@ REFUSED = [
     ({"data.alpha": -1.0}, "data.alpha: "),
     ({"data.min_samples": 0}, "data.min_samples: "),
     ({**SYNTHETIC, "model.name": "cnn"}, "needs images"),
-    ({"unlabelled": {"share": 0.5, "path": "x"}}, "unlabelled"),
     ({"unlabelled.share": 1.0}, "unlabelled.share"),
     # participation
     ({"participation.concurrency": 0}, "participation.concurrency"),

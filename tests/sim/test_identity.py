@@ -311,6 +311,10 @@ def test_what_has_no_digest_runs_again_and_is_named(tiny, tmp_path, caplog):
             return update
 
     first = run(tiny(SHORT), tmp_path, own=Own(change=change))
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}: no digest of own.change.lock, a lock: cannot pickle '_thread.lock' object: "
+        "the run is run again whenever it is started"
+    ]
     why = "own.change.lock, a lock: cannot pickle '_thread.lock' object"
     assert first.summary["inputs"] == {"own.change": f"none: {why}"}
     with pytest.raises(ConfigError, match=r"perhaps other data or code \(no digest of own.change.lock, a lock: cannot"):

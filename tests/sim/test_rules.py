@@ -1,14 +1,10 @@
 """The rules beside the buffered ones: gradients, synchronous rounds, adaptive local steps, the proximal term."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support import inside
 
-from fastagg.errors import DataError
 from fastagg.sim.recipes.config import Config, from_dict
 from fastagg.sim.runs import build
 from fastagg.sim.runs.run import run
@@ -168,26 +164,3 @@ def test_every_method_is_tested_on_the_same_rest() -> None:
     assert together == {tuple(x.reshape(-1).tolist()) for x in whole.test.x}
     fewer = build.split_unlabelled(config(unlabelled={"share": 0.5, "samples": 10}), whole)
     assert fewer[1] is not None and len(fewer[1]) == 10 and len(fewer[0].test) == len(echo.data.test)
-
-
-def test_another_tasks_images(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    images = {f"x_{part}": rng.integers(0, 256, (40, 28, 28), dtype=np.uint8) for part in ("train", "test")}
-    labels = {f"y_{part}": np.arange(40) % 10 for part in ("train", "test")}
-    np.savez(tmp_path / "mnist.npz", **images, **labels)
-    for unlabelled in (
-        {"data": "mnist:load", "dir": str(tmp_path)},
-        {"path": str(tmp_path / "mnist.npz"), "samples": 25},
-    ):
-        simulation = Simulation(config(unlabelled=unlabelled))
-        inputs = inside.direction(simulation.server).student.inputs
-        assert inputs.shape == (unlabelled.get("samples", 40), 1, 8, 8)
-        assert abs(float(inputs.mean())) < 1e-5 and float(inputs.std()) == pytest.approx(1, abs=1e-4)
-        simulation.step()
-
-
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="dir"):
-        run(config(unlabelled={"data": "mnist:load"}))
-    with pytest.raises(DataError, match="no such file"):
-        run(config(unlabelled={"path": str(tmp_path / "nothing.npz")}))

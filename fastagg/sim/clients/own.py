@@ -1,4 +1,4 @@
-"""Functions of your own in a run: training, loss, metric, updates on their way, personal models, delays, sampling.
+"""Functions of your own in a run: training, loss, metric, updates on their way, personal models.
 
 A program passes them as ``run(config, own=Own(train=...))``; a recipe names them as "module:function", in ``[own]``,
 ``delay.name`` and ``participation.sampling``.
@@ -18,10 +18,10 @@ from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim import functions
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Turn, Update
-from fastagg.sim.clock.sampling import Sampling
+from fastagg.sim.clients.client import LocalTrainer, Loss, Metric, Turn, Update
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.recipes import config as c
+from fastagg.sim.recipes.sections import Client
 from fastagg.sim.seeds import seeded
 
 
@@ -45,12 +45,6 @@ class Own:
             arrays, which may be fp32, fp16, bf16 or sparse.
         personal: ``personal(model, state)`` makes a client's own model of the server's, in place, before the client is
             tested on its own samples. It is called for clients that have a state.
-        delay: ``delay(client, number, steps, rng) -> float``: the virtual time that the client's ``number``-th task
-            (from 0) takes, with so many local steps. ``rng``: a NumPy generator of this draw. It remembers nothing
-            itself, so that a run that is resumed is the same run: with an argument ``view`` it gets what is known of
-            the clock, the versions and the client's history, a :class:`~fastagg.sim.clock.view.View`.
-        sampling: ``sampling(idle, time, rng) -> client``: which of the ``idle`` clients gets the model next. It may
-            have an argument ``view``, too.
     """
 
     train: Callable[..., tuple[Any, Any]] | None = None
@@ -58,39 +52,42 @@ class Own:
     metric: Metric | None = None
     change: Callable[[dict[str, Tensor], Turn], Any] | None = None
     personal: Callable[[nn.Module, Any], object] | None = None
-    delay: Callable[..., float] | None = None
-    sampling: Sampling | None = None
 
 
 NAMES = tuple(field.name for field in fields(Own))
-# Where a recipe names them, if that is not in [own].
-KEYS = {"delay": "delay.name", "sampling": "participation.sampling"}
+_OUTPUTS = ("outputs", "labels")
+# Where a recipe names functions that are checked alike, and what each takes; these with a view may also take that.
 ARGUMENTS = {
-    "train": ("model", "data", "task", "state"), "change": ("update", "task"), "personal": ("model", "state"),
-    "delay": ("client", "number", "steps", "rng"), "sampling": ("idle", "time", "rng"),
+    "own.train": ("model", "data", "task", "state"), "own.change": ("update", "task"),
+    "own.personal": ("model", "state"), "own.loss": _OUTPUTS, "own.metric": _OUTPUTS,
+    "delay.name": ("client", "number", "steps", "rng"), "participation.sampling": ("idle", "time", "rng"),
 }  # fmt: skip
+VIEWED = ("delay.name", "participation.sampling")
+
+
+def function_of(config: c.Config, key: str) -> Any:
+    """Return the function that a program passes or a recipe names by one of ARGUMENTS' keys, with its keywords; None if
+    there is none. ConfigError unless it takes what it is called with."""
+    if key not in config.functions:
+        return None
+    function = config.function(key)
+    keywords = {"own.train": config.own.keywords, "delay.name": getattr(config.delay, "keywords", {})}.get(key, {})
+    views = {"view": None} if key in VIEWED and "view" in functions.parameters(function) else {}
+    functions.fits(function, key, *ARGUMENTS[key], **views, **keywords)
+    return partial(function, **keywords) if keywords else function
 
 
 def chosen(config: c.Config) -> Own:
-    """Return the functions of a run: those of a program, and those that the recipe names. ConfigError without one."""
-    members: dict[str, Any] = {}
-    keywords = {"train": config.own.keywords, "delay": getattr(config.delay, "keywords", {})}
-    for name in NAMES:
-        if (key := KEYS.get(name, f"own.{name}")) not in config.functions:
-            continue
-        function, more = config.function(key), keywords.get(name, {})
-        views = {"view": None} if name in KEYS and "view" in functions.parameters(function) else {}
-        functions.fits(function, key, *ARGUMENTS.get(name, ("outputs", "labels")), **views, **more)
-        members[name] = partial(function, **more) if more else function
-    if config.own.keywords and "train" not in members:
+    """Return the functions of a run. ConfigError if one is not there, or takes other arguments."""
+    if config.own.keywords and config.own.train is None:
         raise ConfigError("own.keywords are arguments of own.train, which is not given")
-    return Own(**members)
+    return Own(**{name: function_of(config, f"own.{name}") for name in NAMES})
 
 
 class OwnTrainer(LocalTrainer):
     """Has clients trained by ``own.train``. ``states``: what each client returned last."""
 
-    def __init__(self, module: nn.Module, work: LocalWork, seed: int, own: Own) -> None:
+    def __init__(self, module: nn.Module, work: Client, seed: int, own: Own) -> None:
         super().__init__(module, work, seed, own.loss)
         assert own.train is not None
         self._train, self._arrays = own.train, {}  # it may put other parameters into the module
@@ -141,7 +138,7 @@ def _kept(state: object) -> Any:
 class Way:
     """The way of an update to the server: it is changed, measured, and made whole."""
 
-    def __init__(self, module: nn.Module, layout: Layout, work: LocalWork, seed: int, own: Own) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, work: Client, seed: int, own: Own) -> None:
         self._layout, self._work, self._seed, self._own = layout, work, seed, own
         self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}

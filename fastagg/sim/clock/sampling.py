@@ -6,7 +6,7 @@ draw(now) -> int           the client that gets it then
 back(client)               it has answered, and is idle
 drop(gone, flying)         the clients ``gone`` never answer again; ``flying`` of them are training
 
-Which idle client that is, is drawn evenly or by samples, as their availability allows, or by a function.
+Which idle client that is, is drawn evenly, as their availability allows, or by a function.
 
 A sampling rule has two methods:
 
@@ -23,15 +23,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from fastagg import _checks
 from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.sim.clock.view import History
 from fastagg.sim.data.files import intervals
 from fastagg.sim.functions import parameters
-from fastagg.sim.seeds import below, generator, uniform
+from fastagg.sim.seeds import below, generator
 
 # Takes the idle clients, the virtual time and a generator of this draw, and perhaps a view; returns one of the clients.
 Sampling = Callable[..., int]
@@ -50,19 +48,6 @@ class Uniform:
 
     def opens(self, client: int, now: float) -> float:
         return now
-
-
-class BySamples(Uniform):
-    """In proportion to the clients' ``sizes``, their numbers of samples."""
-
-    def __init__(self, seed: int, sizes: Sequence[int]) -> None:
-        super().__init__(seed)
-        self._sizes = np.asarray(sizes, dtype=np.float64)
-
-    def choose(self, idle: Sequence[int], now: float, arrival: int) -> int:
-        ends = np.cumsum(self._sizes[list(idle)])
-        drawn = uniform(self._seed, "participation", arrival) * ends[-1]
-        return min(int(np.searchsorted(ends, drawn, side="right")), len(idle) - 1)
 
 
 class Available(Uniform):

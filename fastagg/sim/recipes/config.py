@@ -58,8 +58,7 @@ class Config(Section):
     def functions(self) -> dict[str, str]:
         """The functions that this run has, by their keys: "module:function", or "given"."""
         names = {"algorithm.name": self.algorithm.name, "data.name": self.data.name, "model.name": self.model.name,
-                 "delay.name": self.delay.name, "participation.sampling": self.participation.sampling,
-                 "unlabelled.data": self.unlabelled.data}  # fmt: skip
+                 "delay.name": self.delay.name, "participation.sampling": self.participation.sampling}  # fmt: skip
         names |= {f"own.{name}": value for name, value in self.own if name != "keywords"}
         return {key: name for key, name in names.items() if name is not None and is_function(name)}
 

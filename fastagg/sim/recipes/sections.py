@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
@@ -62,7 +63,7 @@ class Client(Section):
     ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
     ``lr * lr_decay**n``, times what ``schedule`` says of the version that it was sent: "cosine" falls to ``lr_end``
     within ``versions``, "step" is times ``lr_factor`` after every ``versions``. ``clip_norm`` limits the norm of a
-    mini-batch's gradient.
+    mini-batch's gradient. ``optimizer`` "adam" and "adamw" have torch's defaults beyond lr and weight decay.
     """
 
     lr: PositiveFloat
@@ -93,10 +94,37 @@ class Client(Section):
     def _one_amount_of_work(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        given = [key for key in ("epochs", "steps") if values.get(key) not in (None, "none")]
-        if len(given) == 2:
+        amounts = [key for key in ("epochs", "steps") if values.get(key) not in (None, "none")]
+        if len(amounts) == 2:
             raise ValueError("give epochs or steps, not both")
-        return values if given else {**values, "epochs": 1}
+        return values if amounts else {**values, "epochs": 1}
+
+    def lr_of(self, version: int, number: int) -> float:
+        """Return the learning rate of a client's ``number``-th dispatch (from 0), of this version."""
+        scale, over = 1.0, self.versions or 1
+        if self.schedule == "cosine":
+            scale = self.lr_end + (1.0 - self.lr_end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, version / over)))
+        elif self.schedule == "step":
+            scale = self.lr_factor ** (version // over)
+        return self.lr * self.lr_decay**number * scale
+
+    def steps_of(self, size: int, local_steps: int | None) -> int:
+        """Return how many mini-batches a client with ``size`` samples takes. ``local_steps`` of its task (AsyncFedED's
+        adaptive K) override ``epochs`` and ``steps``."""
+        if local_steps is not None:
+            return local_steps
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // min(self.batch_size, size))
+
+    def lengths(self, size: int, local_steps: int | None) -> list[int]:
+        """Return the length of each mini-batch. The last one of an epoch has what is left."""
+        batch_size = min(self.batch_size, size)
+        per_epoch = -(-size // batch_size)
+        return [
+            min(batch_size, size - step % per_epoch * batch_size) for step in range(self.steps_of(size, local_steps))
+        ]
 
 
 def _named(name: str | None) -> str | None:
@@ -109,24 +137,11 @@ Named = Annotated[str | None, AfterValidator(_named)]
 
 
 class Unlabelled(Section):
-    """Unlabelled data for FedEcho, from one source. At most ``samples`` of it are used.
-
-    ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data
-    set, a function "module:function" of the folder ``dir`` (by default the data's own folder). ``path``: an .npz, .npy
-    or .pt file. Images are resized to this task's size and standardised.
-    """
+    """Unlabelled data for FedEcho: what the data has as ``unlabelled``, or ``share``, a part of the test set, which is
+    then not used for testing. At most ``samples`` are used."""
 
     share: Share = 0.0
-    data: Named = None
-    dir: str | None = None
-    path: str | None = None
     samples: PositiveInt = 2000
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Unlabelled:
-        if (self.share > 0) + (self.data is not None) + (self.path is not None) > 1:
-            raise ValueError("give one of share, data and path")
-        return self
 
 
 class Distill(Section):
@@ -191,9 +206,9 @@ class Participation(Section):
     """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
 
     "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients. ``sampling`` says which idle
-    client is next: "uniform", "weight" (in proportion to its samples), "availability" (evenly among those that a trace
-    in the CSV ``file`` has available then; it begins again after ``period``), or a function "module:function" of (idle
-    clients, virtual time, generator). "given" stands for one passed to run().
+    client is next: "uniform", "availability" (evenly among those that a trace in the CSV ``file`` has available then,
+    which begins again after ``period``), or a function "module:function" of (idle clients, virtual time, generator).
+    "given" stands for one passed to run().
     """
 
     rule: Literal["concurrency", "all", "round"] = "all"
@@ -204,8 +219,8 @@ class Participation(Section):
 
     @model_validator(mode="after")
     def _known_sampling(self) -> Participation:
-        if self.sampling not in ("uniform", "weight", "availability") and not is_function(self.sampling):
-            known = "'uniform', 'weight', 'availability' or 'module:function'"
+        if self.sampling not in ("uniform", "availability") and not is_function(self.sampling):
+            known = "'uniform', 'availability' or 'module:function'"
             raise ValueError(f"sampling should be {known}, got {self.sampling!r}")
         if self.rule == "all" and self.sampling not in ("uniform", "availability"):
             raise ValueError('with rule "all" every client trains all the time: there is nothing to sample')
@@ -223,28 +238,24 @@ class Participation(Section):
 class Run(Section):
     """The run stops at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
 
-    It evaluates every ``evaluate_every`` versions, at the start and at the end, and with ``evaluate_time`` the first
-    version after each multiple of this virtual time. ``target``: a test accuracy; when it is first reached is reported.
+    It evaluates every ``evaluate_every`` versions, at the start and at the end. ``target``: a test accuracy; when it is
+    first reached is reported.
     ``client_test``: the share of each client's samples that it does not train on, but is tested on by itself.
     ``torch_threads`` train and evaluate. ``device`` ("cpu", "cuda", "cuda:1") has data, training and server.
     ``checkpoint_every``: wall-clock seconds; 0: after every client update. ``fused``: clients train without torch if
-    the model allows it, with the same results up to rounding. ``autocast`` trains in bf16, ``channels_last`` uses the
-    layout of images that convolutions on a GPU prefer.
+    the model allows it, with the same results up to rounding.
     """
 
     versions: PositiveInt | None = None
     uploads: PositiveInt | None = None
     time: PositiveFloat | None = None
     evaluate_every: PositiveInt = 10
-    evaluate_time: PositiveFloat | None = None
     client_test: Share = 0.0
     target: float = Field(0.9, gt=0, le=1)
     torch_threads: PositiveInt = 1
     device: str = "cpu"
     checkpoint_every: float = Field(60.0, ge=0)
     fused: bool = True
-    autocast: bool = False
-    channels_last: bool = False
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.distill import Distillation
-from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
 from fastagg.ops import alpha_bounds
 from fastagg.sim import functions, models
-from fastagg.sim.clients.client import LocalTrainer, LocalWork
+from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
-from fastagg.sim.clients.own import Own, OwnTrainer, chosen
+from fastagg.sim.clients.own import VIEWED, Own, OwnTrainer, chosen, function_of
 from fastagg.sim.clients.translate import Untranslated
 from fastagg.sim.clock import by_version, sampling
 from fastagg.sim.clock.delays import Population, TimedDelay, Times
@@ -100,22 +99,11 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
     return module
 
 
-def build_module(config: Config, data: FederatedData, device: torch.device) -> nn.Module:
-    module = build_model(config, data)
-    if config.run.channels_last:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module.to(device)
-
-
-def build_work(config: Config) -> LocalWork:
-    return LocalWork(**config.client.model_dump(), autocast=config.run.autocast)
-
-
 def build_trainer(
     config: Config, module: nn.Module, data: FederatedData, own: Own
 ) -> tuple[LocalTrainer | FusedTrainer, str | None]:
     """Return what trains the clients, and why that is torch; None if it is not."""
-    work = build_work(config)
+    work = config.client
     if data.test.y.is_floating_point() and own.loss is None:
         raise ConfigError("the labels are fp32 numbers: own.loss must name their loss, of outputs and labels")
     if own.train is not None:
@@ -136,14 +124,6 @@ def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData
     A ``share`` of the test set is removed from it for every method, so that all are tested on the same samples.
     """
     unlabelled, seed = config.unlabelled, config.seed
-    if unlabelled.path is not None or unlabelled.data is not None:
-        source: object = unlabelled.path and Path(unlabelled.path).expanduser()
-        if unlabelled.data is not None:
-            folder = {"dir": unlabelled.dir or getattr(config.data, "dir", None)}
-            source = own.load(config.function("unlabelled.data"), unlabelled.data, 1, seed, folder).test.x
-        images = load_unlabelled(source, unlabelled.samples, data.shape, seed)
-        assert isinstance(images, Tensor)
-        return data, (images - images.mean()) / images.std().clamp_min(1e-6)
     if not unlabelled.share:
         return data, None if data.unlabelled is None else data.unlabelled[: unlabelled.samples]
     order = torch.from_numpy(generator(seed, "unlabelled").permutation(len(data.test)))
@@ -162,7 +142,7 @@ def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | N
     if unlabelled is None:
         raise ConfigError(
             f"algorithm {config.algorithm.name} needs data without labels: set unlabelled.share, the part of the test "
-            "set to use, or unlabelled.path, an .npz, .npy or .pt file"
+            "set to use, or take data with FederatedData(unlabelled=...)"
         )
     distill = config.distill
     return Distillation(
@@ -238,7 +218,7 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
 
 
 def build_schedule(
-    config: Config, server: Server, sizes: Sequence[int], sent: Sent, own: Own, history: History
+    config: Config, server: Server, sizes: Sequence[int], sent: Sent, history: History
 ) -> Schedule:
     """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job. ``history``:
     what functions of the user's own may know."""
@@ -246,12 +226,12 @@ def build_schedule(
     format = None if config.encoding.download == "none" else config.encoding.download
     if not isinstance(delay, TimedDelay):
         return by_version.VersionSchedule(server, delay, clients, seed, format)
-    folder, work = getattr(config.data, "dir", None), build_work(config)
-    law = Times(delay, Population(sizes, seed, folder, own.delay, history))
-    rule = build_sampling(config, sizes, own, history)
+    folder = getattr(config.data, "dir", None)
+    law = Times(delay, Population(sizes, seed, folder, function_of(config, "delay.name"), history))
+    rule = build_sampling(config, clients, history)
 
     def steps(client: int, task: Dispatch) -> int:
-        return work.steps_of(sizes[client], task.local_steps)
+        return config.client.steps_of(sizes[client], task.local_steps)
 
     if config.participation.rule == "round":
         per_round = config.algorithm.keywords["clients_per_round"]
@@ -267,6 +247,8 @@ def check(config: Config) -> None:
     if (folder := getattr(config.data, "dir", None)) is not None and not Path(folder).expanduser().is_dir():
         raise DataError(f"data.dir: the data folder {folder} does not exist")
     own = chosen(config)
+    for key in VIEWED:
+        function_of(config, key)
     find_preset(config)
     if config.algorithm.name not in registry.presets():  # a function of the user's own may need the run's model
         return
@@ -275,20 +257,18 @@ def check(config: Config) -> None:
     server = build_server(config, module, clients, distill)
     check_clients(config, server, own)
     sizes = [1] * clients
-    build_schedule(config, server, sizes, lambda job: (0, 0), own, History(server, sizes))
+    build_schedule(config, server, sizes, lambda job: (0, 0), History(server, sizes))
     lost_clients(config)
 
 
-def build_sampling(config: Config, sizes: Sequence[int], own: Own, history: History) -> sampling.Uniform:
-    """Return who chooses the next client. ``sizes``: the number of samples of each."""
+def build_sampling(config: Config, clients: int, history: History) -> sampling.Uniform:
+    """Return who chooses the next client."""
     how, seed = config.participation, config.seed
-    if own.sampling is not None:
-        return sampling.Chosen(seed, own.sampling, history)
-    if how.sampling == "weight":
-        return sampling.BySamples(seed, sizes)
+    if (function := function_of(config, "participation.sampling")) is not None:
+        return sampling.Chosen(seed, function, history)
     if how.file is not None:
-        traces = sampling.read_traces(beside_data(how.file, getattr(config.data, "dir", None)), len(sizes), seed, how.period)
-        return sampling.Available(seed, traces, how.period)
+        path = beside_data(how.file, getattr(config.data, "dir", None))
+        return sampling.Available(seed, sampling.read_traces(path, clients, seed, how.period), how.period)
     return sampling.Uniform(seed)
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fastagg import registry
-from fastagg.sim.clients.own import NAMES, chosen
+from fastagg.sim.clients.own import ARGUMENTS, function_of
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import beside_data, read_bytes
 from fastagg.sim.data.sections import DataFunction
@@ -41,7 +41,7 @@ from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.sections import ModelFunction
 
 SCRIPT = ("__main__", "__mp_main__")  # the module of a script, also in a process that it started
-OF_DATA = ("data", "unlabelled", "model")  # what is known only where the data is
+OF_DATA = ("data", "model")  # what is known only where the data is
 
 # Whose code is not the user's own: Python's, this package's, and that of installed packages, by their folders' names.
 _OTHERS = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
@@ -68,22 +68,20 @@ def digests(
     ``load`` returns the data, and is called only if data is an input. None: the data is not there, nor what is OF_DATA.
     ``known``: those that are OF_DATA by what they are of, of earlier calls. Nothing has changed since.
     """
-    own, algorithm = chosen(config), config.algorithm
-    things: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
+    algorithm = config.algorithm
+    things: dict[str, object] = {key: function_of(config, key) for key in ARGUMENTS}
     things["algorithm.name"] = build.find_preset(config) if "algorithm.name" in config.functions else None
     things |= {f"algorithm.{key}": part for key, value in algorithm.keywords.items() if (part := _part(key, value))}
     for key, section in (("delay", config.delay), ("participation", config.participation)):
         path = beside_data(getattr(section, "file", None) or "", getattr(config.data, "dir", None))
         things[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
     objects = (id(config.held.get(key)) for key in ("data", "data.name", "model.name"))
-    same = config.model_dump_json(include={"data", "model", "unlabelled", "seed"}), *objects
+    same = config.model_dump_json(include={"data", "model", "seed"}), *objects
     if load is not None and same not in (known or {}):
         if isinstance(config.data, DataFunction):
             things["data"] = load()
-        if config.unlabelled.path is not None or config.unlabelled.data is not None:
-            things["unlabelled"] = build.split_unlabelled(config, load())[1]
         if isinstance(config.model, ModelFunction):
-            module = build.build_module(config, load(), torch.device("cpu"))
+            module = build.build_model(config, load())
             function = config.function("model.name")
             things["model"] = function, config.model.keywords, module.state_dict(), repr(module)
     found = {key: _digest(thing, key) for key, thing in things.items() if thing is not None}

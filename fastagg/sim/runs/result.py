@@ -41,6 +41,7 @@ COMPARISON = "a comparison"
 
 Resume = Literal["never", "go on", "again"]
 _log = logging.getLogger("fastagg")
+_told: set[str] = set()  # warnings of this process
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Result:
 
     @property
     def updates_between_tests(self) -> int:
-        """The updates from one test to the next, beside those of the last versions and of ``run.evaluate_time``."""
+        """The updates from one test to the next, beside those of the last versions."""
         ends = [row.uploads for row in self.rows if row.version % self.config.run.evaluate_every == 0]
         gaps = [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
         return max(1, int(statistics.median(gaps or [self.rows[-1].uploads])))
@@ -157,9 +158,18 @@ class Folder:
         without a digest is another one."""
         known = output.read_json(self.out / INPUTS) or {}
         keys = sorted((known.keys() | self.inputs.keys()).difference(self.unknown))
-        parts = [f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)]
-        lacking = [digest.removeprefix(NONE) for digest in self.inputs.values() if digest.startswith(NONE)]
-        return [*parts, *(f"no digest of {what}" for what in lacking)]
+        return [*(f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)), *self._lacking()]
+
+    def _lacking(self) -> list[str]:
+        """Return in words which of the ``inputs`` have no digest, and why."""
+        reasons = (digest.removeprefix(NONE) for digest in self.inputs.values() if digest.startswith(NONE))
+        return [f"no digest of {reason}" for reason in reasons]
+
+    def warn(self) -> None:
+        """Say at the first start, once in a process, that a run will never be taken for done, and because of what."""
+        for text in sorted({*self._lacking()} - _told):
+            _told.add(text)
+            _log.warning("%s: %s: the run is run again whenever it is started", self.out, text)
 
     def read(self) -> Result | None:
         """Return the run that ended here, with accuracies from its rows; None if there is none. DataError if a file is

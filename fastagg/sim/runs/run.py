@@ -75,6 +75,8 @@ def run(
             ended = _ended(folder, load, {}) if begun else None
             if ended is None:
                 folder.inputs = digests(config, load)
+            if not begun:
+                folder.warn()
             begun = begun and folder.same_inputs(resume, replace)
             if begun and ended is not None:
                 return ended
