@@ -3,6 +3,8 @@
 import csv
 import json
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -166,6 +168,21 @@ def test_an_unknown_baseline_is_refused_before_anything_runs(recipe, tmp_path):
     with pytest.raises(ConfigError, match=r"no baseline 'FedAvg'.*known: tiny"):
         compare(cells([recipe], {}, {}, 1), tmp_path / "out", Silent(), baseline="FedAvg")
     assert not (tmp_path / "out").exists()
+
+
+REDRAW = """
+import sys
+from fastagg import sim
+found = sim.compare(["tiny.toml"], {"run.uploads": 6}, rules={"A": "FedAsync"}, out="out")
+assert len(found.results) == 1 and found.pictures
+print("torch" in sys.modules)
+"""
+
+
+def test_a_comparison_that_is_over_is_read_and_drawn_without_torch(recipe, tmp_path):
+    heard = [subprocess.run([sys.executable, "-c", REDRAW], cwd=tmp_path, capture_output=True, text=True, check=True)
+             for _ in range(2)]  # fmt: skip
+    assert [done.stdout for done in heard] == ["True\n", "False\n"]
 
 
 # Each run ends as if it had been alone, whatever becomes of the others

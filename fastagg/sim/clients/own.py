@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim import functions
 from fastagg.sim.clients.client import LocalTrainer, Loss, Metric, Turn, Update
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.recipes import config as c
@@ -55,33 +53,13 @@ class Own:
 
 
 NAMES = tuple(field.name for field in fields(Own))
-_OUTPUTS = ("outputs", "labels")
-# Where a recipe names functions that are checked alike, and what each takes; these with a view may also take that.
-ARGUMENTS = {
-    "own.train": ("model", "data", "task", "state"), "own.change": ("update", "task"),
-    "own.personal": ("model", "state"), "own.loss": _OUTPUTS, "own.metric": _OUTPUTS,
-    "delay.name": ("client", "number", "steps", "rng"), "participation.sampling": ("idle", "time", "rng"),
-}  # fmt: skip
-VIEWED = ("delay.name", "participation.sampling")
-
-
-def function_of(config: c.Config, key: str) -> Any:
-    """Return the function that a program passes or a recipe names by one of ARGUMENTS' keys, with its keywords; None if
-    there is none. ConfigError unless it takes what it is called with."""
-    if key not in config.functions:
-        return None
-    function = config.function(key)
-    keywords = {"own.train": config.own.keywords, "delay.name": getattr(config.delay, "keywords", {})}.get(key, {})
-    views = {"view": None} if key in VIEWED and "view" in functions.parameters(function) else {}
-    functions.fits(function, key, *ARGUMENTS[key], **views, **keywords)
-    return partial(function, **keywords) if keywords else function
 
 
 def chosen(config: c.Config) -> Own:
     """Return the functions of a run. ConfigError if one is not there, or takes other arguments."""
     if config.own.keywords and config.own.train is None:
         raise ConfigError("own.keywords are arguments of own.train, which is not given")
-    return Own(**{name: function_of(config, f"own.{name}") for name in NAMES})
+    return Own(**{name: config.function(f"own.{name}") for name in NAMES})
 
 
 class OwnTrainer(LocalTrainer):

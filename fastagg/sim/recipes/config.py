@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,17 @@ from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim.clock.delays import LAWS, AnyDelay, OwnDelay
 from fastagg.sim.data.sections import AnyData, Section, kinds_of, tag_of
-from fastagg.sim.functions import find, is_function
+from fastagg.sim.functions import find, fits, is_function, parameters
 from fastagg.sim.recipes import sections
+
+_OUTPUTS = ("outputs", "labels")
+# The functions that are called in a run, and what each takes. Those that are VIEWED may have an argument ``view``, too.
+ARGUMENTS = {
+    "own.train": ("model", "data", "task", "state"), "own.change": ("update", "task"),
+    "own.personal": ("model", "state"), "own.loss": _OUTPUTS, "own.metric": _OUTPUTS,
+    "delay.name": ("client", "number", "steps", "rng"), "participation.sampling": ("idle", "time", "rng"),
+}  # fmt: skip
+VIEWED = ("delay.name", "participation.sampling")
 
 
 class Config(Section):
@@ -62,10 +72,18 @@ class Config(Section):
         names |= {f"own.{name}": value for name, value in self.own if name != "keywords"}
         return {key: name for key, name in names.items() if name is not None and is_function(name)}
 
-    def function(self, key: str) -> Callable[..., Any]:
-        """Return the function of a key that :attr:`functions` has. ConfigError if there is none."""
-        name = self.functions[key]
-        return self.passed(key) if name == "given" else find(name, key)
+    def function(self, key: str) -> Any:
+        """Return the function of a key, with its keywords; None if there is none. ConfigError if it cannot be found, or
+        does not take what it is called with."""
+        if (name := self.functions.get(key)) is None:
+            return None
+        function = self.passed(key) if name == "given" else find(name, key)
+        if key not in ARGUMENTS:
+            return function
+        keywords = {"own.train": self.own.keywords, "delay.name": getattr(self.delay, "keywords", {})}.get(key, {})
+        views = {"view": None} if key in VIEWED and "view" in parameters(function) else {}
+        fits(function, key, *ARGUMENTS[key], **views, **keywords)
+        return partial(function, **keywords) if keywords else function
 
     def passed(self, key: str) -> Any:
         """Return what a program passes by this key. ConfigError if it does not."""
@@ -79,9 +97,9 @@ class Config(Section):
 
     def holding(self, held: Plain) -> Config:
         """Return the config of a program that passes this, too."""
-        found = self.model_copy()
-        found._held = {**self._held, **held}
-        return found
+        config = self.model_copy()
+        config._held = {**self._held, **held}
+        return config
 
     @field_validator("delay", mode="before")
     @classmethod

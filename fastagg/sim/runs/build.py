@@ -18,7 +18,7 @@ from fastagg.ops import alpha_bounds
 from fastagg.sim import functions, models
 from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
-from fastagg.sim.clients.own import VIEWED, Own, OwnTrainer, chosen, function_of
+from fastagg.sim.clients.own import Own, OwnTrainer, chosen
 from fastagg.sim.clients.translate import Untranslated
 from fastagg.sim.clock import by_version, sampling
 from fastagg.sim.clock.delays import Population, TimedDelay, Times
@@ -29,7 +29,7 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import beside_data
 from fastagg.sim.data.sections import Digits
 from fastagg.sim.recipes import sections as c
-from fastagg.sim.recipes.config import Config
+from fastagg.sim.recipes.config import VIEWED, Config
 from fastagg.sim.seeds import generator, seeded
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ def find_preset(config: Config) -> Callable[..., Server]:
     name, known = config.algorithm.name, registry.presets()
     if functions.is_function(name):
         preset = config.function("algorithm.name")
-        return preset if isinstance(preset, Hashable) else preset.__call__  # a dataclass may not be
+        make: Callable[..., Server] = preset if isinstance(preset, Hashable) else preset.__call__  # type: ignore[assignment]
+        return make  # a dataclass may not be hashable
     if name not in known:
         names = ", ".join(sorted(known))
         raise ConfigError(f"algorithm.name: {name!r} is unknown (known: {names}){_checks.meant(name, known)}")
@@ -227,7 +228,7 @@ def build_schedule(
     if not isinstance(delay, TimedDelay):
         return by_version.VersionSchedule(server, delay, clients, seed, format)
     folder = getattr(config.data, "dir", None)
-    law = Times(delay, Population(sizes, seed, folder, function_of(config, "delay.name"), history))
+    law = Times(delay, Population(sizes, seed, folder, config.function("delay.name"), history))
     rule = build_sampling(config, clients, history)
 
     def steps(client: int, task: Dispatch) -> int:
@@ -248,7 +249,7 @@ def check(config: Config) -> None:
         raise DataError(f"data.dir: the data folder {folder} does not exist")
     own = chosen(config)
     for key in VIEWED:
-        function_of(config, key)
+        config.function(key)
     find_preset(config)
     if config.algorithm.name not in registry.presets():  # a function of the user's own may need the run's model
         return
@@ -264,7 +265,7 @@ def check(config: Config) -> None:
 def build_sampling(config: Config, clients: int, history: History) -> sampling.Uniform:
     """Return who chooses the next client."""
     how, seed = config.participation, config.seed
-    if (function := function_of(config, "participation.sampling")) is not None:
+    if (function := config.function("participation.sampling")) is not None:
         return sampling.Chosen(seed, function, history)
     if how.file is not None:
         path = beside_data(how.file, getattr(config.data, "dir", None))

@@ -4,7 +4,7 @@ They are part of a run's identity. Data counts as what is loaded, so other files
 function counts as its code, the values that it holds, and all that it reaches: functions, classes, modules and global
 values by the names in its code; of a module also the file, and files of the user's modules that it imports; and a file
 whose name stands in the code or in a value. What cannot be read, such as a lock, has no digest, and its run is taken
-for no other one.
+for no other one. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from importlib.machinery import ModuleSpec, PathFinder
 from itertools import accumulate
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fastagg import registry
-from fastagg.sim.clients.own import ARGUMENTS, function_of
-from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import beside_data, read_bytes
 from fastagg.sim.data.sections import DataFunction
-from fastagg.sim.runs import build
-from fastagg.sim.runs.result import NONE
-from fastagg.sim.recipes.config import Config
+from fastagg.sim.recipes.config import ARGUMENTS, Config
 from fastagg.sim.recipes.sections import ModelFunction
 
+if TYPE_CHECKING:
+    from fastagg.sim.data.federated import FederatedData
+
 SCRIPT = ("__main__", "__mp_main__")  # the module of a script, also in a process that it started
+NONE = "none: "  # what a digest begins with that is none, before the object and the reason
 OF_DATA = ("data", "model")  # what is known only where the data is
 
 # Whose code is not the user's own: Python's, this package's, and that of installed packages, by their folders' names.
@@ -69,8 +67,8 @@ def digests(
     ``known``: those that are OF_DATA by what they are of, of earlier calls. Nothing has changed since.
     """
     algorithm = config.algorithm
-    things: dict[str, object] = {key: function_of(config, key) for key in ARGUMENTS}
-    things["algorithm.name"] = build.find_preset(config) if "algorithm.name" in config.functions else None
+    things: dict[str, object] = {key: config.function(key) for key in ARGUMENTS}
+    things["algorithm.name"] = config.function("algorithm.name")
     things |= {f"algorithm.{key}": part for key, value in algorithm.keywords.items() if (part := _part(key, value))}
     for key, section in (("delay", config.delay), ("participation", config.participation)):
         path = beside_data(getattr(section, "file", None) or "", getattr(config.data, "dir", None))
@@ -81,8 +79,9 @@ def digests(
         if isinstance(config.data, DataFunction):
             things["data"] = load()
         if isinstance(config.model, ModelFunction):
-            module = build.build_model(config, load())
-            function = config.function("model.name")
+            from fastagg.sim.runs.build import build_model
+
+            module, function = build_model(config, load()), config.function("model.name")
             things["model"] = function, config.model.keywords, module.state_dict(), repr(module)
     found = {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
     if known is not None and load is not None:
@@ -199,7 +198,7 @@ class _Reader:
         elif isinstance(thing, str | PurePath):
             yield "", str(thing).encode(errors="surrogatepass")
             yield from self._named_file(str(thing), Path())
-        elif isinstance(thing, Tensor):
+        elif (torch := sys.modules.get("torch")) is not None and isinstance(thing, torch.Tensor):
             dense = thing.detach().cpu().to_dense().contiguous()
             yield "", f"{dense.dtype} {tuple(dense.shape)} {thing.requires_grad}".encode()
             yield "", dense.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -6,25 +6,25 @@ The config has "given" there, and holds the object. So what is checked, copied a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import recipes
-from fastagg.sim.clients.own import NAMES, Own
-from fastagg.sim.data.own import check as check_data
-from fastagg.sim.recipes.config import Config, changed, from_dict
+from fastagg.sim.recipes.config import ARGUMENTS, Config, changed, from_dict
 
-Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
+if TYPE_CHECKING:
+    from torch import nn
+
+    Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
 
 # A section that is only a name or a function, by the key that stands for it.
 _ALONE = {
     "algorithm": "algorithm.name", "delay": "delay.name", "sampling": "participation.sampling", "model": "model.name",
     "data": "data.name",
 }  # fmt: skip
-_PLACES = {*_ALONE.values(), *(f"own.{name}" for name in NAMES)}
+_PLACES = {*_ALONE.values(), *ARGUMENTS}
 
 
 def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
@@ -43,18 +43,22 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
             plain[key] = {part: "given" if f"{key}.{part}" in functions else entry for part, entry in value.items()}
             held |= functions
         elif key == "own":
+            from fastagg.sim.clients.own import Own
+
             if not isinstance(value, Own):
                 raise ConfigError(f"own: expected fastagg.sim.clients.own.Own(...), got a {type(value).__name__}")
-            functions = {f"own.{name}": function for name in NAMES if (function := getattr(value, name)) is not None}
+            functions = {f"own.{name}": function for name, function in vars(value).items() if function is not None}
             held, plain = held | functions, plain | dict.fromkeys(functions, "given")
-        elif key == "model" and (isinstance(value, nn.Module) or not callable(value)):
+        elif key == "model" and (hasattr(value, "parameters") or not callable(value)):
             wanted = "a function of (shape, classes) that returns the network, such as lambda shape, classes: Net()"
             raise ConfigError(f"model: expected {wanted}, got a {type(value).__name__}")
         elif callable(value) and place in _PLACES:
             held[place] = value
             plain |= {place: "given"} if key in ("sampling", place) else {key: {"name": "given"}}
         elif key == "data":
-            held[key] = check_data(value, key)
+            from fastagg.sim.data.own import check
+
+            held[key] = check(value, key)
             plain[key] = {"name": "given", "clients": len(held[key].clients)}
         else:
             named = key == "algorithm" and isinstance(value, str)
