@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fastagg._types import Plain
-from fastagg.encoding.encode import Format, Values
+from fastagg._types import Format, Plain, Values
 from fastagg.sim.data.sections import OpenSection, Section, Share, one_of
 from fastagg.sim.functions import is_function
 

@@ -218,9 +218,7 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")
 
 
-def build_schedule(
-    config: Config, server: Server, sizes: Sequence[int], sent: Sent, history: History
-) -> Schedule:
+def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent, history: History) -> Schedule:
     """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job. ``history``:
     what functions of the user's own may know."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Literal
 from fastagg._types import Plain
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.sim.functions import beside
+from fastagg.sim.recipes.config import Config, differences, load, to_toml
 from fastagg.sim.runs import output
 from fastagg.sim.runs.inputs import NONE, OF_DATA, digests
 from fastagg.sim.runs.metrics import ClientRow, DelayRow, Row, summarise
-from fastagg.sim.recipes.config import Config, differences, load, to_toml
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from dataclasses import replace as replaced
 from functools import cache
@@ -15,11 +15,12 @@ import torch
 
 from fastagg import _checks
 from fastagg._types import Plain
-from fastagg.errors import DataError, NonFiniteUpdate, UpdateTooLarge
+from fastagg.errors import NonFiniteUpdate, UpdateTooLarge
 from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
+from fastagg.sim.recipes.config import Config
 from fastagg.sim.runs import build, output
 from fastagg.sim.runs.inputs import digests
 from fastagg.sim.runs.interrupt import on_ctrl_c
@@ -27,7 +28,6 @@ from fastagg.sim.runs.metrics import LAST, ClientRow, DelayRow, Row, summarise
 from fastagg.sim.runs.passed import configured
 from fastagg.sim.runs.result import Folder, Result, Resume
 from fastagg.sim.runs.simulation import Simulation
-from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
 from fastagg.trackers import AnyTrackers, Trackers
 
