@@ -102,8 +102,8 @@ def _sections(settings: Plain, **passed: Any) -> Plain:
     """Take the recipe's first-level keys out of ``settings``. Return them with what was passed."""
     from fastagg.sim.recipes.config import Config
 
-    found = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
-    return found | {key: one for key, one in passed.items() if one is not None}
+    sections = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
+    return sections | {key: value for key, value in passed.items() if value is not None}
 
 
 def compare(
@@ -154,6 +154,6 @@ def compare(
 
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
     more = _sections(settings, data=data, model=model, own=own)
-    found = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
-    settings.setdefault("names", [one for one in several if isinstance(one, str)])
-    return run_all(found, _checks.path("out", out), settings.pop("watcher", Printed()), **settings)
+    members = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
+    settings.setdefault("names", [recipe for recipe in several if isinstance(recipe, str)])
+    return run_all(members, _checks.path("out", out), settings.pop("watcher", Printed()), **settings)

@@ -241,5 +241,5 @@ def rated(
                 total += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
             else:
                 total += float(loss(logits, y)) * len(y)
-        found = correct / len(test) if metric is None else float(metric(torch.cat(outputs), test.y))
-    return found, total / len(test)
+        accuracy = correct / len(test) if metric is None else float(metric(torch.cat(outputs), test.y))
+    return accuracy, total / len(test)

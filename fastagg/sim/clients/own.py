@@ -75,15 +75,15 @@ class OwnTrainer(LocalTrainer):
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         with self.turn(task, client, number) as turn:
-            found = self._train(self._module, samples, turn, self.states.get(client))
+            answer = self._train(self._module, samples, turn, self.states.get(client))
         for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # it may have frozen some
             parameter.requires_grad_(trains)
             parameter.grad = None
-        if not isinstance(found, tuple) or len(found) not in (2, 3):
+        if not isinstance(answer, tuple) or len(answer) not in (2, 3):
             what = "(update, state) or (update, state, extra)"
-            raise ConfigError(f"own.train: expected {what}, got a {type(found).__name__}")
-        update, state = found[:2]
-        self.extra = arrays(found[2], "own.train: extra") if len(found) == 3 else None
+            raise ConfigError(f"own.train: expected {what}, got a {type(answer).__name__}")
+        update, state = answer[:2]
+        self.extra = arrays(answer[2], "own.train: extra") if len(answer) == 3 else None
         self.states[client] = _kept(state)
         return arrays(update, "own.train")
 
@@ -130,10 +130,10 @@ class Way:
                 update = dict(self._layout.views(*update))
             turn = Turn(task, client, number, self._work, self._seed, self._own.loss)
             with seeded(self._seed, "change", client, number, devices=self._devices):
-                found = self._own.change(update, turn)
-            if isinstance(found, tuple):
-                found, size = found
-            update = arrays(found, "own.change")
+                changed = self._own.change(update, turn)
+            if isinstance(changed, tuple):
+                changed, size = changed
+            update = arrays(changed, "own.change")
         if isinstance(update, ModelState):
             return update, self.whole
         if size is None:

@@ -103,15 +103,15 @@ def read_traces(path: Path, clients: int, seed: int, period: float | None) -> li
     drawn evenly. DataError, with the line, if a time is none, or no client is ever available.
     """
     until = "" if period is None else f" of at most participation.period, {period:g}"
-    found = intervals(
+    traces = intervals(
         path, "participation.file", ("client", "begin", "end"), least=0.0, most=math.inf if period is None else period,
         what=f" with 0 <= begin < end{until}",
     )  # fmt: skip
     names = [str(client) for client in range(clients)]
-    if found.keys() != set(names):
-        order, known = generator(seed, "availability").permutation(clients), list(found)
+    if traces.keys() != set(names):
+        order, known = generator(seed, "availability").permutation(clients), list(traces)
         names = [known[int(place) % len(known)] for place in order]
-    return [found[name] for name in names]
+    return [traces[name] for name in names]
 
 
 def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

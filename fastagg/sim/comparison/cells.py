@@ -52,7 +52,7 @@ def cells(
     ``changes`` and ``grid`` map dotted keys to a value or values; ``more`` is further ``changes``. ConfigError if a
     name, key or value is wrong, or when two cells would share a folder.
     """
-    found: list[Cell] = []
+    members: list[Cell] = []
     for name, values in itertools.product(names, itertools.product(*grid.values())):
         point = tuple(zip(grid, values, strict=True))
         own = {**(changes or {}), **dict(point)}
@@ -61,9 +61,9 @@ def cells(
             first = cell.config.seed
             for seed in range(first, first + seeds) if isinstance(seeds, int) else seeds:
                 seeded = cell.config.model_copy(update={"seed": _checks.whole("seeds", seed, least=0)})
-                found.append(replaced(cell, config=seeded, choice=cell.choice + point, folder=folder))
-    check_folders(found)
-    return found
+                members.append(replaced(cell, config=seeded, choice=cell.choice + point, folder=folder))
+    check_folders(members)
+    return members
 
 
 def _cells(name: str | Config | Plain, changes: Plain, rules: Mapping[str, Rule]) -> Iterator[Cell]:

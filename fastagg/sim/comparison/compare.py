@@ -82,7 +82,9 @@ class Comparison:
         """
         fields = [] if over is None else [_checks.one_of("over", over, tuple(series.x_axes(self.groups)))]
         part = {key: str(value) for key, value in (at or {}).items()}
-        groups = [one for one in self.groups if part.items() <= {key: str(value) for key, value in one.choice}.items()]
+        groups = [
+            group for group in self.groups if part.items() <= {key: str(value) for key, value in group.choice}.items()
+        ]
         drawn = dict(plots.pictures(groups, self.title, self.baseline, fields, width)) if groups else {}
         _checks.one_of("figure", name, tuple(drawn))
         return style.sized(drawn[name], width, height, font_size, font)

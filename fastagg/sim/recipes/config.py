@@ -133,13 +133,13 @@ _MOST = 8  # problems in a message
 
 def explain(error: ValidationError, top: type[Section] = Config) -> str:
     """Turn pydantic's report about ``top`` into one line, with each problem as "key: what is wrong"."""
-    found = error.errors(include_url=False)
-    shown = [_problem(item, top) for item in found[:_MOST]]
-    return "; ".join([*shown, f"and {len(found) - _MOST} more"] if len(found) > _MOST else shown)
+    problems = error.errors(include_url=False)
+    shown = [_problem(item, top) for item in problems[:_MOST]]
+    return "; ".join([*shown, f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else shown)
 
 
 def _problem(item: ErrorDetails, top: type[Section]) -> str:
-    kind, given, path = item["type"], reprlib.repr(item["input"]), [str(part) for part in item["loc"]]  # shortened
+    kind, got, path = item["type"], reprlib.repr(item["input"]), [str(part) for part in item["loc"]]  # shortened
     # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
     where = ".".join(_on_one_line(part) for part in path if part not in _TAGGED)
     if kind == "extra_forbidden":
@@ -147,7 +147,7 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
         known = list((section if len(path) > 1 else top).model_fields)
         keys = " or ".join([full for full in full_keys(path[-1]) if full != where][:4])
         if keys and len(path) == 1:
-            return f"unknown key {where}, got {given}; did you mean {keys}?"
+            return f"unknown key {where}, got {got}; did you mean {keys}?"
         near = _checks.meant(path[-1], known) or (keys and f"; there is {keys}")
         near = f"; {ELSEWHERE[where]}" if where in ELSEWHERE else near
         return f"unknown key {where} (known here: {', '.join(known)}){near}"
@@ -157,12 +157,12 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
     elif kind == "union_tag_not_found" and isinstance(item["input"], Mapping):
         message = "the key name is missing"
     elif kind in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
-        message = f"expected a section with keys, got {given}"
+        message = f"expected a section with keys, got {got}"
     elif kind == "union_tag_invalid":
         known_names = item["ctx"]["expected_tags"].replace("'function'", "'module:function'")  # as in a recipe
         message = f"unknown name {item['ctx']['tag']!r} (known: {known_names}){_meant(item['ctx']['tag'], known_names)}"
     elif not kind.startswith("value_error"):
-        message = f"{message[:1].lower()}{message[1:]}, got {given}{_meant(item['input'], message)}"
+        message = f"{message[:1].lower()}{message[1:]}, got {got}{_meant(item['input'], message)}"
     return f"{where}: {message}" if where else message
 
 
@@ -171,9 +171,9 @@ def _on_one_line(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _meant(given: object, message: str) -> str:
+def _meant(value: object, message: str) -> str:
     """Return the nearest of the names that a message has in quotes."""
-    return _checks.meant(given, re.findall(r"'([^']+)'", message))
+    return _checks.meant(value, re.findall(r"'([^']+)'", message))
 
 
 def full_keys(key: str) -> list[str]:
@@ -239,8 +239,8 @@ def to_toml(config: Config) -> str:
 
 def differences(a: Config, b: Config) -> list[str]:
     """Return the dotted keys in which the two differ, in order. ``folder`` is a place, and makes no other run."""
-    one, other = (_leaves(config.model_dump(exclude={"folder"})) for config in (a, b))
-    return sorted(dict(one.items() ^ other.items()))
+    first, second = (_leaves(config.model_dump(exclude={"folder"})) for config in (a, b))
+    return sorted(dict(first.items() ^ second.items()))
 
 
 def _leaves(values: Plain, prefix: str = "") -> dict[str, str]:

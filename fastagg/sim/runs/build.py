@@ -91,9 +91,9 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{key}: the network cannot read inputs of shape {data.shape}: {reason}") from error
     expected = (2, data.classes) if data.test.y.is_floating_point() else (*data.test.y[:2].shape, data.classes)
-    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if found != expected:
-        raise ConfigError(f"{key}: the network returns {found} for two inputs, expected {expected}")
+    returned = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if returned != expected:
+        raise ConfigError(f"{key}: the network returns {returned} for two inputs, expected {expected}")
     if not any(p.requires_grad for p in module.parameters()):
         raise ConfigError(f"{key}: the network has no parameter that trains")
     return module
@@ -176,15 +176,15 @@ def algorithm_name(config: Config) -> str:
 
 def build_server(config: Config, module: nn.Module, clients: int, distill: Distillation | None = None) -> Server:
     """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
-    name, preset, given = algorithm_name(config), find_preset(config), config.algorithm.keywords
+    name, preset, settings = algorithm_name(config), find_preset(config), config.algorithm.keywords
     accepted, required, _, positional, _ = _keywords.of(preset)
-    if wrong := [key for key in given if key not in accepted]:
+    if wrong := [key for key in settings if key not in accepted]:
         holders = [other for other, make in registry.presets().items() if wrong[0] in _keywords.of(make).settings]
         near = f"; it is one of {', '.join(holders)}" if holders else _checks.meant(wrong[0], accepted)
         known = f"(known: {', '.join(sorted(accepted))}){near}"
         raise ConfigError(f"algorithm.{wrong[0]}: {name} has no such keyword {known}")
     run = {"num_clients": clients, "seed": config.seed}  # which a function of the user's own need not take
-    keywords: Plain = {**{key: run[key] for key in run if key in accepted or key in positional}, **given}
+    keywords: Plain = {**{key: run[key] for key in run if key in accepted or key in positional}, **settings}
     if distill is not None:
         keywords["distill"] = distill
     if missing := sorted(required - set(keywords)):

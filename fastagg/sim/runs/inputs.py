@@ -83,10 +83,10 @@ def digests(
 
             module, function = build_model(config, load()), config.function("model.name")
             things["model"] = function, config.model.keywords, module.state_dict(), repr(module)
-    found = {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
+    inputs = {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
     if known is not None and load is not None:
-        found |= known.setdefault(same, {key: found[key] for key in OF_DATA if key in found})
-    return found
+        inputs |= known.setdefault(same, {key: inputs[key] for key in OF_DATA if key in inputs})
+    return inputs
 
 
 def _part(kind: str, settings: object) -> type | None:
@@ -313,28 +313,28 @@ class _Reader:
 
     def _module(self, name: str) -> bytes:
         """Return a digest of the user's module and of those that it imports; of others their name."""
-        found: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         if name not in self._modules:
-            self._read(name, found)
-            raw = b"".join(b"%d %d %b%b" % (len(n), len(found[n]), n.encode(), found[n]) for n in sorted(found))
+            self._read(name, files)
+            raw = b"".join(b"%d %d %b%b" % (len(n), len(files[n]), n.encode(), files[n]) for n in sorted(files))
             self._modules[name] = blake2b(name.encode() + raw, digest_size=16).digest()
         return self._modules[name]
 
-    def _read(self, name: str, found: dict[str, bytes]) -> None:
-        path = None if name in found else _file(name)
+    def _read(self, name: str, files: dict[str, bytes]) -> None:
+        path = None if name in files else _file(name)
         if path is None or _is_installed(path) or path.suffix != ".py":
             return
-        found[name] = path.read_bytes()
+        files[name] = path.read_bytes()
         spec = _spec(name)
         package = name if spec is not None and spec.submodule_search_locations else name.rpartition(".")[0]
-        for node in ast.walk(ast.parse(found[name])):
+        for node in ast.walk(ast.parse(files[name])):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 above = ".".join(package.split(".")[: 1 - node.level or None]) if node.level else ""
                 base = ".".join(filter(None, (above, node.module)))
-                names = [base, *(f"{base}.{one}" for one in names)]
+                names = [base, *(f"{base}.{part_name}" for part_name in names)]
             for part in _with_packages(names):
-                self._read(part, found)
+                self._read(part, files)
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for file, raw in self._named_file(node.value, path.parent):
-                    found[f"{name} {file}"] = raw
+                    files[f"{name} {file}"] = raw

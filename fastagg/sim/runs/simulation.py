@@ -213,16 +213,16 @@ class Simulation:
 
     def _by_client(self, model: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
         """Test every client on its own samples, if there are any, each with its personal model if it has one."""
-        found, own, states = [], self.own, getattr(self.trainer, "states", {})
+        accuracies, own, states = [], self.own, getattr(self.trainer, "states", {})
         for client, samples in enumerate(self.data.tests or ()):
             personal = own.personal if (state := states.get(client)) is not None else None
             if personal is not None:
                 with torch.no_grad():
                     personal(self.module, state)
-            found.append(rated(model, samples, None, own.loss, own.metric)[0])
+            accuracies.append(rated(model, samples, None, own.loss, own.metric)[0])
             if personal is not None:
                 self.module.load_state_dict(self.server.parameters())
-        return found
+        return accuracies
 
     def clients(self) -> list[ClientRow]:
         accuracies: Sequence[float | None] = self.client_accuracy or [None] * len(self.data.clients)

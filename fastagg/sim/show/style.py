@@ -81,7 +81,7 @@ def sized(
             text.set_fontfamily(font)
     for old in [*figure.legends]:
         handles, labels = (
-            [one for one in old.legend_handles if one is not None],
+            [handle for handle in old.legend_handles if handle is not None],
             [text.get_text() for text in old.get_texts()],
         )
         size = TEXT - 1 if font_size is None else font_size * (TEXT - 1) / TEXT
