@@ -127,9 +127,7 @@ def test_every_law_has_a_formula_here() -> None:
 def test_a_new_law_is_one_class_and_what_it_forgets_is_named(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laws, "LAWS", dict(LAWS))
     name = {"__module__": laws.__name__, "__annotations__": {"name": Literal["incomplete"], "shape": float}}
-    with pytest.raises(
-        TypeError, match="the delay law Incomplete lacks draw, its formula, a docstring, shape in its doc"
-    ):
+    with pytest.raises(TypeError, match="Incomplete lacks draw, its formula, a docstring, shape in its doc"):
         type(laws.DrawnDelay)("Incomplete", (laws.DrawnDelay,), name)
     with pytest.raises(TypeError, match="the delay law Incomplete lacks unit, durations"):
         type(laws.DrawnDelay)("Incomplete", (laws.TimedDelay,), name)
