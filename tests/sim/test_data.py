@@ -54,8 +54,9 @@ def test_synthetic_is_its_formula():
     drawn = np.log(sizes - 50 + 0.5)  # int() took half a sample on average; small sizes feel it
     assert sizes.min() >= 50 and abs(np.median(drawn) - 4.0) < 5 * 2.0 * 1.2533 / np.sqrt(600)
     assert abs(np.quantile(drawn, 0.84) - np.median(drawn) - 2.0) < 0.5
-    x, y = synthetic.client_samples(1.0, 1.0, client=3, seed=0)
-    assert x.shape == (len(y), 60) and set(np.unique(y)) <= set(range(10))
+    drawn = (synthetic.client_samples(1.0, 1.0, client, seed=0) for client in range(10))
+    x, y = next((x, y) for x, y in drawn if len(set(y)) > 1)
+    assert x.shape == (len(y), 60) and set(y) <= set(range(10))
     from sklearn.linear_model import LogisticRegression
 
     assert LogisticRegression(C=1e6, max_iter=5_000).fit(x, y).score(x, y) > 0.99
